@@ -85,7 +85,7 @@ class Decoder:
         return taken
 
     def catch_up(self) -> None:
-        """Every row has its tokens but the pending one in the target's cache, and the drafter what it wanted to hear of them."""
+        """The target's cache holds every token of a row but the pending one, and the drafter has read what it asked for."""
         self.target.capture = self.drafter.signals  # here, not once for all: decoders may take turns on one target
         self.target.catch_up([row.tokens for row in self.rows], self.drafter.read if self.drafter.signals else None)
 

@@ -233,7 +233,7 @@ class ModelLoader:
             raise CapabilityError(f"--set quantise needs the native kernels, which do not serve here: {why}. Leave it out.")
 
     def _may_differ(self) -> bool:
-        """Whether a model may be another one than its files say, or none that a start before this one has checked."""
+        """Whether a model may differ from what its files state, or from what an earlier start has checked."""
         return self.options.trust_remote_code or self.device.type != "cpu" or self.options.runtime == EAGER
 
     def _put_on_runtime(

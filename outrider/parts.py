@@ -34,7 +34,7 @@ class Parts:
     def make_drafter(
         self, target: LoadedModel, draft: LoadedModel | None, status: Callable[[str], None] = lambda line: None
     ) -> Drafter:
-        """The drafter for this target. `status` is told what takes long while it happens."""
+        """The drafter for this target. `status` is called with what takes long while it happens."""
         settings, length = self.drafter_settings, self.length
         self._check_states(target, draft)
         setup = DraftSetup(target, draft, length.most, settings, self.requirements.head_folder, status=status)

@@ -2,7 +2,7 @@
 
 `Rows.append` is the only way tokens enter a text. It takes a verdict, adds the kept draft tokens and the verifier's own
 token one by one, and stops a row where a stop token, a stop string or a limit says so, even in the middle of an accepted
-block. Everything after that point was never said: text, counters and caches all follow the shortened row.
+block. Nothing after that point counts as emitted: text, counters and caches all follow the shortened row.
 
 Rows leave by swap-remove (the last one moves into the hole), like every per-row state in the system (`PerRow`).
 """

@@ -1,4 +1,4 @@
-"""What a step of decoding is to whoever takes part in it without drafting or verifying: its facts, and three roles.
+"""What a step of decoding is to those who take part in it without drafting or verifying: its facts, and three roles.
 
     control     chooses how much every row drafts, and learns from the facts
     reader      lets a draft model read texts before it drafts, in pieces; the engine has one

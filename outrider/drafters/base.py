@@ -3,7 +3,7 @@
     start(row)                  a new row joins at the end of the batch
     read(index, start, hidden)  a chunk of its prompt was fed to the target; only for drafters that want `signals`
     propose(rows, gamma)        guess up to gamma[b] tokens for each row; may return fewer, or none
-    commit(rows, draft, verdict, output)   the step is over: forget what was rejected, learn from what was said
+    commit(rows, draft, verdict, output)   the step is over: forget rejected tokens, learn from emitted ones
     stop(index)                 the row at `index` leaves; the last row takes its place, in every `PerRow` of the drafter, too
 
 A server asks for more, all of it optional: `prepare` (long texts in chunks), `pack` and `unpack` (rows that leave and come
@@ -65,7 +65,7 @@ class Drafter(ABC):
     Settings: ClassVar[type] = NoSettings
 
     def __init_subclass__(cls) -> None:
-        """Refuse a class that says what it requires in a way that nobody would hear."""
+        """Refuse a class that states its requirements in a way that nobody would read."""
         super().__init_subclass__()
         if unheard := sorted(UNHEARD & vars(cls).keys()):
             raise ConfigError(
@@ -163,8 +163,8 @@ class Drafter(ABC):
     def credit(self, index: int) -> Callable[[list[int], int], None] | None:
         """A function that tells a row's latest proposal which of its nodes were kept; None: only texts teach this drafter.
 
-        A draft service calls it, since it hears of a proposal after the next one: with the kept nodes, and how many levels are
-        known by then.
+        A draft service calls it, since it learns about a proposal after the next one: with the kept nodes, and how many levels
+        are known by then.
         """
         return None
 
@@ -178,7 +178,7 @@ class Drafter(ABC):
                 state.swap_remove(index)
 
     def pack(self, index: int) -> Any:
-        """What it knows of the row at `index` and would have to be told or read again, for `unpack`; None: nothing is kept."""
+        """Its state of the row at `index` that would otherwise have to be read again, for `unpack`; None: nothing is kept."""
         return None
 
     def unpack(self, state: Any) -> None:  # noqa: B027

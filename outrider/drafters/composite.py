@@ -265,7 +265,7 @@ class CompositeDrafter(Drafter):
 
     @staticmethod
     def _learn(offers: list[_Offer], path: list[int], known: int | None = None) -> None:
-        """The text went along the nodes of `path`; `known`: levels of which that can be said, None for all."""
+        """The text went along the nodes of `path`. `known`: how many levels this is known for, None for all."""
         for offer in offers:
             tested = {node: level for node, level in offer.levels.items() if known is None or level <= known}
             if offered := len(set(tested.values())):

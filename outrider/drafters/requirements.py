@@ -1,4 +1,4 @@
-"""What a drafter requires of models and of a step: told by its class for given settings, before any model is read."""
+"""What a drafter requires of models and of a step: its class states it for given settings, before any model is read."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LOOP_LENGTHS = (8, 5, 3, 2, 1)  # tokens of drafting programs of which two make 
 def lengths_for_any(most: int) -> tuple[int, ...]:
     """Tokens that the calls of recorded drafting loops make, which together make any number up to `most`.
 
-    Few, because each recording takes memory; enough for no number to eight to take more than two calls or a token in vain: a
-    further call costs half a token of a small draft."""
+    There are few, because each recording takes memory. They suffice for any number up to eight to take at most two calls and to
+    waste no token. A further call costs as much as half a token of a small draft model."""
     return tuple(length for length in LOOP_LENGTHS if length <= most)
 
 

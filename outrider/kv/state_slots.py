@@ -157,8 +157,8 @@ class StateSlots(KVCache):
         super().advance(row, count)
 
     def truncate(self, row: int, length: int) -> None:
-        """Forget everything from position `length` on, and more where the states of so early a place are gone: whoever goes on
-        feeds what the cache lacks."""
+        """Forget everything from position `length` on, and more where the state at that position is gone: the caller then feeds
+        what the cache lacks."""
         length, line = min(self.lengths[row], length), self._lines[row]
         if not line.holds(length):
             length = line.base if line.base < length else 0

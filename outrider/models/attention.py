@@ -176,6 +176,6 @@ def register() -> None:
 
 
 def make_known(name: str, function: Callable[..., Any]) -> None:
-    """Let modules attend by this function where they are told this name; no mask is made for it."""
+    """Register this attention function under this name; modules that are set to the name use it, and no mask is made for it."""
     transformers.AttentionInterface.register(name, function)
     transformers.AttentionMaskInterface.register(name, without_mask)

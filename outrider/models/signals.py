@@ -92,7 +92,7 @@ class Listening:
 
 
 def _base_of(module: Any) -> Any:
-    """The model below the output head; the module itself where that cannot be told."""
+    """The model below the output head; the module itself where none can be found."""
     base = module.get_decoder()
     if base is module:  # transformers looks for it by a name that some classes, Llama 4's for one, do not use
         inner = [part for part in module.children() if isinstance(part, transformers.PreTrainedModel)]

@@ -1,8 +1,8 @@
-"""Predicted output: whoever asks knows most of the answer, and the drafter reads it out.
+"""Predicted output: the caller knows most of the answer, and the drafter copies from it.
 
 A file with one name changed, a letter with a new date, a form filled in: `Row.prediction` holds the tokens that the answer is
 expected to have (OpenAI's "predicted outputs"), and the draft is what stands there next. Without a prediction, behind its end,
-and while the answer says something else, nothing is drafted.
+and while the answer differs from it, nothing is drafted.
 
 Where the answer departs from the prediction, the text's last tokens are looked for in it:
 

@@ -132,7 +132,7 @@ class SuffixDrafter(Drafter):
             known.own.extend(row.tokens)
 
     def stop(self, index: int) -> None:
-        """The row's own tree goes; what it said is remembered, finished or not."""
+        """The row's own tree is dropped; its tokens are remembered, whether the row finished or not."""
         said = self._known[index].row.output
         super().stop(index)
         self.memory.add(said)
@@ -144,7 +144,7 @@ class SuffixDrafter(Drafter):
 
 
 def _check_place(cache: Path) -> None:
-    """The file is written when all is said: whether that will work must be known before."""
+    """The file is written at the end; whether it can be written is checked at the start."""
     folder = cache.parent
     if cache.is_dir():
         raise ConfigError(f"suffix option cache must name a file, '{cache}' is a folder")

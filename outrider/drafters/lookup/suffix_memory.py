@@ -1,4 +1,4 @@
-"""What finished rows said: a suffix tree over a bounded number of tokens, kept in a file between runs.
+"""The texts of finished rows: a suffix tree over a bounded number of tokens, kept in a file between runs.
 
 The oldest texts leave when a new one does not fit; the tree then is as if they had never been there, and their memory is free.
 The file is JSON, because it is small, inspectable and cannot run code: format, version, size of the vocabulary and the token

@@ -152,7 +152,7 @@ class UniversalDrafter(Drafter):
         super().stop(index)
 
     def _align(self, rows: Rows) -> None:
-        """Translate what is new, and forget what the draft was told otherwise: rejected tokens, and words now split anew."""
+        """Translate what is new, and remove what no longer fits: rejected tokens, and words that now split differently."""
         for index, (row, state) in enumerate(zip(rows, self._rows, strict=True)):
             state.context.update(row.tokens)
             told = state.context.tokens

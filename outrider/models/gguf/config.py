@@ -2,7 +2,7 @@
 
 transformers reads the file through gguf's slow reader, so it is given an extract: the same metadata without the long lists, the
 same tensors without their weights. What it ignores would make another model of some files and is added here: scaled rotary
-positions, heads of their own size, biases, soft caps, windows, the ends of turns. What cannot be told is refused.
+positions, heads of their own size, biases, soft caps, windows, the ends of turns. What the file leaves open is refused.
 """
 
 from __future__ import annotations

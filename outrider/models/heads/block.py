@@ -38,7 +38,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class BlockAttention(nn.Module):
-    """Projections of one layer; who sees whom is the caller's (`Attend`)."""
+    """Projections of one layer; the caller decides which positions see each other (`Attend`)."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Names of tensors by which block heads are told, without importing any head's code."""
+"""Names of tensors by which block heads are recognised, without importing any head's code."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ KIND = "outrider-exit-head"
 
 @dataclass(frozen=True)
 class ExitConfig:
-    """Sizes, and whom it was trained for."""
+    """Sizes, and the target that the head was trained for."""
 
     hidden_size: int
     exit_layer: int  # E: the draft is layers 0 .. E-1

@@ -1,4 +1,4 @@
-"""Weights of heads that are stored in fp8: told by headers of safetensors files, widened by their scales."""
+"""Weights of heads that are stored in fp8: recognised by the headers of safetensors files, widened by their scales."""
 
 from __future__ import annotations
 

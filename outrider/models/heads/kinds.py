@@ -1,4 +1,4 @@
-"""Which kind of trained head a folder holds: told by its files, of weights by the headers, not by what it is called.
+"""Which kind of trained head a folder holds: its files and the headers of its weights decide, not its name.
 
     medusa, eagle, eagle3, block, mtp    by the names of their tensors
     early-exit, acceptance               by the config: ours alone

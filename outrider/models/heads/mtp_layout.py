@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint are its MTP head's, told by their names (multi-token prediction, DeepSeek-V3 2412.19437).
+"""Which tensors of a checkpoint are its MTP head's, by their names (multi-token prediction, DeepSeek-V3 2412.19437).
 
     deepseek   model.layers.N.{enorm, hnorm, eh_proj, shared_head.norm} and a decoder layer's, N >= num_hidden_layers;
                DeepSeek V3 and R1, GLM 4.5 and later, Ling

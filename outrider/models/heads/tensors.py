@@ -110,7 +110,7 @@ class HeadTensors:
             ) from error
 
     def what(self) -> str:
-        """The folder, and for whom it was trained: the beginning of every message."""
+        """The folder, and the target that it was trained for: the beginning of every message."""
         return f"head '{self.folder}'" + (f" (trained for '{self.trained_for}')" if self.trained_for else "")
 
 

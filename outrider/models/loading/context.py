@@ -1,4 +1,4 @@
-"""How many tokens a model's context holds, how many it was asked to hold, and what a person is told where the two differ."""
+"""How many tokens a model's context holds, how many were asked for, and the message where the two differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that see or hear besides: their text part is what runs. Whoever reads requests refuses pictures and sounds."""
+"""Checkpoints of multimodal models: only their text part runs. The server refuses pictures and sounds in requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that bring Python code of their own: who runs it, and what a person is told when nobody may."""
+"""Checkpoints that bring Python code of their own: who may run it, and the message when nobody may."""
 
 from __future__ import annotations
 

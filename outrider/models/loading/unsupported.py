@@ -1,4 +1,4 @@
-"""Why a model cannot run on our cache, told from its code and config: a clause that is true of it.
+"""Why a model cannot run on our cache, read from its code and config: a clause that is true of it.
 
 Such a model runs on transformers' own cache (`stateful/`). What no cache helps is refused in one sentence.
 """

@@ -66,7 +66,7 @@ class Rounded:
 
 
 def quantise_linears(module: Any, bits: int, label: str) -> Rounded:
-    """Put a module's linear layers into blocks, in place. Raises CapabilityError where it has none that can be."""
+    """Put a module's linear layers into blocks, in place. Raises CapabilityError where no layer can be."""
     places, left = places_of(module, bits)
     if not places:
         raise CapabilityError(f"'{label}' has no linear layer that --set quantise could round. Leave --set quantise out.")

@@ -106,7 +106,7 @@ def _tensor_attributes(module: nn.Module) -> dict[Place, Tensor]:
 def _cache_of(output: Any, given: Any) -> Any:
     """The cache in a model's output, else the one it was given.
 
-    MiniMax's cache asks its first layer how long the text is; where that layer has no keys, it is told to ask the next.
+    MiniMax's cache asks its first layer how long the text is; where that layer has no keys, it is changed to ask the next.
     """
     found = next((cache for name in NAMES if (cache := getattr(output, name, None)) is not None), given)
     if hasattr(found, "linear_cache"):

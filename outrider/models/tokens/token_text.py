@@ -1,6 +1,6 @@
-"""What the tokens of one tokenizer say: the text of a few of them in their place, the tokens of a text, a token's own bytes.
+"""The text of one tokenizer's tokens: of a few of them in context, the tokens of a text, a token's own bytes.
 
-Two habits of tokenizers are kept in here, so that whoever translates between two of them need not know:
+Two habits of tokenizers are handled here, so that code that translates between two of them need not know them:
 
 * a leading space may belong to the token (byte-level BPE), be stripped from the first token of a text (SentencePiece), or
   be implied between words: text is decoded behind the tokens before it, and what those say is taken off;
