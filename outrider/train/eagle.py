@@ -172,7 +172,7 @@ def _like_target(setup: RecipeSetup, kind: Kind) -> EagleConfig:
         num_attention_heads=heads, num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or sizes.hidden_size // heads,
         vocab_size=sizes.vocab_size, draft_vocab_size=sizes.vocab_size, rms_norm_eps=getattr(text, "rms_norm_eps", None) or 1e-6,
-        rope=rope, max_position_embeddings=getattr(text, "max_position_embeddings", None) or 2048, trained_for=setup.name,
+        rope=rope, max_position_embeddings=getattr(text, "max_position_embeddings", None), trained_for=setup.name,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ the tokens that stayed; the next draft feeds them first. Prompts are fed as the 
     feature                   g_b            g_{b+1}              g_{n-2}
 
 b is 0 unless the beginning of the prompt was never read (its keys and values came from a store): then the head knows the rest.
+A text that is longer than the head's own context is neither read nor drafted for.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ class FeatureFed(ModelDrafter):
     @torch.inference_mode()
     def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:
         fed = self._fed[index]
+        if self._outgrown(fed):
+            return
         if start != fed.begin + self.lm.kv.lengths[index] + fed.num_waiting:  # what lies before was never read
             fed.begin, fed.waiting = start, []
             self.lm.kv.truncate(index, 0)
@@ -130,9 +133,18 @@ class FeatureFed(ModelDrafter):
                     fed.waiting = [fed.joined()[true:].clone()] if self.lm.lag else []
         joined = self.lm.head.join(output.hidden)  # (B, N+1, F)
         for index, (fed, columns) in enumerate(zip(self._fed, output.kept, strict=True)):
+            if self._outgrown(fed):
+                continue
             fed.waiting.append(_chosen(joined[index], columns))
             if fed.num_waiting > MAX_WAITING:
                 self._feed_most(index)
+
+    def _outgrown(self, fed: _Fed) -> bool:
+        """Whether a row's text is beyond the head's context; what was put aside for it is dropped."""
+        if len(fed.row.tokens) < self.lm.shape.context_length:
+            return False
+        fed.waiting = []
+        return True
 
     def _close(self, verdict: Verdict, draft: Draft) -> None:
         """The open proposal is judged."""

@@ -59,7 +59,7 @@ class EagleConfig:
     rms_norm_eps: float = 1e-6
     hidden_act: str = "silu"
     rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
-    max_position_embeddings: int = 2048
+    max_position_embeddings: int | None = None  # None: its files do not say, so as far as the target
     fc_bias: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -278,5 +278,5 @@ def _rope_config(config: EagleConfig) -> LlamaConfig:
         raise CapabilityError(f"the head's rotary embedding '{kind}' is not supported; known are {', '.join(STEADY_ROPE)}")
     return LlamaConfig(
         hidden_size=config.hidden_size, num_attention_heads=config.num_attention_heads, head_dim=config.head_dim,
-        rope_parameters=dict(config.rope), max_position_embeddings=config.max_position_embeddings,
+        rope_parameters=dict(config.rope), max_position_embeddings=config.max_position_embeddings or 2048,
     )  # fmt: skip

@@ -116,6 +116,7 @@ def _config(files: HeadTensors, kind: Kind, target: TargetSizes) -> EagleConfig:
     head_dim = layer.get("head_dim") or size // _number(files, layer, "num_attention_heads")
     heads, kv_heads = (files.shape(f"layers.0.self_attn.{name}_proj.weight")[0] // head_dim for name in "qk")
     _check_flags(files)
+    known = layer.get("max_position_embeddings")
     return EagleConfig(
         kind=kind, hidden_size=size, target_hidden_size=target.hidden_size,
         intermediate_size=files.shape("layers.0.mlp.gate_proj.weight")[0],
@@ -125,7 +126,7 @@ def _config(files: HeadTensors, kind: Kind, target: TargetSizes) -> EagleConfig:
         num_layers=1 + max(int(match[1]) for name in files.names if (match := re.match(r"layers\.(\d+)\.", name))),
         signals=signals,
         rms_norm_eps=float(layer.get("rms_norm_eps", 1e-6)), hidden_act=layer.get("hidden_act") or "silu",
-        rope=_rope(layer), max_position_embeddings=int(layer.get("max_position_embeddings") or 2048),
+        rope=_rope(layer), max_position_embeddings=int(known) if known else None,
         fc_bias="fc.bias" in files,
         attention_bias="layers.0.self_attn.q_proj.bias" in files,
         mlp_bias="layers.0.mlp.gate_proj.bias" in files,
@@ -246,7 +247,7 @@ def layer_config(head: EagleHead) -> dict[str, Any]:
         "mlp_bias": config.mlp_bias,
         "rope_theta": theta,
         "rope_scaling": None if kind == "default" else rope,
-        "max_position_embeddings": config.max_position_embeddings,
+        **({"max_position_embeddings": config.max_position_embeddings} if config.max_position_embeddings else {}),
         "tie_word_embeddings": False,
         "torch_dtype": str(head.dtype).removeprefix("torch."),
     }

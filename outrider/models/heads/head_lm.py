@@ -51,6 +51,10 @@ class FedConfig(Protocol):
     def hidden_size(self) -> int:
         """Width of features and states."""
 
+    @property
+    def max_position_embeddings(self) -> int | None:
+        """The longest text that the head knows; None: as long as its target's."""
+
 
 class FedHead(Protocol):
     """A head that continues what the target thinks, one token at a time: an EAGLE head, or an MTP head of one layer."""
@@ -111,10 +115,12 @@ class HeadLM:
     lag = 0  # places that are fed again, with `lag` more tokens behind them
 
     def __init__(self, head: FedHead, vocab_size: int, context_length: int) -> None:
+        """`context_length`: the target's; the head may know less."""
         self.head = head
         self.device = next(parameter.device for parameter in head.parameters())
         self.dtype = head.dtype
-        self.shape = HeadShape(vocab_size, context_length, head.window)
+        known = head.config.max_position_embeddings
+        self.shape = HeadShape(vocab_size, min(known or context_length, context_length), head.window)
         self.kv = KVCache(head.layer_shapes, head.dtype, self.device)
         self._given: list[Tensor] = []  # per row (k, H)
         self.run: HeadRun | None = None

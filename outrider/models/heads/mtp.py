@@ -37,6 +37,7 @@ class MtpConfig:
     signals: tuple[int, ...]  # the target's hidden state that a pair reads, by its key of `models/signals.py`
     hidden_first: bool = False  # the projection's input begins with the hidden state
     carries_normed: bool = True  # the pair that follows takes the state behind the final norm
+    max_position_embeddings: int | None = None  # by its own files; None: as far as the target
     trained_for: str = ""  # name of the target, of a head that was trained here
 
     @property

@@ -33,5 +33,7 @@ def save_mtp(head: MtpHead, folder: Path, num_layers: int, dtype: torch.dtype | 
     for part, name in zip(PARTS, NAMES[head.config.layout], strict=True):
         module = body.layers[0] if part == BLOCK else getattr(layer, part)
         tensors |= {f"{name.format(n=num_layers)}.{own}": tensor for own, tensor in module.state_dict().items()}
-    config = {"outrider": {"head": "mtp", "target": head.config.trained_for}}
+    config: dict[str, Any] = {"outrider": {"head": "mtp", "target": head.config.trained_for}}
+    if head.config.max_position_embeddings is not None:
+        config["max_position_embeddings"] = head.config.max_position_embeddings
     write_head(folder, "model.safetensors", config, tensors, dtype or head.dtype)

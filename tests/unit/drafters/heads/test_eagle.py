@@ -166,6 +166,41 @@ def test_idle_steps_cost_no_memory_and_no_state(tmp_path: Path) -> None:
         assert fresh.propose(again.rows, [3]).lists[0] == drafted
 
 
+@pytest.mark.parametrize("tree", ["chain", "2x2x1"])
+def test_nothing_is_drafted_beyond_the_heads_own_context(tmp_path: Path, tree: str) -> None:
+    """Catches drafts for positions that the head cannot tell apart, a cache that goes on growing, a neighbour that stops."""
+    target = loaded_target()
+    drafter = drafter_of(target, saved_head(tmp_path, "eagle3", max_position_embeddings=20), "eagle3", tree=tree)
+    assert drafter.notes == [f"head '{tmp_path}' knows 20 positions, its target 2048: beyond 20 nothing is drafted"]
+    decoder = decoder_of(target, drafter)
+    for number, length in enumerate((4, 16, 25)):
+        decoder.add(make_row(list(range(3, 3 + length)), SamplingParams(max_tokens=30, ignore_eos=True), number=number))
+    decoder.step()  # reads the prompts
+    while len(decoder.rows[0].tokens) < 20:
+        room = [max(0, 20 - len(row.tokens)) for row in decoder.rows]
+        with torch.inference_mode():
+            lengths = drafter.propose(decoder.rows, [4, 4, 4]).lengths.tolist()
+        assert [count > 0 for count in lengths] == [most > 0 for most in room]
+        assert tree != "chain" or all(count <= most for count, most in zip(lengths, room, strict=True))
+        decoder.step()
+    before = list(drafter.lm.kv.lengths)
+    assert before[2] == 0
+    assert max(before) < 20
+    decoder.step()  # nobody drafts
+    assert drafter.lm.kv.lengths == before
+    assert [fed.num_waiting for fed in drafter._fed] == [0, 0, 0]
+
+
+def test_a_head_that_does_not_say_what_it_knows_drafts_to_the_end(tmp_path: Path) -> None:
+    """Catches a default length in place of one that no file names."""
+    target = loaded_target()
+    folder = saved_head(tmp_path, "eagle")
+    assert "max_position_embeddings" not in (folder / "config.json").read_text(encoding="utf-8")
+    drafter = drafter_of(target, folder, "eagle")
+    assert drafter.notes == []
+    assert drafter.lm.shape.context_length == target.lm.shape.context_length
+
+
 def test_sampled_laws_are_zero_outside_the_draft_vocabulary(tmp_path: Path) -> None:
     """Catches a law over the head's own ids handed over as one over the target's (pitfall 8)."""
     target = loaded_target()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -118,6 +119,23 @@ def test_drafts_of_every_layout(tmp_path: Path, family: str, layout: str) -> Non
     """Catches norms mixed up, the projection's halves in the wrong order, a state before the norm where it is read behind it, a
     rejected draft that stays in the cache, a row fed another row's states. On the native runtime, where every pass is lowered."""
     check(tmp_path, saved(tmp_path, partial(random_model, family), layout), "native")
+
+
+def test_a_head_of_another_folder_says_how_far_it_knows(tmp_path: Path) -> None:
+    """Catches drafts beyond the context of a head whose target can hold more; several layers drop what they put aside, too."""
+    for layers in (1, 2):
+        folder = tmp_path / str(layers)
+        saved(folder, partial(random_model, "deepseek_v3"), "deepseek")
+        save_with_mtp(folder / "head", partial(random_model, "deepseek_v3"), "deepseek", num_layers=layers, alone=True)
+        config = json.loads((folder / "head" / "config.json").read_text())
+        (folder / "head" / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 16}))
+        made = built(folder, "native", drafter="mtp", drafter_options={"head": str(folder / "head")})
+        assert any("knows 16 positions" in note and "beyond 16 nothing is drafted" in note for note in made.notes)
+        seen = watched(made)
+        rows = write(made)
+        assert all(len(text) + len(draft) <= 16 for text, draft in seen if draft)
+        assert {len(text) for text, draft in seen if draft} >= {13, 14, 15}
+        assert [row.output for row in rows] == [row.output for row in write(built(folder, "native", drafter="none"))]
 
 
 @pytest.mark.parametrize(("family", "layout"), ON_TRANSFORMERS_CACHE)
