@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ from outrider.models.loading.memory import MemoryReport, estimate_memory
 from outrider.models.loading.own_code import ignored_code
 from outrider.models.quantised.checkpoint import quantisation_of
 from outrider.models.quantised.load import quantised_note
-from outrider.models.quantised.on_loading import quantise_linears
+from outrider.models.quantised.on_loading import quantise_linears, rounded_bytes
 from outrider.models.quantised.scheme import scheme_of
 from outrider.models.stateful.lm import StateLM
 from outrider.models.tokens.vocabulary import never_draft, tokens_of_one
@@ -63,6 +63,7 @@ class ModelLoader:
         self._kernels: DeviceRun | None = None  # of the model that was loaded last
         self._starts: dict[tuple[str, int | None], kept.Start | None] = {}  # that were looked for
         self._folders: dict[str, str] = {}  # of models on the hub, in its cache
+        self._rounding: Sequence[int] | None = None  # bytes that rounding the target frees and takes
         self._refuse_elsewhere()
 
     def _names(self) -> list[str]:
@@ -83,7 +84,7 @@ class ModelLoader:
             self._starts[name, quantise] = kept.find(self._key(name, quantise))
         return self._starts[name, quantise]
 
-    def _key(self, name: str, quantise: int | None) -> str | None:
+    def _key(self, name: str, quantise: int | None) -> kept.Key | None:
         told = self._labels[name], self.options.dtype, quantise
         return None if self._may_differ() else kept.key_of(self._folder(name), *told)
 
@@ -105,11 +106,13 @@ class ModelLoader:
         dtype = resolve_dtype(self.options.dtype, configs[0], self.device, rounded=quantise is not None)
         if quantise is not None:
             self._refuse_rounding(configs[0], dtype)
+            start = self._kept(self.options.target, quantise)
+            self._rounding = rounded_bytes(configs[0], dtype, quantise) if start is None else start.rounding
         heads = [kind.weigh_head(head, configs[0], dtype) for kind, head in self.needs.heads]
         return estimate_memory(
             self._names(), configs, heads=heads, dtype=dtype, device=self.device,
             num_rows=1, num_tokens=self.options.max_model_len, packed=self.device.type == "cpu",
-            quantise=quantise,
+            rounding=self._rounding,
         )  # fmt: skip
 
     def load(self, name: str, loop_vocab: int | None = None, *, quantise: int | None = None) -> LoadedModel:
@@ -154,8 +157,9 @@ class ModelLoader:
         if rounded is not None:
             self.notes.append(rounded.note(self._labels[name]))
         if runtime == NATIVE and not lacking:
-            key, folder = self._key(name, quantise), self._folder(name)
-            kept.keep(key, lm, module, folder, config, tokenizer, ends, asked, self.notes[told:])
+            key_of_start, rounding = self._key(name, quantise), None if quantise is None else self._rounding
+            folder = self._folder(name)
+            kept.keep(key_of_start, lm, module, folder, config, tokenizer, ends, asked, self.notes[told:], rounding)
         if self._is_target(name):
             self._tokenizer, self._runtime = tokenizer, runtime
         if self._is_target(name) and self.needs.module:
@@ -168,8 +172,8 @@ class ModelLoader:
 
     def _as_kept(self, name: str, quantise: int | None) -> LoadedModel | None:
         """The model as an earlier start left it; None where there was none, or more of it is needed than was kept."""
-        start = self._kept(name, quantise)
-        if start is None or (self._is_target(name) and (self.needs.module or self.needs.tables)):
+        start, key = self._kept(name, quantise), self._key(name, quantise)
+        if start is None or key is None or (self._is_target(name) and (self.needs.module or self.needs.tables)):
             return None
         config, revision = self._config(name), self._revision(name)
         found = checked.find(checked.key_of(self._folder(name), config, getattr(torch, start.dtype), quantise))
@@ -177,7 +181,9 @@ class ModelLoader:
         if found is None or self._lacking(name, tokenizer):
             return None
         self._say(name, start.dtype, quantise)
-        lm = kept.started_lm(start, self._folder(name), found)
+        lm = kept.started_lm(start, key, self._folder(name), found)
+        if lm is None:
+            return None
         self.notes += start.notes
         if self._is_target(name):
             self._tokenizer, self._runtime = tokenizer, NATIVE

@@ -3,17 +3,19 @@
 Kept is what loading found and decided: the config's values, which tokens end a text, the program of a pass, where each of its
 tensors lies in the checkpoint's files, the numbers behind its rotary tables. The weights stay where they are. A model of which
 something cannot be kept to the bit (`models/loading/stored.py`, `rotary.py`) starts as the first time.
+
+Weights that loading rounds or repacks are in no file of the checkpoint: `weights/` in the cache folder has them in panels.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ from outrider.models.lm import LM
 from outrider.models.loading import kept_config
 from outrider.models.loading.adapter import adapter_in
 from outrider.models.loading.generation_config import Asked
+from outrider.models.loading.made_tensors import SUFFIX
 from outrider.models.loading.stored import find_stored, read_stored
 from outrider.models.tokens.kept_tokenizer import KeptTokenizer
 from outrider.models.tokens.kept_tokenizer import written as written_tokenizer
@@ -51,10 +54,18 @@ class Start:
     program: dict[str, Any]  # `program_text.written`
     stored: dict[str, Any]  # `stored.find_stored`
     waves: list[dict[str, Any]]
+    rounding: list[int] | None  # bytes that rounding on loading frees and takes
 
 
-def key_of(name: str, *told: object) -> str | None:
-    """Tells a start of this model on this machine from every other one. None where the model's files are not on this machine.
+class Key(NamedTuple):
+    """Tells a start of a model on this machine from every other one."""
+
+    start: str
+    weights: str  # the same for a checkpoint that has changed, whose weights take the place of the old ones
+
+
+def key_of(name: str, *told: object) -> Key | None:
+    """The key of a model. None where its files are not on this machine.
 
     `told`: the loading options that decide the result.
     """
@@ -62,10 +73,10 @@ def key_of(name: str, *told: object) -> str | None:
     if adapter_in(name) is not None or not files:
         return None
     facts = (name, files, told, [_version(one) for one in PACKAGES], checked.sources(), fingerprint(), cpu_name())
-    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+    return Key(*(hashlib.blake2b(repr(each).encode(), digest_size=16).hexdigest() for each in (facts, (name, told))))
 
 
-def find(key: str | None) -> Start | None:
+def find(key: Key | None) -> Start | None:
     """What an earlier start kept under this key."""
     content = None if key is None else kept_json(_path(key))
     if content is None:
@@ -75,8 +86,8 @@ def find(key: str | None) -> Start | None:
 
 
 def keep(
-    key: str | None, lm: LM, module: Any, name: str, config: Any, tokenizer: Any, ends: frozenset[int], asked: Asked | None,
-    notes: list[str],
+    key: Key | None, lm: LM, module: Any, name: str, config: Any, tokenizer: Any, ends: frozenset[int], asked: Asked | None,
+    notes: list[str], rounding: Sequence[int] | None,
 ) -> None:  # fmt: skip
     """Remember a start, where all of it can be kept. A folder that cannot be written costs the next start its time."""
     if key is None:
@@ -85,23 +96,27 @@ def keep(
     program = lm.run.executor.program
     written, values = program_text.written(program), kept_config.written(config)
     waves = waves_of(module, program, lm.shape.context_length)
-    stored = find_stored(name, module, tensors_of(program, module), program.matrices.keys())
-    if written is None or values is None or waves is None or stored is None:
+    if written is None or values is None or waves is None:
         return
-    dtype = str(lm.dtype).removeprefix("torch.")
+    dtype, bytes_rounded = str(lm.dtype).removeprefix("torch."), None if rounding is None else list(rounding)
     try:
-        kept = [asdict(wave) for wave in waves]
-        start = Start(values, _keep_tokenizer(tokenizer), dtype, sorted(ends), asked, notes, written, stored, kept)
+        stored = find_stored(name, module, tensors_of(program, module), program.matrices, _weights(key))
+        start = Start(
+            values, _keep_tokenizer(tokenizer), dtype, sorted(ends), asked, notes, written, stored,
+            [asdict(wave) for wave in waves], bytes_rounded,
+        )  # fmt: skip
         keep_json(_path(key), asdict(start), max_files=MAX_FILES)
     except OSError as error:
         log.info("how a model starts is not kept for the next time: %s", error)
 
 
-def started_lm(start: Start, name: str, found: checked.Checked) -> LM:
-    """The model that was kept, ready to run."""
+def started_lm(start: Start, key: Key, name: str, found: checked.Checked) -> LM | None:
+    """The model that was kept, ready to run; None where its file of weights is damaged."""
+    if (stored := read_stored(name, start.stored, _weights(key))) is None:
+        return None
+    tensors, in_blocks = stored
     dtype, path = getattr(torch, start.dtype), library.find(cache_folder())
     program = program_text.read(start.program)
-    tensors, in_blocks = read_stored(name, start.stored)
     program.matrices = {layer: Matrix(*blocks) for layer, blocks in in_blocks.items()}
     waves = [Wave(**{**wave, "frequencies": tuple(wave["frequencies"])}) for wave in start.waves]
     every: dict[str, Tensor | Matrix] = {**tensors, **program.constants, **program.matrices}
@@ -139,5 +154,9 @@ def _version(package: str) -> str:
         return "absent"
 
 
-def _path(key: str) -> Path:
-    return cache_folder() / "starts" / f"{key}.json"
+def _weights(key: Key) -> Path:
+    return cache_folder() / "weights" / f"{key.weights}{SUFFIX}"
+
+
+def _path(key: Key) -> Path:
+    return cache_folder() / "starts" / f"{key.start}.json"

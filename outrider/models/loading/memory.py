@@ -27,7 +27,6 @@ from outrider.models.loading.adapter import WEIGHTS, adapter_in
 from outrider.models.loading.multimodal import auto_class
 from outrider.models.loading.unsupported import STATEFUL_KINDS
 from outrider.models.quantised.checkpoint import bits_per_weight, is_widened, quantisation_of
-from outrider.models.quantised.on_loading import rounded_bytes
 
 GIB = 1 << 30
 CPU = torch.device("cpu")
@@ -166,16 +165,16 @@ def estimate_memory(
     num_tokens: int | None = None,
     packed: bool = False,
     available_bytes: int | None = None,
-    quantise: int | None = None,
+    rounding: Sequence[int] | None = None,
 ) -> MemoryReport:
     """Weigh the target and, as second name, its draft; `heads` beside them. Raises CapabilityError when they do not fit.
 
     `num_tokens` None: up to 4096 a row, since the cache grows only as it is used. Raises CheckpointError on
-    damaged files. `quantise`: bits that the target's linear layers are rounded to.
+    damaged files. `rounding`: bytes that rounding the target's linear layers frees and takes (`rounded_bytes`).
     """
     models = [model_memory(name, config, dtype, device) for name, config in zip(names, configs, strict=True)]
-    if quantise is not None:
-        models[0] = rounded_memory(models[0], configs[0], dtype, quantise)
+    if rounding is not None:
+        models[0] = rounded_memory(models[0], *rounding)
     context = getattr(configs[0].get_text_config(), "max_position_embeddings", None) or DEFAULT_TOKENS
     report = MemoryReport(
         target=models[0],
@@ -206,9 +205,8 @@ def model_memory(name: str, config: Any, dtype: torch.dtype, device: torch.devic
     return ModelMemory(str(name), plain + quantised, kv_bytes_per_token(config, dtype), quantised)
 
 
-def rounded_memory(plain: ModelMemory, config: Any, dtype: torch.dtype, bits: int) -> ModelMemory:
+def rounded_memory(plain: ModelMemory, freed: int, blocks: int) -> ModelMemory:
     """A model whose linear layers loading rounds: both forms are there for a moment."""
-    freed, blocks = rounded_bytes(config, dtype, bits)
     if plain.weights_bytes <= freed:  # not known
         return plain
     return replace(

@@ -1,13 +1,16 @@
-"""The places of a loaded model's tensors in its checkpoint's files, so that the next start reads them without a module.
+"""The places of a loaded model's tensors, so that the next start reads them without a module.
 
-A tensor is the stored one of its name where both have the same bits. Matrices in blocks of a GGUF file come with the place
-that loading found for them. A few numbers that no file has are kept as they are.
+A tensor is one of the checkpoint's files, or several of them put together (layers of experts), where both have the same bits.
+Matrices in blocks of a GGUF file come with the place that loading found for them. What no file of the checkpoint has is kept: a
+few numbers as they are, rounded and repacked weights in a file of their own (`made_tensors.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,19 +20,18 @@ from safetensors import safe_open
 from torch import Tensor
 
 from outrider.models.gguf.formats import FORMS, Form
-from outrider.models.gguf.header import GgufFile
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import SAME, panels_in, plain_values
 from outrider.models.loading import tensor_text
+from outrider.models.loading.made_tensors import keep_tensors, kept_tensors
 from outrider.models.loading.memory import weight_files
+from outrider.models.quantised.places import WEIGHT, Places
 
 FEW = 4096  # numbers that are kept where no file has them
 
-Stored = Callable[[str], Tensor | None]  # a tensor as a file has it, by its name there; None where it has none
-
 
 class InBlocks(NamedTuple):
-    """Weights (outputs, inputs) in panels."""
+    """Weights ([experts,] outputs, inputs) in panels."""
 
     panels: Tensor
     form: Form
@@ -37,42 +39,118 @@ class InBlocks(NamedTuple):
     inputs: int
 
 
-def find_stored(name: str, module: Any, tensors: Mapping[str, Tensor], in_blocks: Collection[str]) -> dict[str, Any] | None:
-    """The places of parameters and layers in the checkpoint, as plain data; None where one of them is unknown."""
+class _Files(NamedTuple):
+    """The tensors of a checkpoint's files, by their names there; none of kinds that are not read here."""
+
+    names: frozenset[str]
+    read: Callable[[str], Tensor]
+
+
+def find_stored(
+    name: str, module: Any, tensors: Mapping[str, Tensor], in_blocks: Mapping[str, Any], made_at: Path
+) -> dict[str, Any]:
+    """The places of parameters and layers, as plain data. Raises OSError where what loading made cannot be kept.
+
+    `in_blocks`: layers with the attributes of `InBlocks`; `made_at`: the file for what the checkpoint does not have.
+    """
     places = getattr(module, "outrider_places", {})
-    if not all(layer in places for layer in in_blocks):
-        return None
     orders: list[np.ndarray] = [SAME]
-    blocks = {layer: [places[layer].tensor, _number(orders, places[layer].order)] for layer in in_blocks}
-    plain: dict[str, list[str]] = {}
+    blocks = {layer: [places[layer].tensor, _number(orders, places[layer].order)] for layer in in_blocks if layer in places}
+    plain: dict[str, list[Any]] = {}
     few: dict[str, Any] = {}
-    with _stored(name) as stored:
+    made = _Made()
+    with _files(name) as files:
+        origins = _Origins(module, files.names)
         for own, tensor in tensors.items():
-            there = places[own].tensor if own in places else own
-            if _is_same(stored(there), tensor):
-                plain[own] = [there, str(tensor.dtype).removeprefix("torch.")]
+            there = [places[own].tensor] if own in places else origins.of(own)
+            if there and _is_same(_joined(files, there, tensor.shape), tensor):
+                plain[own] = [there, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
             elif tensor.numel() <= FEW:
                 few[own] = tensor_text.written(tensor)
             else:
-                return None
+                made.tensors[own] = made.key(tensor)
+    for layer, matrix in in_blocks.items():
+        if layer not in blocks:
+            made.matrices[layer] = [made.key(matrix.panels), _form_text(matrix.form), matrix.outputs, matrix.inputs]
     texts = [tensor_text.written(torch.from_numpy(order.astype(np.int32))) for order in orders]
-    return {"plain": plain, "few": few, "blocks": blocks, "orders": texts}
+    return {"plain": plain, "few": few, "blocks": blocks, "orders": texts, "made": made.keep(made_at)}
 
 
-def read_stored(name: str, kept: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, InBlocks]]:
-    """The tensors, and the layers in blocks, that `find_stored` found."""
+def read_stored(name: str, kept: Mapping[str, Any], made_at: Path) -> tuple[dict[str, Tensor], dict[str, InBlocks]] | None:
+    """The tensors, and the layers in blocks, that `find_stored` found; None where the file of what loading made is damaged."""
     tensors = {own: tensor_text.read(text) for own, text in kept["few"].items()}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # they copy, and would wait for one another longer than that takes
     try:
-        with _stored(name) as stored:
-            for own, (there, dtype) in kept["plain"].items():
-                tensor = stored(there)
-                assert tensor is not None, f"the file has lost '{there}'"
+        if (made := kept_tensors(made_at, kept["made"]["sums"])) is None:
+            return None
+        with _files(name) as files:
+            for own, (there, dtype, shape) in kept["plain"].items():
+                tensor = _joined(files, there, shape)
+                assert tensor is not None, f"the file has lost '{there[0]}'"
                 tensors[own] = tensor.to(getattr(torch, dtype), copy=True)
     finally:
         torch.set_num_threads(threads)
-    return tensors, _read_blocks(name, kept["blocks"], kept["orders"])
+    tensors |= {own: made[key] for own, key in kept["made"]["tensors"].items()}
+    blocks = {layer: InBlocks(made[key], _form(text), *sizes) for layer, (key, text, *sizes) in kept["made"]["matrices"].items()}
+    return tensors, blocks | _read_blocks(name, kept["blocks"], kept["orders"])
+
+
+class _Made:
+    """What no file of the checkpoint has, each once."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, str] = {}
+        self.matrices: dict[str, list[Any]] = {}
+        self._keys: dict[tuple[int, torch.Size], str] = {}
+        self._known: dict[str, Tensor] = {}
+
+    def key(self, tensor: Tensor) -> str:
+        """The tensor's name in the file."""
+        key = self._keys.setdefault((tensor.data_ptr(), tensor.shape), str(len(self._keys)))
+        self._known[key] = tensor
+        return key
+
+    def keep(self, path: Path) -> dict[str, Any]:
+        sums = keep_tensors(path, self._known) if self._known else {}
+        return {"tensors": self.tensors, "matrices": self.matrices, "sums": sums}
+
+
+class _Origins:
+    """Which tensors of the files a parameter is made up of, by transformers' tables where it is none of the same name."""
+
+    def __init__(self, module: Any, names: frozenset[str]) -> None:
+        self._module, self._names, self._renamed = module, names, dict[str, list[str]]()
+
+    def of(self, own: str) -> list[str]:
+        """None of them where nobody knows."""
+        if own in self._names:
+            return [own]
+        if not self._renamed:
+            places = Places(self._module)
+            self._renamed = {places.of(name): [name] for name in self._names}
+            merged = places.merged(name.removesuffix(WEIGHT) for name in self._names if name.endswith(WEIGHT))
+            self._renamed |= {target: [part.path + WEIGHT for part in parts] for target, parts in merged.items()}
+        return self._renamed.get(own, [])
+
+
+def _joined(files: _Files, names: Sequence[str], shape: Sequence[int]) -> Tensor | None:
+    """One tensor, or the rows of several, in this shape; None where they do not make it up."""
+    if not files.names.issuperset(names):
+        return None
+    parts = [files.read(name) for name in names]
+    if len(parts) > 1 and len({part.shape[1:] for part in parts}) > 1:
+        return None
+    found = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return found.view(*shape) if found.shape == tuple(shape) or (len(parts) > 1 and found.numel() == prod(shape)) else None
+
+
+def _form_text(form: Form) -> dict[str, Any]:
+    return asdict(form) | {"factors": str(form.factors).removeprefix("torch."), "levels": list(form.levels)}
+
+
+def _form(text: Mapping[str, Any]) -> Form:
+    return Form(**{**text, "factors": getattr(torch, text["factors"]), "levels": tuple(text["levels"])})
 
 
 def _read_blocks(name: str, kept: Mapping[str, Any], texts: Sequence[list[Any]]) -> dict[str, InBlocks]:
@@ -106,19 +184,14 @@ def _is_same(stored: Tensor | None, tensor: Tensor) -> bool:
 
 
 @contextmanager
-def _stored(name: str) -> Iterator[Stored]:
-    """The tensors of a checkpoint's files; none of kinds that are not read here."""
+def _files(name: str) -> Iterator[_Files]:
     file = gguf_in(name)
     if file is not None:
-        yield _of_gguf(file)
+        infos = {tensor.name: tensor for tensor in file.tensors}
+        yield _Files(frozenset(infos), lambda key: torch.from_numpy(np.array(plain_values(infos[key]))))
         return
     with ExitStack() as stack:
         files = [file for file in weight_files(Path(name).expanduser()) if file.suffix == ".safetensors"]
         opened = [stack.enter_context(safe_open(file, "pt")) for file in files]
         keys = {key: one for one in opened for key in one.keys()}  # noqa: SIM118  no mapping
-        yield lambda key: keys[key].get_tensor(key) if key in keys else None
-
-
-def _of_gguf(file: GgufFile) -> Stored:
-    infos = {tensor.name: tensor for tensor in file.tensors}
-    return lambda key: torch.from_numpy(np.array(plain_values(infos[key]))) if key in infos else None
+        yield _Files(frozenset(keys), lambda key: keys[key].get_tensor(key))

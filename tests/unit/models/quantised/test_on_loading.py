@@ -24,7 +24,7 @@ from outrider.models.gguf.formats import Q4_ZERO, Q8, Form, values_of
 from outrider.models.gguf.linear import BlockLinear, block_layers
 from outrider.models.loading.load import build_lm, load_config, load_module, resolve_dtype
 from outrider.models.loading.memory import estimate_memory
-from outrider.models.quantised.on_loading import quantise_linears, rounded_parts
+from outrider.models.quantised.on_loading import quantise_linears, rounded_bytes, rounded_parts
 from outrider.options import Needs, Options
 from outrider.parts import choose_parts
 from outrider.remote.target.facts import model_facts
@@ -172,7 +172,8 @@ def test_memory_is_that_of_the_blocks(folder: Path, bits: int) -> None:
     quantise_linears(module, bits, "it")
     blocks = sum(layer.panels.nbytes for layer in block_layers(module))
     held = blocks + sum(parameter.nbytes for parameter in module.parameters())
-    memory = estimate_memory([str(folder)], [config], dtype=torch.bfloat16, device=CPU, packed=True, quantise=bits).target
+    rounding = rounded_bytes(config, torch.bfloat16, bits)
+    memory = estimate_memory([str(folder)], [config], dtype=torch.bfloat16, device=CPU, packed=True, rounding=rounding).target
     assert (memory.weights_bytes, memory.quantised_bytes, memory.loading_bytes) == (held, blocks, before + blocks)
     assert memory.held_bytes(1.0) == before + blocks
     plain = estimate_memory([str(folder)], [config], dtype=torch.bfloat16, device=CPU, packed=True).target
