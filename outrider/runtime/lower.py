@@ -19,6 +19,7 @@ from outrider.errors import CapabilityError
 from outrider.kv.state_slots import StateShape
 from outrider.models.signals import AFTER_NORM
 from outrider.runtime.blocks import DTYPES, Block, Complex, Folded, Index, Known, NotLoweredError, Unknown
+from outrider.runtime.elementwise import TRUTHS
 from outrider.runtime.events import Event
 from outrider.runtime.in_place import rewritten
 from outrider.runtime.matrices import matrix_of
@@ -85,7 +86,7 @@ class Lowering:
         self._numbers: dict[float, Tensor] = {}
         self._made = Program(signals=tuple(recording.signals))
         self._ops: list[Op] = []
-        self._positional = {id(recording.positions): Positional(("B", "T"), lambda positions: positions)}
+        self._positional = {id(recording.positions): Positional(("B", "T"), lambda positions: positions, is_position=True)}
         self._reach = reach
         self._kept: list[Tensor] = []
         self._unfilled: dict[int, int] = {}  # numbers of values that are written part by part
@@ -196,7 +197,7 @@ class Lowering:
         known = self.find(tensor)
         if isinstance(known, Block):
             return known
-        if id(tensor) in self._positional and tensor.is_floating_point():
+        if id(tensor) in self._positional and (tensor.is_floating_point() or tensor.dtype == torch.bool):
             self._known[id(tensor)] = block = self._looked_up(tensor, self._positional[id(tensor)])
             return block
         if isinstance(known, Complex):
@@ -208,11 +209,14 @@ class Lowering:
     def _looked_up(self, tensor: Tensor, found: Positional) -> Block:
         """Numbers that follow from the position, out of a table for all positions."""
         own = tuple(size for size, axis in zip(tensor.shape, found.axes, strict=True) if not axis)
-        if tensor.dtype not in DTYPES or not 0 < self._reach * prod(own) <= MAX_NUMBERS:
+        dtype, length = TRUTHS if tensor.dtype == torch.bool else tensor.dtype, self._reach
+        if found.settles is not None:
+            length = found.settles + 1  # the last row is read for all positions behind it
+        if dtype not in DTYPES or not 0 < length * prod(own) <= MAX_NUMBERS:
             raise NotLoweredError("a table of positions that is too large")
-        made = self.value(own, tensor.dtype)
+        made = self.value(own, dtype)
         out = View(made.value, 1, made.count, 0, made.count)
-        self._ops.append(Op(Code.EMBED, (), out, weight=self._named(found.table(self._reach)), by_position=True))
+        self._ops.append(Op(Code.EMBED, (), out, weight=self._named(found.table(length)), by_position=True))
         return Block(found.axes, made)
 
     def _constant(self, tensor: Tensor) -> Block:

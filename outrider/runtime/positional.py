@@ -17,7 +17,7 @@ from outrider.runtime.events import Event
 # one position's number each, whatever stands beside it
 OPERATIONS = frozenset({
     "_to_copy", "add", "sub", "rsub", "mul", "div", "pow", "exp", "log", "log1p", "floor", "sqrt", "rsqrt", "reciprocal", "clamp",
-    "unsqueeze", "repeat", "alias", "detach", "clone",
+    "unsqueeze", "repeat", "alias", "detach", "clone", "bitwise_not", "logical_not",
 })  # fmt: skip
 MAX_NUMBERS = 1 << 24  # of a table
 
@@ -28,6 +28,8 @@ class Positional:
 
     axes: tuple[str, ...]
     make: Callable[[Tensor], Tensor]
+    settles: int | None = None  # from this position on numbers are all alike
+    is_position: bool = False  # the numbers are the positions themselves
 
     def table(self, length: int) -> Tensor:
         """(length, numbers of a position)"""
@@ -39,6 +41,8 @@ def followed(event: Event, known: dict[int, Positional], is_constant: Callable[[
     """What an operation makes of such numbers and constants; None where it may mix positions."""
     if event.name in ("index", "gather"):
         return _rows(event, known) if is_constant(event.args[0]) else None
+    if event.name == "eq":
+        return _equal(event, known)
     places = [place for place, arg in enumerate(event.args) if isinstance(arg, Tensor) and id(arg) in known]
     if event.name not in OPERATIONS or len(places) != 1:
         return None
@@ -59,7 +63,17 @@ def followed(event: Event, known: dict[int, Positional], is_constant: Callable[[
         given[place] = before.make(positions)
         return operation(*given, **event.kwargs)
 
-    return Positional(axes, make)
+    return Positional(axes, make, before.settles, before.is_position and event.name in ("unsqueeze", "alias", "detach"))
+
+
+def _equal(event: Event, known: dict[int, Positional]) -> Positional | None:
+    """Whether a position is this one, as in `positions == 0`."""
+    tensor, number = event.args
+    before = known.get(id(tensor))
+    if before is None or not before.is_position or not isinstance(number, int):
+        return None
+    make = before.make
+    return Positional(before.axes, lambda positions: make(positions) == number, max(number, -1) + 1)
 
 
 def _rows(event: Event, known: dict[int, Positional]) -> Positional | None:

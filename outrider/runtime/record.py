@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from outrider.runtime.events import Event, Recorder, replaced
 from outrider.runtime.experts import experts_by_event
 from outrider.runtime.matrices import keeps_integers
 from outrider.runtime.recurrent import recurrent_by_event
+from outrider.runtime.recurrent_layers import looping_layers_by_event
 from outrider.runtime.rotary import real_tables
 
 RECORDING = "outrider-recording"
@@ -118,8 +120,11 @@ def _written_down(module: Any, recorder: Recorder) -> Iterator[None]:
                 stack.enter_context(replaced(part, "rows", partial(_rows, path, part, recorder.events, recorder)))
             elif keeps_integers(part):
                 stack.enter_context(replaced(part, "forward", partial(_matrix, path, part, recorder.events, recorder)))
+            elif getattr(part, "layer_idx", 0) in (None, -1) and "layer_idx" in signature(part.forward).parameters:
+                stack.enter_context(replaced(part, "forward", partial(_shared_by_layers, part, part.forward)))
         stack.enter_context(experts_by_event(module, recorder))
         stack.enter_context(recurrent_by_event(module, recorder, ROWS, TOKENS))
+        stack.enter_context(looping_layers_by_event(module, recorder))
         stack.enter_context(torch.inference_mode(False))  # in it operations that are made of others would stay whole
         stack.enter_context(torch.no_grad())
         yield
@@ -165,6 +170,13 @@ def _attention(
     }  # fmt: skip
     events.append(Event("attention", (query, key, value), told, (out,)))
     return out, None
+
+
+def _shared_by_layers(part: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Attention that several layers call by their numbers has the caller's."""
+    number = signature(forward).bind(*args, **kwargs).arguments["layer_idx"]
+    with replaced(part, "layer_idx", number):
+        return forward(*args, **kwargs)
 
 
 def _rotary(

@@ -33,7 +33,7 @@ def recurrent_by_event(module: nn.Module, recorder: Recorder, rows: int, tokens:
             if hasattr(code, SCAN):
                 _instead(stack, code, SCAN, partial(_scan, recorder))
             if hasattr(code, SELECTIVE_SCAN):
-                _instead(stack, code, SELECTIVE_SCAN, partial(_selective_scan, recorder))
+                _instead(stack, code, SELECTIVE_SCAN, partial(selective_scan, recorder))
             for name in DELTA_RULES:
                 if hasattr(code, name):
                     _instead(stack, code, name, partial(_delta_rule, recorder))
@@ -57,6 +57,13 @@ def _convolution(
     **unused: object,
 ) -> Tensor:  # fmt: skip
     """(B, channels, T), as it came."""
+    return convolved(recorder, hidden_states, weight, bias, activation)
+
+
+def convolved(
+    recorder: Recorder, hidden_states: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None = None
+) -> Tensor:
+    """A convolution (B, channels, T) of each channel by a weight (channels, width), one event."""
     with recorder.paused():
         out = hidden_states.clone()
     recorder.events.append(Event("short_convolution", (hidden_states, weight, bias), {"activation": activation}, (out,)))
@@ -91,7 +98,7 @@ def _scan(
     return out if D is None else out + D[..., None] * x
 
 
-def _selective_scan(
+def selective_scan(
     recorder: Recorder, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,
     z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, **unused: object,
 ) -> Tensor:  # fmt: skip

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from outrider.models.gguf.linear import BlockExperts
@@ -17,8 +16,9 @@ from outrider.runtime.elementwise import ELEMENTWISE
 from outrider.runtime.events import Event
 from outrider.runtime.indices import INDICES
 from outrider.runtime.ops import Code, Op, View
+from outrider.runtime.products import PRODUCTS
 from outrider.runtime.recurrent_rules import RECURRENT
-from outrider.runtime.reducing import REDUCING, small_products
+from outrider.runtime.reducing import REDUCING
 from outrider.runtime.strides import dense
 from outrider.runtime.views import VIEWS
 
@@ -26,71 +26,10 @@ if TYPE_CHECKING:
     from outrider.runtime.lower import Lowering
 
 Rule = Callable[["Lowering", Event], Sequence[Known]]
+
+
 def same(low: Lowering, event: Event) -> list[Known]:
     return [low.find(event.args[0])]
-
-
-def linear(low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, transposed: bool) -> list[Known]:
-    return [multiplied(low, low.block(x), weight, bias, (x.dtype, out.dtype), transposed=transposed)]
-
-
-def multiplied(
-    low: Lowering, block: Block, weight: Tensor, bias: Tensor | None, dtypes: tuple[torch.dtype, torch.dtype], *, transposed: bool
-) -> Block:
-    """A matrix product of numbers, the last dimension. `dtypes`: before and behind it."""
-    names = low.name(weight), low.name(bias)
-    inputs, outputs = weight.shape if transposed else tuple(weight.shape)[::-1]
-    if block.axes[-1:] != ("",) or block.own.sizes != (inputs,):
-        raise NotLoweredError("a matrix product of a token's parts")
-    if any(dtype != weight.dtype for dtype in (*dtypes, *(() if bias is None else (bias.dtype,)))):
-        raise NotLoweredError("a matrix product of mixed types")
-    made = low.new(outputs, dtypes[1])
-    low.add(Op(Code.LINEAR, (low.whole(block),), made, weight=names[0], bias=names[1], transposed=transposed))
-    return Block(block.axes, dense(made.value, (outputs,)))
-
-
-def matrix(low: Lowering, event: Event) -> list[Known]:
-    """A linear layer that keeps its weights in integers."""
-    path, layer, x = event.args
-    (out,), block = event.outputs, low.block(x)
-    if block.axes[-1:] != ("",) or block.own.sizes != (layer.in_features,):
-        raise NotLoweredError("a matrix product of a token's parts")
-    if layer.bias is not None and layer.bias.dtype != out.dtype:
-        raise NotLoweredError("a matrix product of mixed types")
-    made = low.new(layer.out_features, out.dtype)
-    low.add(Op(Code.LINEAR, (low.whole(block),), made, weight=low.matrix(path, layer), bias=low.bias(path, layer.bias)))
-    return [Block(block.axes, dense(made.value, (layer.out_features,)))]
-
-
-def mm(low: Lowering, event: Event) -> list[Known]:
-    weight, transposed = low.weight(event.args[1])
-    return linear(low, event.args[0], weight, None, event.outputs[0], transposed=transposed)
-
-
-def addmm(low: Lowering, event: Event) -> list[Known]:
-    bias, x, factor = event.args
-    if event.kwargs:
-        raise NotLoweredError("a matrix product with factors")
-    weight, transposed = low.weight(factor)
-    return linear(low, x, weight, bias, event.outputs[0], transposed=transposed)
-
-
-def bmm(low: Lowering, event: Event) -> list[Known]:
-    """One weight for all rows with the numbers of their tokens, which are columns; or small matrices of each token."""
-    weight, x = low.spread(event.args[0]), event.args[1]
-    if weight is None:
-        return small_products(low, event)
-    block = low.block(x)
-    if block.axes != ("B", "", "T"):
-        raise NotLoweredError("a matrix product of a token's parts")
-    dtypes = (x.dtype, event.outputs[0].dtype)
-    made = multiplied(low, Block(("B", "T", ""), block.own), weight, None, dtypes, transposed=False)
-    return [Block(block.axes, made.own)]
-
-
-def plain_linear(low: Lowering, event: Event) -> list[Known]:
-    x, weight, bias = (*event.args, None)[:3]
-    return linear(low, x, weight, bias, event.outputs[0], transposed=False)
 
 
 def embedding(low: Lowering, event: Event) -> list[Known]:
@@ -206,8 +145,7 @@ def _by_head(low: Lowering, block: Block) -> View:
 
 
 RULES: dict[str, Rule] = {
-    **VIEWS, **ELEMENTWISE, **INDICES, **COMPLEX, **REDUCING, **CHOICES, **RECURRENT,
+    **VIEWS, **ELEMENTWISE, **INDICES, **COMPLEX, **REDUCING, **CHOICES, **PRODUCTS, **RECURRENT,
     "alias": same, "detach": same, "clone": same, "contiguous": same, "lift_fresh": same,
-    "mm": mm, "addmm": addmm, "bmm": bmm, "linear": plain_linear, "embedding": embedding,
-    "matrix": matrix, "rows": rows, "rotary": rotary, "attention": attention, "store": store, "experts": experts,
+    "embedding": embedding, "rows": rows, "rotary": rotary, "attention": attention, "store": store, "experts": experts,
 }  # fmt: skip

@@ -78,17 +78,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "xglm": {"d_model": 64, "ffn_dim": 96, "num_layers": 2, "attention_heads": 4},
     "zamba": {
         "attention_hidden_size": 128, "attention_head_dim": 32, "mamba_d_state": 8, "mamba_dt_rank": 8, "n_mamba_heads": 2,
-        "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"], "hidden_act": "gelu"},
+        "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "hidden_act": "gelu"},
     "zamba2": {
-        "num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"], "mamba_d_state": 16, "mamba_headdim": 16,
+        "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 16, "mamba_headdim": 16,
         "n_mamba_heads": 8, "mamba_ngroups": 1, "chunk_size": 8, "num_mem_blocks": 1, "attention_head_dim": 32,
-        "attention_hidden_size": 128, "adapter_rank": 8, "hybrid_layer_ids": [1]},
+        "attention_hidden_size": 128, "adapter_rank": 8, "hybrid_layer_ids": [1, 3], "use_shared_attention_adapter": True,
+        "num_key_value_heads": 4},
     "zaya": {**EXPERTS, "num_experts_per_tok": 1},
 }  # fmt: skip
 OTHERWISE_NAMED = ("mpt", "openai-gpt", "xglm")  # sizes have names of their own
 NATIVE = (  # on the native runtime their states are in our cache; on torch's modules in transformers'
     "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe",
-    "lfm3", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+    "lfm3", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+    "recurrent_gemma", "zamba", "zamba2",
 )  # fmt: skip
 ONE_OF_EACH_KIND = (  # delta net, Mamba 2 beside attention, short convolution, RG-LRU, ALiBi
     "qwen3_5_text", "falcon_h1", "lfm2", "recurrent_gemma", "mpt",
