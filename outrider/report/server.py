@@ -17,9 +17,7 @@ SPEEDUP_HELP = (
 )
 LABEL = Column("server", "left")
 LOAD = Column("load", "left")
-LOAD_EXPLAINED = Column(
-    "load", "left", "requests in flight (a new one as soon as one ends)"
-)
+LOAD_EXPLAINED = Column("load", "left", "requests in flight (a new one as soon as one ends)")
 
 
 def blocks(measurements: Sequence[ServerMeasurement]) -> list[Block]:
@@ -93,7 +91,7 @@ def _speculation(measurements: Sequence[ServerMeasurement]) -> Iterator[Block]:
     known = [(one, level, level.speculation) for one, level in _levels(measurements) if level.speculation is not None]
     if not known:
         yield Paragraph(
-            "No server shows speculation counters or reports them with its answers, so τ and acceptance are unknown."
+            "No server shows speculation counters, so τ and acceptance are unknown."
         )
         return
     columns = [
@@ -102,12 +100,11 @@ def _speculation(measurements: Sequence[ServerMeasurement]) -> Iterator[Block]:
         Column("τ", help=f"tokens per target pass that had a draft, its correction or bonus token included: {_formulas(known)}"),
         Column("α", help="accepted / tested; known where every draft is a chain of one length or the server counts lengths"),
         Column("utilisation", help="accepted / drafted (vLLM calls this the acceptance rate)"),
-        Column("steps", help="target passes that had a draft"),
+        Column("steps", help="target passes that had a draft; from /metrics, after minus before"),
         Column("drafted"),
         Column("accepted"),
-        Column("source", "left", "counters: /metrics after minus before; answers: what the answers themselves carried"),
     ]
-    rows = [[one.label, level.level.label, *_counts(counts), _source(level, counts)] for one, level, counts in known]
+    rows = [[one.label, level.level.label, *_counts(counts)] for one, level, counts in known]
     yield Table(columns, rows, title="Speculation, as the servers count it")
     curves = [
         (f"{one.label}, {level.level.label}", counts.acceptance_per_position)
@@ -166,7 +163,7 @@ def _differences(measurement: ServerMeasurement) -> Iterator[Block]:
 
 def _plots(measurements: Sequence[ServerMeasurement]) -> Iterator[Block]:
     """Over the number of requests in flight, where there is more than one number."""
-    numbers = sorted({level.level.concurrency for _, level in _levels(measurements) if level.level.concurrency is not None})
+    numbers = sorted({level.level.concurrency for _, level in _levels(measurements)})
     if len(numbers) < 2:
         return
     wanted: list[tuple[str, str, Callable[[LevelMeasurement], float | None]]] = [
@@ -227,12 +224,6 @@ def _counts(counts: Speculation) -> list[str]:
     whole = (counts.num_steps, counts.num_draft_tokens, counts.num_accepted_tokens)
     rates = (counts.tau, counts.alpha, counts.draft_utilisation)
     return [*map(number, rates), *("-" if value is None else str(value) for value in whole)]
-
-
-def _source(level: LevelMeasurement, counts: Speculation) -> str:
-    if counts is level.counted:
-        return "counters"
-    return f"{level.num_reported} of {len(level.answers)} answers"
 
 
 def _three(values: Percentiles | None, scale: float = MILLISECONDS, digits: int = 1) -> str:

@@ -100,7 +100,7 @@ def test_ctrl_c_and_resume(tmp_path: Path) -> None:
         timeout=TIMEOUT_S,
     )
     assert again.returncode == 0, again.stderr
-    assert done > 2
+    assert done > 1
     assert not journal.exists()
     cells = json.loads(again.stdout)["cells"]
     assert [[one["num_runs"] for one in cell["configurations"]] for cell in cells] == [[3, 3, 3]]

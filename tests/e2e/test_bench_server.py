@@ -91,13 +91,10 @@ def test_bench_compares_two_of_our_servers(
         assert comparison.speedup is not None
     for level in with_drafts.levels:
         assert not level.failures
-        assert level.counted is not None
-        assert level.reported is not None
-        assert level.num_reported == len(level.answers)
-        assert level.counted == level.reported, "nobody else asked this server meanwhile"
-        assert (level.counted.num_accepted_tokens or 0) > 0
+        assert level.speculation is not None
+        assert (level.speculation.num_accepted_tokens or 0) > 0
         tokens = sum(answer.num_tokens or 0 for answer in level.answers)
         assert tokens == 16 * len(level.answers)
-        assert (level.counted.num_accepted_tokens or 0) <= (level.counted.num_draft_tokens or 0)
+        assert (level.speculation.num_accepted_tokens or 0) <= (level.speculation.num_draft_tokens or 0)
     for level in without.levels:
         assert level.speculation is None or not level.speculation.num_draft_tokens

@@ -3,7 +3,7 @@
     measured = measure_servers({"plain": Endpoint.parse(URL), "speculative": Endpoint.parse(URL2)}, workload, LoadOptions())
 
 What a client can see is measured (tokens per second, latencies, texts); what happened inside is read from the server's own
-counters and answers where it gives them, and left out where it does not: nothing is estimated.
+counters where it shows them, and left out where it does not: nothing is estimated.
 """
 
 from outrider.lab.server.endpoint import Endpoint, key_from

@@ -134,7 +134,6 @@ def _answer(request_id: str, stream: Stream) -> Answer:
         num_tokens=stream.num_tokens,
         num_prompt_tokens=stream.num_prompt_tokens,
         num_cached_tokens=stream.num_cached_tokens,
-        speculation=stream.speculation,
     )
 
 

@@ -46,7 +46,7 @@ def advise(ours: LevelMeasurement, plain: LevelMeasurement | None) -> LevelAdvic
         what = SILENT if counts is None or counts.num_steps else "a pass with a draft"
         return found.model_copy(update={"why_not": what, "measured": _ratio(found.plain_pass_ms, token_ms)})
     emitted = sum(answer.num_tokens or 0 for answer in ours.answers) - len(ours.answers)  # a first token comes with the prompt
-    alone = max(0, emitted - counts.num_steps - counts.num_accepted_tokens) if counts is ours.counted else 0
+    alone = max(0, emitted - counts.num_steps - counts.num_accepted_tokens)
     passes = counts.num_steps + alone  # of one request each; those without a draft emit one token
     per_pass = (counts.num_steps + counts.num_accepted_tokens + alone) / passes
     length = counts.num_draft_tokens / passes
@@ -70,7 +70,7 @@ def advise(ours: LevelMeasurement, plain: LevelMeasurement | None) -> LevelAdvic
 
 def schedule(rows: Sequence[LevelAdvice]) -> list[tuple[int, int]]:
     """(Requests in flight, draft tokens from so many on), the first at 1, never more than at fewer; empty: nothing is known."""
-    known = sorted((one.level.concurrency, one.best) for one in rows if one.level.concurrency and one.best is not None)
+    known = sorted((one.level.concurrency, one.best) for one in rows if one.best is not None)
     table: list[tuple[int, int]] = []
     for number, best in known:
         if not table:

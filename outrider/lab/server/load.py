@@ -40,7 +40,7 @@ class Load:
         """Ask them all, in order; returns when all are finished or the server was given up."""
         begin, waiting = perf_counter(), deque(requests)
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(min(self.level.concurrency or 1, len(waiting))):
+            for _ in range(min(self.level.concurrency, len(waiting))):
                 tasks.create_task(self._work_off(waiting, window, begin))
 
     async def _work_off(self, waiting: deque[Request], window: int, begin: float) -> None:

@@ -142,7 +142,7 @@ class _Measuring:
     async def _warm_up(self, server: _Server, level: Level) -> Reading | None:
         """A few short answers under the level's load, so that no measured one pays for connections, compilation and graphs. The
         counters after them."""
-        at_once = level.concurrency or 1
+        at_once = level.concurrency
         number = max(self._options.warmup, at_once) if self._options.warmup else 0
         requests = [_lukewarm(self._requests[index % len(self._requests)]) for index in range(number)]
         options = salt.salted(server.info.engine, self._options)
@@ -176,7 +176,7 @@ class _Measuring:
 
     def _turns(self, level: Level) -> list[Sequence[Request]]:
         """The requests, cut into turns. A server that is alone needs none."""
-        size = TURN * level.concurrency if level.concurrency and level.concurrency > 1 else 1
+        size = TURN * level.concurrency if level.concurrency > 1 else 1
         if len(self._servers) == 1:
             size = len(self._requests)
         return [self._requests[start : start + size] for start in range(0, len(self._requests), size)]

@@ -1,4 +1,4 @@
-"""One stream of completion chunks, event by event: text, arrival times, token counts, and what it says of speculation.
+"""One stream of completion chunks, event by event: text, arrival times, token counts.
 
 Both OpenAI endpoints at once: a choice has `text` or `delta`; reasoning comes as `reasoning_content` (SGLang, llama.cpp,
 DeepSeek), as `reasoning` (vLLM), or as both (ours). Nothing here reads a socket, so a test can play any stream.
@@ -9,9 +9,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from typing import Any
-
-from outrider.lab.server.reported import speculation_of
-from outrider.lab.server.types import Speculation
 
 END = "[DONE]"
 GIVEN_UP = ("abort", "error")  # reasons that vLLM and SGLang end a request with that they could not finish
@@ -37,7 +34,6 @@ class Stream:
     seconds: float = 0.0  # arrival of the last event that belongs to the text
     finish_reason: str | None = None
     ended: bool = False  # the end mark has come
-    speculation: Speculation | None = None
     _usage: dict[str, Any] = field(default_factory=dict)
     _timings: dict[str, Any] = field(default_factory=dict)
 
@@ -74,7 +70,6 @@ class Stream:
         self._take(_first_choice(chunk), now)
         self._usage |= _dictionary(chunk, "usage")
         self._timings |= _dictionary(chunk, "timings")
-        self.speculation = speculation_of(chunk) or self.speculation
 
     def _take(self, choice: dict[str, Any], now: float) -> None:
         delta = choice.get("delta") if isinstance(choice.get("delta"), dict) else {}

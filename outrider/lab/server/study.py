@@ -59,13 +59,13 @@ def study(
 
 
 def _check_counters(question: Question, servers: Sequence[ServerMeasurement]) -> None:
-    """Raises CapabilityError where neither counters nor answers say anything about drafts, and no second server's clock does."""
+    """Raises CapabilityError where counters say nothing about drafts, and no second server's clock does."""
     asked = servers[-1]
     if any(level.speculation is not None for level in asked.levels) or (question == "tune" and len(servers) > 1):
         return
     why = "; ".join(dict.fromkeys([*asked.server.notes, *(note for level in asked.levels for note in level.notes)]))
     raise CapabilityError(
-        f"the server at {asked.url} reports nothing about its drafts, in counters or in answers{f' ({why})' if why else ''}: "
+        f"the server at {asked.url} has no counters of its drafts{f' ({why})' if why else ''}: "
         f"{question} has nothing to read; 'outrider bench URL --baseline-url PLAIN' measures what a client sees"
     )
 

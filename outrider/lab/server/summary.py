@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import reduce
-from operator import add
 
 import numpy as np
 
@@ -27,7 +25,6 @@ def summarise(
     busy_s = busy_seconds(answers)
     tokens = num_tokens(answers)
     num_chunks = sum(len(answer.chunks_s) for answer in answers)
-    counters = [answer.speculation for answer in answers if answer.speculation is not None]
     return LevelMeasurement(
         level=level,
         num_requests=num_requests,
@@ -41,9 +38,7 @@ def summarise(
         ttft_s=percentiles(answer.ttft_s for answer in answers),
         tpot_s=percentiles(answer.tpot_s for answer in answers),
         gap_s=percentiles(gap for answer in answers for gap in answer.gaps_s),
-        counted=None if window is None else window.speculation,
-        reported=reduce(add, counters) if counters else None,
-        num_reported=len(counters),
+        speculation=None if window is None else window.speculation,
         gauges={} if window is None else window.gauges,
         notes=_notes(level, answers, window),
     )
@@ -85,7 +80,7 @@ def _notes(level: Level, answers: Sequence[Answer], window: Window | None) -> li
             f"{bursts} of {len(answers)} answers came nearly at once: the server, or something before it, held the stream back, "
             "and their time to first token is that of the whole answer"
         )
-    if level.concurrency is not None and 0 < len(answers) < level.concurrency:
+    if 0 < len(answers) < level.concurrency:
         notes.append(f"{len(answers)} requests cannot keep {level.concurrency} in flight: at most {len(answers)} were")
     return notes
 

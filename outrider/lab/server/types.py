@@ -19,16 +19,15 @@ FailureKind = Literal["refused", "dropped", "timeout", "status", "malformed", "a
 class Level(Record):
     """How hard the server is pressed: so many requests at once, a new one as soon as one ends."""
 
-    concurrency: int | None = Field(default=None, ge=1)  # None: a rate, in results before 2026-11-27
-    rate_per_s: float | None = None
+    concurrency: int = Field(ge=1)
 
     @property
     def label(self) -> str:
-        return f"{self.concurrency} at once" if self.concurrency else f"{self.rate_per_s:g} per s"
+        return f"{self.concurrency} at once"
 
 
 class Speculation(Record):
-    """Counts of speculative steps, from a server's counters or its answers. What it does not say is None."""
+    """Counts of speculative steps, from a server's counters. What it does not say is None."""
 
     num_steps: int | None = None  # target passes that had a draft to verify
     num_draft_tokens: int | None = None
@@ -96,7 +95,6 @@ class Answer(Record):
     num_tokens: int | None = None  # as the server counted; None where it does not say
     num_prompt_tokens: int | None = None
     num_cached_tokens: int | None = None  # prompt tokens found in the server's prefix cache
-    speculation: Speculation | None = None  # of this request alone, where the server reports it
 
     @property
     def ttft_s(self) -> float | None:
@@ -152,16 +150,9 @@ class LevelMeasurement(Record):
     ttft_s: Percentiles | None
     tpot_s: Percentiles | None
     gap_s: Percentiles | None  # of all gaps between chunks of all answers (inter-token latency, as a reader sees it)
-    counted: Speculation | None = None  # the server's counters over this level: everything it did meanwhile
-    reported: Speculation | None = None  # sum over the answers that carried counts of their own
-    num_reported: int = 0  # how many did
+    speculation: Speculation | None = None  # the server's counters over this level: everything it did meanwhile
     gauges: dict[str, float] = Field(default_factory=dict)  # the server's running averages afterwards; they reach further back
     notes: list[str] = Field(default_factory=list)
-
-    @property
-    def speculation(self) -> Speculation | None:
-        """Counters where they counted something, else what the answers said."""
-        return self.counted if self.counted and self.counted.num_steps else self.reported or self.counted
 
 
 class Difference(Record):

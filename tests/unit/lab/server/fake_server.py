@@ -29,7 +29,6 @@ class Fake:
     speculates: bool = True
     metrics: bool = True
     usage: bool = True
-    reported: bool = False  # counts in the answers
     num_tokens: int = 13
     chunk_s: float = 0.0
     first_s: float = 0.0
@@ -258,8 +257,6 @@ class _Handler(BaseHTTPRequestHandler):
         if fake.usage and body.get("stream_options", {}).get("include_usage"):
             details = {"cached_tokens": fake.cached}
             last["usage"] = {"prompt_tokens": 10, "completion_tokens": tokens, "prompt_tokens_details": details}
-        if fake.reported:
-            last |= reported(fake.engine, (tokens - 1) // (KEPT + 1))
         self._event(last)
         self._over()
         self._chunk(b"data: [DONE]\n\n")
@@ -307,28 +304,3 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
-
-
-def reported(engine: str, steps: int) -> dict[str, Any]:
-    """What each engine writes into an answer after `steps` steps that kept KEPT of DRAFT."""
-    histogram = [0] * KEPT + [steps] + [0] * (DRAFT - KEPT)
-    if engine == "llamacpp":
-        return {
-            "timings": {
-                "draft_n": DRAFT * steps,
-                "draft_n_accepted": KEPT * steps,
-                "predicted_n": 1 + steps * (KEPT + 1),
-            }
-        }
-    if engine == "sglang":
-        stats = {
-            "num_verification_steps": steps,
-            "num_verified_draft_tokens": DRAFT * steps,
-            "num_accepted_draft_tokens": KEPT * steps,
-        }
-        return {"sglext": {"speculative_decoding_stats": [stats]}}
-    stats = {
-        "num_spec_steps": steps, "num_draft_tokens": DRAFT * steps, "num_accepted_draft_tokens": KEPT * steps,
-        "acceptance_histogram": histogram, "acceptance_histogram_by_draft_length": {str(DRAFT): histogram},
-    }  # fmt: skip
-    return {"metrics": {"speculative_decoding": stats}}

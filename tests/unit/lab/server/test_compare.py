@@ -72,15 +72,6 @@ def test_tokens_of_others_are_noticed() -> None:
         assert any("other traffic" in note for note in measured.notes) is is_said
 
 
-def test_a_level_prefers_counters_that_counted() -> None:
-    nothing, reported = Speculation(num_steps=0), Speculation(num_draft_tokens=4, num_accepted_tokens=2)
-    with_both = level(
-        answer(1).model_copy(update={"speculation": reported}), window=Window(speculation=nothing)
-    )
-    assert with_both.speculation == reported
-    assert level(answer(1), window=Window(speculation=nothing)).speculation == nothing
-
-
 def test_speedup_is_a_ratio_of_sums() -> None:
     """Not a mean of ratios, which short requests would rule."""
     base = level(answer(1, 1.0, 10), answer(2, 9.0, 90))

@@ -56,9 +56,8 @@ def test_one_server_at_two_levels() -> None:
         assert level.gap_s.p50 <= level.gap_s.p90 <= level.gap_s.p99
         assert level.tpot_s is not None
         assert 0.035 / 12 <= level.tpot_s.p50 < 0.02  # the first chunk may come late, the last no earlier
-        assert level.counted is not None
-        assert (level.counted.num_steps, level.counted.tau) == (8 * 4, 3.0)
-        assert level.reported is None
+        assert level.speculation is not None
+        assert (level.speculation.num_steps, level.speculation.tau) == (8 * 4, 3.0)
     assert one.busy_s > 8 * 0.04
     assert four.busy_s < one.busy_s, "four at once overlap"
 
@@ -77,7 +76,7 @@ def test_the_warm_up_does_not_fill_the_prefix_cache() -> None:
 def test_the_warm_up_is_in_no_number() -> None:
     with Fake(engine="llamacpp") as fake:
         (result,) = measure(fake, number=2, warmup=2)
-    counts = result.levels[0].counted
+    counts = result.levels[0].speculation
     assert counts is not None
     assert counts.num_steps == 2 * 4
 
@@ -101,7 +100,7 @@ def test_two_servers_take_turns_on_the_same_prompts() -> None:
     assert compared.speedup_interval is not None
     assert compared.speedup_interval.low <= compared.speedup <= compared.speedup_interval.high
     assert compared.throughput_ratio == pytest.approx(compared.speedup, rel=0.1)
-    assert base.levels[0].counted is None
+    assert base.levels[0].speculation is None
     assert any("no speculation counters" in note for note in base.levels[0].notes)
 
 
@@ -169,7 +168,7 @@ def test_a_server_that_goes_away_keeps_what_was_finished() -> None:
     assert (second.answers, second.tokens_per_s, second.ttft_s) == ([], None, None)
     assert not result.complete
     assert any("given up" in note for note in result.notes)
-    assert first.counted is None, "the counters of an interrupted stretch are lost, not guessed"
+    assert first.speculation is None, "the counters of an interrupted stretch are lost, not guessed"
 
 
 def test_a_server_that_goes_away_between_levels() -> None:
@@ -223,18 +222,6 @@ def test_tokens_that_are_not_counted_are_not_estimated() -> None:
     assert any("/metrics" in note for note in result.notes)
 
 
-def test_counts_in_the_answers_stand_in_for_counters() -> None:
-    with Fake(engine="llamacpp", metrics=False, reported=True, usage=False) as fake:
-        (result,) = measure(fake, number=3)
-    (level,) = result.levels
-    assert level.num_reported == 3
-    assert level.speculation is level.reported
-    assert level.reported is not None
-    assert level.reported.draft_utilisation == pytest.approx(2 / 3)
-    assert level.reported.tau is None
-    assert level.tokens_per_s is not None, "llama.cpp's timings count tokens too"
-
-
 def test_other_traffic_is_noticed() -> None:
     with Fake(foreign_tokens=20) as fake:
         (result,) = measure(fake, number=4)
@@ -245,8 +232,8 @@ def test_a_server_that_counts_late_is_waited_for() -> None:
     """Neither may the warm-up be counted with the level, nor may the level's last request be missed."""
     with Fake(late_counting_s=0.25) as fake:
         (result,) = measure(fake, number=2, settle_s=0.1)
-    assert result.levels[0].counted is not None
-    assert result.levels[0].counted.num_steps == 2 * 4
+    assert result.levels[0].speculation is not None
+    assert result.levels[0].speculation.num_steps == 2 * 4
 
 
 def test_a_warm_prefix_cache_is_noticed() -> None:
@@ -303,8 +290,8 @@ def test_one_server_under_two_labels_has_no_counters() -> None:
     """Each would count the other's requests."""
     with Fake() as fake:
         one, two = measure(fake, fake, number=3)
-    assert one.levels[0].counted is None
-    assert two.levels[0].counted is None
+    assert one.levels[0].speculation is None
+    assert two.levels[0].speculation is None
     assert any("two labels" in note for note in one.notes)
     assert two.comparisons[0].num_identical == 3
 
@@ -323,7 +310,7 @@ def test_what_is_refused_before_anything_is_sent() -> None:
 
 
 def test_a_measurement_survives_json() -> None:
-    with Fake(engine="sglang") as plain, Fake(engine="sglang", reported=True) as spec:
+    with Fake(engine="sglang") as plain, Fake(engine="sglang") as spec:
         measured = measure(plain, spec, number=8, concurrency=(1, 2))
     for one in measured:
         assert ServerMeasurement.model_validate_json(one.model_dump_json()) == one

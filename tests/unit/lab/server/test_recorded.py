@@ -58,20 +58,12 @@ def test_vllm_without_speculation() -> None:
 
 
 def test_vllm_stream() -> None:
-    """A chunk holds the tokens of a step; what was drafted for this request rides on the usage."""
+    """A chunk holds the tokens of a step."""
     stream = played("vllm")
     assert "".join(stream.texts) == " He needs to buy 4*2=<<4*2=4>>4 pounds of food.\nSo he has"
     assert (len(stream.chunks_s), stream.seconds) == (11, 11.0)
     assert (stream.num_tokens, stream.num_prompt_tokens, stream.num_cached_tokens) == (24, 26, 0)
     assert (stream.finish_reason, stream.ended) == ("length", True)
-    counts = stream.speculation
-    assert counts == Speculation(
-        num_steps=10, num_draft_tokens=40, num_accepted_tokens=16, num_full_steps=1, accepted_per_position=[7, 5, 3, 1]
-    )
-    assert counts is not None
-    assert counts.tau == 2.6  # its mean_acceptance_length
-    assert counts.draft_utilisation == 0.4  # its draft_acceptance_rate
-    assert counts.alpha == pytest.approx(16 / (16 + 9))
 
 
 def test_vllm_refuses_in_the_stream() -> None:
@@ -84,5 +76,5 @@ def test_llama_cpp_python_stream() -> None:
     stream = played("llama_cpp_python")
     assert "".join(stream.texts) == " Let $a$ be the"
     assert (len(stream.chunks_s), stream.seconds) == (6, 7.0)
-    assert (stream.num_tokens, stream.num_prompt_tokens, stream.speculation) == (None, None, None)
+    assert (stream.num_tokens, stream.num_prompt_tokens) == (None, None)
     assert (stream.finish_reason, stream.ended) == ("length", True)

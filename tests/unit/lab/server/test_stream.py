@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.lab.server.reported import speculation_of
 from outrider.lab.server.stream import BadStreamError, Stream, error_text, mended, one_line
 from outrider.lab.server.types import Speculation
-from tests.unit.lab.server.fake_server import DRAFT, KEPT, reported
 
 
 def played(*events: Any) -> Stream:
@@ -170,70 +168,6 @@ def test_error_bodies(body: Any, message: str) -> None:
 def test_long_errors_are_cut() -> None:
     assert one_line("x" * 1000).endswith("…")
     assert len(one_line("x" * 1000)) == 300
-
-
-@pytest.mark.parametrize("engine", ["vllm", "outrider", "sglang", "llamacpp"])
-def test_each_engines_own_counts(engine: str) -> None:
-    counts = speculation_of(reported(engine, 5))
-    assert counts is not None
-    assert (counts.num_draft_tokens, counts.num_accepted_tokens) == (5 * DRAFT, 5 * KEPT)
-    assert counts.draft_utilisation == KEPT / DRAFT
-    assert counts.tau == (
-        None if engine == "llamacpp" else 1 + KEPT
-    )  # llama.cpp does not say how many steps there were
-
-
-def test_vllm_histograms_give_positions_and_tested_tokens() -> None:
-    """39 steps kept nothing, 1 one, 0 two, 3 all three: the example of vLLM's documentation."""
-    stats = {
-        "num_spec_steps": 43, "num_accepted_draft_tokens": 10, "num_draft_tokens": 129,
-        "acceptance_histogram": [39, 1, 0, 3], "acceptance_histogram_by_draft_length": {"3": [39, 1, 0, 3]},
-    }  # fmt: skip
-    counts = speculation_of({"metrics": {"speculative_decoding": stats}})
-    assert counts is not None
-    assert counts.accepted_per_position == [4, 3, 3]
-    assert counts.tau == pytest.approx(1.2325581395348837)
-    assert counts.draft_utilisation == pytest.approx(0.07751937984496124)
-    assert counts.alpha == pytest.approx(10 / (10 + 40))  # 40 steps rejected something
-
-
-def test_steps_that_kept_their_draft_are_known_of_full_drafts_alone() -> None:
-    """vLLM's summary has one histogram: with a shorter draft in it, its last bucket is not all that were kept whole."""
-    stats = {"num_spec_steps": 4, "num_accepted_draft_tokens": 5, "num_draft_tokens": 12, "acceptance_histogram": [1, 1, 2, 0]}
-    whole = speculation_of({"metrics": {"speculative_decoding": stats}})
-    assert whole is not None
-    assert (whole.num_full_steps, whole.alpha) == (0, 5 / 9)
-    lacking: list[dict[str, Any]] = [
-        {"num_draft_tokens": 11}, {"acceptance_histogram": []}, {"acceptance_histogram": None}, {"num_spec_steps": None},
-    ]  # fmt: skip
-    for other in lacking:
-        counts = speculation_of({"metrics": {"speculative_decoding": stats | other}})
-        assert counts is not None
-        assert (counts.num_full_steps, counts.alpha) == (None, None)
-
-
-def test_sglang_meta_under_old_and_new_names() -> None:
-    old = {"spec_verify_ct": 2, "spec_accept_token_num": 5, "spec_draft_token_num": 9}
-    new = {
-        "spec_verify_ct": 2,
-        "spec_num_correct_drafts": 5,
-        "spec_num_proposed_drafts": 9,
-        "spec_correct_drafts_histogram": [0, 0, 1, 1],
-    }
-    for meta, positions in ((old, []), (new, [2, 2, 1])):
-        counts = speculation_of({"choices": [{"meta_info": meta}]})
-        assert counts == Speculation(
-            num_steps=2, num_draft_tokens=9, num_accepted_tokens=5, accepted_per_position=positions
-        )
-
-
-def test_silence_is_none() -> None:
-    assert (
-        speculation_of(
-            {"choices": [{"text": "a"}], "metrics": {"speculative_decoding": None}, "timings": {"predicted_n": 3}}
-        )
-        is None
-    )
 
 
 def test_sums_do_not_invent() -> None:

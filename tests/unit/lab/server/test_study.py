@@ -31,7 +31,7 @@ def measured(counts: Speculation | None, token_ms: float, *, tokens: int = 41, l
     mean = Percentiles(n=1, mean=token_ms / 1000, p50=1, p90=1, p99=1)
     return LevelMeasurement(
         level=level, num_requests=1, answers=[answer], busy_s=1.0, tokens_per_s=None, requests_per_s=None, tokens_per_chunk=None,
-        request_s=None, ttft_s=None, tpot_s=mean, gap_s=None, counted=counts,
+        request_s=None, ttft_s=None, tpot_s=mean, gap_s=None, speculation=counts,
     )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_told_is_said(counts: Speculation | None, plain: float | 
 def test_the_table_never_asks_for_more_at_a_higher_load() -> None:
     bests = {1: 3, 4: 5, 8: 2, 16: 0}
     rows = [LevelAdvice(level=Level(concurrency=number), best=best) for number, best in bests.items()]
-    rows += [LevelAdvice(level=Level(rate_per_s=2.0), best=7), LevelAdvice(level=Level(concurrency=2))]
+    rows += [LevelAdvice(level=Level(concurrency=2))]
     assert schedule(rows) == [(1, 3), (8, 2), (16, 0)]
 
 
