@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ Kind = GGMLQuantizationType
 HALVES = {  # where a block's fp16 factors lie: in random blocks these must be small numbers
     Kind.Q4_0: (0,), Kind.Q4_1: (0, 2), Kind.Q5_0: (0,), Kind.Q5_1: (0, 2), Kind.Q8_0: (0,), Kind.IQ4_NL: (0,),
     Kind.Q2_K: (80, 82),
-    Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,), Kind.IQ4_XS: (0,),
+    Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,), Kind.IQ4_XS: (0,), Kind.MXFP4: (),
 }  # fmt: skip
 END, BEGIN, END_OF_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (END, BEGIN, END_OF_TURN)
@@ -32,6 +33,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>{% endif %}"
 )
 CONTROL, NORMAL = 3, 1
+CONFIGS = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}  # what transformers calls them
 
 
 def random_blocks(kind: Kind, outputs: int, inputs: int, seed: int = 0, spread: float = 0.01) -> np.ndarray:
@@ -39,6 +41,8 @@ def random_blocks(kind: Kind, outputs: int, inputs: int, seed: int = 0, spread: 
     weights, size = GGML_QUANT_SIZES[kind]
     dice = np.random.default_rng(seed)
     blocks = dice.integers(0, 256, (outputs, inputs // weights, size), dtype=np.uint8)
+    if kind is Kind.MXFP4:  # exponents
+        blocks[..., 0] = dice.integers(118, 122, blocks.shape[:2])
     for at in HALVES[kind]:
         blocks[..., at : at + 2] = dice.normal(0, spread, (*blocks.shape[:2], 1)).astype(np.float16).view(np.uint8)
     return blocks.reshape(outputs, -1)
@@ -65,7 +69,8 @@ def write_model(
         _add(writer, key, value)
     stored = {name: value for name, value in _stored(model, architecture).items() if name not in leave_out}
     for name, value in {**stored, **(tensors or {})}.items():
-        wanted = (kind(name) if callable(kind) else kind) if value.ndim == 2 else Kind.F32
+        is_matrix = value.ndim > 1 and not name.endswith(".bias")
+        wanted = (kind(name) if callable(kind) else kind) if is_matrix else Kind.F32
         add_tensor(writer, name, value, wanted if value.shape[-1] % GGML_QUANT_SIZES[wanted][0] == 0 else Kind.F32)
     return finish(writer, path)
 
@@ -97,7 +102,7 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def _metadata(model: Any, architecture: str, pre: str | None, tokenizer: str) -> dict[str, Any]:
-    table = GGUF_TO_TRANSFORMERS_MAPPING["config"][architecture.replace("qwen3moe", "qwen3_moe")]
+    table = GGUF_TO_TRANSFORMERS_MAPPING["config"][CONFIGS.get(architecture, architecture)]
     config = model.config
     found = {f"{architecture}.{key}": getattr(config, name, None) for key, name in table.items() if name is not None}
     theta = (config.rope_parameters or {}) if hasattr(config, "rope_parameters") else {}
@@ -118,8 +123,27 @@ def _stored(model: Any, architecture: str) -> dict[str, np.ndarray]:
     state, found = model.state_dict(), {}
     for theirs, ours in get_gguf_hf_weights_map(model, processor, architecture).items():
         if ours in state and not (ours == "lm_head.weight" and model.config.tie_word_embeddings):
-            found[theirs] = _arranged(theirs, state[ours].float(), architecture, model.config).numpy()
-    return found
+            named = f"{theirs}.weight" if theirs.endswith("attn_sinks") else theirs
+            found[named] = _arranged(theirs, state[ours].float(), architecture, model.config).numpy()
+    return {name: value for name, value in found.items() if "_exps" not in name} | experts_of(model)
+
+
+def experts_of(model: Any) -> dict[str, np.ndarray]:
+    """Tensors of experts by GGUF's names: (experts, outputs, inputs), and biases."""
+    found: dict[str, Tensor] = {}
+    for path, part in model.named_modules():
+        layer = re.search(r"layers\.(\d+)\.", path)
+        if layer is None or not hasattr(part, "has_gate"):
+            continue
+        for name, value in part.named_parameters(recurse=False):
+            kind, end = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
+            rows = value.detach().float().transpose(1, 2) if part.is_transposed and end == "weight" else value.detach().float()
+            each = {"down": rows}
+            if kind == "gate_up_proj":
+                halves = rows.chunk(2, dim=1) if part.is_concatenated else (rows[:, ::2], rows[:, 1::2])
+                each = dict(zip(("gate", "up"), halves, strict=True))
+            found |= {f"blk.{layer[1]}.ffn_{one}_exps.{end}": own for one, own in each.items()}
+    return {name: value.contiguous().numpy() for name, value in found.items()}
 
 
 def _arranged(name: str, value: Tensor, architecture: str, config: Any) -> Tensor:
@@ -128,6 +152,8 @@ def _arranged(name: str, value: Tensor, architecture: str, config: Any) -> Tenso
         return value.view(heads, 2, -1, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
     if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
         return value + 1
+    if "ffn_gate_inp_shexp" in name:
+        return value.squeeze(0)
     if architecture == "gpt2" and any(
         part in name for part in ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
     ):

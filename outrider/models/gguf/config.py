@@ -33,11 +33,12 @@ END_NAMES = frozenset((
     "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
 ))  # fmt: skip
 CONTROL = 3  # a token's type
+LEFT_OUT = ("split.", "gpt-oss.rope.scaling.")  # beginnings of keys that transformers is not given; it misreads the second kind
 # Sampling that a file recommends -> generation_config's name
 SAMPLING = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
-SHAPED_ELSEWHERE = ("gemma4", "lfm2", "gpt-oss", "mamba")  # transformers reads their heads and positions itself
+SHAPED_ELSEWHERE = ("gemma4", "lfm2", "mamba")  # transformers reads their heads and positions itself
 PARTLY_ROTATED = ("phi3", "stablelm", "nemotron")  # their code in transformers takes a partial_rotary_factor
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose queries are scaled by another number
 DTYPES = {  # of plain weights
@@ -129,7 +130,7 @@ def _write_extract(file: GgufFile, path: Path) -> None:
     writer = library.GGUFWriter(path, file.architecture)
     for key, value in file.metadata.items():
         kind = _kind_of(value)
-        if key == "general.architecture" or key.startswith("split.") or isinstance(value, Count) or kind is None:
+        if key == "general.architecture" or key.startswith(LEFT_OUT) or isinstance(value, Count) or kind is None:
             continue
         if isinstance(value, list):
             writer.add_key_value(key, value, library.GGUFValueType.ARRAY, sub_type=kind)
@@ -179,6 +180,7 @@ def _complete(config: dict[str, Any], file: GgufFile) -> None:
     _complete_heads(config, file)
     if scaling := _scaling(file):
         config["rope_scaling"] = scaling
+    _complete_experts(config, file)
     if architecture.startswith("gemma"):
         _complete_gemma(config, file)
     if architecture == "phi3" and (window := file.of_model("attention.sliding_window")):
@@ -202,6 +204,16 @@ def _complete_heads(config: dict[str, Any], file: GgufFile) -> None:
             "Use the original checkpoint: a folder with config.json and *.safetensors."
         )
     config["partial_rotary_factor"] = rotated / size
+
+
+def _complete_experts(config: dict[str, Any], file: GgufFile) -> None:
+    for theirs, ours in (("expert", "moe_intermediate_size"), ("expert_shared", "shared_expert_intermediate_size")):
+        if file.architecture in ("qwen2moe", "qwen3moe") and (size := file.of_model(f"{theirs}_feed_forward_length")):
+            config[ours] = size
+    if file.architecture == "gpt-oss":
+        config["sliding_window"] = file.of_model("attention.sliding_window")
+        if "rope_scaling" in config:
+            config["rope_scaling"] |= {"truncate": False, "rope_theta": config.get("rope_theta", 10000.0)}
 
 
 def _scaling(file: GgufFile) -> dict[str, Any] | None:

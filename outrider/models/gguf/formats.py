@@ -57,7 +57,7 @@ class Form:
         """What codes stand for, unscaled, fp32."""
         if self.is_float:
             return codes.view(torch.float8_e4m3fn).float()
-        return torch.tensor(self.levels)[codes.long()] if self.levels else codes.float() - self.middle
+        return torch.tensor(self.levels, device=codes.device)[codes.long()] if self.levels else codes.float() - self.middle
 
     @property
     def factor_bytes(self) -> int:
@@ -116,7 +116,7 @@ def zero_form(bits: int, group: int, factors: torch.dtype) -> Form:
 FORMS = {  # by the format's name
     "Q4_0": Q4, "Q4_1": Q4_ZERO, "Q5_0": Q5, "Q5_1": Q5_ZERO, "Q8_0": Q8, "IQ4_NL": Q8,
     "Q2_K": Q4_NESTED_16, "Q3_K": Q6_NESTED, "Q4_K": Q4_NESTED, "Q5_K": Q5_NESTED, "Q6_K": Q6_NESTED,
-    "IQ4_XS": Q8_NESTED,
+    "IQ4_XS": Q8_NESTED, "MXFP4": E2M1,
 }  # fmt: skip
 
 
@@ -230,6 +230,10 @@ def _iq4_nl(b: Tensor) -> tuple[Tensor | None, ...]:
     return _levels(_fields(b[..., 2:18], 4, 16)), _half(b, 0), None, None, None
 
 
+def _mxfp4(b: Tensor) -> tuple[Tensor | None, ...]:
+    return _fields(b[..., 1:17], 4, 16), b[..., 0:1], None, None, None
+
+
 def _six_bits(b: Tensor) -> tuple[Tensor, Tensor]:
     """Eight steps and eight shifts of 6 bits each in 12 bytes."""
     first, second, rest = b[..., 0:4], b[..., 4:8], b[..., 8:12]
@@ -275,6 +279,7 @@ def _iq4_xs(b: Tensor) -> tuple[Tensor | None, ...]:
 _TAKE = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "IQ4_NL": _iq4_nl, "Q2_K": _q2_k,
     "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
 }  # fmt: skip
 
 

@@ -110,6 +110,13 @@ class BlockExperts(Blocks):
         return len(self) * self.outputs * self.inputs
 
 
+def put_experts(owner: Any, name: str, experts: BlockExperts) -> None:
+    """Put the weights of all experts in the place of a parameter of transformers' module."""
+    owner._parameters.pop(name, None)
+    owner.add_module(name, experts)
+    owner.config._experts_implementation = "eager"  # the one that reads one expert at a time
+
+
 def runs_on_kernels(module: nn.Module) -> bool:
     """Whether all layers in blocks that have kernels are on them."""
     return all(layer.kernel is not None for layer in block_layers(module) if isinstance(layer, KernelLayer))

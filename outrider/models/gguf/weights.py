@@ -1,6 +1,6 @@
 """Turns a GGUF file into transformers' module: the model is built without storage, then every tensor goes to its place.
 
-Names and rearrangements (Llama's rotary rows, GPT-2's transposed weights, merged experts, Gemma's norms) are transformers' own
+Names and rearrangements (Llama's rotary rows, GPT-2's transposed weights, Gemma's norms) are transformers' own
 tables. What a rearrangement does to a matrix is found out on row numbers: where it only reorders outputs, blocks are reordered as
 they are and stay blocks; weights of any other kind, and formats that no layout of ours holds, are widened, and a note says so.
 """
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,28 +25,36 @@ from outrider.huge_pages import on_huge_pages
 from outrider.lazy import transformers
 from outrider.models.gguf import library
 from outrider.models.gguf.config import DTYPES, gguf_generation_config, num_extra_layers, rope_factors
+from outrider.models.gguf.experts import SAME, Experts, experts_in, staying
 from outrider.models.gguf.formats import FORMS, panel_bytes, panels_of
 from outrider.models.gguf.header import GgufFile, TensorInfo
-from outrider.models.gguf.linear import BlockEmbedding, BlockLinear, Blocks, block_layers, runs_on_kernels
+from outrider.models.gguf.linear import (
+    BlockEmbedding,
+    BlockExperts,
+    BlockLinear,
+    Blocks,
+    block_layers,
+    put_experts,
+    runs_on_kernels,
+)
 from outrider.models.linear.panel import is_plain, is_transposed
 
 BLOCK_NUMBER = re.compile(r"blk\.(\d+)\.")
 USED_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
-SAME = np.empty(0, np.int64)  # the rows as they are
-
-
 @dataclass(frozen=True)
 class Place:
-    """The tensor of a file that something was made of. `order`: which stored row each output is."""
+    """The tensors of a file that something was made of, one beside the other. `order`: which stored row each output is."""
 
-    tensor: str
+    tensors: tuple[str, ...]
     order: np.ndarray
 
 
-def gguf_module(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
+def gguf_module(file: GgufFile, config: Any, dtype: torch.dtype, *, experts_stay: bool = True) -> nn.Module:
     """transformers' module with this checkpoint's weights, on the CPU; matrices in blocks stay in them (`linear.py`).
+
+    `experts_stay`: those of experts, too. On a GPU they would be widened for each use, one expert at a time.
 
     Raises CheckpointError where weights are missing or of another shape, CapabilityError where the file has more than the
     architecture takes.
@@ -58,7 +67,7 @@ def gguf_module(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
         raise CapabilityError(f"'{file.path}': transformers has no language model for it: {reason}") from error
     with torch.no_grad():
         make_buffers(module)
-        loading = _Loading(file, module, config, dtype)
+        loading = _Loading(file, module, config, dtype, staying(file, experts=experts_stay))
         loading.run()
         _divide_frequencies(module, file)
     module.outrider_places = loading.places
@@ -66,8 +75,8 @@ def gguf_module(file: GgufFile, config: Any, dtype: torch.dtype) -> nn.Module:
     return module
 
 
-def panels_in(tensors: Sequence[tuple[TensorInfo, np.ndarray]]) -> Iterator[Tensor]:
-    """Panels of tensors in blocks, their rows in these orders.
+def panels_in(stored: Sequence[tuple[Sequence[TensorInfo], np.ndarray]]) -> Iterator[Tensor]:
+    """Panels of tensors in blocks, whose rows follow one another in these orders; of experts for each of them.
 
     Made on all threads: each is many small operations, which do not divide well.
     """
@@ -75,24 +84,27 @@ def panels_in(tensors: Sequence[tuple[TensorInfo, np.ndarray]]) -> Iterator[Tens
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(threads) as pool:
-            yield from map(on_huge_pages, pool.map(_panels, tensors))
+            yield from map(on_huge_pages, pool.map(_panels, stored))
     finally:
         torch.set_num_threads(threads)
 
 
-def _panels(stored: tuple[TensorInfo, np.ndarray]) -> Tensor:
-    tensor, order = stored
-    blocks = torch.from_numpy(np.array(tensor.read()))
-    return panels_of(blocks if order is SAME else blocks[torch.from_numpy(order)], tensor.kind)
+def _panels(stored: tuple[Sequence[TensorInfo], np.ndarray]) -> Tensor:
+    tensors, order = stored
+    blocks = torch.from_numpy(np.concatenate([tensor.read() for tensor in tensors], axis=-2))
+    blocks = blocks if order is SAME else blocks[..., torch.from_numpy(order), :]
+    kind = tensors[0].kind
+    return panels_of(blocks, kind) if blocks.dim() == 2 else torch.stack([panels_of(own, kind) for own in blocks])
 
 
-def gguf_bytes(file: GgufFile, config: Any, dtype: torch.dtype) -> tuple[int, int]:
+def gguf_bytes(file: GgufFile, config: Any, dtype: torch.dtype, *, experts_stay: bool = True) -> tuple[int, int]:
     """Bytes of the weights once loaded: of plain ones, and of those that stay in blocks."""
     num_layers = config.get_text_config().num_hidden_layers
     tensors = [tensor for tensor in file.tensors if not _is_extra(tensor.name, file, num_layers)]
-    in_blocks = [tensor for tensor in tensors if _may_stay(tensor)]
-    plain = sum(tensor.num_weights for tensor in tensors if not _may_stay(tensor)) * dtype.itemsize
-    return plain, sum(panel_bytes(tensor.kind, *tensor.shape) for tensor in in_blocks)
+    stay = staying(file, experts=experts_stay)
+    plain = sum(tensor.num_weights for tensor in tensors if tensor.name not in stay) * dtype.itemsize
+    in_blocks = [tensor for tensor in tensors if tensor.name in stay]
+    return plain, sum(prod(tensor.shape[:-2]) * panel_bytes(tensor.kind, *tensor.shape[-2:]) for tensor in in_blocks)
 
 
 def gguf_notes(file: GgufFile, module: nn.Module, label: str) -> list[str]:
@@ -106,23 +118,16 @@ def gguf_notes(file: GgufFile, module: nn.Module, label: str) -> list[str]:
         if not runs_on_kernels(module):
             how = "the native kernels do not serve here (they take bfloat16 and a CPU with AVX2): slow"
         notes.append(f"'{label}' keeps its weights in their blocks ({kinds}); {how}")
-    if widened := Counter(
-        tensor.kind.name for tensor in file.tensors if tensor.kind.name not in DTYPES and not _may_stay(tensor)
-    ):
-        total = sum(
-            tensor.num_weights for tensor in file.tensors if tensor.kind.name not in DTYPES and not _may_stay(tensor)
-        )
-        kinds = ", ".join(f"{count} in {name}" for name, count in widened.items())
+    stay = staying(file, experts=any(isinstance(layer, BlockExperts) for layer in layers))
+    if widened := [tensor for tensor in file.tensors if tensor.kind.name not in DTYPES and tensor.name not in stay]:
+        counts = Counter(tensor.kind.name for tensor in widened)
+        total, kinds = sum(tensor.num_weights for tensor in widened), ", ".join(f"{n} in {name}" for name, n in counts.items())
         notes.append(
             f"'{label}': tensors that no kernel multiplies in their blocks are widened ({kinds}; {total / 1e6:.0f}M weights)"
         )
     if num_extra_layers(file) or any(".nextn." in tensor.name for tensor in file.tensors):
         notes.append(f"'{label}' has layers that predict further tokens (nextn, MTP): not used")
     return notes
-
-
-def _may_stay(tensor: TensorInfo) -> bool:
-    return tensor.kind.name in FORMS and len(tensor.shape) == 2
 
 
 def _is_extra(name: str, file: GgufFile, num_layers: int) -> bool:
@@ -163,29 +168,28 @@ class _Loading:
     module: Any
     config: Any
     dtype: torch.dtype
-    merged: dict[str, dict[str, Tensor]] = field(
-        default_factory=lambda: {"tensors": {}}
-    )  # experts that several tensors make up
-
-    kept: list[tuple[TensorInfo, str, np.ndarray]] = field(default_factory=list)  # of layers in blocks: place, order of outputs
+    stay: Collection[str]  # names of tensors that keep their blocks, where the module can
+    kept: list[tuple[tuple[TensorInfo, ...], str, np.ndarray]] = field(default_factory=list)  # in blocks: place, order of outputs
     places: dict[str, Place] = field(default_factory=dict)  # by layer in blocks, or parameter
 
     def run(self) -> None:
         processors = transformers.modeling_gguf_pytorch_utils
         kind = processors.TENSOR_PROCESSORS.get(self.file.architecture, processors.TensorProcessor)
         processor = kind(config=self.config.get_text_config().to_dict())
-        places = self._places(processor)
+        experts = experts_in(self.module, {tensor.name for tensor in self.file.tensors})
+        of_experts = {name for own in experts for name in own.tensors}
+        places = self._places(processor, {*of_experts, *USED_ELSEWHERE})
         num_layers, unknown = self.config.get_text_config().num_hidden_layers, []
         for tensor in self.file.tensors:
-            if tensor.name in USED_ELSEWHERE or _is_extra(tensor.name, self.file, num_layers):
+            if tensor.name in USED_ELSEWHERE or tensor.name in of_experts or _is_extra(tensor.name, self.file, num_layers):
                 continue
-            if _may_stay(tensor) and self._keep_blocks(tensor, places.get(tensor.name), processor):
+            if tensor.name in self.stay and self._keep_blocks(tensor, places.get(tensor.name), processor):
                 continue
             if not self._widen(tensor, places, processor):
                 unknown.append(tensor.name)
+        for own in experts:
+            self._put_experts(own)
         self._make_blocks()
-        for name, values in self.merged["tensors"].items():
-            self._put(name, values)
         if unknown:
             raise CapabilityError(
                 f"'{self.file.path}' has {len(unknown)} tensors that transformers' {type(self.module).__name__} has no place "
@@ -198,8 +202,8 @@ class _Loading:
                 f"'{self.file.path}' lacks {len(absent)} weights, first '{absent[0]}': incomplete, or of another architecture."
             )
 
-    def _places(self, processor: Any) -> dict[str, str]:
-        """The place of each tensor in the module, by its name in the file.
+    def _places(self, processor: Any, others: Collection[str]) -> dict[str, str]:
+        """The place of each tensor in the module, but for `others`, by its name in the file.
 
         transformers also asks every submodule under its own name, for models that were converted without their head, and makes
         gguf's table of names for each (397 times, 8 s, for 30 layers): done only where a tensor has no place otherwise.
@@ -208,10 +212,10 @@ class _Loading:
         find = transformers.modeling_gguf_pytorch_utils.get_gguf_hf_weights_map
         whole = SimpleNamespace(config=self.module.config, state_dict=self.module.state_dict, named_children=tuple)
         try:
-            places = find(whole, processor, model_type)
-            if all(tensor.name in places or tensor.name in USED_ELSEWHERE for tensor in self.file.tensors):
+            places = _with_endings(find(whole, processor, model_type))
+            if all(tensor.name in places or tensor.name in others for tensor in self.file.tensors):
                 return places
-            return find(self.module, processor, model_type)
+            return _with_endings(find(self.module, processor, model_type))
         except NotImplementedError as error:
             raise CapabilityError(
                 f"'{self.file.path}': the installed gguf package does not know the tensors of '{self.config.model_type}'. "
@@ -234,18 +238,41 @@ class _Loading:
         )
         if isinstance(layer, nn.Embedding) and type(layer) is not nn.Embedding and not hasattr(layer, "embed_scale"):
             return False  # a class of its own, which may do more than look up
-        self.kept.append((tensor, place.removesuffix(".weight"), order))
+        self.kept.append(((tensor,), place.removesuffix(".weight"), order))
         return True
+
+    def _put_experts(self, own: Experts) -> None:
+        """A parameter of all experts, in blocks where they may stay so."""
+        tensors = tuple(tensor for name in own.tensors for tensor in self.file.tensors if tensor.name == name)
+        if own.tensors[0] in self.stay:
+            found = (len(tensors[0].read()), sum(tensor.shape[1] for tensor in tensors), tensors[0].shape[2])
+            there = self.module.get_parameter(own.place).shape
+            self._check_shape(own.place, found, (there[0], there[2], there[1]) if own.is_transposed else there)
+            self.kept.append((tensors, own.place, own.order(found[1])))
+            return
+        values = torch.from_numpy(np.concatenate([plain_values(tensor) for tensor in tensors], axis=1))
+        order = own.order(values.shape[1])
+        values = values if order is SAME else values[:, torch.from_numpy(order)]
+        self._put(own.place, values.transpose(1, 2).contiguous() if own.is_transposed else values)
+        self.places[own.place] = Place(own.tensors, order)
 
     def _make_blocks(self) -> None:
         """The layers of `kept`."""
-        found = panels_in([(tensor, order) for tensor, _, order in self.kept])
-        for (tensor, place, order), panels in zip(self.kept, found, strict=True):
-            self._put_blocks(tensor, place, panels)
-            self.places[place] = Place(tensor.name, order)
+        found = panels_in([(tensors, order) for tensors, _, order in self.kept])
+        for (tensors, place, order), panels in zip(self.kept, found, strict=True):
+            self._put_blocks(tensors, place, panels)
+            self.places[place] = Place(tuple(tensor.name for tensor in tensors), order)
 
-    def _put_blocks(self, tensor: TensorInfo, place: str, panels: Tensor) -> None:
-        layer, form, (outputs, inputs) = self.module.get_submodule(place), FORMS[tensor.kind.name], tensor.shape
+    def _put_blocks(self, tensors: Sequence[TensorInfo], place: str, panels: Tensor) -> None:
+        form, inputs = FORMS[tensors[0].kind.name], tensors[0].shape[-1]
+        outputs = sum(tensor.shape[-2] for tensor in tensors)
+        if panels.dim() == 3:
+            owner, _, name = place.rpartition(".")
+            part: Any = self.module.get_submodule(owner)
+            experts = BlockExperts(panels, form, outputs, inputs, self.dtype, is_transposed=part.is_transposed)
+            put_experts(part, name, experts)
+            return
+        layer = self.module.get_submodule(place)
         made: Blocks
         if isinstance(layer, nn.Embedding):
             made = BlockEmbedding(panels, form, outputs, inputs, self.dtype, getattr(layer, "embed_scale", None))
@@ -256,14 +283,12 @@ class _Loading:
     def _widen(self, tensor: TensorInfo, places: dict[str, str], processor: Any) -> bool:
         """Put a tensor to its place as plain numbers; whether it has one."""
         result = processor.process(
-            weights=plain_values(tensor), name=tensor.name, tensor_key_mapping=places, parsed_parameters=self.merged
+            weights=plain_values(tensor), name=tensor.name, tensor_key_mapping=places, parsed_parameters={"tensors": {}}
         )
-        if result.name is None:  # a part of several, kept in `merged`
-            return True
         if result.name not in places:
             return False
         self._put(places[result.name], torch.from_numpy(np.array(result.weights)))
-        self.places[places[result.name]] = Place(tensor.name, SAME)
+        self.places[places[result.name]] = Place((tensor.name,), SAME)
         return True
 
     def _put(self, place: str, values: Tensor) -> None:
@@ -298,6 +323,11 @@ class _Loading:
         name = next(name for name, part in self.module.named_modules() if part is output)
         self.module.set_submodule(name, shared)
         self.places[name] = next(self.places[place] for place, part in self.module.named_modules() if part is table)
+
+
+def _with_endings(places: dict[str, str]) -> dict[str, str]:
+    """Places of parameters that transformers names without an ending, and files with one (attention sinks), under both names."""
+    return {f"{name}.weight": place for name, place in places.items() if not name.endswith((".weight", ".bias"))} | places
 
 
 def _order_of(tensor: TensorInfo, processor: Any, *, is_transposed: bool) -> np.ndarray | None:

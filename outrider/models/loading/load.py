@@ -236,7 +236,7 @@ def load_module(
     if (adapter := adapter_in(name)) is not None:
         return adapter.merged_into(load_module(adapter.base, config, dtype, device, trust_remote_code, adapter.revision))
     if (file := gguf_in(name, revision)) is not None:
-        return gguf_module(file, config, dtype).eval().requires_grad_(False).to(device)
+        return gguf_module(file, config, dtype, experts_stay=device.type == "cpu").eval().requires_grad_(False).to(device)
     if (scheme := scheme_of(config, device)) is not None:
         return quantised_module(name, config, dtype, scheme, revision).eval().requires_grad_(False).to(device)
     widened = is_widened(config, device)

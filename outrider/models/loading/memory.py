@@ -195,7 +195,7 @@ def model_memory(name: str, config: Any, dtype: torch.dtype, device: torch.devic
     adapter = adapter_in(name)
     folder, widened = Path(name if adapter is None else adapter.base).expanduser(), is_widened(config, device)
     if (file := gguf_in(name)) is not None:
-        plain, quantised = gguf_bytes(file, config, dtype)
+        plain, quantised = gguf_bytes(file, config, dtype, experts_stay=device.type == "cpu")
     elif folder.is_dir():
         plain, quantised = _folder_bytes(folder, dtype, config, widened=widened)
     else:

@@ -19,9 +19,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from outrider.models.gguf.experts import SAME
 from outrider.models.gguf.formats import FORMS, Form
 from outrider.models.gguf.names import gguf_in
-from outrider.models.gguf.weights import SAME, panels_in, plain_values
+from outrider.models.gguf.weights import panels_in, plain_values
 from outrider.models.loading import tensor_text
 from outrider.models.loading.made_tensors import keep_tensors, kept_tensors
 from outrider.models.loading.memory import weight_files
@@ -55,14 +56,14 @@ def find_stored(
     """
     places = getattr(module, "outrider_places", {})
     orders: list[np.ndarray] = [SAME]
-    blocks = {layer: [places[layer].tensor, _number(orders, places[layer].order)] for layer in in_blocks if layer in places}
+    blocks = {layer: [places[layer].tensors, _number(orders, places[layer].order)] for layer in in_blocks if layer in places}
     plain: dict[str, list[Any]] = {}
     few: dict[str, Any] = {}
     made = _Made()
     with _files(name) as files:
         origins = _Origins(module, files.names)
         for own, tensor in tensors.items():
-            there = [places[own].tensor] if own in places else origins.of(own)
+            there = places[own].tensors if own in places else origins.of(own)
             if there and _is_same(_joined(files, there, tensor.shape), tensor):
                 plain[own] = [there, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
             elif tensor.numel() <= FEW:
@@ -139,9 +140,9 @@ def _joined(files: _Files, names: Sequence[str], shape: Sequence[int]) -> Tensor
     if not files.names.issuperset(names):
         return None
     parts = [files.read(name) for name in names]
-    if len(parts) > 1 and len({part.shape[1:] for part in parts}) > 1:
+    if len(parts) > 1 and len({part.shape[-1] for part in parts}) > 1:
         return None
-    found = parts[0] if len(parts) == 1 else torch.cat(parts)
+    found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=max(0, parts[0].dim() - 2))  # experts of GGUF have three
     return found.view(*shape) if found.shape == tuple(shape) or (len(parts) > 1 and found.numel() == prod(shape)) else None
 
 
@@ -159,12 +160,16 @@ def _read_blocks(name: str, kept: Mapping[str, Any], texts: Sequence[list[Any]])
         return {}
     infos = {tensor.name: tensor for tensor in file.tensors}
     orders = [SAME, *(tensor_text.read(text).numpy().astype(np.int64) for text in texts[1:])]
-    each = dict.fromkeys((tensor, order) for tensor, order in kept.values())  # an output layer may be the table of embeddings
-    panels = dict(zip(each, panels_in([(infos[tensor], orders[order]) for tensor, order in each]), strict=True))
+    known = {layer: ([infos[name] for name in names], number) for layer, (names, number) in kept.items()}
+    each = dict.fromkeys((tuple(names), number) for names, number in kept.values())  # an output layer may be the embeddings
+    made = dict(zip(each, panels_in([([infos[name] for name in names], orders[number]) for names, number in each]), strict=True))
     return {
-        layer: InBlocks(panels[tensor, order], FORMS[infos[tensor].kind.name], *infos[tensor].shape)
-        for layer, (tensor, order) in kept.items()
-    }
+        layer: InBlocks(
+            made[tuple(kept[layer][0]), number], FORMS[tensors[0].kind.name], sum(one.shape[-2] for one in tensors),
+            tensors[0].shape[-1],
+        )
+        for layer, (tensors, number) in known.items()
+    }  # fmt: skip
 
 
 def _number(orders: list[np.ndarray], order: np.ndarray) -> int:

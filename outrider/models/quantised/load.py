@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from outrider.errors import CheckpointError
 from outrider.lazy import huggingface_hub, transformers
-from outrider.models.gguf.linear import BlockEmbedding, runs_on_kernels
+from outrider.models.gguf.linear import BlockEmbedding, put_experts, runs_on_kernels
 from outrider.models.gguf.weights import make_buffers
 from outrider.models.loading import hub
 from outrider.models.loading.memory import weight_files
@@ -184,14 +184,12 @@ class _Loading:
         shape = (experts, inputs, outputs) if is_transposed else (experts, outputs, inputs)
         self._check_shape(target, shape, there.shape)
         made = experts_of(found, experts, dtype, is_transposed=is_transposed) if hasattr(owner, "has_gate") else None
-        del owner._parameters[last]
         if made is None:
             values = found.values().to(dtype).view(experts, outputs, inputs)
             values = values.transpose(1, 2).contiguous() if is_transposed else values
             owner._parameters[last] = nn.Parameter(values, requires_grad=False)
             return True
-        owner.add_module(last, made)
-        owner.config._experts_implementation = "eager"  # the one that reads one expert at a time
+        put_experts(owner, last, made)
         return False
 
     def _parameter(self, target: str) -> tuple[Any, str, Tensor]:

@@ -15,7 +15,9 @@ from outrider.models.loading import made_tensors
 from outrider.models.loading.made_tensors import keep_tensors, kept_tensors
 from outrider.models.probes.probe import probe_logits
 from outrider.runtime import library
+from tests.gguf_files import Kind
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
+from tests.unit.models.gguf import test_experts
 from tests.unit.models.quantised import test_floats, test_load
 from tests.unit.runtime.families import make as family
 
@@ -34,6 +36,9 @@ def checkpoint(folder: Path, name: str) -> tuple[Path, dict[str, Any]]:
     if name == "rounded":
         model = tiny_llama(96, hidden_size=128, intermediate_size=256, tie_word_embeddings=True).bfloat16()
         return save_checkpoint(folder, model, word_tokenizer(96)), {"quantise": 4}
+    if name == "gguf-experts":
+        kinds = dict.fromkeys(("gate", "up", "down"), Kind.MXFP4)
+        return test_experts.checkpoint(folder.with_suffix(".gguf"), "gpt-oss", kinds)[0], {}
     if name == "experts":
         return save_checkpoint(folder, family("qwen3_moe", torch.bfloat16), word_tokenizer(97)), {}
     if name in test_load.FORMATS:
@@ -67,14 +72,14 @@ def weights() -> list[Path]:
     return list((cache_folder() / "weights").glob("*"))
 
 
-@pytest.mark.parametrize("name", [*REPACKED, "experts"])
+@pytest.mark.parametrize("name", [*REPACKED, "experts", "gguf-experts"])
 def test_a_second_start_packs_nothing_and_has_the_same_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plain checkpoint's experts are put together from its own files, so no second copy of them lies in the cache."""
+    """What a checkpoint's own files have, its experts too, has no second copy in the cache."""
     model, options = checkpoint(tmp_path / "model", name)
     first = start(model, **options)
     assert first.config["runtime"] == "native"
     expected = bits(first)
-    assert len(weights()) == (name != "experts")
+    assert len(weights()) == (name in REPACKED)
     no_loading(monkeypatch)
     second = start(model, **options)
     assert_same(second, expected)

@@ -1,0 +1,68 @@
+"""The experts of a GGUF file: which of its tensors make up each parameter of transformers' module, and in which order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outrider.models.gguf.formats import FORMS
+from outrider.models.gguf.header import GgufFile
+
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+PARTS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "up_proj": ("ffn_up_exps",), "down_proj": ("ffn_down_exps",)}
+PAIRED = ("ffn_gate_exps", "ffn_up_exps")  # whose rows lie in one matrix
+SAME = np.empty(0, np.int64)  # the rows as they are
+
+
+@dataclass(frozen=True)
+class Experts:
+    """One parameter of all experts of a layer."""
+
+    owner: str
+    name: str
+    tensors: tuple[str, ...]  # whose outputs follow one another, for each expert
+    is_interleaved: bool  # outputs of both in turn
+    is_transposed: bool  # the module has (inputs, outputs)
+
+    @property
+    def place(self) -> str:
+        return f"{self.owner}.{self.name}"
+
+    def order(self, outputs: int) -> np.ndarray:
+        """Which of so many stored outputs each output is."""
+        return np.arange(outputs, dtype=np.int64).reshape(2, -1).T.flatten() if self.is_interleaved else SAME
+
+
+def experts_in(module: Any, names: Collection[str]) -> list[Experts]:
+    """The parameters of experts whose tensors are all among `names`."""
+    found = []
+    for path, part in module.named_modules():
+        layer = LAYER.search(path)
+        if layer is None or not hasattr(part, "has_gate"):
+            continue
+        for name, _ in part.named_parameters(recurse=False):
+            kind, end = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
+            tensors = tuple(f"blk.{layer[1]}.{each}.{end}" for each in PARTS.get(kind, ()))
+            if tensors and all(each in names for each in tensors):
+                interleaved = len(tensors) > 1 and not part.is_concatenated
+                found.append(Experts(path, name, tensors, interleaved, part.is_transposed and end == "weight"))
+    return found
+
+
+def staying(file: GgufFile, *, experts: bool = True) -> frozenset[str]:
+    """The tensors that keep their blocks: matrices, and with `experts` theirs, of formats that the kernels multiply."""
+    kinds = {tensor.name: tensor.kind for tensor in file.tensors}
+    found = [tensor for tensor in file.tensors if tensor.kind.name in FORMS]
+    matrices = [tensor.name for tensor in found if len(tensor.shape) == 2]
+    theirs = [tensor for tensor in found if experts and len(tensor.shape) == 3 and "_exps." in tensor.name]
+    return frozenset([*matrices, *(one.name for one in theirs if kinds.get(_beside(one.name), one.kind) == one.kind)])
+
+
+def _beside(name: str) -> str:
+    """The tensor that lies in one matrix with this one."""
+    first, second = PAIRED
+    return name.replace(first, second) if first in name else name.replace(second, first)
