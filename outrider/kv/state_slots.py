@@ -54,7 +54,7 @@ class StatePass:
 
     states: list[Tensor]  # per operation (slots, 2, size) fp32
     records: list[Tensor]  # per operation (slots, records, bytes) uint8
-    moves: np.ndarray  # (B, 6) int64, the fields of `Move`
+    moves: np.ndarray  # (B, 6) int64, the fields of `Move`; of several passes one after the other
 
     @property
     def num_records(self) -> int:
@@ -174,16 +174,37 @@ class StateSlots(KVCache):
 
     def begin(self, first_row: int, num_rows: int, width: int, *, reads: bool) -> StatePass:
         """Before a pass of `width` tokens over these rows. `reads`: of a text's own tokens, of which none will be rejected."""
-        rows = range(first_row, first_row + num_rows)
+        starts = self.lengths[first_row : first_row + num_rows]
         if not reads:
-            self._make_records(max(self.lengths[row] - self._lines[row].base for row in rows) + width)
-        moves = np.empty((num_rows, 6), dtype=np.int64)
-        for index, row in enumerate(rows):
-            self._lines[row], move = _moved(self._lines[row], self.lengths[row], width, self.num_records)
-            moves[index] = (move.base, move.begin, move.end, move.source, move.target, move.is_recorded)
+            self._record(first_row, num_rows, width)
+        moves = self._moves(first_row, starts, width)
         if not first_row:
             return StatePass(self.states, self.records, moves)
         return StatePass([store[first_row:] for store in self.states], [store[first_row:] for store in self.records], moves)
+
+    def begin_chain(self, counts: Sequence[int], num_passes: int) -> StatePass:
+        """Before passes of the first rows that follow one another: one as wide as the most tokens of a row, of which the first
+        `counts[row]` count, and others of one token each. It has the moves of all passes (num_passes * B, 6), in their order."""
+        starts, width = self.lengths[: len(counts)], max(counts)
+        self._record(0, len(counts), width)
+        moves = [self._moves(0, starts, width)]
+        for done in range(num_passes - 1):
+            moves.append(self._moves(0, [start + count + done for start, count in zip(starts, counts, strict=True)], 1))
+        return StatePass(self.states, self.records, np.concatenate(moves))
+
+    def _record(self, first_row: int, num_rows: int, width: int) -> None:
+        """Make room for the records of a pass of `width` tokens over these rows."""
+        rows = range(first_row, first_row + num_rows)
+        self._make_records(max(self.lengths[row] - self._lines[row].base for row in rows) + width)
+
+    def _moves(self, first_row: int, starts: Sequence[int], width: int) -> np.ndarray:
+        """What a pass that begins at these lengths does to the rows from `first_row` on (B, 6); it is taken for done."""
+        moves = np.empty((len(starts), 6), dtype=np.int64)
+        for index, start in enumerate(starts):
+            row = first_row + index
+            self._lines[row], move = _moved(self._lines[row], start, width, self.num_records)
+            moves[index] = (move.base, move.begin, move.end, move.source, move.target, move.is_recorded)
+        return moves
 
     # ---------------------------------------------------------------- rows that leave and come
 

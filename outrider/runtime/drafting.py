@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.kv import KVCache
+from outrider.kv.state_slots import HELD_BACK, StatePass, StateSlots
 from outrider.models.lm import LM
 from outrider.models.tokens.vocabulary import OUTSIDE
 from outrider.rows import Rows
@@ -109,8 +110,9 @@ class Asked(NamedTuple):
 
 
 def draft_chains(
-    bound: Bound, kv: KVCache, picks: Picks, first: FirstPass, num_tokens: int, vocabulary: Vocabulary, last_position: int
-) -> tuple[Tensor, Tensor] | None:
+    bound: Bound, kv: KVCache, picks: Picks, first: FirstPass, num_tokens: int, vocabulary: Vocabulary, last_position: int,
+    states: StatePass | None = None,
+) -> tuple[Tensor, Tensor] | None:  # fmt: skip
     """Draft tokens (B, n) and the laws (R, n + 1, V) of rows that draw; None where a row's scores are not numbers.
 
     The cache has room for all that is written. A program with an input is given, for the next token, its own first signal.
@@ -118,7 +120,7 @@ def draft_chains(
     carried = torch.empty(*first.ids.shape, bound.executor.program.hidden_size, dtype=kv.dtype) if first.inputs else None
     asked = Asked.of(picks, num_tokens, vocabulary, last_position, carried)
     rotary = bound.rotary.up_to(int(first.positions.max()) + num_tokens)
-    found = bound.executor.draft(first, kv.keys, kv.values, rotary, carried, asked.struct)
+    found = bound.executor.draft(first, kv.keys, kv.values, rotary, carried, asked.struct, states)
     return (asked.tokens, asked.laws) if found else None
 
 
@@ -126,18 +128,19 @@ def chains_behind(
     lm: LM, run: NativeRun, picks: Picks, pending: Sequence[list[int]], num_tokens: int, vocabulary: Vocabulary
 ) -> tuple[Tensor, Tensor] | None:
     """`draft_chains` behind rows whose caches lack `pending`, one token at least. Commits nothing: what was fed, all but the
-    last token drafted, lies behind what the caches hold. None, too, for a model with running states, whose
-    passes are planned one by one."""
-    if lm.shape.states:
-        return None
+    last token drafted, lies behind what the caches hold. None, too, for chains that a
+    running state could not be taken back from."""
     kv, last = lm.kv, lm.shape.context_length - 1
     width, starts = max(map(len, pending)), np.array(kv.lengths)
+    if isinstance(kv, StateSlots) and width + num_tokens > HELD_BACK:
+        return None
     kv.reserve(len(pending), int(starts.max()) + width + num_tokens)
     ids = torch.tensor([tokens + tokens[-1:] * (width - len(tokens)) for tokens in pending])
     positions = np.minimum(starts[:, None] + np.arange(width), last)
     columns = np.array([len(tokens) - 1 for tokens in pending])
     first = FirstPass(ids.clamp(max=lm.shape.vocab_size - 1), positions, starts, columns)
-    return draft_chains(run.bound, kv, picks, first, num_tokens, vocabulary, last)
+    states = kv.begin_chain([len(tokens) for tokens in pending], num_tokens) if isinstance(kv, StateSlots) else None
+    return draft_chains(run.bound, kv, picks, first, num_tokens, vocabulary, last, states)
 
 
 class ChainLoop:

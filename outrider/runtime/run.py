@@ -83,15 +83,15 @@ class Executor:
 
     def draft(
         self, first: FirstPass, keys: Sequence[Tensor], values: Sequence[Tensor], tables: Sequence[Tensor],
-        carried: Tensor | None, told: DraftingStruct,
+        carried: Tensor | None, told: DraftingStruct, states: StatePass | None = None,
     ) -> bool:  # fmt: skip
-        """Make the chains that `told` says, behind this first pass; `carried` (B, T, H) is room for what it hands on. False where
-        a row's scores are none to pick from."""
+        """Make the chains that `told` says, behind this first pass. `carried` (B, T, H) is room for what it hands on; `states`
+        has the moves of all passes. False where a row's scores are none to pick from."""
         num_rows, num_tokens = first.ids.shape
         call = self.call(
             num_rows, num_tokens, 1, keys=keys, values=values, tables=tables, inputs=first.inputs, signals=[carried],
             ids=first.ids, positions=first.positions, starts=first.starts, columns=first.columns, rows_differ=True,
-            logits=self.logits(num_rows, 1),
+            logits=self.logits(num_rows, 1), state_pass=states,
         )  # fmt: skip
         at = (ctypes.addressof(each) for each in (self.struct, call, told))
         return self.library.outrider_runtime_draft(*at, self.workers)

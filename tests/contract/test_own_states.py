@@ -21,6 +21,7 @@ from outrider.cache import cache_folder
 from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter
+from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.errors import CapabilityError
 from outrider.kv import state_slots
@@ -28,12 +29,15 @@ from outrider.kv.state_slots import HELD_BACK, LAG, StatePass, StateSlots
 from outrider.models.lm import LM
 from outrider.models.loading.load import build_lm
 from outrider.models.stateful.lm import StateLM
+from outrider.runtime.drafting import ChainLoop
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.own_states import native_states
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers import VERIFIERS
 from tests.contract.own_cache_families import NATIVE, VOCAB, make
 from tests.helpers import OracleThatErrs, make_row, run_to_end
+from tests.unit.runtime.test_drafting import KINDS as KINDS_OF_ROWS
+from tests.unit.runtime.test_drafting import Watched, batch, step_by_step
 
 # Delta rules with a decay for a head and for each number, Mamba 2, a convolution alone, Mamba 1, RG-LRU, lightning attention,
 # and Mamba 1 in heads beside attention that layers share
@@ -250,6 +254,26 @@ def test_greedy_texts(name: str) -> None:
         use_cache=name not in STEPS_DIFFER,
     )  # fmt: skip
     assert said[1] == theirs[0, len(PROMPTS[1]) :].tolist()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_chains_of_a_draft_model(name: str) -> None:
+    """Catches states of passes in one call that are not those of passes one by one: a padded token that stays in a state, a
+    rejection that is not taken back, a row that moves as its neighbour."""
+    lm = subject(name).twin()
+    loop = Watched(lm, lm.run, VOCAB)  # type: ignore[arg-type]
+    params = [KINDS_OF_ROWS[kind] for kind in ("greedy", "hot", "all filters")]
+    step_by_step((ModelDrafter(lm, loop), ModelDrafter(lm.twin())), batch(params, (1,)), [4, 1, 5, 3, 8, 2, 1, 1, 6])
+    assert loop.calls == 9
+
+
+def test_a_long_chain_is_drafted_token_by_token() -> None:
+    """Catches a draft that leaves no state to go back to."""
+    lm = subject("lfm2").twin()
+    begin(lm, text_of(9))
+    loop, rows = ChainLoop(lm, lm.run, VOCAB), batch([SamplingParams()])  # type: ignore[arg-type]
+    assert loop.draft(rows, [[5]], HELD_BACK) is None
+    assert loop.draft(rows, [[5]], HELD_BACK - 1) is not None
 
 
 # ---------------------------------------------------------------- bugs that must be found

@@ -98,6 +98,7 @@ bool run_chain(const Drafting& d, const Pass& first, int64_t width, Pool& pool, 
       ends[b] = 0;
     }
     pass.tokens = 1;
+    if (pass.moves) pass.moves += B;
     pass.ids = ids.data(), pass.positions = positions.data(), pass.starts = starts.data(), pass.columns = ends.data();
     if (d.carried) pass.inputs = inputs;
   }

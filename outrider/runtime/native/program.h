@@ -84,7 +84,7 @@ struct Pass {
   const void* const* inputs;           // (B, T) blocks each, that are given with the pass
   void* const* states;                 // of each recurrent operation: (slots, 2, its size) fp32
   void* const* records;                // (slots, num_records, its bytes), of position p at p % num_records
-  const Move* moves;                   // (B,)
+  const Move* moves;                   // (B,), and behind them those of the passes that follow in the same call
   int64_t num_records;
   void* const* signals;                // where hidden states go, null where nobody wants them
   const int64_t* columns;              // (K,) tokens of each row whose logits are asked for; (B, K) where rows differ
