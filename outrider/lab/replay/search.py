@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import optuna
 
@@ -25,7 +26,7 @@ from outrider.lab.replay.drafters import replayable_parts
 from outrider.lab.replay.replay import Order, Replay, replay
 from outrider.lab.replay.replay_result import SearchOutcome
 from outrider.lab.replay.resampling import Sums, gain_interval
-from outrider.lab.replay.spaces import Space, space_of, values_of, with_values
+from outrider.lab.replay.spaces import Space, in_words, space_of, values_of, with_values
 from outrider.lab.replay.summary import plain_steps, summarise, unpaid_drafting
 from outrider.lab.replay.texts import Text
 from outrider.models.loading.load import LoadedModel
@@ -66,24 +67,25 @@ def search(
     draft_s = unpaid_drafting(run(configuration, train), costs)  # the same for all: the clock must not choose among them
     tried: dict[str, float] = {}  # label -> objective
 
-    def objective(trial: optuna.Trial) -> float:
-        options = with_values(configuration, {name: range_.suggest(trial, name) for name, range_ in chosen.items()})
-        progress.advance()
-        if options.label not in tried:
-            _prune_impossible(options)
-            tried[options.label] = score(run(options, train), costs, draft_s)
-        trial.set_user_attr("options", options.as_dict())
-        return tried[options.label]
-
     progress.stage(f"search {configuration.label}", trials)
     study = _study(seed)
     study.enqueue_trial(start)
-    study.optimize(objective, n_trials=trials)
+    for _ in range(trials):
+        trial = study.ask(dict(chosen))
+        options = with_values(configuration, {name: _readable(value) for name, value in trial.params.items()})
+        progress.advance()
+        if not _is_possible(options):
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            continue
+        if options.label not in tried:
+            tried[options.label] = score(run(options, train), costs, draft_s)
+        trial.set_user_attr("options", options.as_dict())
+        study.tell(trial, tried[options.label])
     best = Configuration(**study.best_trial.user_attrs["options"])
     before, after = run(configuration, held_out), run(best, held_out)
     outcome = SearchOutcome(
         objective="tau" if costs is None else "speedup",
-        space={name: str(range_) for name, range_ in chosen.items()},
+        space=in_words(chosen),
         num_trials=trials,
         num_train=len(train),
         num_held_out=len(held_out),
@@ -148,9 +150,15 @@ def _study(seed: int) -> optuna.Study:
     return optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
 
 
-def _prune_impossible(options: Configuration) -> None:
+def _readable(value: Any) -> Any:
+    """Three digits of a fraction: what a person can read, and finer than texts can tell."""
+    return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
+def _is_possible(options: Configuration) -> bool:
     """Values can each be right and not fit together, like min_ngram above max_ngram."""
     try:
         options.parts()
-    except OutriderError as error:
-        raise optuna.TrialPruned(str(error)) from error
+    except OutriderError:
+        return False
+    return True

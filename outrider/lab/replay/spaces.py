@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.lookup.suffix_array import DEPTH
@@ -18,93 +20,51 @@ from outrider.lab.configuration import Configuration
 from outrider.parts import Parts
 
 LENGTH = "k"  # the name of the draft length among the options
-DIGITS = 3  # of real values: what a person can read, and finer than texts can tell
+Space = Mapping[str, BaseDistribution]
 
 
-class Trial(Protocol):
-    """What is used of an optuna trial."""
-
-    def suggest_int(self, name: str, low: int, high: int, *, log: bool = False) -> int: ...
-
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float: ...
-
-    def suggest_categorical(self, name: str, choices: tuple[Any, ...]) -> Any: ...
+def one_of(*values: Any) -> CategoricalDistribution:
+    return CategoricalDistribution(values)
 
 
-@dataclass(frozen=True)
-class Whole:
-    """A whole number; `log`: tried evenly over its orders of magnitude."""
-
-    low: int
-    high: int
-    log: bool = False
-
-    def suggest(self, trial: Trial, name: str) -> int:
-        return trial.suggest_int(name, self.low, self.high, log=self.log)
-
-    def __str__(self) -> str:
-        return f"{self.low} to {self.high}"
-
-
-@dataclass(frozen=True)
-class Real:
-    """A number."""
-
-    low: float
-    high: float
-
-    def suggest(self, trial: Trial, name: str) -> float:
-        return float(f"{trial.suggest_float(name, self.low, self.high):.{DIGITS}g}")
-
-    def __str__(self) -> str:
-        return f"{self.low:g} to {self.high:g}"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of a few."""
-
-    values: tuple[Any, ...]
-
-    def suggest(self, trial: Trial, name: str) -> Any:
-        return trial.suggest_categorical(name, self.values)
-
-    def __str__(self) -> str:
-        return ", ".join(map(str, self.values))
-
-
-Range = Whole | Real | Choice
-Space = Mapping[str, Range]
-
-LENGTHS = Whole(1, 24, log=True)
+LENGTHS = IntDistribution(1, 24, log=True)
 SPACES: dict[str, Space] = {
     "ngram": {
-        "min_ngram": Whole(1, 4), "max_ngram": Whole(1, 8), "recency": Real(0.0, 1.0), "min_share": Real(0.0, 0.6),
-        "tree": Choice((False, 2, 4, 8)),
+        "min_ngram": IntDistribution(1, 4), "max_ngram": IntDistribution(1, 8), "recency": FloatDistribution(0.0, 1.0),
+        "min_share": FloatDistribution(0.0, 0.6), "tree": one_of(False, 2, 4, 8),
     },
     "suffix": {
-        "max_depth": Whole(8, 128, log=True), "alpha": Real(0.0, 8.0), "beta": Real(0.0, 8.0),
-        "min_probability": Real(0.0, 0.6), "discount": Real(0.0, 1.0), "tree": Choice((False, True)),
+        "max_depth": IntDistribution(8, 128, log=True), "alpha": FloatDistribution(0.0, 8.0),
+        "beta": FloatDistribution(0.0, 8.0), "min_probability": FloatDistribution(0.0, 0.6),
+        "discount": FloatDistribution(0.0, 1.0), "tree": one_of(False, True),
     },
     "ngram-cache": {
-        "min_ngram": Whole(1, 4), "max_ngram": Whole(1, 8), "branches": Whole(1, 4), "min_probability": Real(0.0, 0.6),
-        "learn_prompts": Choice((True, False)),
+        "min_ngram": IntDistribution(1, 4), "max_ngram": IntDistribution(1, 8), "branches": IntDistribution(1, 4),
+        "min_probability": FloatDistribution(0.0, 0.6), "learn_prompts": one_of(True, False),
     },
     "retrieval": {
-        "max_match": Whole(2, DEPTH), "min_match": Whole(1, 8), "branches": Whole(1, 8), "min_share": Real(0.0, 0.6),
-        "max_places": Whole(16, 1024, log=True),
+        "max_match": IntDistribution(2, DEPTH), "min_match": IntDistribution(1, 8), "branches": IntDistribution(1, 8),
+        "min_share": FloatDistribution(0.0, 0.6), "max_places": IntDistribution(16, 1024, log=True),
     },
 }  # fmt: skip
 
 
-def space_of(configuration: Configuration, *, lengths: bool) -> dict[str, Range]:
+def in_words(space: Space) -> dict[str, str]:
+    """Option -> range, for a person."""
+    return {
+        name: ", ".join(map(str, one.choices)) if isinstance(one, CategoricalDistribution) else f"{one.low:g} to {one.high:g}"  # type: ignore[attr-defined]
+        for name, one in space.items()
+    }
+
+
+def space_of(configuration: Configuration, *, lengths: bool) -> dict[str, BaseDistribution]:
     """What may be tried around a configuration: options that it does not set. `lengths`: and the draft length.
 
     A composite's parts have theirs as PART.NAME. Raises ConfigError for a drafter without a known space.
     """
     parts = configuration.parts()
     if issubclass(parts.drafter, CompositeDrafter):
-        whole: dict[str, Range] = {"mode": Choice(("merge", "best"))}
+        whole: dict[str, BaseDistribution] = {"mode": one_of("merge", "best")}
         for part in parts.drafter.part_classes(parts.drafter_settings):
             whole |= {f"{part}.{name}": range_ for name, range_ in _known(part).items()}
     else:
@@ -162,5 +122,3 @@ def _given(configuration: Configuration, parts: Parts) -> set[str]:
         for part, options in parts.drafter_settings.options_by_part().items():
             given |= {f"{part}.{name}" for name in options}
     return given
-
-

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from optuna.distributions import FloatDistribution, IntDistribution
 
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.estimate.curves import StepCosts
 from outrider.lab.replay import Text, replay, search
 from outrider.lab.replay.search import split_texts
-from outrider.lab.replay.spaces import SPACES, Choice, Real, Whole, space_of, values_of, with_values
+from outrider.lab.replay.spaces import SPACES, one_of, space_of, values_of, with_values
 
 STEEP = StepCosts.of_steps({0: 0.010, 1: 0.012, 8: 0.060})
 
@@ -34,11 +35,8 @@ def test_spaces_fit_their_drafters(name: str) -> None:
     fields = {field.name for field in dataclasses.fields(parts.drafter.Settings)}
     assert set(SPACES[name]) <= fields
     for option, value in values_of(configuration, SPACES[name]).items():
-        match SPACES[name][option]:
-            case Choice(values):
-                assert value in values
-            case Whole(low, high) | Real(low, high):
-                assert low <= value <= high
+        one = SPACES[name][option]
+        assert one._contains(one.to_internal_repr(value))
 
 
 def test_what_is_set_is_not_searched() -> None:
@@ -61,9 +59,9 @@ def test_values_reach_the_drafter() -> None:
     settings = tried.parts().drafter.part_classes(tried.parts().drafter_settings)  # type: ignore[attr-defined]
     assert (settings["suffix"][1].alpha, settings["suffix"][1].discount, settings["ngram"][1].tree) == (2.0, 0.25, False)
     assert tried.parts().drafter_settings.mode == "best"
-    assert values_of(tried, {"suffix.discount": Real(0, 1)}) == {"suffix.discount": 0.25}
+    assert values_of(tried, {"suffix.discount": FloatDistribution(0, 1)}) == {"suffix.discount": 0.25}
     with pytest.raises(ConfigError, match="Did you mean 'discount'"):
-        values_of(Configuration("suffix"), {"discont": Real(0, 1)})
+        values_of(Configuration("suffix"), {"discont": FloatDistribution(0, 1)})
 
 
 def test_halves_share_no_text_and_every_task() -> None:
@@ -85,7 +83,7 @@ def test_it_finds_what_is_better() -> None:
     given = Configuration.parse("ngram k=4 min_ngram=1 max_ngram=1 recency=1 min_share=0")
     for option, costs in (("max_ngram", None), ("min_ngram", STEEP)):
         start = given if costs is None else with_values(given, {"max_ngram": 4})
-        found = search(texts(), start, trials=6, seed=1, costs=costs, space={option: Whole(1, 4)})
+        found = search(texts(), start, trials=6, seed=1, costs=costs, space={option: IntDistribution(1, 4)})
         outcome = found.outcome
         assert outcome.space == {option: "1 to 4"}
         assert found.configuration.drafter_options[option] > 1
@@ -117,12 +115,12 @@ def test_lengths_are_searched_where_their_cost_is_known() -> None:
 
 def test_values_that_do_not_fit_together_are_passed_over() -> None:
     """Catches a search that ends with the error of an impossible trial."""
-    space = {"min_ngram": Whole(1, 8), "max_ngram": Whole(1, 8)}
+    space = {"min_ngram": IntDistribution(1, 8), "max_ngram": IntDistribution(1, 8)}
     found = search(texts(6), Configuration("ngram"), trials=12, seed=0, space=space)
     options = found.configuration.drafter_options
     assert options["min_ngram"] <= options["max_ngram"]
     chains = Configuration.parse("ngram verifier=block")
-    assert search(texts(6), chains, trials=4, space={"tree": Choice((False, 4))}).configuration.drafter_options["tree"] is False
+    assert search(texts(6), chains, trials=4, space={"tree": one_of(False, 4)}).configuration.drafter_options["tree"] is False
 
 
 @pytest.mark.parametrize(
