@@ -19,8 +19,7 @@ def remote(found: RemoteEstimate | None) -> list[Block]:
 def remote_verdict(found: RemoteEstimate) -> tuple[str, Tone]:
     """One sentence about a draft service, and how it is meant."""
     both = f"{_times(found.overlapped_speedup)} with drafts for outcomes, {_times(found.synchronous_speedup)} without"
-    if found.co_located_speedup is not None:
-        both += f"; {_times(found.co_located_speedup)} with the draft in the target's process"
+    both += f"; {_times(found.co_located_speedup)} with the draft in the target's process"
     if not found.pays or not found.in_time:
         return f"do not have a service draft over this line: {both}", "bad"
     at = f"a service {_ms(found.rtt_s)} ms away, γ = {found.best_num_draft_tokens}: {both}"
@@ -40,21 +39,18 @@ def remote_lengths(found: RemoteEstimate) -> list[Block]:
         Column("reply, ms", help="round trip and drafting"),
         Column("synchronous", help="τ · plain step / (target's step + reply): every step waits for its draft"),
         Column("overlapped", help="τ · plain step / (h max(target's step, reply) + (1 - h) (target's step + reply))"),
+        Column("co-located", help="τ · plain step / (target's step + drafting): in the target's process"),
     ]
-    is_known = found.co_located_speedup is not None
-    if is_known:
-        columns.append(Column("co-located", help="τ · plain step / (target's step + drafting): in the target's process"))
-    rows = [_cells(one, is_known=is_known) for one in found.lengths]
+    rows = [_cells(one) for one in found.lengths]
     title = f"Speedup with a round trip of {_ms(found.rtt_s)} ms"
     return [Bullets(lines), Table(columns, rows, title, frozenset({found.best_num_draft_tokens - 1}))]
 
 
-def _cells(one: RemoteLength, *, is_known: bool) -> list[str]:
-    cells = [
+def _cells(one: RemoteLength) -> list[str]:
+    return [
         str(one.num_draft_tokens), _ms(one.target_s), _ms(one.reply_s), _times(one.synchronous_speedup),
-        _times(one.overlapped_speedup),
+        _times(one.overlapped_speedup), _times(one.co_located_speedup),
     ]  # fmt: skip
-    return [*cells, "-" if one.co_located_speedup is None else _times(one.co_located_speedup)] if is_known else cells
 
 
 def _times(speedup: float) -> str:

@@ -99,7 +99,7 @@ class RemoteLength(Record):
     reply_s: float  # round trip and drafting
     synchronous_speedup: float  # where every step waits for its draft
     overlapped_speedup: float  # with drafts for likely outcomes
-    co_located_speedup: float | None = None  # with the draft in the target's process; None in older results
+    co_located_speedup: float  # with the draft in the target's process
 
 
 class RemoteEstimate(Record):
@@ -115,7 +115,7 @@ class RemoteEstimate(Record):
     pays: bool
     in_time: bool  # a reply takes no longer than a plain step: the drafter waits for it
     break_even_hit_rate: float | None  # None: none is enough
-    co_located_speedup: float | None = None  # at its own best length; None in older results
+    co_located_speedup: float  # at its own best length
 
 
 class EstimateResult(Result):

@@ -54,7 +54,7 @@ def remote_estimate(
         pays=best.overlapped_speedup > 1,
         in_time=bool(in_time),
         break_even_hit_rate=break_even_hit_rate(best, costs),
-        co_located_speedup=max(one.co_located_speedup or 0.0 for one in lengths),
+        co_located_speedup=max(one.co_located_speedup for one in lengths),
     )
 
 

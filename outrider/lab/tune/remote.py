@@ -72,7 +72,7 @@ def remote_advice(family: Family, probe: Probe, line: Line, rows: int, plain_s: 
         return None
     length = family.sizes[-1]
     found = remote_estimate(line.rtt_s, line.hit_rate, survival(steps, length), costs, length)
-    beside = max(one.co_located_speedup or 0.0 for one in found.lengths)
+    beside = found.co_located_speedup
     remote = found.overlapped_speedup if found.in_time else 1.0
     is_advised = remote > max(beside, 1.0)
     return RemoteAdvice(
