@@ -162,7 +162,7 @@ class Tuner:
         if not known or not groups:
             return
         race = Race(
-            [Member(PLAIN, None, 1, 1.0, 0.0), *(member for member, _ in known.values())],
+            [Member(PLAIN, None, 1.0, 0.0), *(member for member, _ in known.values())],
             lambda label: self._runner.open(known[label][1] if label in known else Configuration(PLAIN), any_length=True),
             groups, self._plan.batch_size, self._journal, self._progress,
             Rules(self._plan.num_finalists, self._budget_s(found)),
@@ -214,14 +214,14 @@ class Tuner:
         families = {family.label: family for family in self._space.families}
         known = {}
         for family in families.values():
-            for size, configuration in family.members():
+            for _, configuration in family.members():
                 if (speedup := found.overall.get(configuration.label)) is not None and speedup > 0:
                     error = NESTED_ERROR if family.nested else MEMBER_ERROR
-                    known[configuration.label] = Member(configuration.label, family.label, size, speedup, error), configuration
+                    known[configuration.label] = Member(configuration.label, family.label, speedup, error), configuration
         if (nested := self._best_nested(found)) is not None:
             best = max((one for one in known.values() if one[0].family == nested.label), key=lambda one: one[0].forecast)[0]
             auto = nested.member(f"auto:{min(AUTO_MOST, nested.sizes[-1])}")
-            known[auto.label] = Member(auto.label, nested.label, best.size, AUTO_SHARE * best.forecast, AUTO_ERROR), auto
+            known[auto.label] = Member(auto.label, nested.label, AUTO_SHARE * best.forecast, AUTO_ERROR), auto
         if (better := self._searched(found)) is not None and found.search is not None:
             start = known[found.search.outcome.start.configuration][0]
             known[better.label] = replace(start, label=better.label, error=MEMBER_ERROR), better

@@ -11,7 +11,7 @@ import pytest
 from outrider.lab.tune.beliefs import Member, believe
 from tools.tune_simulation.simulate import rehearse
 
-PLAIN = Member("none", None, 1, 1.0, 0.0)
+PLAIN = Member("none", None, 1.0, 0.0)
 
 
 def laps(speedups: dict[str, float], groups: int, noise: float = 0.0, seed: int = 0) -> dict[str, dict[int, float]]:
@@ -25,13 +25,13 @@ def laps(speedups: dict[str, float], groups: int, noise: float = 0.0, seed: int 
 
 
 def test_without_laps_forecasts_stand() -> None:
-    belief = believe([PLAIN, Member("suffix k=4", "suffix", 4, 1.6, 0.1)], {})
+    belief = believe([PLAIN, Member("suffix k=4", "suffix", 1.6, 0.1)], {})
     assert belief.speedup("suffix k=4") == pytest.approx(1.6)
     assert belief.speedup("none") == 1.0
 
 
 def test_many_laps_outweigh_a_wrong_forecast() -> None:
-    members = [PLAIN, Member("suffix k=4", "suffix", 4, 1.1, 0.1), Member("ngram k=4", "ngram", 4, 2.5, 0.1)]
+    members = [PLAIN, Member("suffix k=4", "suffix", 1.1, 0.1), Member("ngram k=4", "ngram", 2.5, 0.1)]
     belief = believe(members, laps({"none": 1.0, "suffix k=4": 2.0, "ngram k=4": 1.3}, 40, 0.05))
     assert belief.speedup("suffix k=4") == pytest.approx(2.0, rel=0.05)
     assert belief.speedup("ngram k=4") == pytest.approx(1.3, rel=0.08)
@@ -40,8 +40,8 @@ def test_many_laps_outweigh_a_wrong_forecast() -> None:
 
 def test_a_lap_of_one_size_teaches_about_its_neighbours() -> None:
     """The same drafter: what was promised too much for one length was so for the next."""
-    members = [PLAIN, Member("x", "x", 4, 2.0, 0.02)]
-    members += [Member(f"draft-model k={k}", "draft-model", k, 2.0, 0.02) for k in (4, 5)]
+    members = [PLAIN, Member("x", "x", 2.0, 0.02)]
+    members += [Member(f"draft-model k={k}", "draft-model", 2.0, 0.02) for k in (4, 5)]
     belief = believe(members, laps({"none": 1.0, "draft-model k=4": 1.4}, 20, 0.02))
     assert belief.speedup("draft-model k=5") == pytest.approx(1.45, abs=0.1)
     assert belief.speedup("x") > belief.speedup("draft-model k=5")
@@ -51,7 +51,7 @@ def test_sums_of_seconds_count_not_their_logarithms() -> None:
     """Guards against one that is four times as fast on every other text: over all of them it gains 1.6, not 2."""
     level = {group: 0.0 for group in range(60)}
     mixed = {group: -math.log(4) if group % 2 else 0.0 for group in range(60)}
-    members = [PLAIN, Member("suffix k=8", "suffix", 8, 1.6, 0.3)]
+    members = [PLAIN, Member("suffix k=8", "suffix", 1.6, 0.3)]
     belief = believe(members, {"none": level, "suffix k=8": mixed})
     assert belief.speedup("suffix k=8") == pytest.approx(1.6, rel=0.08)
 

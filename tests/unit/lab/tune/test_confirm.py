@@ -53,7 +53,7 @@ def race(plain: FakeContender, finalists: list[FakeContender], groups: Any, jour
     """Nothing is known beforehand but that all are as fast as plain decoding."""
     by_label = {one.configuration.label: one for one in (plain, *finalists)}
     members = [
-        Member(label, None if one is plain else label, 4, 1.0, 0.3) for label, one in by_label.items()
+        Member(label, None if one is plain else label, 1.0, 0.3) for label, one in by_label.items()
     ]
     return Race(members, by_label.__getitem__, groups, 1, journal, Quiet(), Rules(budget_s=budget_s)).run()  # type: ignore[arg-type]
 
@@ -103,7 +103,7 @@ def test_who_cannot_be_built_is_told_and_the_others_race(journal: Journal) -> No
             raise CapabilityError("no")
         return {PLAIN: plain, FAST.label: fast}[label]
 
-    members = [Member(PLAIN, None, 1, 1.0, 0.0), Member(FAST.label, "a", 4, 1.5, 0.1), Member(SLOW.label, "b", 4, 1.5, 0.1)]
+    members = [Member(PLAIN, None, 1.0, 0.0), Member(FAST.label, "a", 1.5, 0.1), Member(SLOW.label, "b", 1.5, 0.1)]
     one = Race(members, open_one, [[s] for s in samples(8)], 1, journal, Quiet(), Rules())  # type: ignore[arg-type]
     assert {lap.configuration for lap in one.run()} == {PLAIN, FAST.label}
     assert one.failures == {SLOW.label: "no"}
@@ -118,7 +118,7 @@ def test_nobody_but_plain_decoding_can_be_built(journal: Journal) -> None:
             raise CapabilityError("no such folder")
         return plain
 
-    members = [Member(PLAIN, None, 1, 1.0, 0.0), Member(FAST.label, "a", 4, 1.5, 0.1), Member(SLOW.label, "b", 4, 1.5, 0.1)]
+    members = [Member(PLAIN, None, 1.0, 0.0), Member(FAST.label, "a", 1.5, 0.1), Member(SLOW.label, "b", 1.5, 0.1)]
     one = Race(members, open_one, [[s] for s in samples(12)], 1, journal, Quiet(), Rules())  # type: ignore[arg-type]
     assert summarise(one.run(), Configuration(PLAIN), greedy=True) == []
     assert one.failures == dict.fromkeys((FAST.label, SLOW.label), "no such folder")
