@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.verbs import changed, option, refuse_unused, with_groups
+from outrider.cli.verbs import changed, option, refuse_unused, with_groups, written
 from outrider.cli.writable import check_file, check_folder
 
 if TYPE_CHECKING:
@@ -32,18 +32,20 @@ Out = Annotated[
 ]  # fmt: skip
 
 
+TAKEN_BY = {  # the other options mean something to every engine
+    "head": ("vllm", "sglang", "ray"), "temperature": ("vllm", "sglang", "ray"), "host": ("vllm", "sglang", "ray", "compose"),
+    "name": ("ray", "compose", "k8s"), "image": ("compose", "k8s"), "cpus": ("compose", "k8s"), "memory": ("compose", "k8s"),
+    "gpus": ("compose", "k8s"), "replicas": ("ray", "k8s"), "max_replicas": ("ray", "k8s"),
+    "queue": ("k8s",), "namespace": ("k8s",), "models_claim": ("k8s",),
+}  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
-class WhatOptions:
-    """Names that differ where it will run."""
+class DeployOptions:
+    """What is deployed, where it listens, what it may use."""
 
     target: Annotated[str | None, option(WHAT, "The target's name there.", show_default="the settings'")] = None
     draft: Annotated[str | None, option(WHAT, "The draft model's name there.", show_default="the settings'")] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OtherEngineOptions:
-    """For engines that are not ours."""
-
     head: Annotated[
         str | None, option(WHAT, "vllm, sglang, ray: the folder that 'outrider export' wrote.", show_default=False)
     ] = None
@@ -51,106 +53,53 @@ class OtherEngineOptions:
         float | None,
         option(WHAT, "vllm, sglang, ray: temperature of requests; settings files have none.", min=0.0, show_default="0"),
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListenOptions:
-    """The address that clients use."""
-
     port: Annotated[int, option(WHERE, "Port.")] = 8000
     served_model_name: Annotated[
         str | None, option(WHERE, "What clients call the model.", show_default="the target")
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostOptions:
-    """Which address is listened on."""
-
     host: Annotated[str, option(WHERE, "Address; 0.0.0.0 is all of them. Not for k8s.")] = "127.0.0.1"
-
-
-@dataclass(frozen=True, kw_only=True)
-class NameOptions:
-    """Options for operators of several services."""
-
     name: Annotated[
         str | None, option(CONTAINERS, "ray, compose, k8s: of the service.", show_default="outrider-TARGET")
     ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContainerOptions:
-    """The image and what it may use."""
-
     image: Annotated[
         str | None, option(CONTAINERS, "compose, k8s: an image of deploy/Dockerfile.", show_default="outrider:cpu, or :cuda")
     ] = None
     cpus: Annotated[int, option(CONTAINERS, "compose, k8s: processors, and threads of the arithmetic.", min=1)] = 4
     memory: Annotated[str, option(CONTAINERS, "compose, k8s: memory limit, like 16GiB.")] = "8GiB"
     gpus: Annotated[int, option(CONTAINERS, "compose, k8s: NVIDIA GPUs.", min=0, max=1)] = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplicaOptions:
-    """How many servers."""
-
     replicas: Annotated[int, option(SEVERAL, "ray, k8s: at least so many.", min=1)] = 1
     max_replicas: Annotated[int | None, option(SEVERAL, "ray, k8s: maximum.", min=1, show_default="4, or --replicas")] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class KubernetesOptions:
-    """What Kubernetes alone asks."""
-
     queue: Annotated[int, option(KUBERNETES, "Waiting requests of a replica from which on there is another one.", min=1)] = 8
     namespace: Annotated[str | None, option(KUBERNETES, "Namespace.", show_default="kubectl's")] = None
     models_claim: Annotated[str, option(KUBERNETES, "Volume claim with models that are no hub ids.")] = "outrider-models"
 
+    def unused(self, engine: str) -> list[str]:
+        """Options that were given and mean nothing to an engine, as they are typed."""
+        return [written(name) for name, engines in TAKEN_BY.items() if engine not in engines and written(name) in changed(self)]
+
 
 @with_groups
-def deploy(
-    engine: Engine,
-    settings: Settings,
-    what: WhatOptions,
-    others: OtherEngineOptions,
-    listen: ListenOptions,
-    host: HostOptions,
-    names: NameOptions,
-    containers: ContainerOptions,
-    replicas: ReplicaOptions,
-    kubernetes: KubernetesOptions,
-    out: Out = None,
-) -> int:
+def deploy(engine: Engine, settings: Settings, options: DeployOptions, out: Out = None) -> int:
     """Write what starts vLLM, SGLang, Ray, Compose or Kubernetes with tune's settings."""
     from outrider.deploy import check_engine, files_for
     from outrider.deploy.source import read_source
 
     check_engine(engine)
-    takes = {
-        "vllm": (others, host), "sglang": (others, host), "ray": (others, host, names, replicas),
-        "compose": (host, names, containers), "k8s": (names, containers, replicas, kubernetes),
-    }[engine]  # fmt: skip
-    groups = (others, host, names, containers, replicas, kubernetes)
-    refuse_unused(changed(*(group for group in groups if group not in takes)), f"for {engine}")
+    refuse_unused(options.unused(engine), f"for {engine}")
     path = None if out is None else Path(out)
     is_folder = path is not None and (path.is_dir() or str(out).endswith("/"))
     if path is not None:
         (check_folder if is_folder else check_file)(path)
-    source = read_source(settings).named(what.target, what.draft)
-    files = files_for(engine, _deployment(source, what, others, listen, host, names, containers, replicas, kubernetes))
+    files = files_for(engine, _deployment(read_source(settings).named(options.target, options.draft), options))
     if path is None:
         sys.stdout.write(files.main)
         return 0
-    for written in files.write(path, as_folder=is_folder):
-        sys.stderr.write(f"written: {written}\n")
+    for written_file in files.write(path, as_folder=is_folder):
+        sys.stderr.write(f"written: {written_file}\n")
     return 0
 
 
-def _deployment(
-    source: Source, what: WhatOptions, others: OtherEngineOptions, listen: ListenOptions, host: HostOptions, names: NameOptions,
-    containers: ContainerOptions, replicas: ReplicaOptions, kubernetes: KubernetesOptions,
-) -> Deployment:  # fmt: skip
+def _deployment(source: Source, options: DeployOptions) -> Deployment:
     """Raises ConfigError for values out of range."""
     from outrider.cli.quantities import memory
     from outrider.deploy.container_paths import is_local
@@ -158,24 +107,24 @@ def _deployment(
 
     target = source.settings.target
     return Deployment(
-        source=source, advice=_advice(source, what, others.temperature),
-        served_name=listen.served_model_name or (Path(target).name if is_local(target) else target),
-        name=names.name or label_of(target), host=host.host, port=listen.port, head=others.head,
-        image=containers.image or ("outrider:cuda" if containers.gpus else "outrider:cpu"), cpus=containers.cpus,
-        memory_bytes=memory("--memory", containers.memory), gpus=containers.gpus, replicas=replicas.replicas,
-        max_replicas=replicas.max_replicas or max(4, replicas.replicas), queue=kubernetes.queue,
-        namespace=kubernetes.namespace, models_claim=kubernetes.models_claim,
+        source=source, advice=_advice(source, options),
+        served_name=options.served_model_name or (Path(target).name if is_local(target) else target),
+        name=options.name or label_of(target), host=options.host, port=options.port, head=options.head,
+        image=options.image or ("outrider:cuda" if options.gpus else "outrider:cpu"), cpus=options.cpus,
+        memory_bytes=memory("--memory", options.memory), gpus=options.gpus, replicas=options.replicas,
+        max_replicas=options.max_replicas or max(4, options.replicas), queue=options.queue, namespace=options.namespace,
+        models_claim=options.models_claim,
     )  # fmt: skip
 
 
-def _advice(source: Source, what: WhatOptions, temperature: float | None) -> Advice:
+def _advice(source: Source, options: DeployOptions) -> Advice:
     """In other engines' words, with folders that they can read for the embedded pair."""
     from outrider.demo import demo_paths
     from outrider.lab.tune.export.choice import DRAFT_MODEL
     from outrider.options import DEMO
 
-    advice = source.advice(temperature)
-    advice.target, advice.draft = source.settings.target, what.draft or advice.draft
+    advice = source.advice(options.temperature)
+    advice.target, advice.draft = source.settings.target, options.draft or advice.draft
     if advice.target == DEMO:
         advice.target = str(demo_paths().target)
         advice.draft = str(demo_paths().draft) if advice.draft in (DEMO, DRAFT_MODEL) else advice.draft
