@@ -8,7 +8,7 @@ from outrider.lab.estimate.estimate_result import EstimateResult, ModelEstimate
 from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Plot, Series, Table, Tone
 from outrider.report.heading import origin, to_keep_in_mind
 from outrider.report.remote import remote
-from outrider.report.text import amount, number
+from outrider.report.text import amount, number, times
 
 HARDLY = 1.05  # a predicted gain below this is within what such an estimate can be off
 CURVES = {"measured": "measured curve", "roofline": "roofline curve", "flat": "flat curve"}
@@ -31,13 +31,13 @@ def document(result: EstimateResult) -> Document:
 def verdict(result: EstimateResult) -> tuple[str, Tone]:
     """One sentence, and how it is meant."""
     gamma, curve = result.num_draft_tokens, _model(result, "curve")
-    here, best = f"γ = {gamma}: {_times(curve.speedup)}", curve.best_num_draft_tokens
-    better = f"γ = {best}: {_times(curve.best_speedup)}"
+    here, best = f"γ = {gamma}: {times(curve.speedup)}", curve.best_num_draft_tokens
+    better = f"γ = {best}: {times(curve.best_speedup)}"
     edge = _break_even(curve.break_even_alpha, result.equivalent_alpha)
     if not result.pays:
         if best == 0:
             return f"do not speculate: {edge} ({here} by the {CURVES[result.cost_source]})", "bad"
-        return f"γ = {gamma} does not pay: {_times(curve.speedup)}, {edge}; {better} would be best", "bad"
+        return f"γ = {gamma} does not pay: {times(curve.speedup)}, {edge}; {better} would be best", "bad"
     text = f"{here} by the {CURVES[result.cost_source]}" + _rates(result)
     if best != gamma:
         text += f"; {better} would be best"
@@ -99,8 +99,8 @@ def _lengths(result: EstimateResult) -> Table:
     for one in result.lengths:
         row = [str(one.num_draft_tokens)]
         row += [number(one.leviathan_tau)] if by_position else []
-        row += [_times(one.leviathan_speedup), number(one.effective_gamma), _times(one.envelope_speedup)]
-        row += [number(one.curve.tau), _times(one.curve.speedup) + ("*" if one.curve.cost_extrapolated else "")]
+        row += [times(one.leviathan_speedup), number(one.effective_gamma), times(one.envelope_speedup)]
+        row += [number(one.curve.tau), times(one.curve.speedup) + ("*" if one.curve.cost_extrapolated else "")]
         row += [_ms(one.curve.step_s).removesuffix(" ms"), number(one.curve.tokens_per_s, 1)] if result.is_timed else []
         rows.append(row)
     star = " (* beyond what was measured)" if any(one.curve.cost_extrapolated for one in result.lengths) else ""
@@ -139,8 +139,8 @@ def _models(result: EstimateResult) -> Table:
     ]
     rows = [
         [
-            _label(result, one.name), _times(one.speedup), number(one.break_even_alpha, 3), str(one.best_num_draft_tokens),
-            _times(one.best_speedup), _lowest(one),
+            _label(result, one.name), times(one.speedup), number(one.break_even_alpha, 3), str(one.best_num_draft_tokens),
+            times(one.best_speedup), _lowest(one),
         ]
         for one in result.models
     ]  # fmt: skip
@@ -234,10 +234,6 @@ def _model(result: EstimateResult, name: str) -> ModelEstimate:
 
 def _label(result: EstimateResult, name: str) -> str:
     return {"leviathan": "Leviathan", "envelope": "envelope", "curve": CURVES[result.cost_source]}[name]
-
-
-def _times(speedup: float) -> str:
-    return f"{speedup:.2f}x"
 
 
 def _ms(seconds: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.lab.estimate.estimate_result import RemoteEstimate, RemoteLength
 from outrider.report.document import Block, Bullets, Column, Heading, Paragraph, Table, Tone
-from outrider.report.text import number
+from outrider.report.text import number, times
 
 HARDLY = 1.05  # a predicted gain below this is within what such an estimate can be off
 
@@ -18,8 +18,8 @@ def remote(found: RemoteEstimate | None) -> list[Block]:
 
 def remote_verdict(found: RemoteEstimate) -> tuple[str, Tone]:
     """One sentence about a draft service, and how it is meant."""
-    both = f"{_times(found.overlapped_speedup)} with drafts for outcomes, {_times(found.synchronous_speedup)} without"
-    both += f"; {_times(found.co_located_speedup)} with the draft in the target's process"
+    both = f"{times(found.overlapped_speedup)} with drafts for outcomes, {times(found.synchronous_speedup)} without"
+    both += f"; {times(found.co_located_speedup)} with the draft in the target's process"
     if not found.pays or not found.in_time:
         return f"do not have a service draft over this line: {both}", "bad"
     at = f"a service {_ms(found.rtt_s)} ms away, γ = {found.best_num_draft_tokens}: {both}"
@@ -48,13 +48,9 @@ def remote_lengths(found: RemoteEstimate) -> list[Block]:
 
 def _cells(one: RemoteLength) -> list[str]:
     return [
-        str(one.num_draft_tokens), _ms(one.target_s), _ms(one.reply_s), _times(one.synchronous_speedup),
-        _times(one.overlapped_speedup), _times(one.co_located_speedup),
+        str(one.num_draft_tokens), _ms(one.target_s), _ms(one.reply_s), times(one.synchronous_speedup),
+        times(one.overlapped_speedup), times(one.co_located_speedup),
     ]  # fmt: skip
-
-
-def _times(speedup: float) -> str:
-    return f"{speedup:.2f}x"
 
 
 def _ms(seconds: float) -> str:

@@ -26,6 +26,11 @@ def number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def times(speedup: float | None) -> str:
+    """1.92x, or a dash where there is none."""
+    return "-" if speedup is None else f"{speedup:.2f}x"
+
+
 def amount(num_bytes: float) -> str:
     """1536 -> '1.5 KiB'."""
     for unit in ("B", "KiB", "MiB", "GiB"):

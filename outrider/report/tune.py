@@ -9,7 +9,7 @@ from outrider.lab.tune.confirm import MAX_OTHER_CPU
 from outrider.lab.tune.tune_result import Recommendation, TuneResult
 from outrider.report.document import Block, Bullets, Code, Column, Document, Heading, Paragraph, Plot, Series, Table
 from outrider.report.remote import remote_lengths
-from outrider.report.text import number
+from outrider.report.text import number, times
 
 SHOWN = 12  # forecasts in the table
 CURVES = 5  # families in a plot
@@ -80,8 +80,8 @@ def _confirmed(result: TuneResult) -> list[Block]:
     best = next((index for index, one in enumerate(order) if one.configuration == result.recommendations[0].configuration), None)
     rows = [
         [
-            one.configuration, _interval(one.speedup), _times(one.estimates.get("all")),
-            _times(result.overall_speedup.get(one.configuration)),
+            one.configuration, _interval(one.speedup), times(one.estimates.get("all")),
+            times(result.overall_speedup.get(one.configuration)),
             number(one.tokens_per_s, 0), number(one.tau), str(one.groups), _same(one.identical, one.texts),
         ]
         for one in order
@@ -108,7 +108,7 @@ def _forecasts(result: TuneResult) -> list[Block]:
     for one in result.forecasts:
         by_label.setdefault(one.configuration, []).append(one.tau)
     rows = [
-        [label, _times(result.overall_speedup[label]), " ".join(number(tau) for tau in by_label[label])]
+        [label, times(result.overall_speedup[label]), " ".join(number(tau) for tau in by_label[label])]
         for label in ranking[:SHOWN]
     ]
     tasks = list(dict.fromkeys(one.task for one in result.forecasts))
@@ -193,7 +193,7 @@ def _schedule(result: TuneResult) -> list[Block]:
     rows = [
         [
             str(one.batch_size), one.configuration, number(one.tokens_per_s, 0), number(one.plain_tokens_per_s, 0),
-            _times(one.speedup),
+            times(one.speedup),
         ]
         for one in result.schedule
     ]  # fmt: skip
@@ -243,10 +243,6 @@ def _notes(result: TuneResult) -> Sequence[Block]:
 
 def _interval(one: Interval) -> str:
     return f"{one.value:.2f}x [{one.low:.2f}, {one.high:.2f}]"
-
-
-def _times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
 
 
 def _ms(seconds: float | None) -> float | None:
