@@ -36,13 +36,24 @@ ServerTarget = Annotated[
 ]
 Json = Annotated[bool, typer.Option(help="Standard output is one JSON object, nothing else.")]
 ShowDrafts = Annotated[bool, typer.Option(help="Mark the tokens that came from the drafter.")]
-TopK = Annotated[int, option(SAMPLING, "Keep the K likeliest tokens; 0 is off.")]
-TopP = Annotated[float, option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off, 0 greedy.")]
-MinP = Annotated[float, option(SAMPLING, "Drop tokens below this share of the likeliest; 0 is off.")]
+TOP_K = "Keep the K likeliest tokens; 0 is off."
+TOP_P = "Keep the likeliest tokens up to this mass; 1 is off, 0 greedy."
+MIN_P = "Drop tokens below this share of the likeliest; 0 is off."
+TopK = Annotated[int, option(SAMPLING, TOP_K)]
+TopP = Annotated[float, option(SAMPLING, TOP_P)]
+MinP = Annotated[float, option(SAMPLING, MIN_P)]
 GENERATION_CONFIG = (
     "Where what is not given about sampling comes from: auto (the model's generation_config.json), none, or a folder with one."
 )
 GenerationConfig = Annotated[str, option(SAMPLING, GENERATION_CONFIG, metavar="auto|none|FOLDER")]
+DrafterOption = Annotated[
+    list[str] | None,
+    option(
+        DRAFTING, "A setting of the drafter ('outrider ls DRAFTER' lists them); may be given again.", metavar="NAME=VALUE",
+        show_default=False,
+    ),
+]  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
@@ -119,13 +130,7 @@ class ModelOptions(MachineOptions):
             show_default="the drafter's",
         ),
     ] = None  # fmt: skip
-    drafter_option: Annotated[
-        list[str] | None,
-        option(
-            DRAFTING, "A setting of the drafter ('outrider ls DRAFTER' lists them); may be given again.", metavar="NAME=VALUE",
-            show_default=False,
-        ),
-    ] = None  # fmt: skip
+    drafter_option: DrafterOption = None
     verifier: Annotated[
         str, option(DRAFTING, "Acceptance rule: see 'outrider ls verifiers'. auto: block, for trees traversal.")
     ] = "auto"
@@ -175,13 +180,9 @@ class SamplingOptions:
         option(SAMPLING, "Most tokens to generate; none: to the end of the context.", metavar="N|none", show_default="256"),
     ] = None
     temperature: Annotated[float | None, option(SAMPLING, "0 is greedy.", show_default="0")] = None
-    top_k: Annotated[int | None, option(SAMPLING, "Keep the K likeliest tokens; 0 is off.", show_default="0")] = None
-    top_p: Annotated[
-        float | None, option(SAMPLING, "Keep the likeliest tokens up to this mass; 1 is off, 0 greedy.", show_default="1")
-    ] = None
-    min_p: Annotated[
-        float | None, option(SAMPLING, "Drop tokens below this share of the likeliest; 0 is off.", show_default="0")
-    ] = None
+    top_k: Annotated[int | None, option(SAMPLING, TOP_K, show_default="0")] = None
+    top_p: Annotated[float | None, option(SAMPLING, TOP_P, show_default="1")] = None
+    min_p: Annotated[float | None, option(SAMPLING, MIN_P, show_default="0")] = None
     repetition_penalty: Annotated[
         float | None, option(SAMPLING, "Of tokens seen in prompt or output; 1 is off.", show_default="1")
     ] = None

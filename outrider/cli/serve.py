@@ -30,6 +30,17 @@ Config = Annotated[
     Path | None,
     typer.Option(help="Models and routes from a TOML file.", metavar="FILE", show_default=False, rich_help_panel=SERVER),
 ]
+KVMemory = Annotated[
+    str | None, option(ENGINE, "Memory for keys and values, like 4GiB.", show_default="half of what is free, 8 GiB at most")
+]
+ExtraDrafter = Annotated[
+    list[str] | None,
+    option(ENGINE, "Another drafter that requests may ask for; may be given again.", metavar="NAME", show_default=False),
+]
+AllowLossy = Annotated[
+    list[str] | None,
+    option(ENGINE, "A lossy verifier that requests may ask for; may be given again.", metavar="NAME", show_default=False),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +115,7 @@ class EngineOptions:
     max_queue: Annotated[
         int | None, option(ENGINE, "Requests that may wait; more get 429 with Retry-After.", show_default="256")
     ] = None
-    kv_memory: Annotated[
-        str | None,
-        option(ENGINE, "Memory for keys and values, like 4GiB.", show_default="half of what is free, 8 GiB at most"),
-    ] = None
+    kv_memory: KVMemory = None
     prefix_share: Annotated[
         float | None,
         option(ENGINE, "Share of it that keeps texts which may come again; 0: none are kept.", show_default="0.25"),
@@ -118,14 +126,8 @@ class EngineOptions:
     reasoning_parser: Annotated[
         str | None, option(ENGINE, REASONING_PARSER, metavar="auto|none|NAME", show_default="auto")
     ] = None
-    extra_drafter: Annotated[
-        list[str] | None,
-        option(ENGINE, "Another drafter that requests may ask for; may be given again.", metavar="NAME", show_default=False),
-    ] = None
-    allow_lossy: Annotated[
-        list[str] | None,
-        option(ENGINE, "A lossy verifier that requests may ask for; may be given again.", metavar="NAME", show_default=False),
-    ] = None
+    extra_drafter: ExtraDrafter = None
+    allow_lossy: AllowLossy = None
 
     def engine(self) -> EngineSettings:
         """Raises ConfigError for values out of range."""

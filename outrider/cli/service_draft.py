@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.options import DRAFTING, MODEL, MachineOptions
+from outrider.cli.options import DRAFTING, MODEL, DrafterOption, MachineOptions
 from outrider.cli.service_options import SERVICE, ListeningOptions
 from outrider.cli.verbs import name_and_value, option, with_groups
 from outrider.errors import ConfigError
@@ -35,13 +35,7 @@ class HostedOptions:
     drafter: Annotated[
         str, option(DRAFTING, "Who drafts: see 'outrider ls drafters'. auto: draft-model.")
     ] = "auto"
-    drafter_option: Annotated[
-        list[str] | None,
-        option(
-            DRAFTING, "A setting of the drafter ('outrider ls DRAFTER' lists them); may be given again.", metavar="NAME=VALUE",
-            show_default=False,
-        ),
-    ] = None  # fmt: skip
+    drafter_option: DrafterOption = None
     model: Annotated[
         str | None,
         option(MODEL, "The target whose tokens are drafted; only its tokenizer is read.", show_default="the draft model's"),

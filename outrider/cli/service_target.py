@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.cli.options import GENERATION_CONFIG, ModelOptions
+from outrider.cli.serve import ENGINE, AllowLossy, ExtraDrafter, KVMemory
 from outrider.cli.service_options import SERVICE, WATCHING, ListeningOptions
 from outrider.cli.verbs import option, with_groups
 from outrider.errors import ConfigError
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from outrider.remote.serving import ServiceSettings
 
 DRAFT_VARIABLE = "DRAFT_ENDPOINT"
-ENGINE = "Engine"
 SPARE_CALLS = 64  # beside requests: those that watch, shake hands, or are refused
 Target = Annotated[
     str | None,
@@ -47,23 +47,14 @@ class TargetEngineOptions:
 
     batch_size: Annotated[int, option(ENGINE, "Requests decoded at the same time.", envvar="BATCH_SIZE")] = 32
     max_queue: Annotated[int, option(ENGINE, "Requests that may wait; more are refused.")] = 256
-    kv_memory: Annotated[
-        str | None,
-        option(ENGINE, "Memory for keys and values, like 4GiB.", show_default="half of what is free, 8 GiB at most"),
-    ] = None
+    kv_memory: KVMemory = None
     prefix_share: Annotated[float, option(ENGINE, "Share of it that keeps texts which may come again; 0: none are kept.")] = 0.25
     served_model_name: Annotated[
         str | None, option(ENGINE, "What the model is called in logs and metrics.", show_default="MODEL")
     ] = None
     generation_config: Annotated[str, option(ENGINE, GENERATION_CONFIG, metavar="auto|none|FOLDER")] = "auto"
-    extra_drafter: Annotated[
-        list[str] | None,
-        option(ENGINE, "Another drafter that requests may ask for; may be given again.", metavar="NAME", show_default=False),
-    ] = None
-    allow_lossy: Annotated[
-        list[str] | None,
-        option(ENGINE, "A lossy verifier that requests may ask for; may be given again.", metavar="NAME", show_default=False),
-    ] = None
+    extra_drafter: ExtraDrafter = None
+    allow_lossy: AllowLossy = None
 
     def engine(self) -> EngineSettings:
         """Raises ConfigError for values out of range."""
