@@ -31,7 +31,7 @@ def ratio_of_sums(above: Sequence[float], below: Sequence[float], level: float =
 
 def ratio_of_rates(
     tokens: Sequence[float], seconds: Sequence[float], base_tokens: Sequence[float], base_seconds: Sequence[float],
-    level: float = 0.95, seed: int = 0,
+    level: float = 0.95,
 ) -> Interval:  # fmt: skip
     """(sum(tokens) / sum(seconds)) / the same of the base, over the same prompts, with an interval as of `ratio_of_sums`.
 
@@ -40,11 +40,11 @@ def ratio_of_rates(
     columns = (tokens, seconds, base_tokens, base_seconds)
     if len({len(column) for column in columns}) > 1 or not tokens:
         raise ValueError(f"rates need the same prompts on both sides, got {[len(column) for column in columns]}")
-    return _resampled(_ratio_of_rates, columns, level, seed)
+    return _resampled(_ratio_of_rates, columns, level)
 
 
 def _resampled(
-    statistic: Callable[..., np.ndarray], columns: Sequence[Sequence[float]], level: float, seed: int
+    statistic: Callable[..., np.ndarray], columns: Sequence[Sequence[float]], level: float, seed: int = 0
 ) -> Interval:
     """A statistic of columns with a value for each prompt, prompts resampled."""
     arrays = tuple(np.asarray(column, dtype=np.float64) for column in columns)

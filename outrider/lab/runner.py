@@ -64,10 +64,9 @@ class Trace:
             before = step
         return before.at_s - self.steps[0].at_s
 
-    def decode_tokens(self, num_tokens: int | None = None) -> int:
-        """Tokens that `seconds_to` pays for: those behind the first step's."""
-        total = len(self.completion.token_ids) if num_tokens is None else min(num_tokens, len(self.completion.token_ids))
-        return max(total - self.steps[0].taken, 0)
+    def decode_tokens(self) -> int:
+        """Tokens behind the first step's."""
+        return max(len(self.completion.token_ids) - self.steps[0].taken, 0)
 
 
 class Contender:

@@ -42,11 +42,8 @@ def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
     return table
 
 
-def _table(title: str, caption: str | None = None) -> Table:
-    return Table(
-        title=title, caption=caption, box=box.SIMPLE_HEAD, title_justify="left", caption_justify="left",
-        title_style="bold", caption_style="dim",
-    )  # fmt: skip
+def _table(title: str) -> Table:
+    return Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
 
 
 def _word(value: Any) -> str:

@@ -106,14 +106,14 @@ def accuracy(own: Sequence[RunNote], plain: Sequence[RunNote] | None) -> Accurac
     )  # fmt: skip
 
 
-def paired_difference(only_own: int, only_plain: int, count: int, level: float = 0.95) -> Interval:
+def paired_difference(only_own: int, only_plain: int, count: int) -> Interval:
     """Share of right answers, own - plain, of `count` prompts answered by both. The interval of Agresti & Min 2005 (half an
     answer added to each of the four kinds), which keeps its width where both sides agree on everything."""
     value = (only_own - only_plain) / count
     more, less, total = only_own + 0.5, only_plain + 0.5, count + 2
     middle = (more - less) / total
-    reach = float(norm.ppf((1 + level) / 2)) * math.sqrt(more + less - (more - less) ** 2 / total) / total
-    return Interval(value=value, low=max(middle - reach, -1.0), high=min(middle + reach, 1.0), level=level)
+    reach = float(norm.ppf(0.975)) * math.sqrt(more + less - (more - less) ** 2 / total) / total
+    return Interval(value=value, low=max(middle - reach, -1.0), high=min(middle + reach, 1.0))
 
 
 def others_during(notes: Sequence[RunNote], max_other_cpu: float) -> OtherProcesses | None:

@@ -22,7 +22,7 @@ from outrider.lab.replay.target import CPU, unreadable_logits
 from outrider.lab.replay.texts import Text
 from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
-from outrider.step import Control, StepFacts, StepObserver
+from outrider.step import Control, StepFacts
 from outrider.text import StopStrings
 from outrider.types import Draft, TargetOutput, Verdict
 from outrider.verifiers.base import agreeing_ends, path_verdict
@@ -65,7 +65,6 @@ class ReplayLoop:
         self._name = name
         self._drafter = drafter
         self._control = control
-        self.observers: list[StepObserver] = []
         self.rows = Rows(vocab_size, CPU)
         self.drafted: list[int] = []  # tokens per row, in the latest step
 
@@ -103,9 +102,7 @@ class ReplayLoop:
         draft_s = proposed - began + ended - appended
         for row in rows:  # shared as in a real step
             row.stats.time_s["draft"] += draft_s / len(rows)
-        facts = StepFacts(rows, asked, draft, verdict, ended - began, draft_s)
-        for observer in (self._control, *self.observers):
-            observer.observe(facts)
+        self._control.observe(StepFacts(rows, asked, draft, verdict, ended - began, draft_s))
         self.drafted = draft.lists[1]
 
     def _verdict(self, draft: Draft) -> Verdict:

@@ -22,7 +22,6 @@ from outrider.drafters.base import Drafter
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.progress import Progress, Quiet
-from outrider.lab.recording import Recorder, Step
 from outrider.lab.replay.drafters import replayable_parts
 from outrider.lab.replay.loop import LoggedRow, ReplayLoop
 from outrider.lab.replay.target import text_target
@@ -44,7 +43,6 @@ class ReplayedText:
     stats: DecodeStats  # of time, only `time_s["draft"]`: seconds in the drafter
     widths: Counter[int]  # draft nodes in the widest row of a step -> steps: what a pass costs depends on that
     origins: list[str]  # of each answer token: "accepted", "correction", "bonus" or "plain"
-    steps: list[Step]  # empty unless they were asked for
 
 
 @dataclass(frozen=True)
@@ -65,17 +63,16 @@ class Replay:
 
 def replay(
     texts: Sequence[Text], configuration: Configuration, *, target: LoadedModel | None = None, order: Order = "logged",
-    seed: int = 0, max_num_seqs: int = 1, keep_steps: bool = False, progress: Progress | None = None,
+    seed: int = 0, max_num_seqs: int = 1, progress: Progress | None = None,
 ) -> Replay:  # fmt: skip
     """Raises ConfigError and CapabilityError for what cannot be replayed, before the first text.
 
-    `target`: `load_text_target`, for drafters that ask for a tokenizer or keep files per vocabulary. `keep_steps` costs
-    some 500 bytes a step.
+    `target`: `load_text_target`, for drafters that ask for a tokenizer or keep files per vocabulary.
     """
     parts = replayable_parts(configuration)
     _check(texts, max_num_seqs)
     target = target or text_target(None, 1 + max(max(*text.prompt, *text.answer) for text in texts))
-    run = _Run(texts, configuration, parts, target, max_num_seqs, keep_steps, progress or Quiet())
+    run = _Run(texts, configuration, parts, target, max_num_seqs, progress or Quiet())
     numbers = list(range(len(texts)))
     if order == "shuffled":
         random.Random(seed).shuffle(numbers)
@@ -106,27 +103,22 @@ class _Run:
 
     def __init__(
         self, texts: Sequence[Text], configuration: Configuration, parts: Parts, target: LoadedModel, max_num_seqs: int,
-        keep_steps: bool, progress: Progress,
+        progress: Progress,
     ) -> None:  # fmt: skip
         self._texts, self._name, self._parts, self._target = texts, configuration.drafter, parts, target
         self._one_by_one = max_num_seqs == 1
-        apart = parts.drafter.learns or keep_steps or not self._one_by_one  # steps say who was in them
+        apart = parts.drafter.learns or not self._one_by_one
         self._rows_together = max_num_seqs if apart else ROWS_TOGETHER
-        self._keep_steps = keep_steps
         self.progress = progress
         self.done: dict[int, ReplayedText] = {}
 
     def replay(self, numbers: Sequence[int]) -> None:
         """These texts, one after the other, with one drafter that is new. It is not closed: a replay leaves no files."""
         drafter: Drafter = self._parts.make_drafter(self._target, None)
-        recorder = Recorder()
         loop = ReplayLoop(self._name, drafter, FixedLength(self._parts.length.most), self._target.lm.shape.vocab_size)
-        if self._keep_steps:
-            loop.observers.append(recorder)
         widths: dict[int, Counter[int]] = {number: Counter() for number in numbers}
         for row in self._run(loop, numbers, widths):
-            steps = recorder.steps.pop(row.request) if self._keep_steps else []
-            self.done[row.request] = ReplayedText(row.stats, widths[row.request], row.origins, steps)
+            self.done[row.request] = ReplayedText(row.stats, widths[row.request], row.origins)
             self.progress.advance()
 
     def _run(self, loop: ReplayLoop, numbers: Sequence[int], widths: dict[int, Counter[int]]) -> Iterator[Row]:

@@ -51,10 +51,11 @@ SPACES: dict[str, Space] = {
 
 def in_words(space: Space) -> dict[str, str]:
     """Option -> range, for a person."""
-    return {
-        name: ", ".join(map(str, one.choices)) if isinstance(one, CategoricalDistribution) else f"{one.low:g} to {one.high:g}"  # type: ignore[attr-defined]
-        for name, one in space.items()
-    }
+    return {name: _in_words(one) for name, one in space.items()}
+
+
+def _in_words(one: Any) -> str:
+    return ", ".join(map(str, one.choices)) if isinstance(one, CategoricalDistribution) else f"{one.low:g} to {one.high:g}"
 
 
 def space_of(configuration: Configuration, *, lengths: bool) -> dict[str, BaseDistribution]:

@@ -91,16 +91,6 @@ def test_what_is_not_learned_does_not_depend_on_its_neighbours() -> None:
             )  # fmt: skip
 
 
-def test_steps_are_kept_when_asked_for() -> None:
-    """Catches steps of one text under another, and steps of the first text counted on into the second."""
-    found = replay(TWICE, Configuration.parse("suffix k=8"), keep_steps=True)
-    for text in found.texts:
-        assert [step.start for step in text.steps][:1] == [0]
-        assert sum(step.taken for step in text.steps) == text.stats.emitted == len(SAID.answer)
-        assert sum(len(step.tokens) for step in text.steps) == text.stats.drafted
-        assert {step.rows for step in text.steps} == {1}
-    assert replay(TWICE, Configuration("ngram")).texts[0].steps == []
-
 
 def test_a_replay_leaves_no_files(tmp_path: Path) -> None:
     """Catches a user's cache overwritten by texts that were only replayed."""
