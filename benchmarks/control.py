@@ -116,7 +116,8 @@ class AutoRun:
         return self
 
     def _step(self, text: Text | RecordedText, row: Any, slow: float) -> None:
-        size = self.control.next_size(1)
+        thinks = len(text) - row.room < getattr(text, "thoughts", 0)
+        size = self.control.next_size(1, float(thinks))
         asked = row.clamp_draft(size)
         step = self.kind.step(text, len(text) - row.room, asked)
         self.parts[self._cause(asked, row)].add(step.ms, step.tokens)
@@ -127,7 +128,7 @@ class AutoRun:
         known = seconds if row.stats.steps > 1 else None  # as `AutoLength.observe` has it: a first step also reads the prompt
         verdict = VerdictLists([[*range(step.kept)]], [step.kept], [0], [step.ran_out])
         lessons = self.control.lessons
-        self.control.learn(Seen(1, size, [asked], [step.drafted], verdict, [step.budgets], known, [0]))
+        self.control.learn(Seen(1, size, [asked], [step.drafted], verdict, [step.budgets], known, [0], (0,) if thinks else ()))
         self.parts["think"].add(EACH_STEP_MS + LESSON_MS * (self.control.lessons - lessons), 0)
 
     def _cause(self, asked: int, row: Any) -> str:

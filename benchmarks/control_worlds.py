@@ -56,6 +56,7 @@ class Text:
     chances: list[float] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     offered: list[int] = field(default_factory=list)
+    thoughts: int = 0  # tokens of them, in front of the answer
 
     def add(self, chance: float, rng: random.Random, offered: int = MOST) -> None:
         """Of what is no agreement, half is among the draft's next few."""
@@ -150,6 +151,18 @@ def decaying(first: float, last: float) -> Write:
     return write
 
 
+def thought_first(thought: float, answer: float, share: float = 0.8) -> Write:
+    """Thoughts and the answer behind them are not equally easy; a text's share of thoughts differs by a tenth or so."""
+
+    def write(rng: random.Random, length: int) -> Text:
+        text = Text(thoughts=round(length * min(1.0, rng.gauss(share, 0.1))))
+        for position in range(length):
+            text.add(thought if position < text.thoughts else answer, rng)
+        return text
+
+    return write
+
+
 def varied(low: float, high: float) -> Write:
     """Every prompt has its own acceptance."""
     return lambda rng, length: steady(rng.uniform(low, high))(rng, length)
@@ -229,6 +242,11 @@ KINDS: dict[str, Kind] = {
     "draft model, bursts": Kind(Machine(SLOW_MEMORY, **_MODEL), bursts(0.95, 0.5, 12)),
     "draft model, falls over a text": Kind(Machine(CPU, **_MODEL), decaying(0.9, 0.3)),
     "expensive draft model, falls over a text": Kind(Machine(CPU, draft=1.5, start=0.4, empty=0.4), decaying(0.9, 0.1)),
+    "easy thoughts, hard answers": Kind(Machine(CPU, **_MODEL), thought_first(0.85, 0.6)),
+    "hard thoughts, easy answers": Kind(Machine(CPU, **_MODEL), thought_first(0.6, 0.85)),
+    "expensive draft model, easy thoughts, hard answers": Kind(
+        Machine(CPU, draft=1.5, start=0.4, empty=0.4), thought_first(0.85, 0.6)
+    ),
     "draft model, prompts differ": Kind(Machine(SLOW_MEMORY, **_MODEL), varied(0.45, 0.95)),
     "timed in a faster hour": Kind(Machine(SLOW_MEMORY, **_MODEL), steady(0.78), timed_on=Machine(CPU, **_MODEL)),
     "timed in a slower hour": Kind(Machine(CPU, **_MODEL), steady(0.78), timed_on=Machine(SLOW_MEMORY, **_MODEL)),

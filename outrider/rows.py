@@ -21,6 +21,7 @@ from outrider.sampling.constraint import Constraint
 from outrider.sampling.distribution import BatchSampling, History
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import KeyedStreams, NoiseMaker, Randomness
+from outrider.sampling.thinking import Place
 from outrider.stats import DecodeStats
 from outrider.text import Detokenizer, StopStrings
 from outrider.types import Draft, Verdict
@@ -74,6 +75,17 @@ class Row:
     origins: list[str] = field(default_factory=list)  # per output token: "accepted", "correction", "bonus", "plain", "committed"
     logprobs: list[dict[int, float]] = field(default_factory=list)
     stats: DecodeStats = field(default_factory=DecodeStats)
+    place: Place | None = None  # before, inside or behind its thoughts; None: they have no marks that are tokens
+
+    def __post_init__(self) -> None:
+        thinking = self.params.thinking
+        if self.place is None and thinking is not None and thinking.closing_ids:
+            self.place = Place.beginning(thinking)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether its text is inside its thoughts."""
+        return self.place is not None and self.place.phase == "thinking"
 
     @property
     def output(self) -> list[int]:
@@ -116,6 +128,9 @@ class Row:
             self.finish_reason = "length"
         self.text += piece
         self.pieces.append(piece)
+        if self.place is not None and self.params.thinking is not None:
+            blank = self.place.phase == "before" and not self.text.strip()
+            self.place = self.place.after(token, self.params.thinking, blank=blank)
 
     def release(self) -> str:
         """The text that was held back, once no more tokens will come: a row may be ended from outside, too."""

@@ -33,6 +33,7 @@ class AutoLength:
         self._asked: list[int] = []  # of the present step
         self._rows: dict[str, list[int]] = {}  # of the present step, by drafter
         self._sizes: dict[str, int] = {}  # the same: what was chosen for rows without a number of their own
+        self._thinking: frozenset[int] = frozenset()  # rows of the present step that are inside their thoughts
 
     def choose(self, rows: Rows) -> list[int]:
         """Nodes wanted for each row."""
@@ -41,12 +42,13 @@ class AutoLength:
             for name, goodput in self.drafters.items():
                 goodput.reading_s, goodput.unread_s = self.reading.per_token_s(name), self.reading.unread_s(name)
         self._rows, self._sizes, self._asked = {}, {}, [0] * len(rows)
+        self._thinking = frozenset(index for index, row in enumerate(rows) if row.thinks)
         for index, row in enumerate(rows):
             self._rows.setdefault(self.name_of(row), []).append(index)
         for name, indices in self._rows.items():
             goodput, left = self.drafters[name], len(rows)
             if not all([rows[index].draft_fixed for index in indices]):
-                self._sizes[name] = goodput.next_size(len(rows))
+                self._sizes[name] = goodput.next_size(len(rows), len(self._thinking.intersection(indices)) / len(indices))
                 if not goodput.settled(len(rows)):
                     left = PROBED_ROWS
             for index in indices:
@@ -72,7 +74,7 @@ class AutoLength:
         timed = len(self._rows) == 1 and all([row.stats.steps > 1 for row in rows])  # a first step reads the prompt, too
         seconds = facts.seconds if timed else None
         for name, indices in self._rows.items():
-            step = Step(len(rows), self._sizes.get(name), facts.asked, facts.drafted, lists, budgets, seconds, indices)
+            step = Step(len(rows), self._sizes.get(name), facts.asked, facts.drafted, lists, budgets, seconds, indices, self._thinking)
             self.drafters[name].learn(step)
         if self.reading is not None:
             self.reading.ended(rows, self.name_of)

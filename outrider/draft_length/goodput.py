@@ -3,7 +3,8 @@
     goodput(n) = rows (1 + expected kept nodes when n are asked for) / expected seconds of a step that asks for n
 
 (SmartSpec, Liu et al. 2406.14066.) Both sides are measured while running: `survival.py`, `costs.py`. All rows get the same n,
-since a target pass is as wide as its widest row.
+since a target pass is as wide as its widest row. Thoughts and answers are easy or hard to guess each in their own way, so what is
+kept of drafts is measured for either; a step's estimate is their mean by its rows.
 
 Steps are planned: 1, then 2, 4, ... up to MAX_PLAN of one length, fewer again after a change. Learning and deciding between them
 takes half a millisecond each time, a tenth of a short step. Now and then a plan ends with a probe: of a larger length, of a
@@ -13,7 +14,7 @@ plain step where drafting pays little, of one node in a few rows where it does n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ class Step(NamedTuple):
     budgets: Sequence[Sequence[int] | None] | None  # `Draft.budgets`
     seconds: float | None  # None: its time tells nothing
     rows: Sequence[int]  # that this drafter drafts for
+    thinking: Container[int] = ()  # those of them whose text was inside its thoughts
 
     def kept_budgets(self, row: int) -> list[int] | None:
         """How much must be asked for to get each of the row's kept nodes; None: the drafter does not say."""
@@ -68,8 +70,9 @@ class Goodput:
 
     def __init__(self, max_nodes: int, *, trees: bool) -> None:
         self.max_nodes, self._trees = max_nodes, trees
-        self._kept = KeptNodes()
-        self._expected = self._kept.expected(max_nodes)
+        self._kept = {thinks: KeptNodes() for thinks in (False, True)}
+        self._share = 0.0  # of the present step's rows that are inside their thoughts
+        self._expected = self._expect()
         self._crowds: dict[int, Crowd] = {}  # by number of rows
         self._waiting: list[Step] = []  # not learned from yet
         self._now = 0  # steps learned from
@@ -77,9 +80,13 @@ class Goodput:
         self.reading_s = 0.0  # per emitted token, for reading texts, where there are drafts
         self.unread_s = 0.0  # for reading all that must be read before every row can be drafted for
 
-    def next_size(self, num_rows: int) -> int:
-        """Nodes that the coming step asks for, for each of so many rows."""
+    def next_size(self, num_rows: int, thinking: float = 0.0) -> int:
+        """Nodes that the coming step asks for, for each of so many rows. `thinking`: share of them that is inside its thoughts."""
         crowd = self._crowd(num_rows)
+        if thinking != self._share:  # what was planned was for other rows
+            self._share, self._expected = thinking, self._expect(thinking)
+            for each in self._crowds.values():
+                each.due, each.planned, each.plan = each.due + len(each.plan), each.planned - len(each.plan), []
         if not crowd.plan:
             self._decide(crowd, num_rows)
         return crowd.plan.pop()
@@ -147,14 +154,20 @@ class Goodput:
         self.lessons, self._now = self.lessons + 1, self._now + len(steps)
         for num_rows in {step.num_rows for step in steps}:
             self._learn_costs(self._crowd(num_rows), [step for step in steps if step.num_rows == num_rows])
-        self._kept.fade(len(steps))
+        for thinks, kept in self._kept.items():
+            kept.fade(sum(any((row in step.thinking) == thinks for row in step.rows) for step in steps))
         for step in steps:
             for row in step.rows:
                 if step.asked[row]:
                     accepted = step.verdict.num_accepted[row]
                     budgets = step.kept_budgets(row) if self._trees else range(1, accepted + 1)
-                    self._kept.observe(step.asked[row], accepted, budgets)
-        self._expected = self._kept.expected(self.max_nodes)
+                    self._kept[row in step.thinking].observe(step.asked[row], accepted, budgets)
+        self._expected = self._expect(self._share)
+
+    def _expect(self, thinking: float = 0.0) -> list[float]:
+        """Kept nodes by nodes asked for, where so large a share of the rows is inside its thoughts."""
+        answers, thoughts = (kept.expected(self.max_nodes) for kept in self._kept.values())
+        return [(1 - thinking) * answer + thinking * thought for answer, thought in zip(answers, thoughts, strict=True)]
 
     def _learn_costs(self, crowd: Crowd, steps: Sequence[Step]) -> None:
         """Steps that drafted alike are one time, their median, that counts for as many."""

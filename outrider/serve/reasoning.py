@@ -76,11 +76,12 @@ class Reasoning:
 
 
 def for_engine(thinking: Thinking | None, sampling: SamplingParams, form: Spec | None) -> Thinking | None:
-    """What the engine must know of it: where stop strings, a form or a budget look at thoughts. A form that cannot wait for marks
-    in a text holds from the beginning, so that there are no thoughts."""
+    """What the engine must know of it: where stop strings, a form or a budget look at thoughts, or the draft length does, which
+    follows marks that are tokens. A form that cannot wait for marks in a text holds from the beginning, so that there are no
+    thoughts."""
     if thinking is None or (form is not None and not thinking.closing_ids):
         return None
-    return thinking if sampling.stop or form is not None or thinking.budget is not None else None
+    return thinking if sampling.stop or thinking.closing_ids else None
 
 
 def _harmony_ids(tokenizer: Any, added: dict[str, int]) -> tuple[int, ...]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from outrider.draft_length import AutoLength, Goodput
+from outrider.draft_length.goodput import Step
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.thinking import Thinking
 from outrider.step import StepFacts
+from outrider.types import VerdictLists
 from tests.helpers import make_row
 from tests.unit.draft_length.simulator import _draft, _verdict
 
@@ -123,3 +126,50 @@ def test_rows_whose_texts_are_not_read_ask_for_nothing() -> None:
     rows[0].draft_bound, rows[0].draft_fixed = 3, True
     asked = list(each.choose(rows))  # type: ignore[arg-type]
     assert each.drop_unready(rows, [3, asked[1], *[0] * 6]) == [3, *[0] * 7]
+
+
+THINKING = Thinking(opening=("<think>",), closing=("</think>",), opening_id=8, closing_ids=(9,), is_open=True)
+
+
+def test_thoughts_and_answers_have_lengths_of_their_own() -> None:
+    """Catches one estimate for both, an estimate that fades while nobody is in that phase, a plan kept across the mark, drafts
+    that count for the phase that they led to."""
+    each = AutoLength({"model": Goodput(8, trees=False)})
+    params = SamplingParams(max_tokens=10**6, thinking=THINKING)
+    row = make_row([0], params)
+    row.stats.steps = 5
+    phases: list[list[int]] = []
+    for number in range(6):
+        asked = []
+        for _ in range(60):
+            easy = row.thinks
+            asked += step(each, [row], {"model": easy}, seconds=1.5)
+            row.add(7, "plain")
+        assert row.thinks == (number % 2 == 0)
+        phases.append(asked)
+        if row.thinks:
+            row.add(9, "plain")
+        else:
+            row = make_row([0], params)  # the next request
+            row.stats.steps = 5
+    assert phases[4][:3] == [8, 8, 8]  # from the first step on
+    assert max(phases[5][:3]) <= 1
+
+
+def test_rows_in_both_phases_share_the_mean() -> None:
+    """Three rows of four are kept whole: as many nodes as if each row were kept that often."""
+    goodput = Goodput(4, trees=False)
+    for thinking, kept in (((0,), 4), ((), 0)):
+        verdict = VerdictLists([[*range(kept)]], [kept], [0], [True])
+        for _ in range(200):
+            goodput.next_size(1, float(bool(thinking)))
+            goodput.learn(Step(1, 4, [4], [4], verdict, None, 1.0, [0], thinking))
+    goodput.next_size(1, 0.0)
+    answers = goodput.summary()["by_rows"][1]["tokens_per_s"]
+    goodput.next_size(1, 1.0)
+    thoughts = goodput.summary()["by_rows"][1]["tokens_per_s"]
+    goodput.next_size(1, 0.75)
+    both = goodput.summary()["by_rows"][1]["tokens_per_s"]
+    assert thoughts[4] > 3 * answers[4]
+    for size, rate in both.items():
+        assert rate == pytest.approx(0.25 * answers[size] + 0.75 * thoughts[size])

@@ -145,7 +145,7 @@ def test_tools_are_read_behind_thoughts_only(stream: bool) -> None:
 
 @pytest.mark.parametrize("tokens", [("<think>", "</think>"), ()])
 def test_what_the_engine_is_told(tokens: tuple[str, ...]) -> None:
-    """Stop strings and a budget apply in the engine, where the text is made; settings without effect are not sent."""
+    """Stop strings and a budget apply in the engine, where the text is made, and draft lengths follow marks; nothing else is sent."""
     made = engine("hm</think>yes", OPENS + "{# </think> #}", tokens)
     with serving(made) as client:
         client.post(URL, json=chat())
@@ -153,7 +153,7 @@ def test_what_the_engine_is_told(tokens: tuple[str, ...]) -> None:
         budget = client.post(URL, json=chat(thinking_token_budget=5))
         form = client.post(URL, json=chat(response_format={"type": "json_object"}))
     plain, stopping, *held = (request.params.thinking for request in made.seen)
-    assert plain is None
+    assert (plain is None) == (not tokens)
     assert stopping is not None
     assert stopping.is_open
     assert bool(stopping.closing_ids) == bool(tokens)
