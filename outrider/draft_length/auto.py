@@ -74,7 +74,8 @@ class AutoLength:
         timed = len(self._rows) == 1 and all([row.stats.steps > 1 for row in rows])  # a first step reads the prompt, too
         seconds = facts.seconds if timed else None
         for name, indices in self._rows.items():
-            step = Step(len(rows), self._sizes.get(name), facts.asked, facts.drafted, lists, budgets, seconds, indices, self._thinking)
+            size, thinking = self._sizes.get(name), self._thinking
+            step = Step(len(rows), size, facts.asked, facts.drafted, lists, budgets, seconds, indices, thinking)
             self.drafters[name].learn(step)
         if self.reading is not None:
             self.reading.ended(rows, self.name_of)

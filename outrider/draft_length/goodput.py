@@ -81,7 +81,7 @@ class Goodput:
         self.unread_s = 0.0  # for reading all that must be read before every row can be drafted for
 
     def next_size(self, num_rows: int, thinking: float = 0.0) -> int:
-        """Nodes that the coming step asks for, for each of so many rows. `thinking`: share of them that is inside its thoughts."""
+        """Nodes that the coming step asks for, for each of so many rows. `thinking`: share of them inside their thoughts."""
         crowd = self._crowd(num_rows)
         if thinking != self._share:  # what was planned was for other rows
             self._share, self._expected = thinking, self._expect(thinking)

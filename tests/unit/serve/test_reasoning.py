@@ -145,7 +145,7 @@ def test_tools_are_read_behind_thoughts_only(stream: bool) -> None:
 
 @pytest.mark.parametrize("tokens", [("<think>", "</think>"), ()])
 def test_what_the_engine_is_told(tokens: tuple[str, ...]) -> None:
-    """Stop strings and a budget apply in the engine, where the text is made, and draft lengths follow marks; nothing else is sent."""
+    """Stop strings and a budget apply in the engine, where the text is made; draft lengths follow marks that are tokens."""
     made = engine("hm</think>yes", OPENS + "{# </think> #}", tokens)
     with serving(made) as client:
         client.post(URL, json=chat())
