@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from outrider.cli import session
+from outrider.cli.generate import full_context
 from outrider.cli.options import GenerationConfig, ModelOptions, SamplingOptions, ShowDrafts, Target
 from outrider.cli.stream import MarkedText, PlainText, Printer, run_stream
 from outrider.cli.verbs import with_groups
@@ -97,6 +98,8 @@ class Conversation:
         self.stats = self.stats.merge(completion.stats)
         if completion.finish_reason == "abort":
             _note(stats_line(completion.stats, "abort"))
+        elif completion.finish_reason == "length":
+            _note("\n".join(full_context(completion, self._params)) or _cut_off(len(completion.token_ids)))
 
     def command(self, name: str) -> None:
         """One of COMMANDS, `/quit` excepted."""
@@ -110,6 +113,10 @@ class Conversation:
                 _note(f"{command:8}{meaning}")
         else:
             _note(f"unknown command '{name}'.{did_you_mean(name, COMMANDS)}")
+
+
+def _cut_off(num_tokens: int) -> str:
+    return f"cut off after {num_tokens} tokens, the most for one answer: --max-new-tokens sets it (none: to the end of the context)"
 
 
 def _answer(conversation: Conversation, message: str) -> None:

@@ -188,7 +188,14 @@ class SamplingOptions:
     ] = None
     presence_penalty: Annotated[float, option(SAMPLING, "Once per token seen in the output; 0 is off.")] = 0.0
     frequency_penalty: Annotated[float, option(SAMPLING, "Per occurrence in the output; 0 is off.")] = 0.0
-    seed: Annotated[int | None, option(SAMPLING, "Same seed, same text.", show_default="a new one each run")] = None
+    seed: Annotated[
+        int | None,
+        option(
+            SAMPLING,
+            "Same seed, same text; with a drafter that learns, or draft tokens auto, only with --verifier gumbel.",
+            show_default="a new one each run",
+        ),
+    ] = None
     stop: Annotated[
         list[str] | None, option(SAMPLING, "Stop before this text; may be given again.", metavar="<str>", show_default=False)
     ] = None
@@ -206,6 +213,9 @@ class SamplingOptions:
 def _length(text: str | int) -> int | None:
     """A number of tokens, or 'none' for no limit. Raises ConfigError."""
     try:
-        return None if text == "none" else int(text)
+        length = None if text == "none" else int(text)
     except ValueError:
         raise ConfigError(f"--max-new-tokens takes a number, or none for the end of the context, got '{text}'") from None
+    if length is not None and length < 1:
+        raise ConfigError(f"--max-new-tokens must be at least 1, or none for the end of the context, got {length}")
+    return length

@@ -35,6 +35,7 @@ class FakeLLM:
     params: list[Any] = field(default_factory=list)
     predictions: list[str | None] = field(default_factory=list)
     closed: bool = False
+    finish_reason: str = "stop"
     last_completion: Completion | None = None
     config: dict[str, Any] = field(default_factory=lambda: {"target": "fake", "threads": 1})
     versions: dict[str, str] = field(default_factory=lambda: {"outrider": "0"})
@@ -71,7 +72,7 @@ class FakeLLM:
                 stats.count_step(2, kinds.count("accepted"), len(new), rejected=kinds.count("accepted") < 2)
                 chunk = StreamChunk("".join(new), list(range(len(new))), kinds, new)
                 if number == len(STEPS) - 1:
-                    chunk.completion = self._completion(pieces, origins, stats, "stop", params)
+                    chunk.completion = self._completion(pieces, origins, stats, self.finish_reason, params)
                 yield chunk
         finally:
             self.closed = True

@@ -67,6 +67,15 @@ def test_ctrl_c_stops_the_answer_not_the_program(cli: Callable[..., Any], fake: 
     assert "stopped by you" in result.err
 
 
+def test_an_answer_that_is_cut_off_says_so(cli: Callable[..., Any], fake: Any) -> None:
+    """A sentence without its end looks like a fault of the model."""
+    assert "cut off" not in cli("chat", "demo", stdin="first\n").err
+    fake.finish_reason = "length"
+    result = cli("chat", "demo", "--max-new-tokens", "5", stdin="first\n")
+    assert "cut off after 5 tokens, the most for one answer: --max-new-tokens sets it" in result.err
+    assert "the context of 6 tokens is full" in cli("chat", "demo", stdin="first\n").err
+
+
 def test_an_error_ends_a_piped_conversation(cli: Callable[..., Any], fake: Any) -> None:
     def fail(number: int) -> None:
         raise RequestError("prompt 0 has 5000 tokens; the context holds 1024")

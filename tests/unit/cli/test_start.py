@@ -33,8 +33,8 @@ def test_help_imports_nothing_heavy(verb: list[str]) -> None:
 
 
 def test_choosing_parts_imports_no_model_code() -> None:
-    """Code of models takes seconds, and a start without trained heads needs none of transformers'."""
-    code = "import sys, outrider.build; print('HEAVY', 'transformers' in sys.modules)"
+    """Code of models takes seconds; a start without trained heads needs none of transformers', and no estimate does."""
+    code = "import sys, outrider.build, outrider.lab.estimate.measured; print('HEAVY', 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "HEAVY False"
 
@@ -71,7 +71,7 @@ def test_no_verb_prints_help(cli: Callable[..., Any]) -> None:
         (["generate", "demo", "x", "--seed"], "--seed"),
         (["generate", "demo", "x", "y"], "y"),
         (["generate", "demo", "x", "--set", "top_p=3"], "top_p must be between 0 (greedy) and 1 (off), got 3.0"),
-        (["generate", "demo", "x", "--max-new-tokens", "0"], "max_tokens must be at least 1"),
+        (["generate", "demo", "x", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1, or none"),
         (["generate", "demo", "x", "--set", "stop="], "stop must be"),
         (["generate", "demo", "x", "--set", "logprobs=2"], "--set logprobs needs --json"),
         (["generate", "demo", "x", "--show-drafts", "--set", "stream=false"], "--show-drafts marks the stream"),
