@@ -28,10 +28,9 @@ def ls(what: What = None, json: Json = False) -> int:
     """List drafters and verifiers, or the settings of one of them."""
     from outrider.report.tables import facts_table, registry_table, show
 
-    found = {kind: describe(_registry(kind), FACTS[kind]) for kind in FACTS if what not in FACTS or what == kind}
     is_name = what is not None and what not in FACTS
-    if is_name:
-        found = _only(found, str(what))
+    registries = _with_entry(str(what)) if is_name else {kind: _registry(kind) for kind in FACTS if what in (None, kind)}
+    found = {kind: describe(registry, FACTS[kind], what if is_name else None) for kind, registry in registries.items()}
     if json:
         sys.stdout.write(to_json(found) + "\n")
         return 0
@@ -44,19 +43,22 @@ def ls(what: What = None, json: Json = False) -> int:
     return 0
 
 
-def _only(found: dict[str, list[dict[str, Any]]], name: str) -> dict[str, list[dict[str, Any]]]:
-    """The entries called so, in each registry that has one. Raises ConfigError where none has."""
-    named = {kind: [row for row in rows if row["name"] == name] for kind, rows in found.items()}
-    if not any(named.values()):
-        known = {*FACTS, *(row["name"] for rows in found.values() for row in rows)}
+def _with_entry(name: str) -> dict[str, Registry]:
+    """The registries that have an entry of this name. Raises ConfigError where none has."""
+    registries = {kind: _registry(kind) for kind in FACTS}
+    having = {kind: registry for kind, registry in registries.items() if name in registry.entries()}
+    if not having:
+        known = {*FACTS, *(entry for registry in registries.values() for entry in registry.entries())}
         raise ConfigError(f"nothing called '{name}' to list.{did_you_mean(name, known)}")
-    return {kind: rows for kind, rows in named.items() if rows}
+    return having
 
 
-def describe(registry: Registry, facts: tuple[str, ...]) -> list[dict[str, Any]]:
-    """One dict per entry. What cannot be imported is listed with its `error`."""
+def describe(registry: Registry, facts: tuple[str, ...], only: str | None = None) -> list[dict[str, Any]]:
+    """One dict per entry, or that of one entry alone. What cannot be imported is listed with its `error`."""
     rows = []
     for name, entry in registry.entries().items():
+        if only not in (None, name):
+            continue
         row: dict[str, Any] = {"name": name, "summary": entry.summary, "path": entry.path}
         try:
             loaded = registry.load(name)

@@ -11,19 +11,22 @@ from rich.markup import escape
 from rich.table import Table
 
 WORDS = {True: "yes", False: "no", None: "-"}
+WIDEST = 1000  # columns of a table that is piped
 
 
 def show(table: Table) -> None:
-    """Print to stdout. Piped output is not squeezed into 80 columns."""
+    """Print to stdout. Piped output is as wide as the table."""
     console = Console(highlight=False)
-    console.print(table, soft_wrap=not console.is_terminal)
+    if not console.is_terminal:
+        console.width = max(console.width, console.measure(table, options=console.options.update(max_width=WIDEST)).maximum)
+    console.print(table)
 
 
 def registry_table(title: str, facts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
     """Name, summary and facts of every entry; what cannot be imported says so."""
     table = _table(title)
     for heading in ("name", *facts, "summary"):
-        table.add_column(heading.replace("_", " "), no_wrap=heading == "name")
+        table.add_column(heading.replace("_", " "), no_wrap=heading == "name", overflow="fold")
     for row in rows:
         facts_found = [_word(row.get(fact)) for fact in facts]
         summary = f"[red]{escape(row['error'])}[/red]" if "error" in row else escape(row["summary"])
@@ -36,7 +39,7 @@ def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
     table = _table(title)
     table.show_header = False
     table.add_column("what", style="bold", no_wrap=True)
-    table.add_column("value")
+    table.add_column("value", overflow="fold")
     for name, value in facts.items():
         table.add_row(name, _word(value))
     return table

@@ -14,16 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.build import DEMO, Options, embedded_heads, target_config
 from outrider.errors import ConfigError
 from outrider.lab.result import Record
-from outrider.models.heads.block_files import outline_block
-from outrider.models.heads.eagle_files import TargetSizes, outline_eagle
 from outrider.models.heads.kinds import ACCEPTANCE, head_kind
-from outrider.models.heads.medusa_files import outline_medusa
-from outrider.models.heads.mtp_files import find_mtp
+
+if TYPE_CHECKING:
+    from outrider.models.heads.eagle_files import TargetSizes
 
 MODEL = "draft-model"
 NO_NAME = " \t\n,+;"  # what no option's value can hold in a configuration's text form (lab/configuration.py)
@@ -71,6 +70,8 @@ def read_drafts(options: Options, more: Sequence[str] = ()) -> Drafts:
     _check_names(folders)
     if not (folders or embedded):
         return Drafts(next(iter(models), None))
+    from outrider.models.heads.eagle_files import TargetSizes  # code of heads takes seconds to import
+
     sizes = TargetSizes.of(target_config(options))
     heads = [_head(kind, folder, "", sizes) for kind, folder in embedded.items()]
     heads += [_head(kinds[folder], folder, folder, sizes) for folder in folders]
@@ -90,6 +91,11 @@ def kind_of(name: str) -> str:
 
 def _head(kind: str, path: str, folder: str, sizes: TargetSizes) -> Head:
     """`path`: where it lies; `folder`: what options call it."""
+    from outrider.models.heads.block_files import outline_block
+    from outrider.models.heads.eagle_files import outline_eagle
+    from outrider.models.heads.medusa_files import outline_medusa
+    from outrider.models.heads.mtp_files import find_mtp
+
     if kind == "medusa":
         return Head(kind=kind, folder=folder, most=outline_medusa(path, sizes.hidden_size, sizes.vocab_size).num_heads)
     if kind == "block":

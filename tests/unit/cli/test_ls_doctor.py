@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from outrider.cli.ls import describe
 from outrider.errors import CheckpointError
 from outrider.registry import Entry, Registry
+from outrider.report.tables import registry_table
 
 
 def test_ls_lists_both_registries(cli: Callable[..., Any]) -> None:
@@ -33,10 +36,25 @@ def test_ls_of_a_name_shows_its_settings(cli: Callable[..., Any]) -> None:
     assert "stop_below" in out
     assert "block verification" in out
     assert "suffix" not in out
+    assert "(--draft FOLDER)" in out, "piped, a table is as wide as it must be"
     out = cli("ls", "typical").out
     assert "settings of verifier typical" in out
     assert "epsilon" in out
     assert list(json.loads(cli("ls", "ngram", "--json").out)) == ["drafters"]
+
+
+def test_ls_of_a_name_imports_no_other_entry() -> None:
+    """Code of trained heads takes seconds."""
+    entries = {"bad": Entry("no.such:Thing", "broken"), "good": Entry("outrider.verifiers.token:TokenVerifier", "works")}
+    rows = describe(Registry("verifier", entries), ("lossless",), "good")
+    assert [(row["name"], row["lossless"]) for row in rows] == [("good", True)]
+
+
+def test_a_table_in_a_narrow_terminal_loses_no_letters() -> None:
+    table = registry_table("drafters", ("needs",), [{"name": "remote", "needs": "(--draft-endpoint grpc://HOST:PORT)", "summary": "s"}])
+    console = Console(width=30, file=io.StringIO())
+    console.print(table)
+    assert "…" not in console.file.getvalue()
 
 
 def test_ls_of_an_unknown_name(cli: Callable[..., Any]) -> None:
