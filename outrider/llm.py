@@ -269,7 +269,7 @@ class LLM:
                 model.lm.kv.scrub()
 
     def _row(
-        self, number: int, prompt: str | Sequence[int], params: SamplingParams, *, streaming: bool, called: str = "prompt 0"
+        self, number: int, prompt: str | Sequence[int], params: SamplingParams, *, streaming: bool, called: str = "the prompt"
     ) -> Row:
         if isinstance(prompt, str):
             if not prompt:  # some tokenizers make a begin token out of nothing

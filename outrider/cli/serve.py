@@ -24,7 +24,7 @@ WATCHING = "Watching"
 KEY_VARIABLE = "OUTRIDER_API_KEY"
 REASONING_PARSER = "How it writes down what it thinks, by vLLM's names; auto: as its chat template shows; none: as text."
 Target = Annotated[
-    str | None, typer.Argument(help="'demo', a local folder, or a hub id; none with --config.", show_default=False)
+    str | None, typer.Argument(help="'demo', a local folder, a .gguf file, or a hub id; none with --config.", show_default=False)
 ]
 Config = Annotated[
     Path | None,
@@ -180,7 +180,7 @@ def _settings(
             raise ConfigError(f"--config says which models are served: leave out {', '.join(unused)}")
         return read_config(config, listen.given())
     if target is None:
-        raise ConfigError("name a model to serve ('demo', a folder or a hub id), or a --config FILE")
+        raise ConfigError("name a model to serve ('demo', a folder, a .gguf file or a hub id), or a --config FILE")
     served = ServedModel(
         name=engine.served_model_name or target,
         options=Options(target=target, **model.llm_arguments()),

@@ -16,6 +16,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from errno import EADDRINUSE
 from types import FrameType
 
 import uvicorn
@@ -158,5 +159,6 @@ def listen(settings: ServerSettings) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}") from error
+        hint = "; another program uses this port: give another --port, or 0 for any free one" if error.errno == EADDRINUSE else ""
+        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}{hint}") from error
     return listener

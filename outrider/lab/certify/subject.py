@@ -188,7 +188,7 @@ class _ConstrainedLLM(LLM):
         return llm
 
     def _row(
-        self, number: int, prompt: str | Sequence[int], params: SamplingParams, *, streaming: bool, called: str = "prompt 0"
+        self, number: int, prompt: str | Sequence[int], params: SamplingParams, *, streaming: bool, called: str = "the prompt"
     ) -> Row:
         row = super()._row(number, prompt, params, streaming=streaming, called=called)
         row.constraint = self._subject.constraint([], params)

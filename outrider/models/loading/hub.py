@@ -49,7 +49,7 @@ def not_found(name: str) -> str:
     why = "HF_HUB_OFFLINE forbids to ask the hub" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} does not answer"
     return (
         f"no model '{name}': there is no folder of that name, the hub's cache does not have it, and {why}. "
-        "Give a folder with config.json, a hub id, or 'demo'."
+        "Give a folder with config.json, a .gguf file, a hub id, or 'demo'."
     )
 
 

@@ -51,10 +51,11 @@ def test_ls_of_a_name_imports_no_other_entry() -> None:
 
 
 def test_a_table_in_a_narrow_terminal_loses_no_letters() -> None:
-    table = registry_table("drafters", ("needs",), [{"name": "remote", "needs": "(--draft-endpoint grpc://HOST:PORT)", "summary": "s"}])
-    console = Console(width=30, file=io.StringIO())
-    console.print(table)
-    assert "…" not in console.file.getvalue()
+    row = {"name": "remote", "needs": "(--draft-endpoint grpc://HOST:PORT)", "summary": "s"}
+    table = registry_table("drafters", ("needs",), [row])
+    shown = io.StringIO()
+    Console(width=30, file=shown).print(table)
+    assert "…" not in shown.getvalue()
 
 
 def test_ls_of_an_unknown_name(cli: Callable[..., Any]) -> None:

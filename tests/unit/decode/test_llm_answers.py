@@ -76,6 +76,8 @@ def test_a_bad_prompt_is_named(llm: LLM, prompts: Any, message: str) -> None:
 def test_stream_takes_one_prompt(llm: LLM) -> None:
     with pytest.raises(RequestError, match="stream takes one prompt, got 2: generate takes several"):
         llm.stream(["a", "b"], SHORT)
+    with pytest.raises(RequestError, match="the prompt has token id -1"):
+        next(llm.stream([-1], SHORT))
     with pytest.raises(ConfigError, match="stream makes one answer, got n=2"):
         llm.stream("a", SamplingParams(n=2))
 

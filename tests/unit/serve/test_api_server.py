@@ -146,7 +146,7 @@ def test_taken_port_is_said_before_anything_is_loaded() -> None:
         settings = ServerSettings(
             models=(ServedModel(name="a", options=Options(target="a")),), port=other.getsockname()[1]
         )
-        with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1"):
+        with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1.* give another --port"):
             listen(settings)
 
 
