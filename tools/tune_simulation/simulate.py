@@ -31,8 +31,8 @@ from outrider.lab.recording import Step
 from outrider.lab.runner import Runner, Trace
 from outrider.lab.tune.confirm import decode_phase
 from outrider.lab.tune.decide import recommendations
-from outrider.lab.tune.drafts import Head
 from outrider.lab.tune.families import default_space
+from outrider.lab.tune.head import Head
 from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.run import split
 from outrider.lab.tune.space import Space, SpaceOptions

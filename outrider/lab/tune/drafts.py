@@ -14,33 +14,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from outrider.build import DEMO, Options, embedded_heads, target_config
 from outrider.errors import ConfigError
-from outrider.lab.result import Record
+from outrider.lab.tune.head import Head
+from outrider.models.heads.block_files import outline_block
+from outrider.models.heads.eagle_files import TargetSizes, outline_eagle
 from outrider.models.heads.kinds import ACCEPTANCE, head_kind
-
-if TYPE_CHECKING:
-    from outrider.models.heads.eagle_files import TargetSizes
+from outrider.models.heads.medusa_files import outline_medusa
+from outrider.models.heads.mtp_files import find_mtp
 
 MODEL = "draft-model"
 NO_NAME = " \t\n,+;"  # what no option's value can hold in a configuration's text form (lab/configuration.py)
-
-
-class Head(Record):
-    """One trained part."""
-
-    kind: str  # the drafter that drafts with it; ACCEPTANCE: a rule that ends the draft model's drafts
-    folder: str  # as options name it; "": it comes with the target
-    most: int | None = None  # tokens of its longest chain; None: any number
-    confidence: bool = False  # of a block head: it says when to stop
-    markov: bool = False  # of a block head: its guesses depend on the token before
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options of the drafter that drafts with this head."""
-        return {"head": self.folder} if self.folder else {}
 
 
 @dataclass(frozen=True)
@@ -70,8 +55,6 @@ def read_drafts(options: Options, more: Sequence[str] = ()) -> Drafts:
     _check_names(folders)
     if not (folders or embedded):
         return Drafts(next(iter(models), None))
-    from outrider.models.heads.eagle_files import TargetSizes  # code of heads takes seconds to import
-
     sizes = TargetSizes.of(target_config(options))
     heads = [_head(kind, folder, "", sizes) for kind, folder in embedded.items()]
     heads += [_head(kinds[folder], folder, folder, sizes) for folder in folders]
@@ -91,11 +74,6 @@ def kind_of(name: str) -> str:
 
 def _head(kind: str, path: str, folder: str, sizes: TargetSizes) -> Head:
     """`path`: where it lies; `folder`: what options call it."""
-    from outrider.models.heads.block_files import outline_block
-    from outrider.models.heads.eagle_files import outline_eagle
-    from outrider.models.heads.medusa_files import outline_medusa
-    from outrider.models.heads.mtp_files import find_mtp
-
     if kind == "medusa":
         return Head(kind=kind, folder=folder, most=outline_medusa(path, sizes.hidden_size, sizes.vocab_size).num_heads)
     if kind == "block":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.lab.configuration import PLAIN, Configuration
-from outrider.lab.tune.drafts import Head
+from outrider.lab.tune.head import Head
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.replay.replay_result import SearchOutcome
 from outrider.lab.result import Interval, Record, Result
 from outrider.lab.tune.confirm import Confirmed, Lap, paired_seconds
-from outrider.lab.tune.drafts import Head
 from outrider.lab.tune.forecast import Forecast
+from outrider.lab.tune.head import Head
 from outrider.lab.tune.load import LoadStep
 from outrider.lab.tune.options import options_of
 from outrider.lab.tune.remote import RemoteAdvice

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.lab.configuration import Configuration
-from outrider.lab.tune.drafts import Head
+from outrider.lab.tune.head import Head
 from outrider.lab.tune.tune_result import TuneResult
 from outrider.models.heads.kinds import EARLY_EXIT
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection
 from outrider.build import DEMO, Options, head_in, named_drafter
 from outrider.errors import ConfigError
 from outrider.lab.configuration import PLAIN, Configuration
-from outrider.lab.tune.drafts import Head, read_drafts
+from outrider.lab.tune.drafts import read_drafts
 from outrider.lab.tune.export.choice import BEST_FIRST, TRAINED, Advice, Choice, is_ours_alone, tree_of
+from outrider.lab.tune.head import Head
 from outrider.settings_file import SettingsFile
 
 

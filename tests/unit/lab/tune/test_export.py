@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from outrider.lab.result import Interval
-from outrider.lab.tune.drafts import Head
 from outrider.lab.tune.export import in_other_words
 from outrider.lab.tune.forecast import Forecast
+from outrider.lab.tune.head import Head
 from outrider.lab.tune.load import LoadStep
 from outrider.lab.tune.tune_result import Recommendation, Tried, TuneResult, Words
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.lab.tune.drafts import Head
 from outrider.lab.tune.families import default_space, exit_layers, up_to
+from outrider.lab.tune.head import Head
 from outrider.lab.tune.space import SpaceOptions
 
 HEADS = (
