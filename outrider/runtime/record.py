@@ -23,6 +23,7 @@ from outrider.models.attention import NAME, without_mask
 from outrider.models.gguf.linear import BlockEmbedding
 from outrider.models.signals import AFTER_NORM, Listening
 from outrider.runtime.events import Event, Recorder, replaced
+from outrider.runtime.expert_layers import other_experts_by_event
 from outrider.runtime.experts import experts_by_event
 from outrider.runtime.matrices import keeps_integers
 from outrider.runtime.recurrent import recurrent_by_event
@@ -123,6 +124,7 @@ def _written_down(module: Any, recorder: Recorder) -> Iterator[None]:
             elif getattr(part, "layer_idx", 0) in (None, -1) and "layer_idx" in signature(part.forward).parameters:
                 stack.enter_context(replaced(part, "forward", partial(_shared_by_layers, part, part.forward)))
         stack.enter_context(experts_by_event(module, recorder))
+        stack.enter_context(other_experts_by_event(module, recorder))
         stack.enter_context(recurrent_by_event(module, recorder, ROWS, TOKENS))
         stack.enter_context(looping_layers_by_event(module, recorder))
         stack.enter_context(torch.inference_mode(False))  # in it operations that are made of others would stay whole

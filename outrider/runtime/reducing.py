@@ -47,7 +47,7 @@ def added_up(code: Code, low: Lowering, block: Block, dim: int, out: Tensor) -> 
     own = block.own
     sizes, steps = (tuple(each[:place] + each[place + 1 :]) for each in (own.sizes, own.steps))
     count, step = own.sizes[place], own.steps[place]
-    if not 1 < count <= MAX_ADDED:
+    if not 1 <= count <= MAX_ADDED:
         raise NotLoweredError(f"a sum of {count} numbers that lie apart")
     total = Strided(own.value, sizes, steps, own.offset)
     for index in range(1, count):

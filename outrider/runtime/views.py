@@ -143,12 +143,22 @@ def expand(low: Lowering, event: Event) -> list[Known]:
 
 
 def repeat(low: Lowering, event: Event) -> list[Known]:
-    """repeat(x, times) along dimensions of size 1 or new ones: nothing is copied."""
+    """repeat(x, times): along dimensions of size 1 or new ones nothing is copied."""
     tensor, times = event.args
     missing = len(times) - tensor.dim()
-    if any(count > 1 and place >= missing and tensor.shape[place - missing] > 1 for place, count in enumerate(times)):
-        raise NotLoweredError("numbers put side by side with themselves")
-    return expand(low, event)
+    if not any(count > 1 and place >= missing and tensor.shape[place - missing] > 1 for place, count in enumerate(times)):
+        return expand(low, event)
+    block = low.block(tensor)
+    if missing or any(count > 1 for count, axis in zip(times, block.axes, strict=True) if axis):
+        raise NotLoweredError("tokens put side by side with themselves")
+    sizes, steps = [], []
+    for count, size, step in zip([n for n, axis in zip(times, block.axes, strict=True) if not axis], block.own.sizes,
+                                 block.own.steps, strict=True):  # fmt: skip
+        sizes += [count, size]
+        steps += [0, step]
+    made = low.copied(replace(block.own, sizes=tuple(sizes), steps=tuple(steps)))
+    own = [size for size, axis in zip(event.outputs[0].shape, block.axes, strict=True) if not axis]
+    return [Block(block.axes, dense(made.value, own))]
 
 
 def cut(low: Lowering, event: Event) -> list[Known]:

@@ -87,7 +87,10 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "internlm3": {"head_dim": 16},
     "iquestcoder": {"head_dim": 16},
     "jais2": {},
+    "jetmoe": EXPERTS,
     "llama": {},
+    "llama4_text": EXPERTS,
+    "longcat_flash": {**EXPERTS, **LATENT, "head_dim": 8, "n_routed_experts": 4, "zero_expert_num": 2},
     "kolibri1": EXPERTS,
     "laguna": EXPERTS,
     "mellum": EXPERTS,
@@ -126,12 +129,10 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
 }
 NOT_LOWERED: dict[str, tuple[str, dict[str, Any]]] = {  # all others that our cache serves, and the reason
     "gpt_neox_japanese": ("combined with another's", {}),
-    "jetmoe": ("'index_add'", EXPERTS),
-    "longcat_flash": ("'index_add_'", {**EXPERTS, **LATENT, "head_dim": 8}),
-    "llama4_text": ("side by side with themselves", EXPERTS),
 }
 
-HEAD_STATES_ONLY = frozenset({"gemma3n_text"})  # the states between its layers are several for each token
+# States between layers are several for each token, or layers two by two in one module
+HEAD_STATES_ONLY = frozenset({"gemma3n_text", "longcat_flash"})
 
 
 def states_of(family: str) -> tuple[int, ...]:
