@@ -39,7 +39,7 @@ from control_worlds import KINDS, MOST, Kind, RecordedText, Text, recorded
 from workload import read_result
 
 from outrider.draft_length import Goodput
-from outrider.draft_length.goodput import Step as Seen
+from outrider.draft_length.goodput import ObservedStep
 from outrider.types import VerdictLists
 
 World = Sequence[Text] | Sequence[RecordedText]
@@ -128,7 +128,8 @@ class AutoRun:
         known = seconds if row.stats.steps > 1 else None  # as `AutoLength.observe` has it: a first step also reads the prompt
         verdict = VerdictLists([[*range(step.kept)]], [step.kept], [0], [step.ran_out])
         lessons = self.control.lessons
-        self.control.learn(Seen(1, size, [asked], [step.drafted], verdict, [step.budgets], known, [0], (0,) if thinks else ()))
+        step_seen = ObservedStep(1, size, [asked], [step.drafted], verdict, [step.budgets], known, [0], (0,) if thinks else ())
+        self.control.learn(step_seen)
         self.parts["think"].add(EACH_STEP_MS + LESSON_MS * (self.control.lessons - lessons), 0)
 
     def _cause(self, asked: int, row: Any) -> str:

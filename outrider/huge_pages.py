@@ -18,7 +18,7 @@ from torch import Tensor
 HUGE, CHUNK, LINE = 2 << 20, 64 << 20, 64  # bytes: of a page, of what is asked for at once, and between tensors
 
 
-class Space:
+class HugePageSpace:
     """Memory on huge pages, given out from front to back; it lives as long as any tensor in it."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Space:
         self._end = self._next + size
 
 
-_WEIGHTS = Space()
+_WEIGHTS = HugePageSpace()
 
 
 def zeros_on_huge_pages(shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> list[Tensor]:
@@ -51,7 +51,7 @@ def zeros_on_huge_pages(shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> 
     sizes = [prod(shape) * dtype.itemsize for shape in shapes]
     if not hasattr(mmap, "MADV_HUGEPAGE") or sum(sizes) < 2 * HUGE:
         return [torch.zeros(*shape, dtype=dtype) for shape in shapes]
-    space = Space()
+    space = HugePageSpace()
     return [
         space.take(size).view(dtype).view(*shape) if size else torch.zeros(*shape, dtype=dtype)
         for shape, size in zip(shapes, sizes, strict=True)

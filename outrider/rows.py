@@ -21,7 +21,7 @@ from outrider.sampling.constraint import Constraint
 from outrider.sampling.distribution import BatchSampling, History
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import KeyedStreams, NoiseMaker, Randomness
-from outrider.sampling.thinking import Place
+from outrider.sampling.thinking import ThinkingState
 from outrider.stats import DecodeStats
 from outrider.text import Detokenizer, StopStrings
 from outrider.types import Draft, Verdict
@@ -75,12 +75,12 @@ class Row:
     origins: list[str] = field(default_factory=list)  # per output token: "accepted", "correction", "bonus", "plain", "committed"
     logprobs: list[dict[int, float]] = field(default_factory=list)
     stats: DecodeStats = field(default_factory=DecodeStats)
-    place: Place | None = None  # before, inside or behind its thoughts; None: they have no marks that are tokens
+    place: ThinkingState | None = None  # before, inside or behind its thoughts; None: they have no marks that are tokens
 
     def __post_init__(self) -> None:
         thinking = self.params.thinking
         if self.place is None and thinking is not None and thinking.closing_ids:
-            self.place = Place.beginning(thinking)
+            self.place = ThinkingState.beginning(thinking)
 
     @property
     def thinks(self) -> bool:

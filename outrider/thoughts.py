@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from outrider.sampling.thinking import Phase, Place, Thinking
+from outrider.sampling.thinking import Phase, ThinkingMarks, ThinkingState
 from outrider.text import StopStrings, overlap
 
 Kind = Literal["thought", "answer", "mark"]
@@ -15,9 +15,9 @@ Part = tuple[Kind, str]
 class Thoughts:
     """Follows one answer. The parts it gives, joined, are the text; what may still become a mark is held back."""
 
-    def __init__(self, thinking: Thinking) -> None:
+    def __init__(self, thinking: ThinkingMarks) -> None:
         self._thinking = thinking
-        self._place = Place.beginning(thinking)
+        self._place = ThinkingState.beginning(thinking)
         self._held = ""  # white space before an opening mark, or what may become a mark
         self.num_tokens = 0  # of thoughts, marks not counted where they are tokens
 
@@ -73,11 +73,11 @@ class Thoughts:
         blank = self._held[: len(self._held) - len(begun)]
         for mark in self._thinking.opening:
             if begun.startswith(mark):
-                self._place, self._held = Place("thinking"), begun[len(mark) :]
+                self._place, self._held = ThinkingState("thinking"), begun[len(mark) :]
                 return [("mark", blank + mark)]
         if any(mark.startswith(begun) for mark in self._thinking.opening):
             return []
-        self._place, held, self._held = Place("answer"), self._held, ""
+        self._place, held, self._held = ThinkingState("answer"), self._held, ""
         return [("answer", held)]
 
     def _inside(self) -> list[Part]:
@@ -85,7 +85,7 @@ class Thoughts:
         if places:
             place, mark = min(places)
             thought, answer, self._held = self._held[:place], self._held[place + len(mark) :], ""
-            self._place = Place("answer")
+            self._place = ThinkingState("answer")
             parts: list[Part] = [("thought", thought), ("mark", mark), ("answer", answer)]
             return [part for part in parts if part[1]]
         keep = max(overlap(self._held, mark) for mark in self._thinking.closing)
@@ -102,7 +102,7 @@ def _up_to_mark(text: str, marks: Sequence[str]) -> list[Part]:
 class StopsBehindThoughts(StopStrings):
     """Stop strings that do not count in thoughts: models repeat there the string that should end the answer."""
 
-    def __init__(self, stops: Sequence[str], thinking: Thinking, *, after: int = 0, include: bool = False) -> None:
+    def __init__(self, stops: Sequence[str], thinking: ThinkingMarks, *, after: int = 0, include: bool = False) -> None:
         super().__init__(stops, after=after, include=include)
         self._thoughts = Thoughts(thinking)
 

@@ -13,11 +13,11 @@ from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.remote.draft.asked import row_options
 from outrider.remote.draft.counters import DraftCounters
 from outrider.remote.draft.host import row_of
-from outrider.remote.draft.hosted import DrafterOptions, HostedDrafter, load_drafter
+from outrider.remote.draft.hosted import HostedDrafter, HostedDrafterOptions, load_drafter
 from outrider.remote.draft.model_host import ModelHost
 from outrider.remote.draft.nodes import DraftNode, drafted_nodes
 from outrider.remote.draft.settings import DraftLimits
-from outrider.remote.draft.texts import Text, Texts
+from outrider.remote.draft.texts import HostedText, HostedTexts
 from outrider.remote.draft.worker import Worker
 from outrider.remote.protocol import messages
 from outrider.rows import Rows
@@ -34,7 +34,7 @@ def save_draft(folder: Path, **changes: Any) -> Path:
 
 def hosted_model(folder: Path, **changes: Any) -> HostedDrafter:
     """A service's drafter from this model."""
-    return load_drafter(DrafterOptions(draft=str(folder), dtype="float32", runtime="eager", **changes))
+    return load_drafter(HostedDrafterOptions(draft=str(folder), dtype="float32", runtime="eager", **changes))
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Bench:
         for uid in list(hosted.host.uids):  # of the bench before
             hosted.host.stop(uid)
         self.counters = DraftCounters(CollectorRegistry())
-        self.texts = Texts(self.limits, hosted.vocab_size, hosted.max_context, lambda: self.now)
+        self.texts = HostedTexts(self.limits, hosted.vocab_size, hosted.max_context, lambda: self.now)
         self.worker = Worker(hosted.host, self.texts, self.limits, self.counters, hosted.max_context)
 
     def reader(self, instance: str) -> Reader:
@@ -121,7 +121,7 @@ def fresh_chain(hosted: HostedDrafter, tokens: list[int], sampling: messages.Sam
     """What the drafter proposes in one process for this text, read from its beginning by a model with an empty cache."""
     assert isinstance(hosted.host, ModelHost)
     drafter = ModelDrafter(hosted.host.lm.twin())
-    row = row_of(Text(0, "", 0, row_options(sampling, VOCAB, DraftLimits().law_tokens)), tokens)
+    row = row_of(HostedText(0, "", 0, row_options(sampling, VOCAB, DraftLimits().law_tokens)), tokens)
     rows = Rows(VOCAB, torch.device("cpu"))
     rows.add(row)
     drafter.start(row)

@@ -1,7 +1,7 @@
 """The package's own recipes for an EAGLE-3 and a block head, on the demo target, for the time there is.
 
 The same calls that `outrider train` makes (`outrider/train/run.py`): the target answers problems of the demo, a recipe is built,
-`Loop` trains and validates it; then the saved head drafts for held-out prompts. `run.py` itself is not used, because its results
+`TrainLoop` trains and validates it; then the saved head drafts for held-out prompts. `run.py` is not used, because its results
 need pydantic, which a GPU machine may not have.
 """
 
@@ -31,11 +31,11 @@ from outrider.stats import DecodeStats
 from outrider.train.config import TrainConfig
 from outrider.train.features import FeatureSource
 from outrider.train.kinds import KINDS
-from outrider.train.loop import Loop
-from outrider.train.material import Material, gather
+from outrider.train.loop import TrainLoop
+from outrider.train.material import TrainingData, gather
 from outrider.train.recipe import Calibrates, RecipeSetup
 from outrider.train.responses import ResponsePlan
-from outrider.train.texts import Text, fitting, split, token_counts
+from outrider.train.texts import TrainingText, fitting, split, token_counts
 
 if TYPE_CHECKING:
     from gpu_stages.context import Context
@@ -58,8 +58,8 @@ class Bench:
     target: Any  # transformers module
     tokenizer: Any
     dtype: torch.dtype  # of the checkpoint
-    train: list[Text]
-    held_out: list[Text]
+    train: list[TrainingText]
+    held_out: list[TrainingText]
 
 
 def run(context: Context) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def prepared(context: Context, folder: Path) -> Bench:
     )  # fmt: skip
     plan = ResponsePlan(max_new_tokens=24 if context.tiny else 160)
     tokenizer, config = load_tokenizer(target), load_config(target)
-    texts, _ = gather(Material(prompts=str(prompts)), options, "demo", tokenizer, plan, folder, Quiet())
+    texts, _ = gather(TrainingData(prompts=str(prompts)), options, "demo", tokenizer, plan, folder, Quiet())
     train, held_out = split(fitting(texts, 512), 0.1, 0)
     dtype = resolve_dtype("auto", config, context.device, ours=False)
     return Bench(context, load_module(target, config, dtype, context.device), tokenizer, own_dtype(config), train, held_out)
@@ -107,7 +107,7 @@ class Pace(Quiet):
     """A `Progress` that plans a loop's steps by how fast the first ones were, and ends it when its time is over."""
 
     def __init__(self, context: Context, until: float) -> None:
-        self.loop: Loop | None = None
+        self.loop: TrainLoop | None = None
         self._context, self._until = context, until
         self._timed: tuple[int, float] | None = None
 
@@ -144,7 +144,7 @@ def trained(bench: Bench, kind: str, folder: Path, share: float) -> dict[str, An
     folder.mkdir()
     _reset_peak(context)
     pace = Pace(context, until=context.left_s() - (1 - RESERVE) * share)
-    loop = Loop(
+    loop = TrainLoop(
         recipe, FeatureSource(bench.target, recipe.signals), bench.train, bench.held_out, config, folder, context.device, pace,
     )  # fmt: skip
     pace.loop = loop

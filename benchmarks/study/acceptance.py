@@ -29,7 +29,7 @@ from outrider.lab.runner import Contender, Runner, Trace
 from outrider.machine import versions
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
-from outrider.train.texts import Text
+from outrider.train.texts import TrainingText
 from study.common import DEMO, PAIR, TEMPERATURES, WORK, answers, curve, demo_answers, saved, train
 from study.domain import domain_answers
 from study.prompts import demo_tasks, held_out, training_prompts
@@ -140,7 +140,7 @@ def _rows(one: Workload, head: Path) -> list[dict[str, Any]]:
     return found
 
 
-def by_task(contender: Contender, texts: Sequence[Text], temperature: float, round_: int) -> dict[str, Counts]:
+def by_task(contender: Contender, texts: Sequence[TrainingText], temperature: float, round_: int) -> dict[str, Counts]:
     """Counters of each task; the demo's grades are one. Each round has seeds of its own."""
     seeds = range(round_ * 1000, round_ * 1000 + len(texts))
     params = [SamplingParams(temperature=temperature, max_tokens=MEASURED_TOKENS, seed=seed) for seed in seeds]

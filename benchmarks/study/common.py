@@ -33,7 +33,7 @@ from outrider.train.measure import MeasurePlan, measure
 from outrider.train.recipe import RecipeSetup
 from outrider.train.responses import read_responses
 from outrider.train.run import save_drafter
-from outrider.train.texts import Text, fitting, split, token_counts
+from outrider.train.texts import TrainingText, fitting, split, token_counts
 from outrider.train.train_result import TrainResult
 
 WORK = REPOSITORY / "runs" / "studies"
@@ -168,7 +168,7 @@ def outrider(*words: object, plugin: Path | None = None) -> None:
 
 
 def counted(
-    target: Path, way: Way, folders: dict[str, Path], texts: Sequence[Text], *, max_new_tokens: int, batch_size: int = 8
+    target: Path, way: Way, folders: dict[str, Path], texts: Sequence[TrainingText], *, max_new_tokens: int, batch_size: int = 8
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Counters by label, temperature and task. Raises OutriderError where a drafter could not be measured."""
     plan = MeasurePlan(len(texts), TEMPERATURES, max_new_tokens, batch_size)

@@ -9,7 +9,7 @@ from typing import Any
 
 from workload import SHARED, encode
 
-from outrider.train.texts import Text
+from outrider.train.texts import TrainingText
 from tools.demo_models.problems import GRADES, problems
 
 HELD_OUT_SEED = 77  # of the demo's held-out problems; training problems are another split
@@ -53,12 +53,12 @@ def python_heads() -> list[str]:
     return found
 
 
-def held_out(tasks: dict[str, int], model: Path) -> list[Text]:
+def held_out(tasks: dict[str, int], model: Path) -> list[TrainingText]:
     """Prompts of every task, as the model's tokens."""
     found = []
     for task, count in tasks.items():
         for number, tokens in enumerate(encode(task_prompts(task, count), model)):
-            found.append(Text(f"{task}-{number}", tokens, [], task))
+            found.append(TrainingText(f"{task}-{number}", tokens, [], task))
     return found
 
 

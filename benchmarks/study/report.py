@@ -8,7 +8,7 @@ from typing import Any
 
 from workload import RESULTS, console, read_result
 
-from outrider.report.document import Block, Bullets, Code, Document, Heading, Paragraph
+from outrider.report.document import Block, Bullets, CodeBlock, Document, Heading, Paragraph
 from outrider.report.markdown import to_markdown
 from study.report_heads import before_after
 from study.report_stop import acceptance
@@ -38,7 +38,7 @@ def render(out: Path, folder: Path = RESULTS) -> None:
         blocks.append(Paragraph(
             f"{files[-1].name}: outrider {versions['outrider']}, torch {versions['torch']}, {content['hardware']['cpu']}"
         ))  # fmt: skip
-        blocks.append(Code(content["command"]))
+        blocks.append(CodeBlock(content["command"]))
     out.write_text(to_markdown(Document("What training a drafter gains", "", tuple(blocks))), encoding="utf-8")
     console().print(f"written: {out}")
 

@@ -12,7 +12,7 @@ from outrider.errors import ConfigError
 from outrider.report.document import (
     Block,
     Bullets,
-    Code,
+    CodeBlock,
     Column,
     Document,
     Heading,
@@ -202,7 +202,7 @@ def _method(content: dict[str, Any], source: str) -> Iterator[Block]:
         *content.get("notes", []),
     ])  # fmt: skip
     yield Paragraph("This command measures again and rewrites the page:")
-    yield Code(AGAIN, "bash")
+    yield CodeBlock(AGAIN, "bash")
 
 
 def _chain(study: Study, length: int) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from outrider.cli import session
 from outrider.cli.generate import full_context
 from outrider.cli.options import GenerationConfig, ModelOptions, SamplingOptions, ShowDrafts, Target
-from outrider.cli.stream import MarkedText, PlainText, Printer, run_stream
+from outrider.cli.stream import MarkedText, PlainStream, Printer, run_stream
 from outrider.cli.verbs import with_groups
 from outrider.errors import ConfigError, OutriderError, did_you_mean
 from outrider.report.marks import DraftMarks
@@ -92,7 +92,7 @@ class Conversation:
     def answer(self, message: str) -> None:
         """Stream the answer to `message`. One stopped by Ctrl-C stays in the history as far as it got."""
         asked = [*self.history, {"role": "user", "content": checked_text("the message", message)}]
-        printer: Printer = PlainText() if self._marks is None else MarkedText(self._marks)
+        printer: Printer = PlainStream() if self._marks is None else MarkedText(self._marks)
         completion = run_stream(self._llm, self._llm.chat_prompt(asked), self._params, printer)
         self.history = [*asked, {"role": "assistant", "content": completion.text}]
         self.stats = self.stats.merge(completion.stats)

@@ -14,7 +14,7 @@ from rich.console import Console
 from outrider.cli import session
 from outrider.cli.lab import INTERRUPTED, shown_progress
 from outrider.cli.options import Json, ModelOptions, RuntimeName
-from outrider.cli.stream import MarkedText, Printer, Silent, run_stream
+from outrider.cli.stream import MarkedText, Printer, SilentStream, run_stream
 from outrider.cli.verbs import with_groups
 from outrider.errors import ConfigError
 from outrider.report.marks import DraftMarks
@@ -81,7 +81,7 @@ def _answer(llm: LLM, count: int, silent: bool) -> tuple[list[dict[str, Any]], b
 
     console = Console(highlight=False)
     marks = DraftMarks(console)
-    printer: Printer = Silent() if silent else MarkedText(marks)
+    printer: Printer = SilentStream() if silent else MarkedText(marks)
     answers: list[dict[str, Any]] = []
     if count and not silent:
         console.print(marks.legend())

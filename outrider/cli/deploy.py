@@ -14,7 +14,7 @@ from outrider.cli.writable import check_file, check_folder
 
 if TYPE_CHECKING:
     from outrider.deploy.deployment import Deployment
-    from outrider.deploy.source import Source
+    from outrider.deploy.source import DraftSource
     from outrider.lab.tune.export.choice import Advice
 
 WHAT, WHERE, CONTAINERS, SEVERAL, KUBERNETES = "What is deployed", "Where it listens", "Containers", "Several", "Kubernetes"
@@ -99,7 +99,7 @@ def deploy(engine: Engine, settings: Settings, options: DeployOptions, out: Out 
     return 0
 
 
-def _deployment(source: Source, options: DeployOptions) -> Deployment:
+def _deployment(source: DraftSource, options: DeployOptions) -> Deployment:
     """Raises ConfigError for values out of range."""
     from outrider.cli.quantities import memory
     from outrider.deploy.container_paths import is_local
@@ -117,7 +117,7 @@ def _deployment(source: Source, options: DeployOptions) -> Deployment:
     )  # fmt: skip
 
 
-def _advice(source: Source, options: DeployOptions) -> Advice:
+def _advice(source: DraftSource, options: DeployOptions) -> Advice:
     """In other engines' words, with folders that they can read for the embedded pair."""
     from outrider.demo import demo_paths
     from outrider.lab.tune.export.choice import DRAFT_MODEL

@@ -21,7 +21,7 @@ from outrider.cli.options import (
 )
 from outrider.cli.prediction import PredictionFile, read_prediction, with_prediction
 from outrider.cli.prompt import read_prompt
-from outrider.cli.stream import MarkedText, PlainText, Printer, Silent, run_stream
+from outrider.cli.stream import MarkedText, PlainStream, Printer, SilentStream, run_stream
 from outrider.cli.verbs import option, with_groups
 from outrider.errors import ConfigError
 from outrider.report.marks import DraftMarks
@@ -133,8 +133,8 @@ def as_object(
 
 def _printer(silent: bool, show_drafts: bool) -> Printer:
     if silent:
-        return Silent()
-    return MarkedText(_marks()) if show_drafts else PlainText()
+        return SilentStream()
+    return MarkedText(_marks()) if show_drafts else PlainStream()
 
 
 def _marks() -> DraftMarks:

@@ -98,8 +98,8 @@ def coordinator(
 
 def _settings(replicas: ReplicaOptions, listen: ListenOptions, config: Path | None) -> CoordinatorSettings:
     """Raises ConfigError, before anything is loaded."""
-    from outrider.remote.coordinator.journey import Limits
-    from outrider.remote.coordinator.replica import Patience
+    from outrider.remote.coordinator.journey import RetryLimits
+    from outrider.remote.coordinator.replica import Timeouts
     from outrider.remote.coordinator.settings import CoordinatorSettings, from_file, from_options
     from outrider.remote.security import TOKEN_VARIABLE, ClientSecurity
 
@@ -126,10 +126,10 @@ def _settings(replicas: ReplicaOptions, listen: ListenOptions, config: Path | No
     )  # fmt: skip
     return CoordinatorSettings(
         server=server, endpoints=endpoints, security=security,
-        patience=Patience(
+        patience=Timeouts(
             silence_s=replicas.stall_timeout, hang_s=hang_s, watch_interval_s=min(1.0, replicas.stall_timeout / 4)
         ),
-        limits=Limits(max_retries=replicas.max_retries, wait_s=replicas.replica_wait), max_queue=replicas.max_queue,
+        limits=RetryLimits(max_retries=replicas.max_retries, wait_s=replicas.replica_wait), max_queue=replicas.max_queue,
     )  # fmt: skip
 
 

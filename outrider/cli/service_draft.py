@@ -106,7 +106,7 @@ def _settings(
     named: str | None, machine: MachineOptions, hosted: HostedOptions, limits: LimitOptions, listening: DraftListeningOptions
 ) -> DraftServiceSettings:
     """Raises ConfigError, before anything heavy is loaded where that is possible."""
-    from outrider.remote.draft.hosted import DrafterOptions, wants_draft
+    from outrider.remote.draft.hosted import HostedDrafterOptions, wants_draft
     from outrider.remote.draft.run import DraftServiceSettings
 
     if machine.quantise is not None:
@@ -119,7 +119,7 @@ def _settings(
     elif named is not None:
         target = _one("--model", target, named)
     return DraftServiceSettings(
-        drafter=DrafterOptions(
+        drafter=HostedDrafterOptions(
             model=target, draft=draft_model, drafter=drafter, drafter_options=options,
             max_draft_tokens=limits.max_draft_tokens, dtype=machine.dtype, device=machine.device, threads=machine.threads,
             runtime=machine.runtime, max_model_len=machine.max_model_len, revision=machine.revision,

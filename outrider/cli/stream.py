@@ -28,7 +28,7 @@ class Printer(Protocol):
     def end(self) -> None: ...
 
 
-class Silent:
+class SilentStream:
     """Shows nothing: the caller prints the completion when it is whole."""
 
     def show(self, chunk: StreamChunk) -> None:
@@ -38,7 +38,7 @@ class Silent:
         pass
 
 
-class PlainText:
+class PlainStream:
     """The text as it is, on stdout; always ended by a newline."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from outrider.cli.verbs import name_and_value, option
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.train.material import Material
+    from outrider.train.material import TrainingData
     from outrider.train.measure import MeasurePlan
     from outrider.train.responses import ResponsePlan
 
@@ -50,13 +50,13 @@ class TextOptions:
         bool, option(TEXTS, "Wrap conversations in the model's chat template; false: feed them as plain text.")
     ] = True
 
-    def material(self, out: Path) -> Material:
+    def material(self, out: Path) -> TrainingData:
         """Raises ConfigError."""
-        from outrider.train.material import Material
+        from outrider.train.material import TrainingData
 
         match = GENERATED.fullmatch(self.prompts or "")
         prompts = str(_generated(int(match[1]), out)) if match else self.prompts
-        return Material(
+        return TrainingData(
             prompts=prompts, responses=self.responses, traffic=self.from_traffic, recorded_answers=self.recorded_answers,
             limit=self.limit, on_bad=self.on_bad, chat_template=self.chat_template, data=self.data,
         )  # fmt: skip

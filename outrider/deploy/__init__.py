@@ -1,6 +1,6 @@
 """The files that `outrider deploy` writes: they start a server with the drafting that `outrider tune` found.
 
-One module an engine, each a function from `Deployment` to `Files`. vLLM, SGLang and Ray get the options of `lab/tune/export`;
+One module per engine: a function from `Deployment` to `DeployFiles`. vLLM, SGLang and Ray get the options of `lab/tune/export`;
 compose and k8s run `outrider serve --settings`.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from outrider.deploy.deployment import Deployment
-from outrider.deploy.files import Files
+from outrider.deploy.files import DeployFiles
 from outrider.errors import ConfigError, did_you_mean
 
 ENGINES = {
@@ -29,7 +29,7 @@ def check_engine(name: str) -> None:
         raise ConfigError(f"nothing called '{name}' to deploy with.{did_you_mean(name, ENGINES)}")
 
 
-def files_for(engine: str, deployment: Deployment) -> Files:
+def files_for(engine: str, deployment: Deployment) -> DeployFiles:
     """All files of one engine, the main one first. Raises ConfigError, and CapabilityError for what the engine cannot do."""
-    write: Callable[[Deployment], Files] = import_module(ENGINES[engine]).files
+    write: Callable[[Deployment], DeployFiles] = import_module(ENGINES[engine]).files
     return write(deployment)

@@ -7,12 +7,12 @@ from typing import Any
 from outrider.deploy import serving
 from outrider.deploy.container_paths import CACHE, ContainerPaths
 from outrider.deploy.deployment import Deployment
-from outrider.deploy.files import Files, as_yaml
+from outrider.deploy.files import DeployFiles, as_yaml
 
 READY = "import urllib.request as r; r.urlopen('http://127.0.0.1:{port}/ready', timeout=4).read()"
 
 
-def files(deployment: Deployment) -> Files:
+def files(deployment: Deployment) -> DeployFiles:
     """`compose.yaml`."""
     paths = ContainerPaths()
     settings = paths.in_container(deployment.source.settings)
@@ -22,7 +22,7 @@ def files(deployment: Deployment) -> Files:
         f"Whoever reaches the port may ask, unless {serving.KEY_VARIABLE} is set where this is started.",
     ]
     project = _project(deployment, serving.command(deployment, settings), paths, settings.text())
-    return Files({"compose.yaml": as_yaml(lines, project)})
+    return DeployFiles({"compose.yaml": as_yaml(lines, project)})
 
 
 def _project(deployment: Deployment, command: list[str], paths: ContainerPaths, settings: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from outrider.deploy.source import Source
+from outrider.deploy.source import DraftSource
 from outrider.errors import ConfigError
 from outrider.lab.tune.export.choice import Advice
 
@@ -17,7 +17,7 @@ MIB = 2**20
 class Deployment:
     """One server. Raises ConfigError for values out of range."""
 
-    source: Source
+    source: DraftSource
     advice: Advice  # `source` in other engines' words
     served_name: str  # what clients call the model
     name: str  # of the service

@@ -15,7 +15,7 @@ from outrider.version import __version__
 WIDTH = 118
 
 
-class Files(dict[str, str]):
+class DeployFiles(dict[str, str]):
     """File name -> text, the main file first."""
 
     @property

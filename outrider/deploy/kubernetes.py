@@ -8,7 +8,7 @@ from typing import Any
 from outrider.deploy import serving
 from outrider.deploy.container_paths import CACHE, MODELS, ContainerPaths
 from outrider.deploy.deployment import Deployment
-from outrider.deploy.files import Files, as_yaml
+from outrider.deploy.files import DeployFiles, as_yaml
 
 METRIC = "outrider_num_requests_waiting"  # outrider:num_requests_waiting without the colon, which the metrics API does not take
 ADAPTER_RULE = {
@@ -19,7 +19,7 @@ ADAPTER_RULE = {
 }
 
 
-def files(deployment: Deployment) -> Files:
+def files(deployment: Deployment) -> DeployFiles:
     """`outrider.yaml`; where replicas may grow also `prometheus-adapter.yaml`, values for that program's chart."""
     paths = ContainerPaths()
     settings = paths.in_container(deployment.source.settings)
@@ -34,11 +34,11 @@ def files(deployment: Deployment) -> Files:
         _service(deployment),
     ]  # fmt: skip
     if deployment.max_replicas == deployment.replicas:
-        return Files({"outrider.yaml": as_yaml(lines, *documents)})
+        return DeployFiles({"outrider.yaml": as_yaml(lines, *documents)})
     lines.append(f"The autoscaler needs the pods' metric {METRIC}: prometheus-adapter.yaml says how (docs/deploy.md).")
     about = ["Values for the chart prometheus-adapter: the queue's length as a metric of pods."]
     adapter = as_yaml(about, {"rules": {"custom": [ADAPTER_RULE]}})
-    return Files({"outrider.yaml": as_yaml(lines, *documents, _autoscaler(deployment)), "prometheus-adapter.yaml": adapter})
+    return DeployFiles({"outrider.yaml": as_yaml(lines, *documents, _autoscaler(deployment)), "prometheus-adapter.yaml": adapter})
 
 
 def _head(kind: str, version: str, deployment: Deployment, suffix: str = "") -> dict[str, Any]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.deploy.deployment import Deployment
-from outrider.deploy.files import Files, as_yaml
+from outrider.deploy.files import DeployFiles, as_yaml
 from outrider.deploy.vllm import PLAIN, arguments
 
 BUILDER = "ray.serve.llm:build_openai_app"
 
 
-def files(deployment: Deployment) -> Files:
+def files(deployment: Deployment) -> DeployFiles:
     """`ray.yaml`. Raises CapabilityError where vLLM cannot do what the settings state."""
     found, notes = arguments(deployment)
     config: dict[str, Any] = {
@@ -30,4 +30,4 @@ def files(deployment: Deployment) -> Files:
         "name": deployment.name, "route_prefix": "/", "import_path": BUILDER, "args": {"llm_configs": [config]},
     }  # fmt: skip
     http = {"host": deployment.host, "port": deployment.port}
-    return Files({"ray.yaml": as_yaml(lines, {"http_options": http, "applications": [application]})})
+    return DeployFiles({"ray.yaml": as_yaml(lines, {"http_options": http, "applications": [application]})})

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from outrider.deploy.deployment import Deployment
-from outrider.deploy.files import Files, script
+from outrider.deploy.files import DeployFiles, script
 from outrider.deploy.vllm import PLAIN
 from outrider.errors import CapabilityError
 from outrider.lab.tune.export import sglang
 from outrider.lab.tune.export.choice import EXPORTED
 
 
-def files(deployment: Deployment) -> Files:
+def files(deployment: Deployment) -> DeployFiles:
     """`sglang.sh`. Raises CapabilityError where SGLang cannot do what the settings state."""
     flags, variables, notes = sglang.speculation(deployment.advice)
     if not flags and deployment.source.result is None and deployment.advice.speculate:
@@ -20,4 +20,4 @@ def files(deployment: Deployment) -> Files:
         notes = [note for note in notes if not note.startswith("First: ")]
     serving = ["--host", deployment.host, "--port", str(deployment.port), "--served-model-name", deployment.served_name]
     lines = [deployment.headline, *([] if flags else [PLAIN.format("SGLang")]), *notes]
-    return Files({"sglang.sh": script(lines, [sglang.command(deployment.advice.target, variables), serving, *flags])})
+    return DeployFiles({"sglang.sh": script(lines, [sglang.command(deployment.advice.target, variables), serving, *flags])})

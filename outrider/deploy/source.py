@@ -18,7 +18,7 @@ NEITHER = "is neither a settings file (outrider tune --settings-out) nor a resul
 
 
 @dataclass(frozen=True)
-class Source:
+class DraftSource:
     """How to draft, as a settings file, and where there is one the result that it came from."""
 
     settings: SettingsFile
@@ -32,7 +32,7 @@ class Source:
             raise ConfigError(f"--temperature means nothing here: tune sampled at {self.result.tried.temperature:g} and says so")
         return Tuned(self.result)
 
-    def named(self, target: str | None, draft: str | None) -> Source:
+    def named(self, target: str | None, draft: str | None) -> DraftSource:
         """Other names of target and draft model, where given. Raises ConfigError where nothing drafts with a draft model."""
         settings = self.settings if target is None else replace(self.settings, target=target)
         if not settings.target:
@@ -45,7 +45,7 @@ class Source:
         return replace(self, settings=settings)
 
 
-def read_source(path: Path) -> Source:
+def read_source(path: Path) -> DraftSource:
     """Read a file that `tune` wrote. Raises ConfigError in one line that names the mistake in the file."""
     content = read_json(path, f"settings file {path}")
     if isinstance(content, dict) and "kind" in content:
@@ -54,9 +54,9 @@ def read_source(path: Path) -> Source:
             raise ConfigError(f"{path} is a result of '{result.kind}'; 'deploy' takes what 'tune' found")
         if result.interrupted:
             raise ConfigError(f"{path} is of an interrupted run: what it says rests on too little; go on with tune --resume")
-        source = Source(result.settings_file(), result)
+        source = DraftSource(result.settings_file(), result)
     elif isinstance(content, dict) and "outrider_settings" in content:
-        source = Source(read_settings(path))
+        source = DraftSource(read_settings(path))
     else:
         raise ConfigError(f"{path} {NEITHER}")
     _check(source.settings, path)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from outrider.deploy.deployment import Deployment
-from outrider.deploy.files import Files, script
+from outrider.deploy.files import DeployFiles, script
 from outrider.errors import CapabilityError
 from outrider.lab.tune.export import vllm
 from outrider.lab.tune.export.choice import EXPORTED
@@ -26,14 +26,14 @@ def arguments(deployment: Deployment) -> tuple[dict[str, Any], list[str]]:
     return found, notes
 
 
-def files(deployment: Deployment) -> Files:
+def files(deployment: Deployment) -> DeployFiles:
     """`vllm.sh`, and `speculative_config.json` where it speculates."""
     found, notes = arguments(deployment)
     more = ["--host", deployment.host, "--port", str(deployment.port), "--served-model-name", deployment.served_name]
     command = vllm.command(deployment.advice.target, found, more)
     ends = len(command) - 2 * len(found)
     lines = [deployment.headline, *([] if found else [PLAIN.format("vLLM")]), *notes]
-    written = Files({"vllm.sh": script(lines, [part for part in (command[:ends], command[ends:]) if part])})
+    written = DeployFiles({"vllm.sh": script(lines, [part for part in (command[:ends], command[ends:]) if part])})
     if found:
         written["speculative_config.json"] = json.dumps(found["speculative_config"], indent=1) + "\n"
     return written

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.draft_length.goodput import Goodput, Step
+from outrider.draft_length.goodput import Goodput, ObservedStep
 from outrider.draft_length.reading import ReadingPrice
 from outrider.rows import Row, Rows
 from outrider.step import StepFacts
@@ -75,7 +75,7 @@ class AutoLength:
         seconds = facts.seconds if timed else None
         for name, indices in self._rows.items():
             size, thinking = self._sizes.get(name), self._thinking
-            step = Step(len(rows), size, facts.asked, facts.drafted, lists, budgets, seconds, indices, thinking)
+            step = ObservedStep(len(rows), size, facts.asked, facts.drafted, lists, budgets, seconds, indices, thinking)
             self.drafters[name].learn(step)
         if self.reading is not None:
             self.reading.ended(rows, self.name_of)

@@ -30,7 +30,7 @@ CLOSE = 1.5  # times a plain step's goodput, below which plain steps are probed,
 TOLD = 10  # times that a median from a file counts for
 
 
-class Step(NamedTuple):
+class ObservedStep(NamedTuple):
     """A step as it was seen: nothing is computed before it is learned from."""
 
     num_rows: int
@@ -74,7 +74,7 @@ class Goodput:
         self._share = 0.0  # of the present step's rows that are inside their thoughts
         self._expected = self._expect()
         self._crowds: dict[int, Crowd] = {}  # by number of rows
-        self._waiting: list[Step] = []  # not learned from yet
+        self._waiting: list[ObservedStep] = []  # not learned from yet
         self._now = 0  # steps learned from
         self.lessons = 0  # how often
         self.reading_s = 0.0  # per emitted token, for reading texts, where there are drafts
@@ -91,7 +91,7 @@ class Goodput:
             self._decide(crowd, num_rows)
         return crowd.plan.pop()
 
-    def learn(self, step: Step) -> None:
+    def learn(self, step: ObservedStep) -> None:
         """A step is over."""
         self._waiting.append(step)
 
@@ -169,7 +169,7 @@ class Goodput:
         answers, thoughts = (kept.expected(self.max_nodes) for kept in self._kept.values())
         return [(1 - thinking) * answer + thinking * thought for answer, thought in zip(answers, thoughts, strict=True)]
 
-    def _learn_costs(self, crowd: Crowd, steps: Sequence[Step]) -> None:
+    def _learn_costs(self, crowd: Crowd, steps: Sequence[ObservedStep]) -> None:
         """Steps that drafted alike are one time, their median, that counts for as many."""
         crowd.chosen.update(step.size for step in steps if step.size is not None)
         asking = [([step.asked[row] for row in step.rows], [step.drafted[row] for row in step.rows]) for step in steps]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from outrider.draft_length.survival import Record
+from outrider.draft_length.survival import FadingMean
 from outrider.rows import Row, Rows
 
 FADE = 0.95  # per text, and per step that reads: a memory of some 20
@@ -21,8 +21,8 @@ class ReadingPrice:
         self._count = unread
         self._joined: dict[int, int] = {}  # by request: tokens its drafter had to read when it joined
         self._unread: dict[str, int] = {}  # at present, by drafter
-        self._pace = Record()  # seconds per token read; one drafter of a server reads texts at most
-        self._texts: dict[str, Record] = {}  # tokens to read per token emitted, by drafter
+        self._pace = FadingMean()  # seconds per token read; one drafter of a server reads texts at most
+        self._texts: dict[str, FadingMean] = {}  # tokens to read per token emitted, by drafter
 
     def look(self, rows: Rows, name_of: Callable[[Row], str]) -> None:
         """Count what is unread before a step. Rows that nothing is ever drafted for do not count."""
@@ -41,7 +41,7 @@ class ReadingPrice:
         """A step is over: texts that ended say how much is read for each emitted token."""
         for row in rows:
             if row.finish_reason is not None and row.request in self._joined:
-                text = self._texts.setdefault(name_of(row), Record())
+                text = self._texts.setdefault(name_of(row), FadingMean())
                 text.add(self._joined.pop(row.request), max(1, len(row.output)), FADE)
 
     def per_token_s(self, name: str) -> float:

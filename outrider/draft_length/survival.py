@@ -19,7 +19,7 @@ NOTHING = 1e-6  # weight of a prior that has faded
 
 
 @dataclass
-class Record:
+class FadingMean:
     """A fading mean: `kept` of `tried`."""
 
     kept: float = 0.0

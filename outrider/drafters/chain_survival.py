@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outrider.draft_length.survival import NOTHING, PRIOR, PRIOR_WEIGHT, Record, Shares
+from outrider.draft_length.survival import NOTHING, PRIOR, PRIOR_WEIGHT, FadingMean, Shares
 
 ROW_DECAY = 0.9  # of a row's own record: some 10 steps
 CHAIN_LEAN = 3.0  # tokens of the next shallower depth that a depth's record is mixed with
@@ -22,8 +22,8 @@ class ChainSurvival:
     """
 
     _depths: Shares = field(default_factory=lambda: Shares([PRIOR * PRIOR_WEIGHT], [PRIOR_WEIGHT]))
-    _rows: dict[int, Record] = field(default_factory=dict)
-    _all: Record = field(default_factory=lambda: Record(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT))
+    _rows: dict[int, FadingMean] = field(default_factory=dict)
+    _all: FadingMean = field(default_factory=lambda: FadingMean(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT))
 
     def observe(self, row: int, drafted: int, accepted: int) -> None:
         """A step of one row kept `accepted` of a chain of `drafted` tokens."""
@@ -31,7 +31,7 @@ class ChainSurvival:
         self._depths.fade()
         self._depths.add(tested, [1.0] * accepted)
         self._all.add(accepted, tested)
-        self._rows.setdefault(row, Record()).add(accepted, tested, ROW_DECAY)
+        self._rows.setdefault(row, FadingMean()).add(accepted, tested, ROW_DECAY)
 
     def forget(self, rows: set[int]) -> None:
         """Keep the records of these rows only."""
@@ -54,4 +54,4 @@ class ChainSurvival:
     def _luck(self, row: int) -> float:
         """This row's acceptance over everybody's."""
         average = self._all.mean(PRIOR, NOTHING)
-        return self._rows.get(row, Record()).mean(average, ROW_WEIGHT) / average if average > 0 else 1.0
+        return self._rows.get(row, FadingMean()).mean(average, ROW_WEIGHT) / average if average > 0 else 1.0

@@ -23,7 +23,7 @@ class RowTree:
 
 
 @dataclass
-class Level:
+class TreeLevel:
     """The distributions at one level of all trees."""
 
     law: Tensor | None  # (B, M, V); None where nothing is drawn from it and the scores rank the candidates
@@ -51,7 +51,7 @@ def as_draft(growths: Sequence[Growth], chosen: Sequence[Sequence[int]], device:
 
 
 def finished(
-    growths: Sequence[Growth], levels: Sequence[Level], plan: TreePlan, device: torch.device
+    growths: Sequence[Growth], levels: Sequence[TreeLevel], plan: TreePlan, device: torch.device
 ) -> tuple[Draft, list[list[int]]]:
     """The grown trees as one draft, with laws only where something was drawn; and which nodes became the draft."""
     chosen = [growth.finish() for growth in growths]
@@ -73,7 +73,7 @@ def table(lines: Sequence[list[int]], width: int, fill: int, device: torch.devic
     return torch.tensor(padded, dtype=torch.int64, device=device).view(len(lines), width)
 
 
-def _laws_of_children(levels: Sequence[Level], width: int) -> Tensor:
+def _laws_of_children(levels: Sequence[TreeLevel], width: int) -> Tensor:
     """(B, N+1, V): the law that the children of every output were drawn from; zero where there are none."""
     like = levels[0].law
     assert like is not None, "laws of what was drawn"

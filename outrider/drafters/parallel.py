@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.drafters.children import draw, likeliest, raced
 from outrider.drafters.choice import choose, chosen_chain
-from outrider.drafters.grown import Level, RowTree, as_draft, finished, row_trees
+from outrider.drafters.grown import RowTree, TreeLevel, as_draft, finished, row_trees
 from outrider.models.tokens.vocabulary import fit_width
 from outrider.rows import Rows
 from outrider.sampling.confidence import StopRule
@@ -114,7 +114,7 @@ def draft_tree(rows: Rows, budgets: list[int], guesses: Guesses, plan: TreePlan)
     """One tree a row, of at most budgets[b] nodes, and how each grew, for `plan.observe`."""
     trees = row_trees(rows, budgets, plan)
     growths = [tree.growth for tree in trees]
-    levels: list[Level] = []
+    levels: list[TreeLevel] = []
     first = 0  # output of the last level's first parent
     while len(levels) < guesses.num_levels and any(growth.wanted() for growth in growths):
         depth = len(levels)
@@ -126,7 +126,7 @@ def draft_tree(rows: Rows, budgets: list[int], guesses: Guesses, plan: TreePlan)
     return finished(growths, levels, plan, rows.device)[0], growths
 
 
-def _next_level(rows: Rows, growths: list[Growth], guesses: Guesses, depth: int, above: int) -> tuple[Level, int]:
+def _next_level(rows: Rows, growths: list[Growth], guesses: Guesses, depth: int, above: int) -> tuple[TreeLevel, int]:
     """A level, and the output of its first parent; `above`: that of the level before."""
     outputs = [[output for output, _ in growth.wanted()] for growth in growths]
     wanted = [output for line in outputs for output in line]
@@ -142,7 +142,7 @@ def _next_level(rows: Rows, growths: list[Growth], guesses: Guesses, depth: int,
     logits = fit_width(guesses.logits(depth, *asked), rows.vocab_size)
     so_far = as_draft(growths, [range(len(growth.tokens)) for growth in growths], rows.device) if depth else None
     law = distribution(logits, rows.soft_sampling, rows.history, so_far, first_node=first, drafting=True)
-    return Level(law, outputs, [[output - first for output in line] for line in outputs]), first
+    return TreeLevel(law, outputs, [[output - first for output in line] for line in outputs]), first
 
 
 def _token_before(pending: int, growth: Growth, output: int) -> int:
@@ -156,7 +156,7 @@ def _output_before(growth: Growth, output: int) -> int:
     return growth.parents[output - 1] + 1 if 1 <= output <= len(growth.tokens) else 0
 
 
-def _children(rows: Rows, trees: list[RowTree], level: Level, depth: int, plan: TreePlan) -> list[list[list[Child]]]:
+def _children(rows: Rows, trees: list[RowTree], level: TreeLevel, depth: int, plan: TreePlan) -> list[list[list[Child]]]:
     """Per row, per wanted output, its children."""
     assert level.law is not None
     depths = torch.full((len(rows), 1), depth, device=rows.device)

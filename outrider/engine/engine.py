@@ -24,9 +24,9 @@ from typing import Any
 from outrider.admission import bad_words, new_row, resume
 from outrider.build import DEMO, Built, Needs, Options, choose, load_models, named_drafter
 from outrider.engine.drafter_pool import DrafterPool, lossy_verifier
-from outrider.engine.loop import Loop
+from outrider.engine.loop import EngineLoop
 from outrider.engine.mailbox import Mailbox
-from outrider.engine.observer import EngineSnapshot, Observer, Silent
+from outrider.engine.observer import EngineSnapshot, NoObserver, Observer
 from outrider.engine.request import ActiveRequest, EngineSettings, Listener, Request
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.warmup import calibrate, facts_of
@@ -48,11 +48,11 @@ class Engine:
         self.name = name
         self.sampling_defaults = sampling_defaults or SamplingDefaults()  # of requests that leave their sampling open
         self._drafter_pool, self._settings = drafter_pool, settings
-        observer = observer or Silent()
+        observer = observer or NoObserver()
         self._mailbox = Mailbox()
         self._scheduler = Scheduler(drafter_pool, settings, observer, self._mailbox.heartbeat)
         self._batch = self._scheduler.batch
-        self._loop = Loop(self._mailbox, self._scheduler, observer)
+        self._loop = EngineLoop(self._mailbox, self._scheduler, observer)
         self._arrivals = 0
         self._thread: threading.Thread | None = None
 

@@ -30,7 +30,7 @@ SUMMARY_S = 0.5  # how old what is known of the control may be
 LATEST = 32  # finished requests whose times say how long the queue takes
 
 
-class Loop:
+class EngineLoop:
     """The engine's thread: it takes commands, makes steps and hands out tokens.
 
     What has no underscore may be read from any thread, and is one step old at most.

@@ -66,7 +66,7 @@ class Observer(Protocol):
     def finished(self, request: Request, finish: Finish) -> None: ...
 
 
-class Silent:
+class NoObserver:
     """Nobody listens."""
 
     def queued(self, request: Request) -> None:

@@ -49,7 +49,7 @@ NO_SHAPE = ("_name_or_path", "transformers_version", "architectures")  # of a co
 
 
 @dataclass
-class StepCosts:
+class StepTimes:
     """`seconds`: by number of rows, then by nodes of the widest row."""
 
     facts: dict[str, Any]
@@ -57,12 +57,12 @@ class StepCosts:
     is_kept: bool = True  # for the next start
 
     @classmethod
-    def of(cls, facts: dict[str, Any], *, keeps: bool) -> StepCosts:
+    def of(cls, facts: dict[str, Any], *, keeps: bool) -> StepTimes:
         """`load`, but where steps take tomorrow something else than today (`Drafter.keeps_costs`), as new and never kept."""
         return cls.load(facts) if keeps else cls(facts, is_kept=False)
 
     @classmethod
-    def load(cls, facts: dict[str, Any]) -> StepCosts:
+    def load(cls, facts: dict[str, Any]) -> StepTimes:
         """What an earlier start has kept; empty where nothing was, or nothing that fits."""
         try:
             content = kept_json(_path(facts))
@@ -147,7 +147,7 @@ def calibrate(batch: Batch, drafter_pool: DrafterPool, max_rows: int, status: Sa
         return
     for name, parts in drafter_pool.parts.items():
         facts = facts_of(batch.built.options, batch.built.target, batch.built.draft, parts)
-        costs = StepCosts.of(facts, keeps=parts.drafter.keeps_costs)
+        costs = StepTimes.of(facts, keeps=parts.drafter.keeps_costs)
         missing = [count for count in _counts(max_rows) if count not in costs.seconds]
         for count in missing:
             left = BUDGET_S - (time.perf_counter() - began)
@@ -168,7 +168,7 @@ def calibrate_alone(built: Built, decoder: Decoder, parts: Parts, status: Say = 
     if not isinstance(control, AutoLength):
         return
     (goodput,) = control.drafters.values()
-    costs = StepCosts.of(facts_of(built.options, built.target, built.draft, parts), keeps=parts.drafter.keeps_costs)
+    costs = StepTimes.of(facts_of(built.options, built.target, built.draft, parts), keeps=parts.drafter.keeps_costs)
     if 1 not in costs.seconds:
         status("timing steps of every draft length, once per model and machine")
         drafter = decoder.drafter

@@ -33,7 +33,7 @@ class Step:
 
 
 @dataclass
-class Recorder:
+class StepRecorder:
     """`steps[request]` are the steps of a row since `clear`."""
 
     steps: dict[int, list[Step]] = field(default_factory=dict)

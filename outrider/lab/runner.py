@@ -19,7 +19,7 @@ from outrider.build import DEMO, Built, Models, Needs, Options, assemble, choose
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.disturbance import Disturbance
-from outrider.lab.recording import Recorder, Step
+from outrider.lab.recording import Step, StepRecorder
 from outrider.llm import LLM
 from outrider.outputs import Completion
 from outrider.parts import Parts
@@ -75,7 +75,7 @@ class Contender:
     def __init__(self, configuration: Configuration, built: Built) -> None:
         self.configuration = configuration
         self.built = built
-        self.recorder = Recorder()
+        self.recorder = StepRecorder()
         built.decoder.observers.append(self.recorder)
         self._llm = LLM.around(built)
 

@@ -16,7 +16,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from outrider.report.clean import clean, one_line
-from outrider.report.document import Block, Bullets, Code, Document, Heading, Paragraph, Plot, Table, TokenText
+from outrider.report.document import Block, Bullets, CodeBlock, Document, Heading, MarkedTokens, Paragraph, Plot, Table
 from outrider.report.plotted import numbers, short
 from outrider.report.tokens import ASCII_MARKS, MARKS, MEANING, fates, runs
 
@@ -44,7 +44,7 @@ def print_document(document: Document, console: Console | None = None) -> None:
         console.print(Text(one_line(document.subtitle), "dim"))
     for block in document.blocks:
         for part in _parts(block, ascii_only=console.options.ascii_only):
-            console.print(part, soft_wrap=isinstance(block, Code | TokenText), crop=False)
+            console.print(part, soft_wrap=isinstance(block, CodeBlock | MarkedTokens), crop=False)
 
 
 def _parts(block: Block, *, ascii_only: bool) -> Iterator[RenderableType]:
@@ -58,13 +58,13 @@ def _parts(block: Block, *, ascii_only: bool) -> Iterator[RenderableType]:
             yield ""
             for item in block.items:
                 yield _bullet(clean(item), ascii_only=ascii_only)
-        case Code():
+        case CodeBlock():
             yield Text("\n" + clean(block.text), "cyan")
         case Table():
             yield from _table(block, ascii_only=ascii_only)
         case Plot():
             yield from _plot(block, ascii_only=ascii_only)
-        case TokenText():
+        case MarkedTokens():
             yield from _tokens(block, ascii_only=ascii_only)
 
 
@@ -110,7 +110,7 @@ def _plot(plot: Plot, *, ascii_only: bool) -> Iterator[RenderableType]:
     yield from _table(replace(table, rows=rows, title=f"{plot.title} ({axes}{baseline})"), ascii_only=ascii_only)
 
 
-def _tokens(block: TokenText, *, ascii_only: bool) -> Iterator[RenderableType]:
+def _tokens(block: MarkedTokens, *, ascii_only: bool) -> Iterator[RenderableType]:
     marks = ASCII_MARKS if ascii_only else MARKS
     shown = list(islice(block.tokens, MAX_TOKENS))
     yield Text("\n" + one_line(block.title), "bold")

@@ -33,7 +33,7 @@ class Bullets:
 
 
 @dataclass(frozen=True)
-class Code:
+class CodeBlock:
     """Something to copy: a command line, a configuration."""
 
     text: str
@@ -92,12 +92,12 @@ class Token:
 
 
 @dataclass(frozen=True)
-class TokenText:
+class MarkedTokens:
     title: str
     tokens: Sequence[Token]
 
 
-Block = Heading | Paragraph | Bullets | Code | Table | Plot | TokenText
+Block = Heading | Paragraph | Bullets | CodeBlock | Table | Plot | MarkedTokens
 
 
 @dataclass(frozen=True)

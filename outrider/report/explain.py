@@ -12,11 +12,11 @@ from outrider.report.document import (
     Column,
     Document,
     Heading,
+    MarkedTokens,
     Paragraph,
     Plot,
     Series,
     Table,
-    TokenText,
     Tone,
 )
 from outrider.report.explain_text import costliest, token_text
@@ -258,7 +258,7 @@ def _texts(result: ExplainResult) -> Iterator[Block]:
         + "'chance' is the probability that a draft token was kept, before it was drawn."
     )
     for text in result.texts:
-        yield TokenText(_text_title(text.id, text.task), token_text(text))
+        yield MarkedTokens(_text_title(text.id, text.task), token_text(text))
 
 
 def _text_title(name: str, task: str) -> str:

@@ -21,7 +21,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from outrider.report.clean import clean, one_line
-from outrider.report.document import Block, Document, Heading, Plot, Table, Token, TokenText
+from outrider.report.document import Block, Document, Heading, MarkedTokens, Plot, Table, Token
 from outrider.report.plots import to_image
 from outrider.report.plotted import numbers
 from outrider.report.tokens import MEANING, fates
@@ -46,7 +46,7 @@ def to_html(document: Document) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class PagePart:
     """One thing on the page: `kind` is what the template calls it."""
 
     kind: str
@@ -74,24 +74,25 @@ class Span:
     hover: str = ""
 
 
-def _parts(blocks: Sequence[Block]) -> Iterator[Part]:
+def _parts(blocks: Sequence[Block]) -> Iterator[PagePart]:
     """Plots that follow one another stand side by side where the page is wide."""
     number = 0
     for is_plot, group in groupby(blocks, key=lambda block: isinstance(block, Plot)):
         together = list(group)
         if is_plot:
-            yield Part("plots", [Figure(block, to_image(block), numbers(block)) for block in together if isinstance(block, Plot)])
+            plots = [block for block in together if isinstance(block, Plot)]
+            yield PagePart("plots", [Figure(plot, to_image(plot), numbers(plot)) for plot in plots])
             continue
         for block in together:
             number += 1
             yield _part(block, number)
 
 
-def _part(block: Block, number: int) -> Part:
+def _part(block: Block, number: int) -> PagePart:
     kind = type(block).__name__.lower()
-    if isinstance(block, TokenText):
-        return Part(kind, block, extra={"runs": list(_runs(block.tokens)), "fates": fates(block.tokens), "meaning": MEANING})
-    return Part(kind, block, id=f"s{number}" if isinstance(block, Heading) else "")
+    if isinstance(block, MarkedTokens):
+        return PagePart(kind, block, extra={"runs": list(_runs(block.tokens)), "fates": fates(block.tokens), "meaning": MEANING})
+    return PagePart(kind, block, id=f"s{number}" if isinstance(block, Heading) else "")
 
 
 def _runs(tokens: Sequence[Token]) -> Iterator[Span]:

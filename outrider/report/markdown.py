@@ -12,7 +12,18 @@ from collections.abc import Iterator, Sequence
 from html import escape as escape_html
 
 from outrider.report.clean import clean, one_line
-from outrider.report.document import Block, Bullets, Code, Column, Document, Heading, Paragraph, Plot, Table, TokenText
+from outrider.report.document import (
+    Block,
+    Bullets,
+    CodeBlock,
+    Column,
+    Document,
+    Heading,
+    MarkedTokens,
+    Paragraph,
+    Plot,
+    Table,
+)
 from outrider.report.plotted import finite, numbers
 from outrider.report.tokens import MARKS, MEANING, fates, runs
 
@@ -44,13 +55,13 @@ def _parts(block: Block) -> Iterator[str]:
             yield _paragraph(block)
         case Bullets():
             yield "\n".join(f"- {_started(_line(item))}" for item in block.items)
-        case Code():
+        case CodeBlock():
             yield _code(block)
         case Table():
             yield from _table(block)
         case Plot():
             yield from _plot(block)
-        case TokenText():
+        case MarkedTokens():
             yield from _tokens(block)
 
 
@@ -62,7 +73,7 @@ def _paragraph(block: Paragraph) -> str:
     return "\n".join(f"> {line}" for line in (SIGNS[block.tone] + text).split("\n"))
 
 
-def _code(block: Code) -> str:
+def _code(block: CodeBlock) -> str:
     text = clean(block.text)
     fence = "`" * (1 + max([2, *(len(found) for found in _FENCE.findall(text))]))
     return f"{fence}{re.sub('[^A-Za-z0-9-]', '', block.language)}\n{text}\n{fence}"
@@ -123,7 +134,7 @@ def _bars(plot: Plot) -> list[str] | None:
     return ["█" * round((y or 0.0) / top * BAR_WIDTH) for y in ys]
 
 
-def _tokens(block: TokenText) -> Iterator[str]:
+def _tokens(block: MarkedTokens) -> Iterator[str]:
     pieces = [(kind, escape_html(text, quote=False)) for kind, text in _broken(list(runs(block.tokens, MARKS)))]
     text = "".join(f"<{TAGS[kind]}>{text}</{TAGS[kind]}>" if kind in TAGS and text else text for kind, text in pieces)
     yield _bold(block.title)

@@ -10,7 +10,7 @@ from outrider.lab.result import Interval
 from outrider.report.document import (
     Block,
     Bullets,
-    Code,
+    CodeBlock,
     Column,
     Document,
     Heading,
@@ -174,7 +174,7 @@ def _search(found: SearchOutcome) -> list[Block]:
         Paragraph(*_gain(found)),
         Table(columns, rows, marked=frozenset({1})),
         Paragraph("As found:"),
-        Code(found.best.configuration),
+        CodeBlock(found.best.configuration),
         Paragraph(f"{found.num_trials} trials on {found.num_train} texts; {found.num_held_out} others were kept back. Searched:"),
         Bullets([f"{name}: {range_}" for name, range_ in found.space.items()]),
     ]

@@ -12,7 +12,7 @@ from outrider.lab.server.positions import positions
 from outrider.lab.server.server_result import ServerResult, Standing
 from outrider.lab.tune.export.vllm import batch_size_table
 from outrider.report import server
-from outrider.report.document import Block, Bullets, Code, Column, Document, Heading, Paragraph, Table
+from outrider.report.document import Block, Bullets, CodeBlock, Column, Document, Heading, Paragraph, Table
 from outrider.report.heading import origin, to_keep_in_mind
 from outrider.report.text import number
 
@@ -60,13 +60,13 @@ def _counters_as_reported(result: ServerResult) -> Iterator[Block]:
         return
     yield Heading("In other words", 3)
     text = ",".join(f"{start}:{size}" for start, size in result.table)
-    yield Code(f"outrider serve ... --num-draft-tokens {text if len(result.table) > 1 else result.table[0][1]}", "bash")
+    yield CodeBlock(f"outrider serve ... --num-draft-tokens {text if len(result.table) > 1 else result.table[0][1]}", "bash")
     longest = max(size for _, size in result.table)
     config: dict[str, Any] = {"num_speculative_tokens": longest}
     if len(result.table) > 1:
         config |= {"num_speculative_tokens_per_batch_size": batch_size_table(result.table)}
     yield Paragraph("vLLM, beside the method in its --speculative-config:")
-    yield Code(json.dumps(config), "json")
+    yield CodeBlock(json.dumps(config), "json")
 
 
 def _positions(result: ServerResult) -> Iterator[Block]:

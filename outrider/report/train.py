@@ -8,7 +8,7 @@ from outrider.lab.result import Result
 from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Plot, Series, Table
 from outrider.report.heading import origin
 from outrider.report.text import amount, number
-from outrider.train.train_result import Measured, TrainResult
+from outrider.train.train_result import HeldOutResult, TrainResult
 
 
 def document(result: Result) -> Document:
@@ -58,7 +58,7 @@ def _measured(result: TrainResult) -> Iterator[Block]:
     yield Table(columns, rows, f"Measured on held-out prompts with {name}")
 
 
-def _positions(one: Measured) -> str:
+def _positions(one: HeldOutResult) -> str:
     return " ".join(f"{count / max(one.steps, 1):.2f}" for count in one.accepted_per_position)
 
 

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 from outrider.lab.result import Interval
 from outrider.lab.tune.confirm import MAX_OTHER_CPU
 from outrider.lab.tune.tune_result import Recommendation, TuneResult
-from outrider.report.document import Block, Bullets, Code, Column, Document, Heading, Paragraph, Plot, Series, Table
+from outrider.report.document import (
+    Block,
+    Bullets,
+    CodeBlock,
+    Column,
+    Document,
+    Heading,
+    Paragraph,
+    Plot,
+    Series,
+    Table,
+)
 from outrider.report.remote import remote_lengths
 from outrider.report.text import number, times
 
@@ -226,7 +237,7 @@ def _search(result: TuneResult) -> list[Block]:
 def _advice(result: TuneResult) -> list[Block]:
     blocks: list[Block] = []
     for words in result.advice:
-        blocks += [Heading(words.engine, 3), *([Code(words.text, words.language)] if words.text else [])]
+        blocks += [Heading(words.engine, 3), *([CodeBlock(words.text, words.language)] if words.text else [])]
         blocks += [Bullets(words.notes)] if words.notes else []
     return [Heading("The same, in the words of other engines"), *blocks] if blocks else []
 

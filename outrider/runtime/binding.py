@@ -17,27 +17,27 @@ from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.matrices import Matrix
 from outrider.runtime.ops import Code, Op, Program, Source, View
 from outrider.runtime.schedule import Schedule, schedule
-from outrider.runtime.structures import Format, OperandStruct, OpStruct, PhaseStruct, ProgramStruct
+from outrider.runtime.structures import OperandStruct, OpStruct, PhaseStruct, ProgramStruct, WeightFormat
 
 NOTHING, BODY, HEAD, CONSTANT, ROTARY, INPUT = range(6)  # where a value lies, as in `native/program.h`
 
 
-def packed(weight: Tensor) -> tuple[Format, Tensor]:
+def packed(weight: Tensor) -> tuple[WeightFormat, Tensor]:
     """A plain weight (out, in) as the executor multiplies it. Raises NotLoweredError for one that it cannot."""
     outputs, inputs = weight.shape
     if weight.dtype == torch.bfloat16 and inputs % 2 == 0:
-        return Format.PANELS_BF16, to_panels(weight)
+        return WeightFormat.PANELS_BF16, to_panels(weight)
     if weight.dtype != torch.float32:
         raise NotLoweredError(f"a weight of {inputs} inputs in {str(weight.dtype).removeprefix('torch.')}")
     padded = torch.nn.functional.pad(weight, (0, 0, 0, -outputs % WIDTH))
-    return Format.PANELS_FP32, padded.view(-1, WIDTH, inputs).transpose(1, 2).contiguous()
+    return WeightFormat.PANELS_FP32, padded.view(-1, WIDTH, inputs).transpose(1, 2).contiguous()
 
 
 # Panels of plain weights, as long as both are in use: models made from one module share them, and so do heads with their target.
 _shared: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def shared_panels(weight: Tensor, *, transposed: bool) -> tuple[Format, Tensor]:
+def shared_panels(weight: Tensor, *, transposed: bool) -> tuple[WeightFormat, Tensor]:
     """`packed` of a module's own weight, made once."""
     key = (transposed, None if weight.is_inference() else weight._version)
     known = _shared.get(weight)
@@ -157,7 +157,7 @@ class Binding:
         if isinstance(table, Matrix):
             self._bind_blocks(made, table)
         else:
-            made.format, made.weight = int(Format.TABLE), self._keep(table)
+            made.format, made.weight = int(WeightFormat.TABLE), self._keep(table)
 
     def _bind_linear(self, made: OpStruct, op: Op) -> None:
         weight = self._tensors[op.weight]

@@ -24,7 +24,7 @@ from outrider.models.heads.eagle import STEADY_ROPE
 from outrider.models.signals import AFTER_NORM
 from outrider.rows import Rows
 from outrider.runtime.blocks import NotLoweredError
-from outrider.runtime.drafting import Asked, Picks, Vocabulary
+from outrider.runtime.drafting import ChainRequest, Picks, Vocabulary
 from outrider.runtime.lower import Lowering
 from outrider.runtime.record import Part, RecordedCache, record_part
 from outrider.runtime.run import Bound, bind
@@ -127,7 +127,7 @@ class BlockRun:
     ) -> Drafted | None:
         """Chains of `num_tokens`, as many as there are guesses at most. None where a row's scores are not numbers."""
         states, picks = self._room(len(rows)), Picks.of(rows, num_tokens)
-        asked = Asked.of(picks, num_tokens, self._vocabulary, carried=states if self._states_matter else None)
+        asked = ChainRequest.of(picks, num_tokens, self._vocabulary, carried=states if self._states_matter else None)
         if self._levels(kv, pending, unread, num_tokens, states, asked.struct) is None:
             return None
         return Drafted(asked.tokens, asked.laws, self._guessing(states, num_tokens))

@@ -76,7 +76,7 @@ class Vocabulary(NamedTuple):
         return cls(size, sources)
 
 
-class Asked(NamedTuple):
+class ChainRequest(NamedTuple):
     """What a batch is to be drafted, as the library reads it, and where it puts what it finds."""
 
     struct: DraftingStruct
@@ -87,7 +87,7 @@ class Asked(NamedTuple):
     @classmethod
     def of(
         cls, picks: Picks, num_tokens: int, vocabulary: Vocabulary, last_position: int = 0, carried: Tensor | None = None
-    ) -> Asked:
+    ) -> ChainRequest:
         """`carried` (B, T, H): where passes leave a hidden state of each token that another pass is given."""
         num_rows = len(picks.options)
         laws = torch.empty(len(picks.drawn), num_tokens + 1, vocabulary.size)
@@ -118,7 +118,7 @@ def draft_chains(
     The cache has room for all that is written. A program with an input is given, for the next token, its own first signal.
     """
     carried = torch.empty(*first.ids.shape, bound.executor.program.hidden_size, dtype=kv.dtype) if first.inputs else None
-    asked = Asked.of(picks, num_tokens, vocabulary, last_position, carried)
+    asked = ChainRequest.of(picks, num_tokens, vocabulary, last_position, carried)
     rotary = bound.rotary.up_to(int(first.positions.max()) + num_tokens)
     found = bound.executor.draft(first, kv.keys, kv.values, rotary, carried, asked.struct, states)
     return (asked.tokens, asked.laws) if found else None

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from outrider.cache import cache_folder
-from outrider.models.gguf.linear import Blocks
+from outrider.models.gguf.linear import WeightPanels
 from outrider.models.linear.kernel import KernelLayer, Kernels
 from outrider.models.linear.panel import PanelLinear
 from outrider.runtime import library
 from outrider.runtime.matrices import matrix_of
-from outrider.runtime.structures import Format, OpStruct
+from outrider.runtime.structures import OpStruct, WeightFormat
 
 
 class Kernel:
@@ -26,7 +26,7 @@ class Kernel:
         self._workers = library.workers(self._library, num_threads)
         if isinstance(layer, PanelLinear):
             panels: Tensor = layer.panels.detach()
-            self._op.format, self._op.N, self._op.K = int(Format.PANELS_BF16), layer.out_features, layer.in_features
+            self._op.format, self._op.N, self._op.K = int(WeightFormat.PANELS_BF16), layer.out_features, layer.in_features
         else:
             matrix = matrix_of(layer)
             panels = matrix.panels
@@ -64,7 +64,7 @@ def use_kernels(module: nn.Module, path: Path, num_threads: int | None = None) -
     """
     num_threads = num_threads or torch.get_num_threads()
     for layer in module.modules():
-        if isinstance(layer, KernelLayer) and not (isinstance(layer, Blocks) and layer.dtype != torch.bfloat16):
+        if isinstance(layer, KernelLayer) and not (isinstance(layer, WeightPanels) and layer.dtype != torch.bfloat16):
             layer.kernel = Kernel(layer, path, num_threads)
     return library.load(path)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from outrider.models.derived.quantised_linear import QuantisedPanels
 from outrider.models.gguf.formats import Form, values_of
 from outrider.models.gguf.linear import BlockEmbedding, BlockLinear
-from outrider.runtime.structures import Format
+from outrider.runtime.structures import WeightFormat
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Matrix:
         return self.outputs, self.inputs
 
     @property
-    def format(self) -> Format:
+    def format(self) -> WeightFormat:
         """How the executor multiplies them."""
-        return Format.FLOATS if self.form.is_float else Format.BLOCKS
+        return WeightFormat.FLOATS if self.form.is_float else WeightFormat.BLOCKS
 
     @property
     def experts(self) -> int:

@@ -16,7 +16,7 @@ def _pointers(names: str) -> list[tuple[str, type]]:
     return [(name, Pointer) for name in names.split()]
 
 
-class Format(IntEnum):
+class WeightFormat(IntEnum):
     """How a weight lies, as in `native/program.h`."""
 
     PANELS_BF16 = 0

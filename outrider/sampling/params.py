@@ -15,7 +15,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from outrider.errors import ConfigError
-from outrider.sampling.thinking import Thinking
+from outrider.sampling.thinking import ThinkingMarks
 
 MIN_TEMPERATURE = 1e-4  # below it logits / temperature could overflow fp32, and the law is all but a point mass: greedy
 WHOLE = ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "n")
@@ -50,7 +50,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False  # whether the text ends with what ended it, a stop string or a stop token
     logprobs: int | None = None  # how many alternatives to report per token; None = no logprobs
     n: int = 1  # answers to one prompt; number i of them uses seed + i
-    thinking: Thinking | None = None  # where thoughts stand: stop strings and grammars are about the answer behind them
+    thinking: ThinkingMarks | None = None  # where thoughts stand: stop strings and grammars are about the answer behind them
 
     def __post_init__(self) -> None:
         stop: Any = self.stop
@@ -132,7 +132,7 @@ class SamplingParams:
             raise _out_of_range("min_tokens", self.min_tokens, f"between 0 and max_tokens ({self.max_tokens})")
 
     def _check_collections(self) -> None:
-        if self.thinking is not None and not isinstance(self.thinking, Thinking):
+        if self.thinking is not None and not isinstance(self.thinking, ThinkingMarks):
             raise ConfigError(f"thinking must be a Thinking (outrider/sampling/thinking.py), got {self.thinking!r}")
         if not _all_are(self.stop, str) or "" in self.stop:
             raise ConfigError(f"stop must be a string or a list of non-empty strings, got {self.stop!r}")

@@ -20,7 +20,7 @@ Phase = Literal["before", "thinking", "answer"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Thinking:
+class ThinkingMarks:
     """The marks that tell thoughts from the answer in one text. Raises ConfigError for marks that cannot be followed."""
 
     opening: tuple[str, ...]  # texts that open them, at the beginning of the answer only (see `repeats`)
@@ -59,7 +59,7 @@ class Thinking:
 
 
 @dataclass(frozen=True)
-class Place:
+class ThinkingState:
     """The state of an answer by its tokens: before, inside or after its thoughts."""
 
     phase: Phase
@@ -67,10 +67,10 @@ class Place:
     closing: int = 0  # tokens of the closing mark that stand at the end
 
     @classmethod
-    def beginning(cls, thinking: Thinking) -> Place:
+    def beginning(cls, thinking: ThinkingMarks) -> ThinkingState:
         return cls("thinking" if thinking.is_open else "before")
 
-    def after(self, token: int, thinking: Thinking, *, blank: bool = False) -> Place:
+    def after(self, token: int, thinking: ThinkingMarks, *, blank: bool = False) -> ThinkingState:
         """One token later. `blank`: it adds no more than white space, before which an opening mark may still come."""
         if self.phase != "thinking":
             opens = token == thinking.opening_id and (self.phase == "before" or thinking.repeats)
@@ -86,7 +86,7 @@ class Place:
 class BehindThoughts:
     """A `Constraint` that lets thoughts pass and holds the answer behind them to the row's grammar, where it has one."""
 
-    def __init__(self, vocab_size: int, thinking: Thinking, inner: Constraint | None) -> None:
+    def __init__(self, vocab_size: int, thinking: ThinkingMarks, inner: Constraint | None) -> None:
         """Raises ConfigError for marks that are not tokens."""
         if not thinking.closing_ids:
             raise ConfigError("thinking.closing_ids are needed where the answer has a form, or thoughts have a budget")
@@ -94,7 +94,7 @@ class BehindThoughts:
         if max(ids) >= vocab_size:
             raise ConfigError(f"thinking names token id {max(ids)}, outside the vocabulary of {vocab_size}")
         self._thinking, self._inner = thinking, inner
-        self._place = Place.beginning(thinking)
+        self._place = ThinkingState.beginning(thinking)
         self._free = torch.ones(vocab_size, dtype=torch.bool)
         self._close = torch.zeros(vocab_size, dtype=torch.bool)
         self._close[thinking.closing_ids[0]] = True
@@ -118,7 +118,7 @@ class BehindThoughts:
             if self._inner is not None and self._says(before, self._place):
                 self._inner.commit([token])
 
-    def _follow(self, path: Sequence[int]) -> tuple[Place, list[int]]:
+    def _follow(self, path: Sequence[int]) -> tuple[ThinkingState, list[int]]:
         """(where a path leads, its tokens that belong to the answer)."""
         place, answer = self._place, []
         for token in path:
@@ -127,14 +127,14 @@ class BehindThoughts:
                 answer.append(token)
         return place, answer
 
-    def _after(self, place: Place, token: int) -> Place:
+    def _after(self, place: ThinkingState, token: int) -> ThinkingState:
         return place.after(token, self._thinking, blank=self._inner is None)  # a budget alone waits for an opening mark
 
-    def _says(self, before: Place, after: Place) -> bool:
+    def _says(self, before: ThinkingState, after: ThinkingState) -> bool:
         """Whether the token between two places is part of the answer: not where it closed the thoughts."""
         return after.phase == "answer" and before.phase != "thinking"
 
-    def _mask(self, place: Place) -> Tensor:
+    def _mask(self, place: ThinkingState) -> Tensor:
         budget = self._thinking.budget
         is_spent = budget is not None and place.phase == "thinking" and place.thought >= budget
         return self._close if is_spent else self._free

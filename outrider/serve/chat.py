@@ -27,7 +27,7 @@ class Chat(Answering):
         super().__init__(dialogue)
         self._body, self._exchange = dialogue.body, dialogue.exchange
         self._choices = [
-            Choice(number, dialogue.body, dialogue.exchange, reply) for number, reply in enumerate(dialogue.replies)
+            ChatChoiceWriter(number, dialogue.body, dialogue.exchange, reply) for number, reply in enumerate(dialogue.replies)
         ]
 
     @classmethod
@@ -58,7 +58,7 @@ class Chat(Answering):
             yield {**head, "choices": [], **self._dialogue.bill()}
 
 
-class Choice:
+class ChatChoiceWriter:
     """One answer, written piece by piece."""
 
     def __init__(self, index: int, body: ChatBody, exchange: Exchange, reply: Reply) -> None:

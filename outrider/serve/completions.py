@@ -12,9 +12,9 @@ from outrider.sampling.params import SamplingParams
 from outrider.serve.answer import finish_reason, stop_reason
 from outrider.serve.constraints import form_of
 from outrider.serve.exchange import Exchange, make_exchange
-from outrider.serve.logprobs import CompletionLogprobs, Namer, joined, prompt_logprobs
+from outrider.serve.logprobs import LogprobLists, Namer, joined, prompt_logprobs
 from outrider.serve.routing import Prompts, choose, model_named
-from outrider.serve.rules import Asked
+from outrider.serve.rules import RequestFacts
 from outrider.serve.schema.completion import CompletionBody
 from outrider.serve.served import Served, ServerState
 from outrider.serve.usage import no_usage, so_far
@@ -23,7 +23,7 @@ from outrider.text import Detokenizer
 KIND = "text_completion"
 
 
-class Completion:
+class CompletionRequest:
     """One request to the endpoint. Make it with `prepared`; then either `whole` or `chunks`."""
 
     def __init__(self, body: CompletionBody, exchange: Exchange, texts: list[str | None]) -> None:
@@ -31,19 +31,19 @@ class Completion:
         self._exchange = exchange
         served = exchange.served
         self._choices = [
-            Choice(number, body, served, exchange.requests[number], texts[exchange.prompt_of(number)])
+            CompletionChoiceWriter(number, body, served, exchange.requests[number], texts[exchange.prompt_of(number)])
             for number in range(len(exchange.requests))
         ]
 
     @classmethod
-    async def prepared(cls, state: ServerState, body: CompletionBody) -> Completion:
+    async def prepared(cls, state: ServerState, body: CompletionBody) -> CompletionRequest:
         """Route it, read its prompts, check everything. Raises ApiError or ConfigError."""
 
         async def read(served: Served) -> Prompts:
             return [await _tokens(served, prompt, body) for prompt in body.prompts()]
 
         form = form_of(body)
-        asked = Asked(model_named(state, body.model), "completions", tools=False, structured=form is not None)
+        asked = RequestFacts(model_named(state, body.model), "completions", tools=False, structured=form is not None)
         route = await choose(state, asked, len(body.prompts()) * body.num_generated, read)
         wants = body.logprobs if not body.is_ranked else body.logprobs or 0  # ranking needs the tokens' own
 
@@ -112,13 +112,13 @@ class Completion:
         return self._exchange.bill()
 
 
-class Choice:
+class CompletionChoiceWriter:
     """One answer, written piece by piece."""
 
     def __init__(self, index: int, body: CompletionBody, served: Served, request: Request, echo: str | None) -> None:
         self._index, self._body, self._prompt, self._echo = index, body, request.prompt, echo
         self._name = Namer(served.texts.bytes, as_ids=bool(body.return_tokens_as_token_ids))
-        self._logprobs = CompletionLogprobs(self._name, body.logprobs or 0, served.answer_text(request))
+        self._logprobs = LogprobLists(self._name, body.logprobs or 0, served.answer_text(request))
         self._tokenizer = served.texts.tokenizer
         self._begun, self._length = False, 0  # characters of the text up to now
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.messages import TAKEN, as_turn, reads
-from outrider.sampling.thinking import Thinking
+from outrider.sampling.thinking import ThinkingMarks
 from outrider.serve.errors import ApiError
 from outrider.serve.schema.base import UnknownField
 from outrider.serve.schema.chat import ChatBody, ThinkingFields
 from outrider.serve.schema.messages import REASONING, Message, TemplateFields
 from outrider.serve.served import Served
-from outrider.serve.texts import Texts
+from outrider.serve.texts import SharedTokenizer
 
 HARMONY_NAME = "thinking"  # of a message's thoughts, in gpt-oss's template
 SWITCHES = ("enable_thinking", "thinking")  # variables of chat templates: Qwen's, GLM's; DeepSeek's, Granite's
@@ -43,7 +43,7 @@ async def render(
     return await texts.render([_turn(message, texts) for message in messages], **options)
 
 
-def thinking_in(served: Served, body: ChatBody, prompt: list[int], *, is_held: bool) -> Thinking | None:
+def thinking_in(served: Served, body: ChatBody, prompt: list[int], *, is_held: bool) -> ThinkingMarks | None:
     """The marks of thoughts in the answers; None: thoughts are not separated. `is_held`: a grammar waits for them to end.
 
     Raises ApiError for a budget or a form that does not fit these thoughts.
@@ -76,13 +76,13 @@ def _switched(thinking: ThinkingFields, served: Served, options: Mapping[str, An
     raise ApiError(f"thinking cannot be {thinking.type}: '{served.name}' {why}", param="thinking")
 
 
-def _check_known(texts: Texts, name: str, model: str, param: str | None = None) -> None:
+def _check_known(texts: SharedTokenizer, name: str, model: str, param: str | None = None) -> None:
     """A variable that the template never reads would be accepted and ignored."""
     if not reads(texts.chat_template or "", name):
         raise ApiError(f"the chat template of '{model}' knows no '{name}'", param=param or name)
 
 
-def _turn(message: Message, texts: Texts) -> dict[str, Any]:
+def _turn(message: Message, texts: SharedTokenizer) -> dict[str, Any]:
     """One message for the template, thoughts included where it shows them."""
     turn = message.plain()
     if turn["role"] == "assistant" and message.thoughts is not None:
@@ -109,7 +109,7 @@ def shows_thoughts(served: Served) -> bool:
     return bool(_names_of_thoughts(served.texts))
 
 
-def _names_of_thoughts(texts: Texts) -> list[str]:
+def _names_of_thoughts(texts: SharedTokenizer) -> list[str]:
     """Under which names the template reads them: as an attribute of a message, or as a text that is looked up in it."""
     template = texts.chat_template or ""
     names = [name for name in REASONING if re.search(rf"(\.|['\"]){name}\b", template)]

@@ -17,7 +17,7 @@ from outrider.serve.ignored import IgnoredFields
 from outrider.serve.reasoning import for_engine
 from outrider.serve.reply import Reply
 from outrider.serve.routing import Prompts, choose, model_named
-from outrider.serve.rules import Asked
+from outrider.serve.rules import RequestFacts
 from outrider.serve.schema.chat import ChatBody, ToolChoice
 from outrider.serve.served import Served, ServerState
 from outrider.serve.tools import ToolUse, tool_use
@@ -76,7 +76,7 @@ class Dialogue:
                 )
             ]
 
-        asked = Asked(model_named(state, body.model), "chat", tools=bool(tools), structured=form is not None)
+        asked = RequestFacts(model_named(state, body.model), "chat", tools=bool(tools), structured=form is not None)
         route = await choose(state, asked, body.num_choices, read)
         use = use_of(route.served)
         unread = unread_thoughts(body.messages, route.served)

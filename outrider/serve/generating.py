@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from outrider.serve.chat import Chat
-from outrider.serve.completions import Completion
+from outrider.serve.completions import CompletionRequest
 from outrider.serve.departure import unless_gone
 from outrider.serve.errors import ApiError
 from outrider.serve.ignored import ignored_fields
@@ -47,7 +47,7 @@ def generating_routes(state: ServerState) -> APIRouter:
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Continue texts. With `stream`, server-sent events."""
         ignored_fields(request, state.ignored, body)
-        return await _answer(await Completion.prepared(state, body), bool(body.stream), request)
+        return await _answer(await CompletionRequest.prepared(state, body), bool(body.stream), request)
 
     @router.post("/v1/chat/completions", responses={200: {"model": ChatAnswer, "content": STREAM}}, response_model=None)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
@@ -95,7 +95,7 @@ def generating_routes(state: ServerState) -> APIRouter:
 
 
 async def _answer(
-    asked: Completion | Chat | Responses | Messages, stream: bool, request: Request, framing: Framing = CHUNKS
+    asked: CompletionRequest | Chat | Responses | Messages, stream: bool, request: Request, framing: Framing = CHUNKS
 ) -> Response:
     if stream:
         chunks = asked.chunks()

@@ -32,7 +32,7 @@ class Namer:
         return self.tokens.name(token) if text is None or text.hides(token) else show_bytes(text.bytes_of(token))
 
 
-class CompletionLogprobs:
+class LogprobLists:
     """`logprobs` of a completion's choice: parallel lists, with each token's place in the choice's text."""
 
     def __init__(self, name: Namer, count: int, text: Detokenizer) -> None:

@@ -42,7 +42,7 @@ class Messages(Answering):
 
     def __init__(self, dialogue: Dialogue) -> None:
         super().__init__(dialogue)
-        self._blocks = Blocks()
+        self._blocks = ContentEvents()
 
     @classmethod
     async def prepared(cls, state: ServerState, body: MessagesBody, ignored: IgnoredFields) -> Messages:
@@ -83,7 +83,7 @@ class Messages(Answering):
         return {"stop_reason": "tool_use" if calls else reason, "stop_sequence": named}
 
 
-class Blocks:
+class ContentEvents:
     """The content of a message, block by block, as events."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from outrider.sampling.thinking import Thinking
+from outrider.sampling.thinking import ThinkingMarks
 from outrider.serve.tools import merged_calls
 from outrider.thoughts import Part, Thoughts
 
@@ -26,7 +26,7 @@ class Reader(Protocol):
         """Deltas for what was held back."""
 
 
-class PlainText:
+class PlainReader:
     """Everything is content."""
 
     finish_reason: str | None = None
@@ -79,7 +79,7 @@ class ThoughtsFirst:
     """Thoughts, and behind them content, which `reader` reads. White space around the marks belongs to them: templates that show
     earlier thoughts write it."""
 
-    def __init__(self, thinking: Thinking, reader: Reader, label: str = "") -> None:
+    def __init__(self, thinking: ThinkingMarks, reader: Reader, label: str = "") -> None:
         """`label`: a word at the beginning of thoughts that is none of them."""
         self._thoughts = Thoughts(thinking)
         self._reader, self._label = reader, label

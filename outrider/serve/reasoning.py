@@ -7,10 +7,10 @@ from typing import Any
 
 from outrider.grammar import Spec
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.thinking import Thinking
+from outrider.sampling.thinking import ThinkingMarks
 from outrider.serve.errors import ApiError
 from outrider.serve.reasoning_formats import NONE, ReasoningFormat, format_of
-from outrider.serve.texts import Texts
+from outrider.serve.texts import SharedTokenizer
 
 TAIL = 64  # tokens at the end of a prompt that are looked at: a template ends with the mark, or does not
 
@@ -24,7 +24,7 @@ class Reasoning:
     closing_ids: tuple[int, ...]  # empty: the marks are text
 
     @classmethod
-    def of(cls, texts: Texts, name: str) -> Reasoning | None:
+    def of(cls, texts: SharedTokenizer, name: str) -> Reasoning | None:
         """The parser of a model's thoughts; None: they are not separated. Raises ConfigError for a parser that does not fit the
         model.
         """
@@ -43,8 +43,8 @@ class Reasoning:
         return cls(found, opening, (closing,))
 
     def thinking(
-        self, texts: Texts, prompt: list[int], *, begun: str | None = None, budget: int | None = None
-    ) -> Thinking | None:
+        self, texts: SharedTokenizer, prompt: list[int], *, begun: str | None = None, budget: int | None = None
+    ) -> ThinkingMarks | None:
         """The marks of thoughts in the answer to a prompt; None: the prompt has closed them. `begun`: the text of the prompt's
         last message, where the answer continues it. Raises ApiError for a budget that cannot be kept.
         """
@@ -57,12 +57,12 @@ class Reasoning:
                 f"thoughts in the format '{form.name}' cannot have a budget, for no single token closes them; use 'max_tokens'",
                 param="thinking_token_budget",
             )  # fmt: skip
-        return Thinking(
+        return ThinkingMarks(
             opening=form.opening, closing=form.closing, opening_id=self.opening_id, closing_ids=self.closing_ids,
             is_open=is_open, budget=budget, repeats=form.needs_tokens and self.opening_id is not None,
         )  # fmt: skip
 
-    def _is_open(self, texts: Texts, prompt: list[int], begun: str | None) -> bool | None:
+    def _is_open(self, texts: SharedTokenizer, prompt: list[int], begun: str | None) -> bool | None:
         """Whether the prompt ends inside thoughts; None: behind them."""
         form = self.format
         if begun and begun.strip():
@@ -75,7 +75,7 @@ class Reasoning:
         return tail.endswith(tuple(mark + label for mark in form.opening for label in ("", form.label)))
 
 
-def for_engine(thinking: Thinking | None, sampling: SamplingParams, form: Spec | None) -> Thinking | None:
+def for_engine(thinking: ThinkingMarks | None, sampling: SamplingParams, form: Spec | None) -> ThinkingMarks | None:
     """What the engine must know of it: where stop strings, a form or a budget look at thoughts, or the draft length does, which
     follows marks that are tokens. A form that cannot wait for marks in a text holds from the beginning, so that there are no
     thoughts."""

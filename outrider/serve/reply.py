@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from outrider.engine.request import Update
-from outrider.sampling.thinking import Thinking
+from outrider.sampling.thinking import ThinkingMarks
 from outrider.serve.answer import finish_reason, stop_reason
 from outrider.serve.harmony import HarmonyReader
-from outrider.serve.reader import AllContent, Delta, PlainText, Reader, ThoughtsFirst, TokenReader
+from outrider.serve.reader import AllContent, Delta, PlainReader, Reader, ThoughtsFirst, TokenReader
 from outrider.serve.reasoning import Reasoning
 from outrider.serve.schema.chat import ChatBody
 from outrider.serve.served import Served
@@ -16,7 +16,7 @@ from outrider.serve.tools import ToolUse
 class Reply:
     """Feed it the updates of one request. `thinking`: where thoughts stand in the answer; None: there are none."""
 
-    def __init__(self, served: Served, body: ChatBody, use: ToolUse | None, thinking: Thinking | None) -> None:
+    def __init__(self, served: Served, body: ChatBody, use: ToolUse | None, thinking: ThinkingMarks | None) -> None:
         self._body, self._use = body, use
         self._reader = _reader(served, served.reasoning, use, thinking)
         self._ended: Update | None = None
@@ -59,11 +59,11 @@ class Reply:
         return self._use.texts_of(update.token_ids, update.pieces, shown=shown, stopped=stopped)
 
 
-def _reader(served: Served, reasoning: Reasoning | None, use: ToolUse | None, thinking: Thinking | None) -> TokenReader:
+def _reader(served: Served, reasoning: Reasoning | None, use: ToolUse | None, thinking: ThinkingMarks | None) -> TokenReader:
     form = None if reasoning is None else reasoning.format
     if (use is not None and use.format.is_harmony) or (thinking is not None and form is not None and form.is_harmony):
         return HarmonyReader(served.texts.tokenizer, use)
-    reader: Reader = PlainText() if use is None else use.reader()
+    reader: Reader = PlainReader() if use is None else use.reader()
     if thinking is None:
         return AllContent(reader)
     return ThoughtsFirst(thinking, reader, "" if form is None else form.label)

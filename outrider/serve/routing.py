@@ -8,7 +8,7 @@ from typing import Any
 
 from outrider.errors import QueueFullError, RequestError, did_you_mean
 from outrider.serve.errors import ApiError, unavailable
-from outrider.serve.rules import Asked, Rule, candidates
+from outrider.serve.rules import RequestFacts, Rule, candidates
 from outrider.serve.served import Served, ServerState
 
 Prompts = list[list[int]]
@@ -53,7 +53,7 @@ def check_open(state: ServerState) -> None:
         raise unavailable("the server is shutting down", "shutting_down")
 
 
-async def choose(state: ServerState, asked: Asked, num_requests: int, read: Read) -> Route:
+async def choose(state: ServerState, asked: RequestFacts, num_requests: int, read: Read) -> Route:
     """The first rule that fits decides. `read` makes the prompts with a model's own tokenizer, unless nobody could queue all of
     `num_requests`: a body may ask for a hundred thousand, and refusing must cost less than answering.
 
@@ -75,7 +75,7 @@ async def choose(state: ServerState, asked: Asked, num_requests: int, read: Read
     raise ApiError(f"no route fits this request for '{asked.model}'", status=404, param="model", code="model_not_found")
 
 
-def _possible(state: ServerState, asked: Asked) -> list[tuple[Rule | None, Served]]:
+def _possible(state: ServerState, asked: RequestFacts) -> list[tuple[Rule | None, Served]]:
     """The rules and models that may answer, as the prompt's length will decide; None: by no rule."""
     found: list[tuple[Rule | None, Served]] = []
     for rule in candidates(state.settings.rules, asked):

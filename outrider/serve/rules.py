@@ -58,7 +58,7 @@ class Rule:
     def needs_length(self) -> bool:
         return self.min_prompt_tokens is not None or self.max_prompt_tokens is not None
 
-    def fits(self, asked: Asked) -> bool:
+    def fits(self, asked: RequestFacts) -> bool:
         """Whether all conditions but the prompt's length are met."""
         pairs = (
             (self.model, asked.model), (self.endpoint, asked.endpoint),
@@ -72,7 +72,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestFacts:
     """What rules look at, before the prompt is read."""
 
     model: str
@@ -81,7 +81,7 @@ class Asked:
     structured: bool
 
 
-def candidates(rules: Iterable[Rule], asked: Asked) -> list[Rule]:
+def candidates(rules: Iterable[Rule], asked: RequestFacts) -> list[Rule]:
     """Rules that may decide, in order: those with a length to check, up to the first without."""
     found = []
     for rule in rules:

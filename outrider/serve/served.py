@@ -21,7 +21,7 @@ from outrider.serve.response_store import ResponseStore
 from outrider.serve.rules import Rule
 from outrider.serve.selftest import SelfTest, Tested
 from outrider.serve.settings import ServerSettings
-from outrider.serve.texts import Texts
+from outrider.serve.texts import SharedTokenizer
 from outrider.text import Detokenizer
 
 
@@ -61,7 +61,7 @@ class Served:
     """One model."""
 
     engine: Serves
-    texts: Texts
+    texts: SharedTokenizer
     grammars: Grammars
     created: int  # seconds since 1970
     reasoning: Reasoning | None = None  # how it thinks; None: thoughts are not told apart
@@ -69,7 +69,7 @@ class Served:
     @classmethod
     def of(cls, engine: Serves, created: int, reasoning_parser: str = AUTO) -> Served:
         """Raises ConfigError for a parser that does not fit the model."""
-        texts = Texts(engine.tokenizer, engine.name)
+        texts = SharedTokenizer(engine.tokenizer, engine.name)
         grammars = Grammars(texts.tokenizer, engine.vocab_size, engine.eos_token_ids)
         return cls(engine, texts, grammars, created, Reasoning.of(texts, reasoning_parser))
 

@@ -25,7 +25,7 @@ from outrider.text import decode
 LONG = 4096  # characters; longer texts are read in a thread, for the loop has other requests to serve
 
 
-class Texts:
+class SharedTokenizer:
     """A tokenizer behind a lock."""
 
     def __init__(self, tokenizer: Any, name: str) -> None:

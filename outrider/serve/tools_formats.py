@@ -30,7 +30,7 @@ CALL, SEP, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜
 
 
 @dataclass(frozen=True)
-class Head:
+class CallHead:
     """The way from a mark to the `{` of the arguments, where the function's name stands outside of the JSON."""
 
     whole: re.Pattern[str]  # group 1: the name
@@ -63,7 +63,7 @@ class ToolFormat:
     opening: str  # text a call begins with; "": the whole answer is calls, or none
     closing: str = ""  # "": nothing follows calls but calls
     around: tuple[str, ...] = ()  # what else may stand around the JSON of a call
-    head: Head | None = None
+    head: CallHead | None = None
     tags: Tags | None = None
     arguments: str = "arguments"  # the key
     id_length: int = 24  # Mistral's templates take nine letters and nothing else
@@ -85,8 +85,8 @@ class ToolFormat:
         return letters if self.name == "mistral" else f"call_{letters}"
 
 
-ARGS_HEAD = Head(re.compile(rf"({WORD}+)(?:\[ARGS\])?(?=\{{)"), re.compile(rf"{WORD}+{half('[ARGS]')}"))
-SEP_HEAD = Head(
+ARGS_HEAD = CallHead(re.compile(rf"({WORD}+)(?:\[ARGS\])?(?=\{{)"), re.compile(rf"{WORD}+{half('[ARGS]')}"))
+SEP_HEAD = CallHead(
     re.compile(rf"(?:function{SEP})?({WORD}+)(?:{SEP})?\s*(?:```json)?\s*(?=\{{)"),
     re.compile(rf"(?:function{SEP})?{WORD}*(?:{half(SEP)}|(?:{SEP})?\s*(?:{half('```json')}|```json\s*))"),
 )

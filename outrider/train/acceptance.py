@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.errors import ConfigError
-from outrider.models.heads.acceptance import LEAST, AcceptanceConfig, AcceptanceHead, Places
+from outrider.models.heads.acceptance import LEAST, AcceptanceConfig, AcceptanceHead, DraftPositions
 from outrider.models.loading.load import load_config, load_module, load_tokenizer
 from outrider.models.tokens.vocabulary import check_same_vocabulary, fit_width
 from outrider.settings import setting
@@ -163,7 +163,7 @@ class AcceptanceRecipe:
         chances = law.gather(1, drawn)
         kept = (true.gather(1, drawn) / chances.clamp(min=LEAST)).clamp(max=1)[:, 0]
         agree = (best == wanted.argmax(-1)).float()
-        return Seen(Places.of(law, previous, before, columns == 0), acceptance(true, own), agree, drawn[:, 0], kept, best)
+        return Seen(DraftPositions.of(law, previous, before, columns == 0), acceptance(true, own), agree, drawn[:, 0], kept, best)
 
     def save(self, folder: Path) -> None:
         self.head.save(folder)
@@ -173,7 +173,7 @@ class AcceptanceRecipe:
 class Seen:
     """The N positions of a batch that count."""
 
-    places: Places  # first: there is no token before
+    places: DraftPositions  # first: there is no token before
     sampled: Tensor  # (N,) sum min(p, q)
     agree: Tensor  # (N,) whether both likeliest tokens are the same, 0 or 1
     drawn: Tensor  # (N,) int64: a token drawn from the draft's distribution

@@ -27,7 +27,7 @@ OWNER = "recipe 'draft-model'"
 
 
 @dataclass(frozen=True)
-class DraftModelSettings:
+class DraftModelTraining:
     """What is trained, from where, on what."""
 
     loss: str = setting("kl", "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum like 0.1*ce+0.9*tv")
@@ -58,13 +58,13 @@ class DraftModelSettings:
 class DraftModelRecipe:
     """Trains a draft model; satisfies `recipe.Recipe`."""
 
-    Settings: ClassVar[type] = DraftModelSettings
+    Settings: ClassVar[type] = DraftModelTraining
     drafter: ClassVar[str] = "draft-model"
     uses_draft: ClassVar[bool] = True
     default_lr: ClassVar[float | None] = None
     signals: tuple[int, ...] = ()
 
-    def __init__(self, module: Any, settings: DraftModelSettings, tokenizer: Any, dtype: torch.dtype, generation: Any) -> None:
+    def __init__(self, module: Any, settings: DraftModelTraining, tokenizer: Any, dtype: torch.dtype, generation: Any) -> None:
         """`dtype`: of the saved weights; training is in fp32. `generation`: the target's generation config."""
         self.module = module.float().requires_grad_(True)
         self._settings, self._tokenizer, self._dtype, self._generation = settings, tokenizer, dtype, generation
@@ -72,7 +72,7 @@ class DraftModelRecipe:
 
     @classmethod
     def build(cls, setup: RecipeSetup) -> DraftModelRecipe:
-        settings: DraftModelSettings = setup.settings
+        settings: DraftModelTraining = setup.settings
         if setup.init is not None and (settings.init_layers or settings.sizes):
             given = "init_layers" if settings.init_layers else ", ".join(settings.sizes)
             raise ConfigError(f"{OWNER}: --init {setup.init} is a whole model; leave {given} out")

@@ -21,7 +21,7 @@ from outrider.models.heads.eagle import STEADY_ROPE, EagleConfig, EagleHead, Kin
 from outrider.models.heads.eagle_files import TargetSizes, default_signals, load_eagle, save_eagle
 from outrider.models.signals import AFTER_NORM, Listening
 from outrider.settings import setting
-from outrider.train.losses import Laws, acceptance, parse_loss, smooth_l1, weighted_mean
+from outrider.train.losses import TargetDistributions, acceptance, parse_loss, smooth_l1, weighted_mean
 from outrider.train.recipe import FeatureBatch, RecipeSetup
 from outrider.train.unrolled import UnrolledRecipe
 
@@ -121,7 +121,7 @@ class EagleRecipe(UnrolledRecipe):
             features = features + (torch.rand_like(features) - 0.5) * scale[:, None, None]
         return features
 
-    def _judge(self, target_laws: Laws, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _judge(self, target_laws: TargetDistributions, logits: Tensor) -> tuple[Tensor, Tensor]:
         """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's distribution is `target_laws`."""
         return self._loss(target_laws.law, logits) * self._settings.loss_weight, acceptance(target_laws.whole, logits.detach())
 

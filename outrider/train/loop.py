@@ -32,7 +32,7 @@ from outrider.train.config import TrainConfig
 from outrider.train.expected import Expectation
 from outrider.train.features import FeatureSource
 from outrider.train.recipe import FeatureBatch, LossReport, Recipe
-from outrider.train.texts import Text, collate, epoch_order
+from outrider.train.texts import TrainingText, collate, epoch_order
 
 CHECKPOINT, BEST = "checkpoint.pt", "best.pt"
 Log = Callable[[int, dict[str, float]], None]  # (step, numbers by name): TensorBoard, where it is wanted
@@ -51,7 +51,7 @@ class Point:
 
 
 @dataclass
-class State:
+class TrainState:
     """The progress of a run. Plain data: it is part of the checkpoint."""
 
     step: int = 0
@@ -77,15 +77,16 @@ class _LossOf(nn.Module):
         return report
 
 
-class Loop:
+class TrainLoop:
     """One run. `folder` gets the checkpoints; `on_best` is called with better weights in place."""
 
     def __init__(
-        self, recipe: Recipe, source: FeatureSource, train: Sequence[Text], held_out: Sequence[Text], config: TrainConfig,
+        self, recipe: Recipe, source: FeatureSource,
+        train: Sequence[TrainingText], held_out: Sequence[TrainingText], config: TrainConfig,
         folder: Path, device: torch.device, progress: Progress, *, on_best: Callable[[], None] = lambda: None,
         log: Log = lambda step, numbers: None,
     ) -> None:  # fmt: skip
-        self.recipe, self.config, self.folder, self.state = recipe, config, folder, State()
+        self.recipe, self.config, self.folder, self.state = recipe, config, folder, TrainState()
         self._source, self._train, self._held_out, self._device = source, train, held_out, device
         self._progress, self._on_best, self._log = progress, on_best, log
         self._accelerator = Accelerator(mixed_precision=config.precision, cpu=device.type == "cpu")
@@ -117,7 +118,7 @@ class Loop:
             self._accelerator.scaler.load_state_dict(found["scaler"])
         if self._source.cache is not None and found["cache"]:
             self._source.cache.load_state(found["cache"])
-        self.state = State(**found["state"])
+        self.state = TrainState(**found["state"])
         return True
 
     def run(self) -> None:

@@ -130,7 +130,7 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Laws:
+class TargetDistributions:
     """The target's distributions at N positions, over the draft's vocabulary."""
 
     law: Tensor  # (N, Vd) fp32, renormalised: what a draft can learn
@@ -142,12 +142,12 @@ class Laws:
         """(N, Vd): the target's own probabilities; `acceptance` of them is what serving will see."""
         return self.law * self.share[:, None]
 
-    def at(self, which: Tensor) -> Laws:
+    def at(self, which: Tensor) -> TargetDistributions:
         """The distributions of some positions."""
-        return Laws(self.law[which], self.share[which], self.counts[which])
+        return TargetDistributions(self.law[which], self.share[which], self.counts[which])
 
 
-def laws_over(logits: Tensor, ids: Tensor | None, size: int) -> Laws:
+def laws_over(logits: Tensor, ids: Tensor | None, size: int) -> TargetDistributions:
     """Distributions of target logits (N, V) over the draft vocabulary `ids` (Vd,), None being all of it; `size` positions at a
     time.
 
@@ -168,7 +168,7 @@ def laws_over(logits: Tensor, ids: Tensor | None, size: int) -> Laws:
         law[places] = chosen.softmax(dim=-1)
         share[places] = (chosen.logsumexp(dim=-1) - scored.logsumexp(dim=-1)).exp()
         counts[places] = inside[scored.argmax(dim=-1)]
-    return Laws(law, share, counts)
+    return TargetDistributions(law, share, counts)
 
 
 def _log(law: Tensor) -> Tensor:

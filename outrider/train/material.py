@@ -22,13 +22,13 @@ from outrider.train.responses import (
     regenerate,
     vocabulary_print,
 )
-from outrider.train.texts import Text
+from outrider.train.texts import TrainingText
 
 RESPONSES = "responses.jsonl"
 
 
 @dataclass(frozen=True)
-class Material:
+class TrainingData:
     """Exactly one of `prompts`, `responses` and `traffic`."""
 
     prompts: str | None = None  # a workload: file or name (lab/workload/load.py)
@@ -64,9 +64,9 @@ class Material:
 
 
 def gather(
-    material: Material, options: Options, name: str, tokenizer: Any, plan: ResponsePlan, out: Path,
+    material: TrainingData, options: Options, name: str, tokenizer: Any, plan: ResponsePlan, out: Path,
     progress: Progress,
-) -> tuple[list[Text], list[str]]:  # fmt: skip
+) -> tuple[list[TrainingText], list[str]]:  # fmt: skip
     """(texts, notes for a person). Responses that have to be made are kept in `out`. Raises ConfigError, CapabilityError."""
     if material.responses is not None:
         vocab_size = max(tokenizer.get_vocab().values()) + 1

@@ -17,8 +17,8 @@ from outrider.lab.progress import Progress
 from outrider.lab.runner import Runner
 from outrider.sampling.params import SamplingParams, usable_temperature
 from outrider.stats import DecodeStats
-from outrider.train.texts import Text
-from outrider.train.train_result import Measured
+from outrider.train.texts import TrainingText
+from outrider.train.train_result import HeldOutResult
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class MeasurePlan:
 
 
 def measure(
-    options: Options, kind: Any, folders: dict[str, Path], draft: str | None, held_out: Sequence[Text], plan: MeasurePlan,
+    options: Options, kind: Any, folders: dict[str, Path], draft: str | None, held_out: Sequence[TrainingText], plan: MeasurePlan,
     progress: Progress,
-) -> tuple[list[Measured], list[str]]:  # fmt: skip
+) -> tuple[list[HeldOutResult], list[str]]:  # fmt: skip
     """(what was measured, what could not be and why). `folders`: label -> saved drafter; `kind`: a `RecipeKind`; `draft`: the
     draft model that its drafter needs beside the folder."""
     prompts = _prompts(held_out, plan.prompts)
     progress.stage("measuring on held-out prompts", len(folders) * len(plan.temperatures) * len(prompts))
-    found: list[Measured] = []
+    found: list[HeldOutResult] = []
     notes: list[str] = []
     for label, folder in folders.items():
         try:
@@ -54,9 +54,10 @@ def measure(
 
 
 def _one(
-    options: Options, kind: Any, label: str, folder: Path, beside: str | None, prompts: dict[str, list[Text]], plan: MeasurePlan,
+    options: Options, kind: Any, label: str, folder: Path, beside: str | None,
+    prompts: dict[str, list[TrainingText]], plan: MeasurePlan,
     progress: Progress,
-) -> list[Measured]:  # fmt: skip
+) -> list[HeldOutResult]:  # fmt: skip
     configuration = _with_folder(Configuration.parse(kind.drafter), folder)
     draft = str(folder) if getattr(kind, "uses_draft", False) else beside
     runner = Runner(replace(options, draft=draft, runtime="eager"), [configuration])
@@ -76,7 +77,7 @@ def _one(
                 total = total.merge(trace.stats)
             progress.advance(len(texts))
             found.append(
-                Measured(
+                HeldOutResult(
                     label=label, configuration=shown, temperature=temperature, task=task, num_prompts=len(texts),
                     steps=total.steps, emitted=total.emitted, drafted=total.drafted, accepted=total.accepted,
                     tested=total.tested, accepted_per_position=total.accepted_per_position,
@@ -90,9 +91,9 @@ def _with_folder(configuration: Configuration, folder: Path) -> Configuration:
     return replace(configuration, drafter_options=options)
 
 
-def _prompts(held_out: Sequence[Text], max_prompts: int) -> dict[str, list[Text]]:
+def _prompts(held_out: Sequence[TrainingText], max_prompts: int) -> dict[str, list[TrainingText]]:
     """Different prompts by task, at most so many of each."""
-    found: dict[str, list[Text]] = {}
+    found: dict[str, list[TrainingText]] = {}
     seen: set[tuple[int, ...]] = set()
     for text in held_out:
         key = tuple(text.prompt)

@@ -25,7 +25,7 @@ from outrider.lab.workload.load import load_workload
 from outrider.lab.workload.prompts import Prompt, end_of_answer, to_tokens
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
-from outrider.train.texts import Text
+from outrider.train.texts import TrainingText
 
 VERSION = 1
 ROUNDS = 4  # batches of rows per call of the engine: what an interruption costs at most
@@ -67,7 +67,7 @@ class ResponseFile:
 
     def __init__(self, path: Path, head: dict[str, Any]) -> None:
         self.path = path
-        self.texts: dict[str, Text] = {}
+        self.texts: dict[str, TrainingText] = {}
         self._head = {"outrider_responses": VERSION, **json.loads(json.dumps(head))}
         if path.exists():
             self._read()
@@ -78,7 +78,7 @@ class ResponseFile:
             except OSError as error:
                 raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
 
-    def add(self, text: Text) -> None:
+    def add(self, text: TrainingText) -> None:
         """On disk when this returns. Raises OutriderError when the disk is full."""
         try:
             with self.path.open("a", encoding="utf-8") as file:
@@ -106,7 +106,7 @@ class ResponseFile:
 
 def regenerate(
     llm: LLM, prompts: Sequence[Prompt], plan: ResponsePlan, file: ResponseFile, batch_size: int, progress: Progress
-) -> list[Text]:
+) -> list[TrainingText]:
     """The target's responses, in the order of the prompts; what `file` has already is not asked again."""
     asked = [(f"{prompt.request.id}/{sample}", prompt) for sample in range(plan.samples) for prompt in prompts]
     jobs = [(place, name, prompt) for place, (name, prompt) in enumerate(asked)]
@@ -119,7 +119,7 @@ def regenerate(
         params = [_params(plan, place, prompt) for place, _, prompt in chunk]
         fed = [{"prompt_token_ids": prompt.tokens} for *_, prompt in chunk]
         for (_, name, prompt), done in zip(chunk, llm.generate(fed, params), strict=True):
-            file.add(Text(name, prompt.tokens, done.token_ids, prompt.request.task))
+            file.add(TrainingText(name, prompt.tokens, done.token_ids, prompt.request.task))
         progress.advance(len(chunk))
     return [file.texts[name] for _, name, _ in jobs]
 
@@ -131,7 +131,7 @@ def _params(plan: ResponsePlan, place: int, prompt: Prompt) -> SamplingParams:
 
 def read_responses(
     path: Path, tokenizer: Any, vocab_size: int, *, on_bad: OnBad = "refuse", chat_template: bool = True
-) -> list[Text]:
+) -> list[TrainingText]:
     """Texts of a file of ours, or of a log with answers. Raises ConfigError (unreadable, empty, bad lines, no answers), and
     CapabilityError when the tokens are another vocabulary's."""
     try:
@@ -160,7 +160,7 @@ def read_responses(
 def recorded_texts(
     spec: str, tokenizer: Any, *, limit: int | None = None, on_bad: OnBad = "refuse", data: Path | None = None,
     chat_template: bool = True,
-) -> list[Text]:  # fmt: skip
+) -> list[TrainingText]:  # fmt: skip
     """Requests of a log that have an answer, as the target's tokens; the answer ends with the end token. Raises ConfigError."""
     workload = load_workload(spec, limit=limit, on_bad=on_bad, data=data, turns="all")
     texts = []
@@ -175,13 +175,13 @@ def recorded_texts(
             continue
         response = tokenizer(request.answer, add_special_tokens=False)["input_ids"]
         end = end_of_answer(request, tokenizer, chat_template=chat_template)
-        texts.append(Text(request.id, prompt, response if end is None else [*response, end], request.task))
+        texts.append(TrainingText(request.id, prompt, response if end is None else [*response, end], request.task))
     if not texts:
         raise ConfigError(f"none of the {len(workload.requests)} requests of {spec} has an answer; use it with --prompts instead")
     return texts
 
 
-def _parsed(path: Path, lines: list[str]) -> tuple[dict[str, Any], list[Text]]:
+def _parsed(path: Path, lines: list[str]) -> tuple[dict[str, Any], list[TrainingText]]:
     texts = []
     head: dict[str, Any] = {}
     for number, line in enumerate(lines, 1):
@@ -190,7 +190,7 @@ def _parsed(path: Path, lines: list[str]) -> tuple[dict[str, Any], list[Text]]:
             if number == 1:
                 head = dict(entry)
             else:
-                texts.append(Text(**entry))
+                texts.append(TrainingText(**entry))
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{path}, line {number} is damaged ({error}); delete that line, or begin anew") from error
     if head.get("outrider_responses") != VERSION:

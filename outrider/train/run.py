@@ -40,12 +40,12 @@ from outrider.train.feature_cache import FeatureCache
 from outrider.train.features import FeatureSource
 from outrider.train.kinds import KINDS
 from outrider.train.logs import Logs
-from outrider.train.loop import BEST, CHECKPOINT, Loop
-from outrider.train.material import RESPONSES, Material, gather
+from outrider.train.loop import BEST, CHECKPOINT, TrainLoop
+from outrider.train.material import RESPONSES, TrainingData, gather
 from outrider.train.measure import MeasurePlan, measure
 from outrider.train.recipe import Calibrates, Recipe, RecipeSetup
 from outrider.train.responses import ResponsePlan
-from outrider.train.texts import Text, fitting, split, token_counts
+from outrider.train.texts import TrainingText, fitting, split, token_counts
 from outrider.train.train_result import CurvePoint, TrainingLoss, TrainResult
 
 DRAFTER, BEFORE, FEATURES, CONFIG, RESULT = "drafter", "before", "features", "config.json", "result.json"
@@ -59,7 +59,7 @@ class TrainSpec:
     options: Options  # the target, the machine, and who drafts while responses are regenerated
     name: str  # of the target, as the user says it
     out: Path
-    material: Material
+    material: TrainingData
     responses: ResponsePlan = field(default_factory=ResponsePlan)
     init: Path | None = None
     settings: dict[str, Any] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class _Job:
             device=str(device), kind_lr=getattr(kind, "default_lr", None), warm=spec.init is not None,
         )  # fmt: skip
 
-    def run(self, texts: list[Text]) -> TrainResult:
+    def run(self, texts: list[TrainingText]) -> TrainResult:
         spec, config = self._spec, self._config
         kept = fitting(texts, config.max_length)
         if dropped := len(texts) - len(kept):
@@ -156,7 +156,7 @@ class _Job:
         cache = FeatureCache(spec.out / FEATURES, spec.feature_cache, self._progress.say) if spec.feature_cache else None
         source = FeatureSource(self._target, recipe.signals, cache)
         with Logs(spec.out / "tensorboard", wanted=config.tensorboard) as logs:
-            loop = Loop(
+            loop = TrainLoop(
                 recipe, source, train, held_out, config, spec.out, self._device, self._progress,
                 on_best=partial(save_drafter, recipe.save, spec.out / DRAFTER), log=logs.add,
             )  # fmt: skip
@@ -185,7 +185,7 @@ class _Job:
             calibration=calibration, measured=measured, notes=[*self._notes, *problems],
         )  # fmt: skip
 
-    def _recipe(self, train: list[Text]) -> Recipe:
+    def _recipe(self, train: list[TrainingText]) -> Recipe:
         """Built under the run's seed: random weights are part of the run."""
         counts = token_counts(train, self._vocab_size)
         setup = RecipeSetup(
@@ -199,7 +199,7 @@ class _Job:
             raise ConfigError(f"recipe '{self._spec.kind}' has nothing to train")
         return recipe
 
-    def _calibrate(self, recipe: Recipe, loop: Loop) -> dict[str, float]:
+    def _calibrate(self, recipe: Recipe, loop: TrainLoop) -> dict[str, float]:
         if not isinstance(recipe, Calibrates):
             return {}
         with torch.no_grad():
@@ -208,7 +208,7 @@ class _Job:
             save_drafter(recipe.save, self._spec.out / DRAFTER)
         return found
 
-    def _measured(self, held_out: list[Text]) -> tuple[list[Any], list[str]]:
+    def _measured(self, held_out: list[TrainingText]) -> tuple[list[Any], list[str]]:
         spec = self._spec
         if spec.measure.prompts == 0:
             return [], ["nothing was measured on held-out prompts (--set measure_limit=0)"]

@@ -18,7 +18,7 @@ WINDOW = 16  # batches among which texts are sorted by length: less padding, and
 
 
 @dataclass(frozen=True)
-class Text:
+class TrainingText:
     """One prompt and one response, as the target's token ids."""
 
     id: str
@@ -41,13 +41,13 @@ class TextBatch:
     lengths: Tensor  # (B,) int64
 
 
-def fitting(texts: Iterable[Text], max_length: int) -> list[Text]:
+def fitting(texts: Iterable[TrainingText], max_length: int) -> list[TrainingText]:
     """Texts cut to `max_length` tokens, from the end; those left without two response tokens are dropped.
 
     Raises ConfigError when none is left.
     """
     all_texts = list(texts)
-    cut = [Text(one.id, one.prompt, one.response[: max(0, max_length - len(one.prompt))], one.task) for one in all_texts]
+    cut = [TrainingText(one.id, one.prompt, one.response[: max(0, max_length - len(one.prompt))], one.task) for one in all_texts]
     kept = [one for one in cut if one.prompt and len(one.response) >= 2]
     if not kept:
         raise ConfigError(
@@ -57,7 +57,7 @@ def fitting(texts: Iterable[Text], max_length: int) -> list[Text]:
     return kept
 
 
-def split(texts: Sequence[Text], held_out: float, seed: int) -> tuple[list[Text], list[Text]]:
+def split(texts: Sequence[TrainingText], held_out: float, seed: int) -> tuple[list[TrainingText], list[TrainingText]]:
     """(to train on, held out). All texts of one prompt fall on one side. Raises ConfigError below two prompts."""
     prompts = list(dict.fromkeys(tuple(one.prompt) for one in texts))
     if len(prompts) < 2:
@@ -68,7 +68,7 @@ def split(texts: Sequence[Text], held_out: float, seed: int) -> tuple[list[Text]
     return [t for t in texts if tuple(t.prompt) not in away], [t for t in texts if tuple(t.prompt) in away]
 
 
-def epoch_order(texts: Sequence[Text], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+def epoch_order(texts: Sequence[TrainingText], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
     """Numbers of the texts of each batch of an epoch; the last batch may be smaller."""
     draw = random.Random(f"{seed}/{epoch}")
     numbers = list(range(len(texts)))
@@ -82,7 +82,7 @@ def epoch_order(texts: Sequence[Text], batch_size: int, seed: int, epoch: int) -
     return batches
 
 
-def collate(texts: Sequence[Text], numbers: Sequence[int], device: torch.device) -> TextBatch:
+def collate(texts: Sequence[TrainingText], numbers: Sequence[int], device: torch.device) -> TextBatch:
     """Pad texts to one batch."""
     rows = [texts[number].tokens for number in numbers]
     width = max(map(len, rows))
@@ -94,7 +94,7 @@ def collate(texts: Sequence[Text], numbers: Sequence[int], device: torch.device)
     return TextBatch(tuple(numbers), tokens, mask, lengths)
 
 
-def token_counts(texts: Iterable[Text], vocab_size: int) -> Tensor:
+def token_counts(texts: Iterable[TrainingText], vocab_size: int) -> Tensor:
     """(V,) int64: how often each token stands in the responses."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for one in texts:

@@ -25,7 +25,7 @@ class TrainingLoss(Record):
     loss: float  # mean since the entry before
 
 
-class Measured(Record):
+class HeldOutResult(Record):
     """The drafter at work, on held-out prompts of one task at one temperature."""
 
     label: str  # "before" (untrained, or --init) or "after"
@@ -69,4 +69,4 @@ class TrainResult(Result):
     curve: list[CurvePoint]
     losses: list[TrainingLoss]
     calibration: dict[str, float] = Field(default_factory=dict)
-    measured: list[Measured] = Field(default_factory=list)
+    measured: list[HeldOutResult] = Field(default_factory=list)

@@ -23,7 +23,7 @@ from outrider.models.heads.eagle_unroll import unrolled
 from outrider.models.heads.mtp import MtpHead
 from outrider.train.chunked import chunk_size, judged_in_chunks
 from outrider.train.expected import chain_means
-from outrider.train.losses import TINY, Laws, Loss, acceptance, laws_over, parse_loss, weighted_mean
+from outrider.train.losses import TINY, Loss, TargetDistributions, acceptance, laws_over, parse_loss, weighted_mean
 from outrider.train.recipe import FeatureBatch, LossReport
 
 
@@ -75,7 +75,7 @@ class UnrolledRecipe:
         """(B, T, H) that the head reads."""
         return self.head.features(batch.hidden)
 
-    def _judge(self, target_laws: Laws, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _judge(self, target_laws: TargetDistributions, logits: Tensor) -> tuple[Tensor, Tensor]:
         """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's distribution is `target_laws`."""
         return self._loss(target_laws.law, logits), acceptance(target_laws.whole, logits.detach())
 

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from outrider.llm import LLM
-from outrider.remote.draft.patience import Patience
+from outrider.remote.draft.patience import DraftWait
 from outrider.sampling.params import SamplingParams
 
 PROMPT = "Tom has 3 apples and buys 4 more. How many"
@@ -16,8 +16,8 @@ PROMPT = "Tom has 3 apples and buys 4 more. How many"
 @pytest.mark.parametrize("draft", [None, "suffix"])
 def test_idle_cores_draft(monkeypatch: pytest.MonkeyPatch, draft: str | None) -> None:
     """A draft model, and a look-up drafter; greedy and invariant rows. Every step waits for its draft here."""
-    monkeypatch.setattr(Patience, "budget_s", property(lambda self: 20.0))
-    monkeypatch.setattr(Patience, "expects", lambda self, asked_s, silent_since_s, now_s, deadline_s: now_s < deadline_s)
+    monkeypatch.setattr(DraftWait, "budget_s", property(lambda self: 20.0))
+    monkeypatch.setattr(DraftWait, "expects", lambda self, asked_s, silent_since_s, now_s, deadline_s: now_s < deadline_s)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     plain = LLM("demo", drafter="none", threads=1, runtime="eager").generate(PROMPT, params)[0]
     said: list[str] = []

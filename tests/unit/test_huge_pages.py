@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from outrider.huge_pages import Space, on_huge_pages, zeros_on_huge_pages
+from outrider.huge_pages import HugePageSpace, on_huge_pages, zeros_on_huge_pages
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
@@ -32,7 +32,7 @@ def test_where_the_system_has_none_weights_stay(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_block_lives_as_long_as_its_weights() -> None:
     """Catches memory that is given back under a weight, or kept for ever behind the last one."""
-    space = Space()
+    space = HugePageSpace()
     first, second = space.take(100), space.take(100)
     block = weakref.ref(space)
     first.fill_(1)

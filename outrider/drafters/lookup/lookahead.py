@@ -82,7 +82,7 @@ class NgramPool:
         return list(reversed(self._rests.get(token, {})))
 
 
-class Window:
+class GuessWindow:
     """W columns of N - 1 tokens, left to right; the first token of the first column is the pending token, no guess."""
 
     def __init__(self, num_columns: int, num_levels: int, text: Sequence[int]) -> None:
@@ -143,7 +143,7 @@ class _Lookahead:
         self._pools_text = settings.pool_from_text
         self._num_tokens = 0  # committed tokens seen so far
         self.pool = NgramPool(settings.guesses)
-        self.window = Window(settings.window, settings.ngram - 1, tokens)
+        self.window = GuessWindow(settings.window, settings.ngram - 1, tokens)
         self._read(tokens)
 
     def tree(self, pending: int, budget: int) -> TokenTree:

@@ -44,26 +44,26 @@ class RecyclingSettings:
             raise ConfigError(f"recycling: top_k must be between 1 and {len(RANK_ACCEPTANCE)}, got {self.top_k}")
 
 
-class Place(NamedTuple):
+class ShapeNode(NamedTuple):
     """A node of the tree's shape: the favourite of rank `rank` behind its parent (-1: behind the pending token)."""
 
     parent: int
     rank: int
 
 
-def tree_shape(num_nodes: int, top_k: int) -> list[Place]:
+def tree_shape(num_nodes: int, top_k: int) -> list[ShapeNode]:
     """The `num_nodes` places most likely to be accepted, likeliest first, so parents before children.
 
     A place is accepted with the product of its path's RANK_ACCEPTANCE. The shape for n nodes begins the one for n + 1.
     """
-    shape: list[Place] = []
+    shape: list[ShapeNode] = []
     waiting = [(-chance, -1, rank) for rank, chance in enumerate(RANK_ACCEPTANCE[:top_k])]
     heapq.heapify(waiting)
     while len(shape) < num_nodes:
         minus_chance, parent, rank = heapq.heappop(waiting)
         for child, chance in enumerate(RANK_ACCEPTANCE[:top_k]):
             heapq.heappush(waiting, (minus_chance * chance, len(shape), child))
-        shape.append(Place(parent, rank))
+        shape.append(ShapeNode(parent, rank))
     return shape
 
 
@@ -73,7 +73,7 @@ class FollowerTable:
     def __init__(self, vocab_size: int, top_k: int) -> None:
         self.favourites = np.full((vocab_size, top_k), UNKNOWN, dtype=np.int32)
 
-    def grow(self, pending: int, shape: list[Place], budget: int) -> TokenTree:
+    def grow(self, pending: int, shape: list[ShapeNode], budget: int) -> TokenTree:
         """The shape's first `budget` places that can be filled. Where a favourite is unknown, all that follows is too."""
         tree = TokenTree()
         nodes: list[int | None] = []  # place -> node

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from outrider.drafters.lookup.suffix_tree import END, Node, Point, likeliest
+from outrider.drafters.lookup.suffix_tree import END, Point, SuffixNode, likeliest
 from outrider.trees.token_tree import TokenTree
 
 
@@ -51,7 +51,7 @@ class Guess(NamedTuple):
 class Match(NamedTuple):
     """A place to read on from: the text's last `length` tokens end here, and `seen` times something followed."""
 
-    node: Node
+    node: SuffixNode
     passed: int
     length: int
     seen: int
@@ -80,7 +80,7 @@ def best_guess(points: Sequence[Point], max_depth: int, budget: int, rule: Searc
 
 def _matches(points: Sequence[Point], own: bool) -> Iterator[Match]:
     """Longest first, with the number of times something is known to have followed."""
-    waiting: dict[Node, int] = {}  # suffixes that stand on this edge no further than the point in hand
+    waiting: dict[SuffixNode, int] = {}  # suffixes that stand on this edge no further than the point in hand
     if own:
         for node, _ in points:
             waiting[node] = waiting.get(node, 0) + 1

@@ -21,29 +21,29 @@ from collections.abc import Sequence
 END = -1  # ends every finished text: tells "nothing followed" from "not yet known"
 
 
-class Node:
+class SuffixNode:
     """One edge, `text[start:end]`, and what lies below it. A leaf's `end` may lie beyond a text that still grows."""
 
     __slots__ = ("children", "count", "end", "ranked", "start", "text")
 
     def __init__(
-        self, text: Sequence[int], start: int, end: int, count: int, children: dict[int, Node] | None = None
+        self, text: Sequence[int], start: int, end: int, count: int, children: dict[int, SuffixNode] | None = None
     ) -> None:
         self.text = text
         self.start = start
         self.end = end
         self.count = count  # substrings that took the first token of this edge
         self.children = children  # by first token; None for a leaf
-        self.ranked: tuple[int, list[Node]] | None = None  # the count when children were last sorted; see `likeliest`
+        self.ranked: tuple[int, list[SuffixNode]] | None = None  # the count when children were last sorted; see `likeliest`
 
 
-Point = tuple[Node, int]  # a place in the tree: a node and how many tokens of its edge have been passed, at least 1
+Point = tuple[SuffixNode, int]  # a place in the tree: a node and how many tokens of its edge have been passed, at least 1
 
 WIDE = 16  # from so many children on, their order is kept instead of sorted out every time
 MAX_RANKED = 8
 
 
-def likeliest(node: Node, width: int) -> list[Node]:
+def likeliest(node: SuffixNode, width: int) -> list[SuffixNode]:
     """Children by falling count, at most `width` and 8 of them, the end of texts left out.
 
     Wide nodes are sorted again when they have grown by a quarter, so that a look-up's cost does not grow with the vocabulary.
@@ -57,7 +57,7 @@ def likeliest(node: Node, width: int) -> list[Node]:
     return node.ranked[1][:width]
 
 
-def _sorted_children(children: dict[int, Node]) -> list[Node]:
+def _sorted_children(children: dict[int, SuffixNode]) -> list[SuffixNode]:
     known = [child for token, child in children.items() if token != END]
     return sorted(known, key=lambda child: -child.count) if len(known) > 1 else known
 
@@ -67,7 +67,7 @@ class SuffixTree:
 
     def __init__(self, max_depth: int) -> None:
         self.max_depth = max_depth
-        self.root = Node((), 0, 0, 0, {})
+        self.root = SuffixNode((), 0, 0, 0, {})
         self.points: list[Point] = []  # where the current text's suffixes stand that occurred before; longest first
         self.changes = 0  # grows with every change: points kept outside are then out of date
         self._growing: list[int] = []  # the text of `extend`
@@ -115,20 +115,20 @@ class SuffixTree:
                 points[index] = (child, 1)
                 continue
             begin = position + 1 - (len(points) - index)  # of this suffix (one more for END, where the text's length decides)
-            children[token] = Node(text, position, min(begin + self.max_depth, length), 1)
+            children[token] = SuffixNode(text, position, min(begin + self.max_depth, length), 1)
             done += 1
         del points[:done]  # what is new for a suffix is new for every longer one
         if len(points) == self.max_depth:
             node, passed = points.pop(0)
             _refer(node, text, position + 1 - passed, position + 1)
 
-    def _split(self, node: Node, passed: int, waiting: int) -> None:
+    def _split(self, node: SuffixNode, passed: int, waiting: int) -> None:
         """Cut the edge after `passed` tokens. The node keeps the upper part, so points on it stay right.
 
         `waiting` suffixes on this edge have come no further than the cut.
         """
         cut = node.start + passed
-        lower = Node(node.text, cut, node.end, node.count - waiting, node.children)
+        lower = SuffixNode(node.text, cut, node.end, node.count - waiting, node.children)
         node.end = cut
         node.children = {lower.text[cut]: lower}
         node.ranked = None
@@ -148,12 +148,12 @@ class SuffixTree:
             above, node = node, child
 
 
-def _refer(node: Node, text: Sequence[int], start: int, end: int) -> None:
+def _refer(node: SuffixNode, text: Sequence[int], start: int, end: int) -> None:
     """Makes an edge refer to its occurrence in a later text."""
     node.text, node.start, node.end = text, start, end
 
 
-def _merge(above: Node, node: Node) -> None:
+def _merge(above: SuffixNode, node: SuffixNode) -> None:
     """A node with one child left is no fork any more: the child takes its place, with the longer edge."""
     assert above.children is not None
     assert node.children is not None

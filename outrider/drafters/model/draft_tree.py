@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outrider.drafters.base import DraftSetup
 from outrider.drafters.children import draw, likeliest, likeliest_scores, raced, ranked_by_scores
-from outrider.drafters.grown import Level, RowTree, finished, row_trees, table
+from outrider.drafters.grown import RowTree, TreeLevel, finished, row_trees, table
 from outrider.drafters.model.draft_model import ModelDrafter, draft_model_of
 from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
 from outrider.errors import ConfigError
@@ -112,7 +112,7 @@ class TreeModelDrafter(ModelDrafter):
         begun = zip(row_trees(rows, budgets, self.plan), pending, strict=True)
         self._trees = [_RowTree(tree.growth, tree.sampled, missing) for tree, missing in begun]
         self._ranked = ranked_by_scores(rows)
-        levels: list[Level] = []
+        levels: list[TreeLevel] = []
         while any(tree.growth.wanted() for tree in self._trees):
             level, scores, first = self._next_level(rows)
             for tree, children in zip(self._trees, self._children(rows, level, scores, first), strict=True):
@@ -138,14 +138,14 @@ class TreeModelDrafter(ModelDrafter):
 
     # ---------------------------------------------------------------- one level
 
-    def _next_level(self, rows: Rows) -> tuple[Level, Tensor, int]:
+    def _next_level(self, rows: Rows) -> tuple[TreeLevel, Tensor, int]:
         """One pass of the draft model over all fed nodes, and the laws at those that are expanded now: the level, scores
         (B, M, V') of the model's own vocabulary, and the fed output that scores[:, 0] belongs to."""
         outputs = [[output for output, _ in tree.growth.wanted()] for tree in self._trees]
         fed = [tree.feed() for tree in self._trees]
         first, last = min(min(line) for line in fed if line), max(max(line) for line in fed if line)
         scores = self._forward(first, last, rows.device)
-        level = Level(None, outputs, [[output - first for output in line] for line in fed])
+        level = TreeLevel(None, outputs, [[output - first for output in line] for line in fed])
         if any(tree.sampled or not ranked for tree, ranked in zip(self._trees, self._ranked, strict=True)):
             level.law = self._level_law(rows, scores, first)
         return level, scores, first
@@ -180,7 +180,7 @@ class TreeModelDrafter(ModelDrafter):
             parents=table([tree.fed_parents() for tree in self._trees], width, -1, device),
         )
 
-    def _children(self, rows: Rows, level: Level, scores: Tensor, first: int) -> list[list[list[Child]]]:
+    def _children(self, rows: Rows, level: TreeLevel, scores: Tensor, first: int) -> list[list[list[Child]]]:
         """Per row, per wanted output, its children."""
         counts = [[count for _, count in tree.growth.wanted()] for tree in self._trees]
         places = level.places

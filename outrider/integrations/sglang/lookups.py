@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from outrider.errors import CapabilityError
-from outrider.integrations.vllm.drafting import Ask, Drafting
+from outrider.integrations.vllm.drafting import Ask, BatchDrafter
 
 CORPORA = "Outrider takes its texts when SGLang starts: OUTRIDER_DRAFTER=retrieval, OUTRIDER_DRAFTER_OPTIONS=corpus=PATH"
 
@@ -20,7 +20,7 @@ CORPORA = "Outrider takes its texts when SGLang starts: OUTRIDER_DRAFTER=retriev
 class Lookups:
     """A drafter behind the interface of SGLang's `NgramCorpus` (0.5.19)."""
 
-    def __init__(self, drafting: Drafting, num_tokens: int, context_length: int) -> None:
+    def __init__(self, drafting: BatchDrafter, num_tokens: int, context_length: int) -> None:
         """`num_tokens`: to verify for each text, its last one included (--speculative-num-draft-tokens)."""
         self._drafting = drafting
         self._num_tokens = num_tokens

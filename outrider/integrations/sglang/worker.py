@@ -11,8 +11,8 @@ from typing import Any
 from outrider.errors import CapabilityError, ConfigError
 from outrider.integrations.sglang.lookups import Lookups
 from outrider.integrations.sglang.plugin import OTHERWISE, TESTED
-from outrider.integrations.vllm.drafting import Drafting
-from outrider.integrations.vllm.lookups import Plan
+from outrider.integrations.vllm.drafting import BatchDrafter
+from outrider.integrations.vllm.lookups import LookupPlan
 from outrider.integrations.vllm.options import read_options
 from outrider.integrations.vllm.target import TextOnly
 
@@ -78,7 +78,7 @@ def make_lookups(server_args: Any, ps: Any, target_worker: Any, num_tokens: int)
         getattr(server_args, "revision", None), bool(server_args.trust_remote_code),
     )  # fmt: skip
     try:
-        plan = Plan.choose(chosen)
+        plan = LookupPlan.choose(chosen)
         if not plan.repeatable and getattr(ps, "tp_size", 1) > 1:
             raise CapabilityError(
                 f"drafter '{chosen.drafter}' may answer otherwise when asked twice, and the {ps.tp_size} tensor-parallel ranks, "
@@ -88,4 +88,4 @@ def make_lookups(server_args: Any, ps: Any, target_worker: Any, num_tokens: int)
     except (CapabilityError, ConfigError) as error:  # the same reasons hold here
         raise type(error)(str(error).replace("vLLM", "SGLang")) from error
     log.info("Outrider drafts with '%s', up to %d tokens a step.", chosen.drafter, num_tokens - 1)
-    return Lookups(Drafting(drafter, chosen.drafter, target.vocab_size), num_tokens, target.context_length)
+    return Lookups(BatchDrafter(drafter, chosen.drafter, target.vocab_size), num_tokens, target.context_length)

@@ -58,7 +58,7 @@ class _Sent:
     part: str
 
 
-class Drafting:
+class BatchDrafter:
     """One drafter and the texts it drafts for."""
 
     def __init__(self, drafter: Drafter, name: str, vocab_size: int, counters: Counters | None = None) -> None:

@@ -32,7 +32,7 @@ Part = tuple[str, type[Drafter], Any]  # name, class, settings
 
 
 @dataclass(frozen=True)
-class Plan:
+class LookupPlan:
     """A drafter that can work here, with its settings; `choose` checks both."""
 
     name: str
@@ -41,7 +41,7 @@ class Plan:
     parts: tuple[Part, ...]  # of a composite; of others themselves
 
     @classmethod
-    def choose(cls, chosen: Chosen) -> Plan:
+    def choose(cls, chosen: Chosen) -> LookupPlan:
         """Raises ConfigError for unknown names and options, CapabilityError for a drafter that needs more than token ids."""
         name = chosen.drafter
         if name == "none":

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from outrider.errors import ConfigError
-from outrider.integrations.vllm.drafting import Ask, Drafting
+from outrider.integrations.vllm.drafting import Ask, BatchDrafter
 from outrider.integrations.vllm.histories import Histories
-from outrider.integrations.vllm.lookups import Plan
+from outrider.integrations.vllm.lookups import LookupPlan
 from outrider.integrations.vllm.metrics import Meter
 from outrider.integrations.vllm.options import read_options
 from outrider.integrations.vllm.ranks import Ranks
@@ -35,8 +35,8 @@ class Proposer:
         Raises ConfigError or CapabilityError for a drafter that cannot work here.
         """
         warn_if_untested(_version())
-        self._limits = Limits(vllm_config)
-        plan = Plan.choose(read_options(getattr(vllm_config, "additional_config", None), os.environ))
+        self._limits = ProposalLimits(vllm_config)
+        plan = LookupPlan.choose(read_options(getattr(vllm_config, "additional_config", None), os.environ))
         self._ranks = Ranks(vllm_config.parallel_config, repeatable=plan.repeatable)
         if self._ranks.drafts_here:
             self._drafting, self._meter = build(plan, vllm_config, counts=self._ranks.leads)
@@ -94,7 +94,7 @@ class Proposer:
             )
 
 
-class Limits:
+class ProposalLimits:
     """How many tokens may be drafted: `num_speculative_tokens`, fewer by vLLM's table for large batches, and the context."""
 
     def __init__(self, vllm_config: Any) -> None:
@@ -116,7 +116,7 @@ class Limits:
         return max(0, min(most, self._context - length - 1))
 
 
-def build(plan: Plan, vllm_config: Any, *, counts: bool) -> tuple[Drafting, Meter | None]:
+def build(plan: LookupPlan, vllm_config: Any, *, counts: bool) -> tuple[BatchDrafter, Meter | None]:
     """The drafter for vLLM's model, and who counts, where one `counts` (one rank of each tensor-parallel group)."""
     target = TextOnly.of(vllm_config.model_config)
     drafter = plan.build(target, int(vllm_config.speculative_config.num_speculative_tokens))
@@ -124,7 +124,7 @@ def build(plan: Plan, vllm_config: Any, *, counts: bool) -> tuple[Drafting, Mete
     log.info("Outrider drafts with '%s': %s", plan.name, plan.settings)
     for note in drafter.notes:
         log.info("%s", note)
-    return Drafting(drafter, plan.name, target.vocab_size, meter), meter
+    return BatchDrafter(drafter, plan.name, target.vocab_size, meter), meter
 
 
 def _version() -> str:

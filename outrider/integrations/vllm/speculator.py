@@ -18,9 +18,9 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from outrider.errors import CapabilityError
 from outrider.integrations.vllm.drafting import Ask
-from outrider.integrations.vllm.lookups import Plan
+from outrider.integrations.vllm.lookups import LookupPlan
 from outrider.integrations.vllm.options import read_options
-from outrider.integrations.vllm.proposer import Limits, build
+from outrider.integrations.vllm.proposer import ProposalLimits, build
 from outrider.integrations.vllm.ranks import Ranks
 
 ARGUMENTS = (  # of `BaseSpeculator.propose` in vLLM 0.32
@@ -51,8 +51,8 @@ class Speculator(BaseSpeculator):
 
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         check_interface()
-        self._limits = Limits(vllm_config)
-        plan = Plan.choose(read_options(getattr(vllm_config, "additional_config", None), os.environ))
+        self._limits = ProposalLimits(vllm_config)
+        plan = LookupPlan.choose(read_options(getattr(vllm_config, "additional_config", None), os.environ))
         ranks = Ranks(vllm_config.parallel_config, repeatable=plan.repeatable)
         if ranks.shares:
             raise CapabilityError(

@@ -25,7 +25,7 @@ from outrider.lab.explain.explained import Explained
 from outrider.lab.explain.forecast import placed_walk, walk_of
 from outrider.lab.explain.labelled import labelled
 from outrider.lab.explain.laws import forced_laws
-from outrider.lab.explain.recorded import Question, Recording, finished_text, params_of, record
+from outrider.lab.explain.recorded import Question, RecordedPrompt, finished_text, params_of, record
 from outrider.lab.explain.summary import summarise
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress, Quiet
@@ -112,10 +112,10 @@ class Analyst:
             params = params_of(self._params, question, number)
             if (key := str(number)) not in journal:
                 journal.add(key, record(self._contender, question, params).as_json())
-            self.explain_one(question, Recording.from_json(journal[key]), params)
+            self.explain_one(question, RecordedPrompt.from_json(journal[key]), params)
             progress.advance()
 
-    def explain_one(self, question: Question, recording: Recording, params: SamplingParams) -> None:
+    def explain_one(self, question: Question, recording: RecordedPrompt, params: SamplingParams) -> None:
         """Look at one recorded prompt."""
         built, text = self._contender.built, finished_text(self._contender, question, recording, params)
         drafting = Drafting(

@@ -13,7 +13,7 @@ from outrider.lab.explain.costs import Clock
 from outrider.lab.explain.explain_result import Times
 from outrider.lab.explain.forecast import Mode, TextWalk, walk_of
 from outrider.lab.explain.labelled import Labelled
-from outrider.lab.explain.recorded import Recording
+from outrider.lab.explain.recorded import RecordedPrompt
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.replay.replay import sum_stats
 from outrider.lab.result import Interval
@@ -47,7 +47,7 @@ class Explained:
         has_rule = isinstance(settings, ConfidenceSettings) and settings.stop != "none"
         self.stop: ConfidenceSettings | None = settings if has_rule else None  # a stop rule at work
 
-    def add(self, text: Labelled, recording: Recording) -> None:
+    def add(self, text: Labelled, recording: RecordedPrompt) -> None:
         """One finished prompt."""
         self.texts.append(text)
         self.clock.add(recording.steps)

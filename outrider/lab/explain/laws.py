@@ -84,7 +84,7 @@ class Laws:
         return replace(self, p_soft=self.p_open, q=self.q_open) if self.filtered else self
 
 
-class Source(Protocol):
+class LogitsSource(Protocol):
     """The source of the draft's logits."""
 
     def chunks(self) -> list[int] | None:
@@ -112,7 +112,7 @@ def forced_laws(target: LM, drafter: Drafter, text: FinishedText) -> Iterator[La
         reader.close()
 
 
-def _source(target: LM, drafter: Drafter, text: FinishedText) -> Source | None:
+def _source(target: LM, drafter: Drafter, text: FinishedText) -> LogitsSource | None:
     model = drafter.model
     if model is not None:
         return _Viewer(model, text) if isinstance(model.kv, KVView) else _Reader(model, text, target.shape.vocab_size)

@@ -24,7 +24,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedPrompt:
     """One prompt's run."""
 
     output: list[int]
@@ -37,7 +37,7 @@ class Recording:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Recording:
+    def from_json(cls, data: dict[str, Any]) -> RecordedPrompt:
         return cls(**{**data, "steps": [Step(**step) for step in data["steps"]]})
 
     @property
@@ -49,14 +49,14 @@ class Recording:
         return stats
 
 
-def record(contender: Contender, question: Question, params: SamplingParams) -> Recording:
+def record(contender: Contender, question: Question, params: SamplingParams) -> RecordedPrompt:
     """Decode one prompt."""
     trace = contender.run([list(question.tokens)], params)[0]
     done = trace.completion
-    return Recording(list(done.token_ids), list(done.origins), trace.steps, done.seed, trace.other_cpu)
+    return RecordedPrompt(list(done.token_ids), list(done.origins), trace.steps, done.seed, trace.other_cpu)
 
 
-def finished_text(contender: Contender, question: Question, recording: Recording, params: SamplingParams) -> FinishedText:
+def finished_text(contender: Contender, question: Question, recording: RecordedPrompt, params: SamplingParams) -> FinishedText:
     """What was said, and how."""
     return FinishedText(
         prompt=list(question.tokens), output=recording.output, params=params,

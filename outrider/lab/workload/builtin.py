@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ConfigError, did_you_mean
-from outrider.lab.workload.files import Source, Wanted
+from outrider.lab.workload.files import RequestFile, Wanted
 from outrider.lab.workload.formats.fields import Fields, Turns
 
 EMBEDDED = Path(__file__).parent / "embedded"
@@ -106,7 +106,7 @@ BUILTIN = {
 class Located:
     """The location of the prompts of a name."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[RequestFile, ...]
     note: str
 
 
@@ -125,7 +125,7 @@ def locate(name: str, data: Path | None, turns: Turns) -> Located:
         missing = f"{name}: no {files.names[0]} found, so a small embedded set stands in: too small for claims about {name}"
         remedy = f"get it from {builtin.home}, name its folder with --set data=FOLDER or $OUTRIDER_DATA"
         return Located(_embedded(name, files, turns), f"{missing}; {remedy}")
-    source = Source(path, name, turns=turns, wanted=_wanted(files))
+    source = RequestFile(path, name, turns=turns, wanted=_wanted(files))
     return Located((source,), f"{name}: {found_as}")
 
 
@@ -164,8 +164,8 @@ def _usual_folders() -> list[Path]:
     return [Path(os.path.expanduser(folder)) for folder in (named, Path(cache) / "data") if folder]
 
 
-def _embedded(name: str, files: Files, turns: Turns) -> tuple[Source, ...]:
-    return tuple(Source(EMBEDDED / f"{kind}.jsonl", name, turns=turns) for kind in files.embedded)
+def _embedded(name: str, files: Files, turns: Turns) -> tuple[RequestFile, ...]:
+    return tuple(RequestFile(EMBEDDED / f"{kind}.jsonl", name, turns=turns) for kind in files.embedded)
 
 
 def _wanted(files: Files) -> Wanted | None:

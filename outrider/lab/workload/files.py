@@ -38,7 +38,7 @@ PACKED = {
 Wanted = Callable[[Fields], bool]
 
 
-class Source:
+class RequestFile:
     """Requests of one file. `requests` reads it once; `is_text` is known from then on."""
 
     def __init__(self, path: Path, name: str, *, turns: Turns = "first", wanted: Wanted | None = None) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from outrider.errors import ConfigError, did_you_mean
 from outrider.lab.workload.bad import BadLines, OnBad
 from outrider.lab.workload.builtin import BUILTIN, Located, is_builtin, locate
-from outrider.lab.workload.files import Source
+from outrider.lab.workload.files import RequestFile
 from outrider.lab.workload.formats.fields import Turns
 from outrider.lab.workload.types import Request, Workload
 
@@ -106,7 +106,7 @@ def _locate(name: str, data: Path | None, turns: Turns) -> Located:
         raise ConfigError(f"unknown workload '{name}', and no file of this name.{did_you_mean(name, BUILTIN)}")
     if path.is_dir():
         raise ConfigError(f"the workload '{name}' is a folder; give a file, or a name with this folder as the data folder")
-    return Located((Source(path, path.name, turns=turns),), name)
+    return Located((RequestFile(path, path.name, turns=turns),), name)
 
 
 def _path(name: str) -> Path:

@@ -120,7 +120,7 @@ FORMS = {  # by the format's name
 }  # fmt: skip
 
 
-class Parts(NamedTuple):
+class BlockParts(NamedTuple):
     """Weights (out, in) taken apart."""
 
     codes: Tensor  # (out, in) uint8
@@ -141,7 +141,7 @@ def panels_of(blocks: Tensor, kind: GGMLQuantizationType) -> Tensor:
     return torch.cat([_to_panels(_take_apart(rows, kind), form) for rows in blocks.split(ROWS_AT_ONCE)])
 
 
-def pack_parts(parts: Parts, form: Form) -> Tensor:
+def pack_parts(parts: BlockParts, form: Form) -> Tensor:
     """Panels of weights that are given as codes and scales, in whole groups of inputs."""
     cut = [[None] * -(-len(parts.codes) // ROWS_AT_ONCE) if part is None else part.split(ROWS_AT_ONCE) for part in parts]
     return torch.cat([_to_panels(_each_part(rows, lambda part: part), form) for rows in zip(*cut, strict=True)])
@@ -172,17 +172,17 @@ def _each(factors: Tensor, form: Form) -> Tensor:
 # ---------------------------------------------------------------- as a file has them
 
 
-def _take_apart(rows: Tensor, kind: GGMLQuantizationType) -> Parts:
+def _take_apart(rows: Tensor, kind: GGMLQuantizationType) -> BlockParts:
     _, size = library.GGML_QUANT_SIZES[kind]
     blocks = rows.reshape(rows.shape[0], -1, size)  # (out, blocks, bytes)
     return _each_part(_TAKE[kind.name](blocks), lambda part: part.reshape(rows.shape[0], -1).contiguous())
 
 
-def _each_part(parts: Sequence[Tensor | None], change: Callable[[Tensor], Tensor]) -> Parts:
+def _each_part(parts: Sequence[Tensor | None], change: Callable[[Tensor], Tensor]) -> BlockParts:
     codes, scales, *others = parts
     assert codes is not None
     assert scales is not None
-    return Parts(change(codes), change(scales), *(None if part is None else change(part) for part in others))
+    return BlockParts(change(codes), change(scales), *(None if part is None else change(part) for part in others))
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
@@ -286,7 +286,7 @@ _TAKE = {
 # ---------------------------------------------------------------- as the kernel reads them
 
 
-def _to_panels(parts: Parts, form: Form) -> Tensor:
+def _to_panels(parts: BlockParts, form: Form) -> Tensor:
     parts = _each_part(parts, _padded)
     panels, groups = parts.codes.shape[0] // WIDTH, parts.codes.shape[1] // form.group
     blocks = form.group // BLOCK
@@ -310,7 +310,7 @@ def _to_panels(parts: Parts, form: Form) -> Tensor:
     return torch.cat([*beside, torch.cat(within, dim=3).flatten(2)], dim=2).view(panels, -1)
 
 
-def _from_panels(panels: Tensor, form: Form) -> Parts:
+def _from_panels(panels: Tensor, form: Form) -> BlockParts:
     """The opposite."""
     count, size = panels.shape[0], form.factor_bytes + form.group // BLOCK * form.block_bytes
     grouped = panels.view(count, -1, size)
@@ -342,7 +342,7 @@ def _from_panels(panels: Tensor, form: Form) -> Parts:
             )
     whole = codes.permute(0, 4, 5, 1, 2, 3, 6).reshape(count * WIDTH, -1)
     whole = _swapped(whole) if form.is_float else whole
-    return Parts(whole, scales, zeros[0] if zeros else None, *[*steps, None, None][:2])
+    return BlockParts(whole, scales, zeros[0] if zeros else None, *[*steps, None, None][:2])
 
 
 def _swapped(codes: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from outrider.models.gguf.formats import WIDTH, Form, values_of
 from outrider.models.linear.kernel import KernelLayer
 
 
-class Blocks(nn.Module):
+class WeightPanels(nn.Module):
     """Weights (out, in) in panels. Without gradients."""
 
     panels: Tensor  # ([experts,] ceil(out / 32), bytes of a panel) uint8
@@ -43,7 +43,7 @@ class Blocks(nn.Module):
         return f"{self.outputs}, {self.inputs}, {self.form.bits} bits"
 
 
-class BlockLinear(Blocks, KernelLayer):
+class BlockLinear(WeightPanels, KernelLayer):
     """Drop-in for `nn.Linear`, and for GPT-2's transposed `Conv1D`."""
 
     bias: Tensor | None
@@ -61,7 +61,7 @@ class BlockLinear(Blocks, KernelLayer):
         return F.linear(x, self.weight.to(x.dtype), self.bias)
 
 
-class BlockEmbedding(Blocks, KernelLayer):
+class BlockEmbedding(WeightPanels, KernelLayer):
     """Drop-in for `nn.Embedding`; `scale` multiplies what is looked up, as Gemma's class does."""
 
     scale: Tensor | None
@@ -87,7 +87,7 @@ class BlockEmbedding(Blocks, KernelLayer):
         return found.to(self.dtype).view(*tokens.shape, self.inputs)
 
 
-class BlockExperts(Blocks):
+class BlockExperts(WeightPanels):
     """Weights of a linear layer of several experts, in place of the parameter that transformers' code takes one expert's from."""
 
     def __init__(
@@ -122,6 +122,6 @@ def runs_on_kernels(module: nn.Module) -> bool:
     return all(layer.kernel is not None for layer in block_layers(module) if isinstance(layer, KernelLayer))
 
 
-def block_layers(module: nn.Module) -> Iterator[Blocks]:
+def block_layers(module: nn.Module) -> Iterator[WeightPanels]:
     """All layers of a module that keep their blocks."""
-    return (part for part in module.modules() if isinstance(part, Blocks))
+    return (part for part in module.modules() if isinstance(part, WeightPanels))

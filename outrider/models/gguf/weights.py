@@ -32,7 +32,7 @@ from outrider.models.gguf.linear import (
     BlockEmbedding,
     BlockExperts,
     BlockLinear,
-    Blocks,
+    WeightPanels,
     block_layers,
     put_experts,
     runs_on_kernels,
@@ -44,7 +44,7 @@ USED_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors
 
 
 @dataclass(frozen=True)
-class Place:
+class StoredTensor:
     """The tensors of a file that something was made of, one beside the other. `order`: which stored row each output is."""
 
     tensors: tuple[str, ...]
@@ -170,7 +170,7 @@ class _Loading:
     dtype: torch.dtype
     stay: Collection[str]  # names of tensors that keep their blocks, where the module can
     kept: list[tuple[tuple[TensorInfo, ...], str, np.ndarray]] = field(default_factory=list)  # in blocks: place, order of outputs
-    places: dict[str, Place] = field(default_factory=dict)  # by layer in blocks, or parameter
+    places: dict[str, StoredTensor] = field(default_factory=dict)  # by layer in blocks, or parameter
 
     def run(self) -> None:
         processors = transformers.modeling_gguf_pytorch_utils
@@ -254,14 +254,14 @@ class _Loading:
         order = own.order(values.shape[1])
         values = values if order is SAME else values[:, torch.from_numpy(order)]
         self._put(own.place, values.transpose(1, 2).contiguous() if own.is_transposed else values)
-        self.places[own.place] = Place(own.tensors, order)
+        self.places[own.place] = StoredTensor(own.tensors, order)
 
     def _make_blocks(self) -> None:
         """The layers of `kept`."""
         found = panels_in([(tensors, order) for tensors, _, order in self.kept])
         for (tensors, place, order), panels in zip(self.kept, found, strict=True):
             self._put_blocks(tensors, place, panels)
-            self.places[place] = Place(tuple(tensor.name for tensor in tensors), order)
+            self.places[place] = StoredTensor(tuple(tensor.name for tensor in tensors), order)
 
     def _put_blocks(self, tensors: Sequence[TensorInfo], place: str, panels: Tensor) -> None:
         form, inputs = FORMS[tensors[0].kind.name], tensors[0].shape[-1]
@@ -273,7 +273,7 @@ class _Loading:
             put_experts(part, name, experts)
             return
         layer = self.module.get_submodule(place)
-        made: Blocks
+        made: WeightPanels
         if isinstance(layer, nn.Embedding):
             made = BlockEmbedding(panels, form, outputs, inputs, self.dtype, getattr(layer, "embed_scale", None))
         else:
@@ -288,7 +288,7 @@ class _Loading:
         if result.name not in places:
             return False
         self._put(places[result.name], torch.from_numpy(np.array(result.weights)))
-        self.places[places[result.name]] = Place((tensor.name,), SAME)
+        self.places[places[result.name]] = StoredTensor((tensor.name,), SAME)
         return True
 
     def _put(self, place: str, values: Tensor) -> None:
@@ -312,7 +312,7 @@ class _Loading:
     def _tie(self) -> None:
         """An output layer that the file has not is the table of embeddings."""
         table, output = self.module.get_input_embeddings(), self.module.get_output_embeddings()
-        if isinstance(output, Blocks) or output is None or not output.weight.is_meta:
+        if isinstance(output, WeightPanels) or output is None or not output.weight.is_meta:
             return
         if not getattr(self.config.get_text_config(), "tie_word_embeddings", False):
             return

@@ -47,7 +47,7 @@ class AcceptanceConfig:
 
 
 @dataclass(frozen=True)
-class Places:
+class DraftPositions:
     """What is known where tokens may be drafted, of any leading shape (...)."""
 
     law: Tensor  # (..., V) fp32, the draft's
@@ -57,7 +57,7 @@ class Places:
     first: Tensor  # (...) bool: it was not drafted, so that this probability says nothing
 
     @classmethod
-    def of(cls, law: Tensor, previous: Tensor, before: Tensor, first: Tensor) -> Places:
+    def of(cls, law: Tensor, previous: Tensor, before: Tensor, first: Tensor) -> DraftPositions:
         law = law.float()
         top = law.topk(min(NUM_TOP, law.shape[-1]), dim=-1).values
         top = F.pad(top, (0, NUM_TOP - top.shape[-1]))
@@ -79,7 +79,7 @@ class AcceptanceHead(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(config.hidden_size, config.hidden_size) for _ in range(config.num_layers))
         self.leave = nn.Linear(config.hidden_size, 1)
 
-    def forward(self, places: Places, greedy: Tensor, drawn: Tensor | None = None) -> Tensor:
+    def forward(self, places: DraftPositions, greedy: Tensor, drawn: Tensor | None = None) -> Tensor:
         """Greedy rows (...) bool, tokens (...) int64 drawn there, None before the draw -> logits of acceptance (...)."""
         known = law_features(places, greedy, drawn)
         if self.tokens is not None:
@@ -95,7 +95,7 @@ class AcceptanceHead(nn.Module):
         """`sampling.confidence.Predict` for rows of which `greedy` (B,) bool says how they choose."""
         first = torch.full(law.shape[:-1], before is None, device=law.device)
         known = torch.ones_like(law[..., 0]) if before is None else before
-        return torch.sigmoid(self(Places.of(law, previous, known, first), greedy, drawn))
+        return torch.sigmoid(self(DraftPositions.of(law, previous, known, first), greedy, drawn))
 
     def save(self, folder: Path) -> None:
         """Raises OSError when the disk is full."""
@@ -122,7 +122,7 @@ class AcceptanceHead(nn.Module):
         return head.eval().requires_grad_(False)
 
 
-def law_features(places: Places, greedy: Tensor, drawn: Tensor | None = None) -> Tensor:
+def law_features(places: DraftPositions, greedy: Tensor, drawn: Tensor | None = None) -> Tensor:
     """Greedy rows (...) bool; tokens drawn (...) int64, None before the draw -> (..., NUM_FEATURES) fp32."""
     before = torch.where(places.first, torch.ones_like(places.before), places.before)
     known = torch.ones_like(before) if drawn is None else places.law.gather(-1, drawn[..., None])[..., 0]
@@ -133,7 +133,7 @@ def law_features(places: Places, greedy: Tensor, drawn: Tensor | None = None) ->
     return torch.cat([places.looks, torch.stack(single, dim=-1)], dim=-1)
 
 
-def _meanings(table: Tensor, places: Places, drawn: Tensor | None) -> Tensor:
+def _meanings(table: Tensor, places: DraftPositions, drawn: Tensor | None) -> Tensor:
     """(..., 2 token_size): of the token before, and of the token drawn or the mean over what may be drawn. A target's padded
     vocabulary may be wider than the draft's, or narrower."""
     last, width = len(table) - 1, min(len(table), places.law.shape[-1])

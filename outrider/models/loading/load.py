@@ -37,7 +37,7 @@ from outrider.models.loading.older_code import hand_over
 from outrider.models.loading.own_code import refuse_untrusted
 from outrider.models.loading.unsupported import OwnCacheNeededError, refuse_other_caches
 from outrider.models.probes.pass_limits import find_pass_limits
-from outrider.models.probes.probe import Seen, check_against_plain, find_layers
+from outrider.models.probes.probe import AttentionCall, check_against_plain, find_layers
 from outrider.models.quantised.checkpoint import is_widened, quantisation_of, to_one_dtype, widen_on_cpu
 from outrider.models.quantised.load import quantised_module
 from outrider.models.quantised.scheme import scheme_of
@@ -308,7 +308,7 @@ def _on_our_cache(module: Any, name: str, dtype: torch.dtype, device: torch.devi
     return lm
 
 
-def _shape_of(module: Any, layers: Sequence[Seen]) -> LMShape:
+def _shape_of(module: Any, layers: Sequence[AttentionCall]) -> LMShape:
     """`layers`: what our attention saw of them; none for a model on transformers' own cache, which knows shapes and windows."""
     config = module.config.get_text_config()
     return LMShape(
@@ -350,7 +350,7 @@ def _eos_ids(source: Any, vocab_size: int) -> frozenset[int]:
     return frozenset(token for token in ids if 0 <= token < vocab_size)
 
 
-def _reaches(config: Any, layers: Sequence[Seen]) -> list[int]:
+def _reaches(config: Any, layers: Sequence[AttentionCall]) -> list[int]:
     """Numbers of tokens beyond which our attention makes another model of it. A window or chunk that is in transformers' mask
     alone (Phi MoE, Qwen2 MoE with windows, Llama 4) hides nothing from ours; and Llama 4 scales queries by a position that
     it counts from the first token of the pass."""

@@ -26,7 +26,7 @@ from outrider.models.gguf.weights import panels_in, plain_values
 from outrider.models.loading import tensor_text
 from outrider.models.loading.made_tensors import keep_tensors, kept_tensors
 from outrider.models.loading.memory import weight_files
-from outrider.models.quantised.places import WEIGHT, Places
+from outrider.models.quantised.places import WEIGHT, TensorTargets
 
 FEW = 4096  # numbers that are kept where no file has them
 
@@ -128,7 +128,7 @@ class _Origins:
         if own in self._names:
             return [own]
         if not self._renamed:
-            places = Places(self._module)
+            places = TensorTargets(self._module)
             self._renamed = {places.of(name): [name] for name in self._names}
             merged = places.merged(name.removesuffix(WEIGHT) for name in self._names if name.endswith(WEIGHT))
             self._renamed |= {target: [part.path + WEIGHT for part in parts] for target, parts in merged.items()}

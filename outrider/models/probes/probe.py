@@ -32,7 +32,7 @@ from outrider.models.signals import AFTER_NORM
 SHAPES = "outrider-shapes"
 
 
-class Seen(NamedTuple):
+class AttentionCall(NamedTuple):
     """What the attention of one layer was called with."""
 
     kind: AttentionKind
@@ -40,19 +40,19 @@ class Seen(NamedTuple):
 
 
 def _record_layer(
-    seen: dict[int, Seen], module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    seen: dict[int, AttentionCall], module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
     s_aux: Tensor | None = None, alibi_slopes: Tensor | None = None, **unused: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
     kind = AttentionKind(query.shape[1], shape, softcap, s_aux is not None, alibi_slopes is not None)
-    seen[module.layer_idx] = Seen(kind, sliding_window)
+    seen[module.layer_idx] = AttentionCall(kind, sliding_window)
     grouped = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
     return out.transpose(1, 2).contiguous(), None
 
 
-def find_layers(module: Any, num_layers: int) -> tuple[Seen, ...]:
+def find_layers(module: Any, num_layers: int) -> tuple[AttentionCall, ...]:
     """What is seen of every layer in one pass. Raises OwnCacheNeededError when a layer shows nothing."""
     seen = see_layers(module)
     if silent := [layer for layer in range(num_layers) if layer not in seen]:
@@ -60,9 +60,9 @@ def find_layers(module: Any, num_layers: int) -> tuple[Seen, ...]:
     return tuple(seen[layer] for layer in range(num_layers))
 
 
-def see_layers(module: Any) -> dict[int, Seen]:
+def see_layers(module: Any) -> dict[int, AttentionCall]:
     """What is seen, by their numbers, of the layers that call our attention in one pass over two tokens."""
-    seen: dict[int, Seen] = {}
+    seen: dict[int, AttentionCall] = {}
     make_known(SHAPES, partial(_record_layer, seen))
     ids = torch.zeros(1, 2, dtype=torch.int64, device=next(module.parameters()).device)
     positions = torch.arange(2, device=ids.device)[None]

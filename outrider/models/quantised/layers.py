@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.huge_pages import on_huge_pages
-from outrider.models.gguf.formats import BLOCK, Q4, Q8, Form, Parts, own_form, pack_parts, zero_form
+from outrider.models.gguf.formats import BLOCK, Q4, Q8, BlockParts, Form, own_form, pack_parts, zero_form
 from outrider.models.gguf.linear import BlockExperts, BlockLinear
 from outrider.models.linear.panel import WIDTH
 from outrider.models.quantised.floats import SmallFloats
@@ -110,10 +110,10 @@ def panels_of(found: Codes | SmallFloats) -> tuple[Tensor, Form] | None:
     is_symmetric = bool((found.zeros == 1 << found.bits - 1).all())
     if is_symmetric and halves is not None:
         form = replace(Q4 if found.bits == 4 else Q8, group=group)
-        return pack_parts(Parts(codes, halves, None, None, None), form), form
+        return pack_parts(BlockParts(codes, halves, None, None, None), form), form
     if is_symmetric and brains is not None:
         form = own_form(found.bits, group)
-        return pack_parts(Parts(codes, brains, torch.zeros_like(brains) if form.has_zero else None, None, None), form), form
+        return pack_parts(BlockParts(codes, brains, torch.zeros_like(brains) if form.has_zero else None, None, None), form), form
     factors = halves if halves is not None else brains
     if factors is None:
         return None
@@ -122,7 +122,7 @@ def panels_of(found: Codes | SmallFloats) -> tuple[Tensor, Form] | None:
     if int(shifts.max()) > MAX_SHIFTED:
         return None
     shifts = shifts.to(torch.int8).repeat_interleave(group // BLOCK, dim=1)
-    return pack_parts(Parts(codes, factors, factors, torch.ones_like(shifts), shifts), form), form
+    return pack_parts(BlockParts(codes, factors, factors, torch.ones_like(shifts), shifts), form), form
 
 
 def _float_panels(found: SmallFloats) -> tuple[Tensor, Form] | None:
@@ -130,7 +130,7 @@ def _float_panels(found: SmallFloats) -> tuple[Tensor, Form] | None:
     if group % BLOCK or inputs % INPUTS_AT_ONCE:
         return None
     codes = F.pad(found.codes, (0, found.scales.shape[1] * group - inputs))
-    return pack_parts(Parts(codes, found.scales, None, None, None), found.form), found.form
+    return pack_parts(BlockParts(codes, found.scales, None, None, None), found.form), found.form
 
 
 def _exactly(scales: Tensor, dtype: torch.dtype) -> Tensor | None:

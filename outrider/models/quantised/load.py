@@ -21,7 +21,7 @@ from outrider.models.loading.memory import weight_files
 from outrider.models.quantised.floats import SmallFloats, mxfp4
 from outrider.models.quantised.formats import Codes, MalformedError
 from outrider.models.quantised.layers import experts_of, joined, layer_of
-from outrider.models.quantised.places import WEIGHT, Part, Places
+from outrider.models.quantised.places import WEIGHT, ExpertPart, TensorTargets
 from outrider.models.quantised.scheme import KNOWN, Scheme
 
 WIDENED = "widened_layers"  # attribute of a module: how many of its layers no layout of integers holds exactly
@@ -95,7 +95,7 @@ class _Loading:
 
     def __init__(self, name: str, module: Any, scheme: Scheme, tensors: _Tensors) -> None:
         self._name, self._module, self._scheme, self._tensors = name, module, scheme, tensors
-        self._places = Places(module)
+        self._places = TensorTargets(module)
 
     def run(self, dtype: torch.dtype) -> None:
         main, widened = f".{self._scheme.main}", 0
@@ -149,7 +149,7 @@ class _Loading:
         except MalformedError as error:
             raise CheckpointError(f"'{self._name}': layer '{path}' cannot be read: {error}.") from error
 
-    def _experts(self, target: str, parts: list[Part], dtype: torch.dtype, *, in_codes: bool) -> bool:
+    def _experts(self, target: str, parts: list[ExpertPart], dtype: torch.dtype, *, in_codes: bool) -> bool:
         """Put the layers of several experts to their place, which is one parameter; whether they were widened."""
         experts = len({part.expert for part in parts})
         if in_codes:

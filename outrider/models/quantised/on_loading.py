@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from outrider.errors import CapabilityError
 from outrider.huge_pages import on_huge_pages
 from outrider.lazy import transformers
-from outrider.models.gguf.formats import BLOCK, Q4_ZERO, Q8, ROWS_AT_ONCE, WIDTH, Form, Parts, pack_parts
+from outrider.models.gguf.formats import BLOCK, Q4_ZERO, Q8, ROWS_AT_ONCE, WIDTH, BlockParts, Form, pack_parts
 from outrider.models.gguf.linear import BlockLinear
 from outrider.models.linear.panel import is_plain, is_transposed, output_major
 from outrider.models.linear.rounding import eight_bits, four_bits
@@ -26,7 +26,7 @@ ROUTERS = ("gate", "router", "shared_expert_gate")  # names of layers that choos
 
 
 @dataclass(frozen=True)
-class Place:
+class LayerToRound:
     """A layer to be rounded."""
 
     parent: nn.Module
@@ -86,16 +86,16 @@ def quantise_linears(module: Any, bits: int, label: str) -> Rounded:
     return Rounded(bits, sum(isinstance(part, BlockLinear) for part in module.modules()), left)
 
 
-def places_of(module: Any, bits: int) -> tuple[list[Place], int]:
+def places_of(module: Any, bits: int) -> tuple[list[LayerToRound], int]:
     """The layers to be rounded, and how many others stay because no block holds them."""
-    output, places, left = module.get_output_embeddings(), list[Place](), 0
+    output, places, left = module.get_output_embeddings(), list[LayerToRound](), 0
     for parent in module.modules():
         left += any(parameter.dim() > 2 for parameter in parent.parameters(recurse=False))  # of several experts
         for name, layer in parent.named_children():
             if not (isinstance(layer, nn.Linear) or is_transposed(layer)) or name in ROUTERS:
                 continue
             form = Q8 if bits == 8 or layer is output else Q4_ZERO
-            place = Place(parent, name, layer, form)
+            place = LayerToRound(parent, name, layer, form)
             if is_plain(layer) and place.shape[1] % BLOCK == 0:
                 places.append(place)
             else:
@@ -116,21 +116,21 @@ def rounded_bytes(config: Any, dtype: torch.dtype, bits: int) -> tuple[int, int]
     return freed, sum(place.num_bytes for place in places)
 
 
-def rounded_parts(weight: Tensor, form: Form) -> Parts:
+def rounded_parts(weight: Tensor, form: Form) -> BlockParts:
     """Weights (out, in) as codes and factors of this form, which shares a scale among 32 inputs."""
     blocks = weight.float().reshape(-1, form.group)
     if form.bits == 4:
         codes, scales, zeros = four_bits(blocks, form.group, middle=form.middle, factors=form.factors)
-        return Parts(codes.view(weight.shape), _by_row(scales, weight), _by_row(zeros, weight), None, None)
+        return BlockParts(codes.view(weight.shape), _by_row(scales, weight), _by_row(zeros, weight), None, None)
     codes, scales = eight_bits(blocks, factors=form.factors)
     raised = (codes.to(torch.int16) + form.middle).to(torch.uint8)
-    return Parts(raised.view(weight.shape), _by_row(scales, weight), None, None, None)
+    return BlockParts(raised.view(weight.shape), _by_row(scales, weight), None, None, None)
 
 
 def _by_row(factors: Tensor, weight: Tensor) -> Tensor:
     return factors.reshape(weight.shape[0], -1)
 
 
-def _panels(place: Place) -> Tensor:
+def _panels(place: LayerToRound) -> Tensor:
     rows: Iterator[Tensor] = iter(output_major(place.layer).split(ROWS_AT_ONCE))
     return torch.cat([pack_parts(rounded_parts(some, place.form), place.form) for some in rows])

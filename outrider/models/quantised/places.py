@@ -14,7 +14,7 @@ WEIGHT = ".weight"
 
 
 @dataclass(frozen=True, order=True)
-class Part:
+class ExpertPart:
     """One expert's layer among those that make up a parameter."""
 
     expert: int
@@ -22,7 +22,7 @@ class Part:
     path: str
 
 
-class Places:
+class TensorTargets:
     """The places of one model's tensors."""
 
     def __init__(self, module: Any) -> None:
@@ -43,9 +43,9 @@ class Places:
         """The name of a tensor in the module."""
         return str(self._find(name, self._renamings, [])[0])
 
-    def merged(self, paths: Iterable[str]) -> dict[str, list[Part]]:
+    def merged(self, paths: Iterable[str]) -> dict[str, list[ExpertPart]]:
         """Parameters that several layers make up, and these in order."""
-        found: dict[str, list[Part]] = {}
+        found: dict[str, list[ExpertPart]] = {}
         for path in paths:
             target, pattern = self._find(path + WEIGHT, self._renamings, self._converters)
             converter = next((one for one in self._converters if pattern in one.source_patterns), None)
@@ -54,7 +54,7 @@ class Places:
             renamed = self.of(path + WEIGHT)
             expert = re.search(re.escape(pattern).replace(r"\*", r"(\d+)"), renamed)
             assert expert is not None, f"'{renamed}' is no '{pattern}'"
-            found.setdefault(target, []).append(Part(int(expert[1]), converter.source_patterns.index(pattern), path))
+            found.setdefault(target, []).append(ExpertPart(int(expert[1]), converter.source_patterns.index(pattern), path))
         return {target: sorted(parts) for target, parts in found.items()}
 
 

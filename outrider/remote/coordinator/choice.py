@@ -17,7 +17,7 @@ BEGINNING = 256  # tokens of a prompt that are looked at: conversations with one
 
 
 @dataclass(frozen=True)
-class Load:
+class ReplicaLoad:
     """What a replica has to do, and what it can do at the same time."""
 
     requests: int
@@ -43,7 +43,7 @@ def order(beginning: bytes, names: Sequence[str]) -> list[str]:
     return sorted(names, key=weight, reverse=True)
 
 
-def choose(beginning: bytes, loads: Mapping[str, Load]) -> str:
+def choose(beginning: bytes, loads: Mapping[str, ReplicaLoad]) -> str:
     """The replica that takes the next request. There must be one."""
     total = sum(load.requests for load in loads.values()) + 1
     capacity = sum(max(1, load.capacity) for load in loads.values())

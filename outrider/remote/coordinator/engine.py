@@ -22,7 +22,7 @@ from outrider.engine.request import Listener, Request, Update
 from outrider.errors import ConfigError, QueueFullError, RequestError, UnavailableError
 from outrider.models.loading.generation_config import SamplingDefaults
 from outrider.remote.coordinator.fleet import Fleet
-from outrider.remote.coordinator.journey import Journey, Limits
+from outrider.remote.coordinator.journey import Journey, RetryLimits
 from outrider.sampling.params import SamplingParams
 
 Result = TypeVar("Result")
@@ -61,7 +61,7 @@ class RemoteEngine:
     """An engine whose work target services do. Some replica of `fleet` must have been admitted."""
 
     def __init__(
-        self, fleet: Fleet, tokenizer: Any, carriage: Carriage, observer: Observer, limits: Limits, *, max_queue: int,
+        self, fleet: Fleet, tokenizer: Any, carriage: Carriage, observer: Observer, limits: RetryLimits, *, max_queue: int,
         headers: Callable[[], Mapping[str, str]] = dict, emitted: Callable[[int], None] = lambda tokens: None,
     ) -> None:  # fmt: skip
         """`max_queue`: requests that may wait for a replica; `headers`: of the present trace; `emitted`: counts tokens."""

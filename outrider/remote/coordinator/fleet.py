@@ -15,7 +15,7 @@ from typing import Any
 
 from outrider.errors import CapabilityError, UnavailableError
 from outrider.remote.coordinator.choice import choose
-from outrider.remote.coordinator.replica import Patience, Replica
+from outrider.remote.coordinator.replica import Replica, Timeouts
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import check_model, check_protocol, check_tokenizer
 from outrider.remote.protocol import PROTOCOL, messages
@@ -24,7 +24,7 @@ from outrider.version import __version__
 
 
 @dataclass(frozen=True, kw_only=True)
-class Needs:
+class ReplicaNeeds:
     """What a replica must have to take a request."""
 
     length: int  # tokens, prompt and longest answer
@@ -56,7 +56,7 @@ class Fleet:
 
     def __init__(
         self, name: str, endpoints: Sequence[Endpoint], security: ClientSecurity, identity: messages.ModelIdentity,
-        patience: Patience, *, instance: str, hold_s: float,
+        patience: Timeouts, *, instance: str, hold_s: float,
     ) -> None:  # fmt: skip
         """`identity`: of the tokenizer here; `hold_s`: how long the measure outlives the last replica that met it."""
         self.name = name
@@ -100,7 +100,7 @@ class Fleet:
         """Why nobody answers, in a line."""
         return "; ".join(f"{one.name} is {one.standing}{f' ({one.reason})' if one.reason else ''}" for one in self.replicas)
 
-    async def choose(self, beginning: bytes, needs: Needs, full: Collection[Replica], until_s: float) -> Replica | None:
+    async def choose(self, beginning: bytes, needs: ReplicaNeeds, full: Collection[Replica], until_s: float) -> Replica | None:
         """The replica that takes a request, counted as in flight there. None: only `full` ones could.
 
         Raises CapabilityError when those that answer cannot, UnavailableError when nobody answers until `until_s` (monotonic).

@@ -27,7 +27,7 @@ from outrider.errors import (
     UnavailableError,
 )
 from outrider.remote.coordinator.choice import beginning_of
-from outrider.remote.coordinator.fleet import Fleet, Needs
+from outrider.remote.coordinator.fleet import Fleet, ReplicaNeeds
 from outrider.remote.coordinator.replica import Replica
 from outrider.remote.coordinator.tally import Tally, total
 from outrider.remote.protocol import messages
@@ -45,7 +45,7 @@ FULL_BREAK_S = 1.0  # before full replicas are asked again for a request that ha
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class RetryLimits:
     """How much is tried for one request."""
 
     max_retries: int = 3  # replicas that it may lose
@@ -64,7 +64,7 @@ class Journey:
     """One request on its way over replicas. Lives in the coordinator's event loop."""
 
     def __init__(
-        self, request: Request, listener: Listener, fleet: Fleet, observer: Observer, limits: Limits, *,
+        self, request: Request, listener: Listener, fleet: Fleet, observer: Observer, limits: RetryLimits, *,
         seed: int, params: SamplingParams, headers: tuple[tuple[str, str], ...], rest_of: Callable[[list[int], str], str],
     ) -> None:  # fmt: skip
         """`params`: the request's with a length; `headers`: of its trace; `rest_of`: text of tokens that was not shown yet."""
@@ -73,7 +73,7 @@ class Journey:
         self.retries = self._losses = 0  # how often it went on; how often it lost its replica
         self._listener, self._observer, self._limits = listener, observer, limits
         self._seed, self._params, self._headers, self._rest_of = seed, params, headers, rest_of
-        self._needs = Needs(
+        self._needs = ReplicaNeeds(
             length=len(request.prompt) + (params.max_tokens or 0), drafter=request.speculation.drafter,
             lossy=request.speculation.lossy,
         )  # fmt: skip

@@ -18,7 +18,7 @@ import grpc
 from grpc import aio
 
 from outrider.errors import CapabilityError
-from outrider.remote.coordinator.choice import Load
+from outrider.remote.coordinator.choice import ReplicaLoad
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.protocol import messages, stubs
 from outrider.remote.security import ClientSecurity
@@ -33,7 +33,7 @@ NEVER = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED, grpc.St
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class Timeouts:
     """How long is waited for what."""
 
     watch_interval_s: float = 1.0
@@ -43,7 +43,7 @@ class Patience:
 
 
 @dataclass(eq=False)
-class Stream:
+class RunningCall:
     """One running call, as the replica's watcher sees it."""
 
     call: Any
@@ -57,7 +57,7 @@ class Replica:
     """
 
     def __init__(
-        self, endpoint: Endpoint, security: ClientSecurity, hello: messages.Hello, patience: Patience,
+        self, endpoint: Endpoint, security: ClientSecurity, hello: messages.Hello, patience: Timeouts,
         admit: Callable[[Replica, messages.Welcome], None], changed: Callable[[], None],
     ) -> None:  # fmt: skip
         """`admit` raises CapabilityError for a service that may not answer here; `changed` is called with every new standing."""
@@ -74,7 +74,7 @@ class Replica:
         self._admit, self._changed = admit, changed
         self._channel = security.channel(endpoint)
         self._stub = stubs.TargetServiceStub(self._channel)
-        self._streams: set[Stream] = set()
+        self._streams: set[RunningCall] = set()
         self._watching: Any = None
         self._pause_s = SHORTEST_BREAK_S
         self._told: str | None = None  # the trouble that the log has
@@ -85,11 +85,11 @@ class Replica:
         return self.standing == "ready"
 
     @property
-    def load(self) -> Load:
+    def load(self) -> ReplicaLoad:
         """The replica's load: our requests, and those of others by its own report."""
         state, terms = self.state, self.terms
         theirs = state.running + state.waiting + state.prefilling
-        return Load(max(self.in_flight, theirs), terms.max_running if terms is not None else 1)
+        return ReplicaLoad(max(self.in_flight, theirs), terms.max_running if terms is not None else 1)
 
     def report(self) -> dict[str, Any]:
         """For /health."""
@@ -186,14 +186,14 @@ class Replica:
 
     # ---------------------------------------------------------------- requests
 
-    def generate(self, message: messages.GenerateRequest, headers: tuple[tuple[str, str], ...]) -> Stream:
+    def generate(self, message: messages.GenerateRequest, headers: tuple[tuple[str, str], ...]) -> RunningCall:
         """Begin a call; `done` must follow."""
         call = self._stub.Generate(message, metadata=(*self._security.metadata, *headers))
-        stream = Stream(call, time.monotonic())
+        stream = RunningCall(call, time.monotonic())
         self._streams.add(stream)
         return stream
 
-    def done(self, stream: Stream) -> None:
+    def done(self, stream: RunningCall) -> None:
         """The call is over, or not wanted any more."""
         self._streams.discard(stream)
         stream.call.cancel()

@@ -23,8 +23,8 @@ from typing import Any
 
 from outrider.build import Options
 from outrider.errors import ConfigError
-from outrider.remote.coordinator.journey import Limits
-from outrider.remote.coordinator.replica import Patience
+from outrider.remote.coordinator.journey import RetryLimits
+from outrider.remote.coordinator.replica import Timeouts
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.security import ClientSecurity
 from outrider.serve.config_file import check_keys, read_config
@@ -41,8 +41,8 @@ class CoordinatorSettings:
     server: ServerSettings
     endpoints: dict[str, tuple[Endpoint, ...]]
     security: ClientSecurity = field(default_factory=ClientSecurity)
-    patience: Patience = field(default_factory=Patience)
-    limits: Limits = field(default_factory=Limits)
+    patience: Timeouts = field(default_factory=Timeouts)
+    limits: RetryLimits = field(default_factory=RetryLimits)
     max_queue: int = 256  # requests that may wait while no replica answers
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outrider.remote.draft.tree import MAX_NODES, Law, Sent
+from outrider.remote.draft.tree import MAX_NODES, Sent, SentDistribution
 from outrider.remote.protocol import messages
 
 SUM_ERROR = 1e-3  # of a distribution, at most: floats over the wire, summed in any order
@@ -34,7 +34,7 @@ def checked_nodes(nodes: Sequence[messages.Node], num_sent: int, vocab_size: int
     return found
 
 
-def checked_law(node: messages.Node, vocab_size: int) -> Law:
+def checked_law(node: messages.Node, vocab_size: int) -> SentDistribution:
     """The distribution of a drawn node, scaled to sum 1. Raises InvalidReplyError for one that it cannot have been drawn from."""
     tokens, probs = np.array(node.law.tokens, dtype=np.int64), np.array(node.law.probs, dtype=np.float64)
     if not len(tokens) or len(tokens) != len(probs):
@@ -48,4 +48,4 @@ def checked_law(node: messages.Node, vocab_size: int) -> Law:
         raise InvalidReplyError(f"probabilities that are no distribution: sum {total:.4g}, least {probs.min():.4g}")
     if not probs[tokens == node.token].any():
         raise InvalidReplyError(f"token {node.token} was drawn from a distribution in which it has no probability")
-    return Law(tokens, (probs / total).astype(np.float32))
+    return SentDistribution(tokens, (probs / total).astype(np.float32))

@@ -1,7 +1,7 @@
 """One stream to one draft service, shared by all drafters of a process that name it; it comes back by itself when it breaks.
 
 The engine's thread and the network meet here in two ways only: `send` leaves requests for the event loop and returns at once,
-and replies wait in a `Mailbox` until the engine's thread looks. Whatever goes wrong on the wire has a short name (a reason),
+and replies wait in a `ReplyBox` until the engine's thread looks. Whatever goes wrong on the wire has a short name (a reason),
 which is counted, and logged when it changes; then the connection is tried again, later and later while it fails.
 """
 
@@ -65,27 +65,27 @@ class TroubleError(Exception):
 
 
 @dataclass(frozen=True)
-class Reply:
+class DraftReply:
     """A service's reply for one row, and when it came, on `time.perf_counter`'s clock."""
 
     row: messages.RowReply
     at_s: float
 
 
-class Mailbox:
+class ReplyBox:
     """Replies for the rows of one drafter, from the event loop to the engine's thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._replies: deque[Reply] = deque()
+        self._replies: deque[DraftReply] = deque()
 
-    def put(self, reply: Reply) -> None:
+    def put(self, reply: DraftReply) -> None:
         """Called by the event loop, which bounds how much may come."""
         with self._changed:
             self._replies.append(reply)
             self._changed.notify_all()
 
-    def take(self, timeout_s: float = 0.0) -> list[Reply]:
+    def take(self, timeout_s: float = 0.0) -> list[DraftReply]:
         """All that is there; with nothing there, what comes first within `timeout_s`."""
         with self._changed:
             if not self._replies and timeout_s > 0:
@@ -107,7 +107,7 @@ class Connection:
         self._security, self._identity = security, identity
         self._instance = secrets.token_hex(16)
         self._numbers = itertools.count(1)
-        self._boxes: dict[int, Mailbox] = {}  # by row
+        self._boxes: dict[int, ReplyBox] = {}  # by row
         self._lock = threading.Lock()
         self._queue: deque[messages.RowRequest] = deque()
         self._has_queued: asyncio.Event | None = None  # made in the loop
@@ -168,7 +168,7 @@ class Connection:
         except TroubleError as error:
             raise ServerError(f"the draft service {self.endpoint} answers with {error}") from error
 
-    def new_row(self, box: Mailbox) -> int:
+    def new_row(self, box: ReplyBox) -> int:
         """A number for a row whose replies go to `box`."""
         number = next(self._numbers)
         with self._lock:
@@ -335,7 +335,7 @@ class Connection:
                 with self._lock:
                     box = self._boxes.get(row.row)
                 if box is not None:
-                    box.put(Reply(row, now))
+                    box.put(DraftReply(row, now))
 
     def _wake(self) -> None:
         if self._has_queued is not None:

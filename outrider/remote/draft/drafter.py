@@ -22,13 +22,13 @@ from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.requirements import Requirements
 from outrider.remote.draft.asking import end_of
 from outrider.remote.draft.checks import InvalidReplyError, checked_nodes
-from outrider.remote.draft.connection import Connection, Mailbox, Reply
+from outrider.remote.draft.connection import Connection, DraftReply, ReplyBox
 from outrider.remote.draft.drafter_settings import RemoteSettings
 from outrider.remote.draft.local import LocalLease
-from outrider.remote.draft.patience import Patience, Rests
+from outrider.remote.draft.patience import DraftWait, Rests
 from outrider.remote.draft.sharing import Lease
 from outrider.remote.draft.text import BUSY_S, RemoteText
-from outrider.remote.draft.tree import DraftTree, Node
+from outrider.remote.draft.tree import DraftTree, ReceivedNode
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import model_identity
 from outrider.remote.protocol import messages
@@ -54,8 +54,8 @@ class RemoteDrafter(Drafter):
     def __init__(self, lease: Lease, settings: RemoteSettings, most: int, local: LocalLease | None = None) -> None:
         """`most`: nodes per row that steps will ask for; `local`: the service, where it was started here."""
         self._lease, self._settings, self._local = lease, settings, local
-        self._box = Mailbox()
-        self._patience, self._rests = Patience(settings.max_wait_s), Rests()
+        self._box = ReplyBox()
+        self._patience, self._rests = DraftWait(settings.max_wait_s), Rests()
         self._texts = PerRow[RemoteText]()  # per row
         self._by_number: dict[int, RemoteText] = {}
         self._usual = most  # nodes that the latest asking step wanted; 0: drafting rests
@@ -232,7 +232,7 @@ class RemoteDrafter(Drafter):
 
     # ---------------------------------------------------------------- replies
 
-    def _read(self, replies: Sequence[Reply]) -> None:
+    def _read(self, replies: Sequence[DraftReply]) -> None:
         for reply in replies:
             text = self._by_number.get(reply.row.row)
             if text is not None:
@@ -242,7 +242,7 @@ class RemoteDrafter(Drafter):
                     text.tree.drop_drafts()
                     self.connection.report(str(error))
 
-    def _take(self, text: RemoteText, reply: Reply) -> None:
+    def _take(self, text: RemoteText, reply: DraftReply) -> None:
         """What one reply brings. Raises InvalidReplyError."""
         said = reply.row
         if said.trouble != messages.TROUBLE_NONE:
@@ -278,7 +278,7 @@ class RemoteDrafter(Drafter):
         self.connection.counts.trouble(reason)
 
 
-def draft_of(chains: Sequence[Sequence[Node]], vocab_size: int, device: torch.device) -> Draft:
+def draft_of(chains: Sequence[Sequence[ReceivedNode]], vocab_size: int, device: torch.device) -> Draft:
     """Chains of nodes, one a row, as a draft: distributions written out where any node was drawn."""
     width = max(map(len, chains), default=0)
     if not width:
@@ -291,7 +291,7 @@ def draft_of(chains: Sequence[Sequence[Node]], vocab_size: int, device: torch.de
     return Draft(tokens, lengths, probs=laws.to(device), sampled=drawn.to(device))
 
 
-def _laws(chains: Sequence[Sequence[Node]], width: int, vocab_size: int) -> tuple[Tensor, Tensor]:
+def _laws(chains: Sequence[Sequence[ReceivedNode]], width: int, vocab_size: int) -> tuple[Tensor, Tensor]:
     """(B, N+1, V), a point mass where a node was placed; and (B, N), whether it was drawn."""
     laws = torch.zeros(len(chains), width + 1, vocab_size)
     drawn = torch.zeros(len(chains), width, dtype=torch.bool)

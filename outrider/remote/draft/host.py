@@ -10,7 +10,7 @@ import torch
 from outrider.drafters.base import Drafter
 from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.remote.draft.nodes import DraftNode, drafted_nodes
-from outrider.remote.draft.texts import Text, common
+from outrider.remote.draft.texts import HostedText, common
 from outrider.rows import PerRow, Row, Rows
 from outrider.text import StopStrings
 from outrider.types import Draft, TargetOutput
@@ -21,7 +21,7 @@ LOOKUP_BYTES = 1024  # that a token of a text takes in the tables of a look-up d
 NO_END = 1 << 62
 
 
-def row_of(text: Text, tokens: list[int]) -> Row:
+def row_of(text: HostedText, tokens: list[int]) -> Row:
     """The text as the row of a batch."""
     options = text.options
     return Row(
@@ -70,7 +70,7 @@ class GeneralHost:
         """The texts it holds, in the batch's order."""
         return self._uids
 
-    def start(self, text: Text, tokens: list[int]) -> None:
+    def start(self, text: HostedText, tokens: list[int]) -> None:
         """A new row. Raises ConfigError where its sampling names unknown ids."""
         row = row_of(text, tokens)
         self._rows.add(row)

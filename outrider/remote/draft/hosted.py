@@ -41,7 +41,7 @@ ELSEWHERE = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrafterOptions:
+class HostedDrafterOptions:
     """Which drafter a service hosts."""
 
     model: str | None = None  # whose tokens are drafted: the target; its weights are not read
@@ -84,7 +84,7 @@ class StandIn:
         raise CapabilityError(f"this drafter needs the {self._what}'s '{name}', which a draft service does not have. Use {WORKS}")
 
 
-def chosen_parts(options: DrafterOptions) -> Parts:
+def chosen_parts(options: HostedDrafterOptions) -> Parts:
     """The drafter by name, before anything is loaded. Raises ConfigError or CapabilityError with what would work."""
     name = options.drafter
     _refuse_by_name(name)
@@ -128,7 +128,7 @@ def _refuse_by_name(name: str) -> None:
         raise CapabilityError(f"drafter '{name}' {ELSEWHERE[name]}, so no service can host it. Use {WORKS}")
 
 
-def load_drafter(options: DrafterOptions, status: Callable[[str], None] = lambda line: None) -> HostedDrafter:
+def load_drafter(options: HostedDrafterOptions, status: Callable[[str], None] = lambda line: None) -> HostedDrafter:
     """Load and build. Raises what loading a model raises, and CapabilityError for a drafter that needs its target."""
     parts = chosen_parts(options)
     if options.threads is not None:
@@ -158,7 +158,7 @@ def load_drafter(options: DrafterOptions, status: Callable[[str], None] = lambda
 
 
 def _load_draft(
-    options: DrafterOptions, parts: Parts, device: torch.device, status: Callable[[str], None]
+    options: HostedDrafterOptions, parts: Parts, device: torch.device, status: Callable[[str], None]
 ) -> tuple[LoadedModel, list[str]]:
     """The draft model as it is loaded beside a target: weighed, probed, on the runtime that was asked for."""
     assert options.draft is not None
@@ -177,7 +177,7 @@ def _load_draft(
     return loaded, loader.notes
 
 
-def _target(options: DrafterOptions, draft: LoadedModel | None, device: torch.device) -> tuple[Any, int, int]:
+def _target(options: HostedDrafterOptions, draft: LoadedModel | None, device: torch.device) -> tuple[Any, int, int]:
     """The target's stand-in, the width of the drafts' distributions, and the longest text."""
     if options.model is None:
         assert draft is not None

@@ -17,7 +17,7 @@ from outrider.kv.cache import BLOCK
 from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.remote.draft.host import no_output, row_of, shared_with
 from outrider.remote.draft.nodes import DraftNode, drafted_nodes
-from outrider.remote.draft.texts import Text
+from outrider.remote.draft.texts import HostedText
 from outrider.remote.draft.window import KVWindow, swap, window
 from outrider.rows import PerRow, Row, Rows
 from outrider.sampling.distribution import History
@@ -62,7 +62,7 @@ class ModelHost:
         """The tokens of the row's text."""
         return self._rows[uid].tokens
 
-    def start(self, text: Text, tokens: list[int]) -> None:
+    def start(self, text: HostedText, tokens: list[int]) -> None:
         """A new row. Raises ConfigError where its sampling names unknown ids."""
         row = row_of(text, tokens)
         Rows(self._vocab_size, self.lm.device).add(row)

@@ -13,7 +13,7 @@ from outrider.types import Draft
 
 
 @dataclass(frozen=True)
-class Law:
+class TokenDistribution:
     """A distribution over few tokens, fp32, sum 1."""
 
     tokens: list[int]
@@ -26,7 +26,7 @@ class DraftNode:
 
     parent: int  # number of a node before it; -1: the last committed token
     token: int
-    law: Law | None = None  # what it was drawn from; None: placed
+    law: TokenDistribution | None = None  # what it was drawn from; None: placed
 
     def message(self, shift: int = 0) -> messages.Node:
         """The node as a message; `shift` is added to the parent's number."""
@@ -56,7 +56,7 @@ class SentTree:
                 new.append(added)
         return numbers, new
 
-    def add_one(self, parent: int, token: int, law: Law | None) -> tuple[int, DraftNode | None]:
+    def add_one(self, parent: int, token: int, law: TokenDistribution | None) -> tuple[int, DraftNode | None]:
         """A child of node number `parent`: its number, and itself where it was not there yet."""
         known = self._child.get((parent, token))
         if known is not None:
@@ -83,11 +83,11 @@ def drafted_nodes(draft: Draft, rows: Rows) -> list[list[DraftNode]]:
     return found
 
 
-def laws_of(probs: Tensor) -> list[Law]:
+def laws_of(probs: Tensor) -> list[TokenDistribution]:
     """Distributions (M, V) as the tokens that have mass."""
     rows, tokens = probs.nonzero(as_tuple=True)
     masses = probs[rows, tokens].tolist()
-    laws = [Law([], []) for _ in range(len(probs))]
+    laws = [TokenDistribution([], []) for _ in range(len(probs))]
     for row, token, mass in zip(rows.tolist(), tokens.tolist(), masses, strict=True):
         laws[row].tokens.append(token)
         laws[row].probs.append(mass)

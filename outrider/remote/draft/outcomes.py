@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outrider.models.tokens.vocabulary import fit_width
 from outrider.remote.draft.model_host import ModelHost
-from outrider.remote.draft.nodes import DraftNode, Law, laws_of
+from outrider.remote.draft.nodes import DraftNode, TokenDistribution, laws_of
 from outrider.rows import Row, Rows
 from outrider.sampling.coupling import gumbel_choice
 from outrider.sampling.distribution import distribution
@@ -63,7 +63,7 @@ class OutcomeTree:
             node = self.parents[node]
         return found[::-1]
 
-    def add(self, parent: int, token: int, law: Law | None = None) -> DraftNode:
+    def add(self, parent: int, token: int, law: TokenDistribution | None = None) -> DraftNode:
         """One more node."""
         self.tokens.append(token)
         self.parents.append(parent)
@@ -157,7 +157,9 @@ def _continued(trees: Sequence[OutcomeTree], rows: Rows, logits: Tensor, shape: 
     return found
 
 
-def _chosen(tree: OutcomeTree, row: Row, rows: Rows, index: int, law: Tensor) -> tuple[list[int], Sequence[Law | None]]:
+def _chosen(
+    tree: OutcomeTree, row: Row, rows: Rows, index: int, law: Tensor
+) -> tuple[list[int], Sequence[TokenDistribution | None]]:
     """A token after each leaf, drawn from `law` (width, V), and what it was drawn from."""
     paths = [tree.path(leaf) for leaf in range(len(tree.tokens) - tree.width, len(tree.tokens))]
     if row.params.is_greedy:
@@ -171,7 +173,7 @@ def _chosen(tree: OutcomeTree, row: Row, rows: Rows, index: int, law: Tensor) ->
     return tokens, laws_of(law)
 
 
-def _behind_leaves(tree: OutcomeTree, tokens: list[int], laws: Sequence[Law | None]) -> list[DraftNode]:
+def _behind_leaves(tree: OutcomeTree, tokens: list[int], laws: Sequence[TokenDistribution | None]) -> list[DraftNode]:
     first = len(tree.tokens) - tree.width
     return [tree.add(first + place, token, law) for place, (token, law) in enumerate(zip(tokens, laws, strict=True))]
 

@@ -31,7 +31,7 @@ class RunningMedian:
         self.value = median(self._latest)
 
 
-class Patience:
+class DraftWait:
     """Decides how long a step waits for a draft."""
 
     def __init__(self, max_wait_s: float | None) -> None:

@@ -14,11 +14,11 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 
 from outrider.remote.draft.counters import DraftCounters
-from outrider.remote.draft.hosted import DrafterOptions, HostedDrafter, chosen_parts, load_drafter
+from outrider.remote.draft.hosted import HostedDrafter, HostedDrafterOptions, chosen_parts, load_drafter
 from outrider.remote.draft.service import DraftService
 from outrider.remote.draft.settings import DraftLimits
 from outrider.remote.draft.stream import OpenStream
-from outrider.remote.draft.texts import Job, Texts
+from outrider.remote.draft.texts import HostedTexts, Job
 from outrider.remote.draft.worker import Worker
 from outrider.remote.protocol import stubs
 from outrider.remote.serving import GrpcServer, ServiceSettings, until_signal
@@ -33,7 +33,7 @@ LAST_WORDS_S = 1.0  # for calls that were told to end
 class DraftServiceSettings:
     """All that shapes a draft service."""
 
-    drafter: DrafterOptions
+    drafter: HostedDrafterOptions
     limits: DraftLimits = field(default_factory=DraftLimits)
     listen: ServiceSettings = field(default_factory=ServiceSettings)
     log_format: str = "human"
@@ -52,7 +52,7 @@ class RunningDraftService:
         self.server = GrpcServer(settings, registry)
         stubs.add_DraftServiceServicer_to_server(self.service, self.server.server)
         self.worker: Worker | None = None
-        self.texts: Texts | None = None
+        self.texts: HostedTexts | None = None
 
     async def start(self) -> str:
         """Listen, not serving yet; the address."""
@@ -61,7 +61,7 @@ class RunningDraftService:
 
     async def serve(self, hosted: HostedDrafter) -> None:
         """Answer with this drafter from now on."""
-        texts = self.texts = Texts(self._limits, hosted.vocab_size, hosted.max_context)
+        texts = self.texts = HostedTexts(self._limits, hosted.vocab_size, hosted.max_context)
         self.counters.watch(texts.num_rows, texts.num_waiting)
         self.worker = Worker(hosted.host, texts, self._limits, self.counters, hosted.max_context, self._span)
         self.worker.start()
@@ -96,7 +96,7 @@ def run_draft_service(settings: DraftServiceSettings, status: Callable[[str], No
         asyncio.run(_serve(settings, tracing, log.info if settings.log_format == "json" else status))
 
 
-def _loading(options: DrafterOptions, status: Callable[[str], None]) -> asyncio.Future[HostedDrafter]:
+def _loading(options: HostedDrafterOptions, status: Callable[[str], None]) -> asyncio.Future[HostedDrafter]:
     """The drafter, once a thread has loaded it; a signal need not wait for that."""
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[HostedDrafter] = loop.create_future()

@@ -16,7 +16,7 @@ from outrider.remote.draft.counters import DraftCounters
 from outrider.remote.draft.hosted import HostedDrafter
 from outrider.remote.draft.settings import DraftLimits
 from outrider.remote.draft.stream import OpenStream
-from outrider.remote.draft.texts import Texts
+from outrider.remote.draft.texts import HostedTexts
 from outrider.remote.identity import check_protocol, check_vocabulary
 from outrider.remote.protocol import INSTANCE, PROTOCOL, messages, stubs
 from outrider.version import __version__
@@ -34,11 +34,11 @@ class DraftService(stubs.DraftServiceServicer):
         self._instance = uuid4().hex
         self._hosted: HostedDrafter | None = None
         self._limits: DraftLimits | None = None
-        self._texts: Texts | None = None
+        self._texts: HostedTexts | None = None
         self._streams: set[OpenStream] = set()
         self._why_not = "the model is being loaded"
 
-    def serve(self, hosted: HostedDrafter, limits: DraftLimits, texts: Texts) -> None:
+    def serve(self, hosted: HostedDrafter, limits: DraftLimits, texts: HostedTexts) -> None:
         """Answer from now on."""
         self._hosted, self._limits, self._texts, self._why_not = hosted, limits, texts, ""
 
@@ -96,7 +96,7 @@ class DraftService(stubs.DraftServiceServicer):
             self._counters.streams.dec()
             texts.disconnect(stream)
 
-    async def _read(self, requests: AsyncIterator[messages.DraftRequest], stream: OpenStream, texts: Texts) -> None:
+    async def _read(self, requests: AsyncIterator[messages.DraftRequest], stream: OpenStream, texts: HostedTexts) -> None:
         try:
             async for request in requests:
                 for number, row in enumerate(request.rows, 1):
@@ -111,7 +111,7 @@ class DraftService(stubs.DraftServiceServicer):
         finally:
             stream.close()
 
-    async def _ready(self, context: aio.ServicerContext[Any, Any]) -> tuple[Texts, HostedDrafter]:
+    async def _ready(self, context: aio.ServicerContext[Any, Any]) -> tuple[HostedTexts, HostedDrafter]:
         if self._why_not or self._texts is None or self._hosted is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, self._why_not)
         assert self._texts is not None

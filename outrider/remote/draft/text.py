@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.remote.draft.asking import row_request, sampling_of
-from outrider.remote.draft.tree import DraftTree, Node
+from outrider.remote.draft.tree import DraftTree, ReceivedNode
 from outrider.remote.protocol import messages
 from outrider.rows import Row
 
@@ -32,7 +32,7 @@ class RemoteText:
     rested: int = 0  # steps in a row that wanted no nodes
     wish: int = 0  # nodes wanted in the present step
     latest_wish: int = 0  # in the latest one that wanted any
-    proposed: list[Node] = field(default_factory=list)  # in the present step
+    proposed: list[ReceivedNode] = field(default_factory=list)  # in the present step
     is_refused: bool = False  # the service drafts nothing for it
     busy_until_s: float = 0.0
 

@@ -23,7 +23,7 @@ from outrider.remote.draft.settings import DraftLimits
 from outrider.remote.protocol import messages
 
 
-class Stream(Protocol):
+class AskerCall(Protocol):
     """One open call of an asker. `send` may be called from any thread."""
 
     instance: str
@@ -32,7 +32,7 @@ class Stream(Protocol):
 
 
 @dataclass(eq=False)
-class Text:
+class HostedText:
     """One row of one asker."""
 
     uid: int  # unique in this process: a row that begins anew is another text
@@ -43,16 +43,16 @@ class Text:
     used_at: float = 0.0
     changed: int = 0  # tokens before this place are known to the computing thread
     asks: int = 0  # requests so far
-    wanted: tuple[Stream, int, bool] | None = None  # who waits, nodes, outcomes as well
+    wanted: tuple[AskerCall, int, bool] | None = None  # who waits, nodes, outcomes as well
 
 
 @dataclass(frozen=True)
 class Job:
     """A draft to be made, and how the row's text has changed since its last job."""
 
-    text: Text
+    text: HostedText
     ask: int
-    stream: Stream
+    stream: AskerCall
     num_nodes: int
     outcomes: bool
     start: int  # the text is its first `start` tokens, then `tail`
@@ -66,12 +66,12 @@ class _Asker:
     width: int  # of its vocabulary
     allowance: float
     at: float
-    waiting: dict[int, Text] = field(default_factory=dict)  # by uid, in the order of asking
-    rows: dict[int, Text] = field(default_factory=dict)  # by the asker's number
+    waiting: dict[int, HostedText] = field(default_factory=dict)  # by uid, in the order of asking
+    rows: dict[int, HostedText] = field(default_factory=dict)  # by the asker's number
     num_streams: int = 0
 
 
-class Texts:
+class HostedTexts:
     """The texts that a draft service holds for its callers."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Texts:
                 asker.num_streams += 1
             return asker is not None
 
-    def disconnect(self, stream: Stream) -> None:
+    def disconnect(self, stream: AskerCall) -> None:
         """A stream has ended: nobody waits for its drafts. The texts stay until they are idle for long."""
         with self._news:
             asker = self._askers.get(stream.instance)
@@ -120,7 +120,7 @@ class Texts:
                     del asker.waiting[uid]
                     text.wanted = None
 
-    def receive(self, stream: Stream, request: messages.RowRequest) -> messages.RowReply | None:
+    def receive(self, stream: AskerCall, request: messages.RowRequest) -> messages.RowReply | None:
         """Take in one message about a row. What is wrong with it, to be answered at once; None: nothing."""
         with self._news:
             asker = self._askers.get(stream.instance)
@@ -157,7 +157,7 @@ class Texts:
         asker.allowance -= 1
         return True
 
-    def _commit(self, asker: _Asker, instance: str, request: messages.RowRequest) -> Text | messages.RowReply:
+    def _commit(self, asker: _Asker, instance: str, request: messages.RowRequest) -> HostedText | messages.RowReply:
         """The row's text with the message's tokens, or what is wrong."""
         base, tokens, text = request.base_length, list(request.tokens), asker.rows.get(request.row)
         if request.HasField("sampling"):
@@ -178,7 +178,7 @@ class Texts:
             except ConfigError as error:
                 return trouble(request, messages.TROUBLE_REFUSED, str(error))
             self._remove(asker, request.row)
-            text = asker.rows[request.row] = Text(next(self._uids), instance, request.row, options)
+            text = asker.rows[request.row] = HostedText(next(self._uids), instance, request.row, options)
         assert text is not None
         same = common(text.tokens, base, tokens)
         text.tokens[base:] = tokens
@@ -213,7 +213,7 @@ class Texts:
             return jobs
 
     @staticmethod
-    def _job(text: Text) -> Job:
+    def _job(text: HostedText) -> Job:
         assert text.wanted is not None
         stream, nodes, outcomes = text.wanted
         start, text.changed = text.changed, len(text.tokens)
@@ -265,7 +265,7 @@ class Texts:
             gone, self._gone = self._gone, []
             return gone
 
-    def remove(self, text: Text) -> None:
+    def remove(self, text: HostedText) -> None:
         """Forget a text: its row is unknown from now on, unless it was started again."""
         with self._news:
             asker = self._askers.get(text.instance)
@@ -281,7 +281,7 @@ class Texts:
                 self._remove(self._askers[text.instance], text.number)
             return len(old)
 
-    def least_recent(self, uids: Iterable[int], but: Collection[int]) -> Text | None:
+    def least_recent(self, uids: Iterable[int], but: Collection[int]) -> HostedText | None:
         """The text among `uids` that nobody has asked about for longest, without those in `but`."""
         with self._news:
             chosen = set(uids) - set(but)

@@ -25,7 +25,7 @@ MAX_NODES = 1024  # that a service may send for one base
 KEPT_BASES = 8  # requests whose late replies are still understood
 
 
-class Law(NamedTuple):
+class SentDistribution(NamedTuple):
     """The whole distribution that a node was drawn from; every other token has probability 0."""
 
     tokens: NDArray[np.int64]
@@ -37,7 +37,7 @@ class Sent(NamedTuple):
 
     parent: int  # number of a node sent for the same base; -1: the last committed token of that base
     token: int
-    law: Law | None  # None: placed without chance
+    law: SentDistribution | None  # None: placed without chance
 
 
 class UnknownBaseError(Exception):
@@ -45,27 +45,27 @@ class UnknownBaseError(Exception):
 
 
 @dataclass(eq=False)
-class Node:
+class ReceivedNode:
     """One draft token, or a committed one."""
 
     token: int
-    law: Law | None = None
-    drawn: Node | None = None  # the child drawn from the distribution here
-    placed: list[Node] | None = None  # children placed without chance, the best first
-    behind: Node | None = None  # committed: the committed token behind it
+    law: SentDistribution | None = None
+    drawn: ReceivedNode | None = None  # the child drawn from the distribution here
+    placed: list[ReceivedNode] | None = None  # children placed without chance, the best first
+    behind: ReceivedNode | None = None  # committed: the committed token behind it
     is_dead: bool = False  # the text went another way
     is_used: bool = False  # was proposed
 
-    def children(self) -> list[Node]:
+    def children(self) -> list[ReceivedNode]:
         """The drawn one first."""
         return ([] if self.drawn is None else [self.drawn]) + (self.placed or [])
 
-    def child(self, token: int) -> Node | None:
+    def child(self, token: int) -> ReceivedNode | None:
         """The child that stands for this token."""
         return next((node for node in self.children() if node.token == token), None)
 
 
-LOST = Node(-1, is_dead=True)  # stands for what was dropped when it arrived
+LOST = ReceivedNode(-1, is_dead=True)  # stands for what was dropped when it arrived
 
 
 class DraftTree:
@@ -74,8 +74,8 @@ class DraftTree:
     def __init__(self, length: int) -> None:
         """`length`: committed tokens of the text."""
         self.length = length
-        self._root = Node(-1)  # the last committed token
-        self._bases: dict[int, list[Node]] = {}  # by base: its anchor, then nodes in the order of their numbers
+        self._root = ReceivedNode(-1)  # the last committed token
+        self._bases: dict[int, list[ReceivedNode]] = {}  # by base: its anchor, then nodes in the order of their numbers
         self.wasted = 0  # nodes dropped without having been proposed
 
     def ask(self) -> None:
@@ -111,9 +111,9 @@ class DraftTree:
         for sent in nodes:
             known.append(self._grafted(known[sent.parent + 1], sent))
 
-    def chain(self, max_tokens: int) -> list[Node]:
+    def chain(self, max_tokens: int) -> list[ReceivedNode]:
         """The nodes to propose, at most so many, one below the other."""
-        found: list[Node] = []
+        found: list[ReceivedNode] = []
         node = self._root
         while len(found) < max_tokens:
             following = node.drawn if node.drawn is not None else node.placed[0] if node.placed else None
@@ -123,12 +123,12 @@ class DraftTree:
             node = following
         return found
 
-    def advance(self, tokens: Sequence[int], proposed: Sequence[Node] = ()) -> None:
+    def advance(self, tokens: Sequence[int], proposed: Sequence[ReceivedNode] = ()) -> None:
         """`tokens` were committed behind the text, after `proposed` was submitted to the target."""
         for node in proposed:
             node.is_used = True
         for token in tokens:
-            following = self._root.child(token) or Node(token)
+            following = self._root.child(token) or ReceivedNode(token)
             for other in self._root.children():
                 if other is not following:
                     self._drop(other)
@@ -136,7 +136,7 @@ class DraftTree:
             self._root = following
         self.length += len(tokens)
 
-    def _grafted(self, parent: Node, sent: Sent) -> Node:
+    def _grafted(self, parent: ReceivedNode, sent: Sent) -> ReceivedNode:
         if parent.is_dead:
             self.wasted += 1
             return LOST
@@ -144,30 +144,30 @@ class DraftTree:
             return parent.behind if parent.behind.token == sent.token else self._lost()
         return self._placed(parent, sent.token) if sent.law is None else self._drawn(parent, sent.token, sent.law)
 
-    def _placed(self, parent: Node, token: int) -> Node:
+    def _placed(self, parent: ReceivedNode, token: int) -> ReceivedNode:
         found = parent.child(token)
         if found is None:
-            found = Node(token)
+            found = ReceivedNode(token)
             parent.placed = [*(parent.placed or []), found]
         return found
 
-    def _drawn(self, parent: Node, token: int, law: Law) -> Node:
+    def _drawn(self, parent: ReceivedNode, token: int, law: SentDistribution) -> ReceivedNode:
         """The first draw at a place is the draw there; one that was placed before keeps what hangs on it."""
         if parent.drawn is not None:
             return parent.drawn if parent.drawn.token == token else self._lost()
         node = parent.child(token)
         if node is None:
-            node = Node(token)
+            node = ReceivedNode(token)
         else:
             parent.placed = [other for other in parent.placed or [] if other is not node]
         node.law, parent.drawn = law, node
         return node
 
-    def _lost(self) -> Node:
+    def _lost(self) -> ReceivedNode:
         self.wasted += 1
         return LOST
 
-    def _drop(self, top: Node) -> None:
+    def _drop(self, top: ReceivedNode) -> None:
         open_nodes = [top]
         while open_nodes:
             node = open_nodes.pop()

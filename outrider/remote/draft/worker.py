@@ -22,7 +22,7 @@ from outrider.remote.draft.model_host import ModelHost
 from outrider.remote.draft.nodes import DraftNode, SentTree
 from outrider.remote.draft.outcomes import OutcomeTree, grow
 from outrider.remote.draft.settings import MAX_NODES, DraftLimits
-from outrider.remote.draft.texts import Job, Stream, Texts
+from outrider.remote.draft.texts import AskerCall, HostedTexts, Job
 from outrider.remote.protocol import messages
 
 log = logging.getLogger("outrider.service")
@@ -34,7 +34,7 @@ Span = Callable[[str, Sequence[Job]], AbstractContextManager[object]]
 class _Answer:
     """What was sent for a row's present text."""
 
-    stream: Stream
+    stream: AskerCall
     base: int
     sent: SentTree = field(default_factory=SentTree)
     chain: list[int] = field(default_factory=list)  # tokens of the drafted path of first children
@@ -53,7 +53,7 @@ class Worker:
     """The thread of a draft service that drafts for its texts in batches. `span`: around each drafting call, for traces."""
 
     def __init__(
-        self, host: ModelHost | GeneralHost, texts: Texts, limits: DraftLimits, counters: DraftCounters, context: int,
+        self, host: ModelHost | GeneralHost, texts: HostedTexts, limits: DraftLimits, counters: DraftCounters, context: int,
         span: Span = lambda name, jobs: nullcontext(),
     ) -> None:  # fmt: skip
         self._host, self._texts, self._limits, self._counters, self._context = host, texts, limits, counters, context
@@ -282,7 +282,7 @@ class Worker:
     # ---------------------------------------------------------------- answers and ends
 
     def _reply(self, answers: list[tuple[Job, list[messages.Node], bool]]) -> None:
-        by_stream: dict[int, tuple[Stream, list[messages.RowReply]]] = {}
+        by_stream: dict[int, tuple[AskerCall, list[messages.RowReply]]] = {}
         for job, nodes, finished in answers:
             base = self._host.length(job.text.uid)
             reply = messages.RowReply(row=job.text.number, base_length=base, nodes=nodes, finished=finished)

@@ -19,7 +19,7 @@ from outrider.grammar.matcher import Matcher
 from outrider.grammar.specs import Form
 from outrider.remote.protocol import messages
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.thinking import Thinking
+from outrider.sampling.thinking import ThinkingMarks
 
 SEPARATE = ("seed", "n")  # fields of SamplingParams that have their own place, or none
 FLAGS = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output")  # which SamplingParams takes as they come
@@ -98,7 +98,7 @@ def _sampling_json(params: SamplingParams) -> str:
         value = getattr(params, field.name)
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         if field.name not in SEPARATE and value != default:
-            values[field.name] = asdict(value) if isinstance(value, Thinking) else value
+            values[field.name] = asdict(value) if isinstance(value, ThinkingMarks) else value
     return json.dumps(values)
 
 
@@ -122,13 +122,13 @@ def _sampling(text: str, seed: int) -> SamplingParams:
     return SamplingParams(**values, seed=seed)
 
 
-def _thinking(values: dict[str, Any]) -> Thinking:
-    known = [field.name for field in fields(Thinking)]
+def _thinking(values: dict[str, Any]) -> ThinkingMarks:
+    known = [field.name for field in fields(ThinkingMarks)]
     for name in values:
         if name not in known:
             raise ConfigError(f"sampling_json has the unknown field 'thinking.{name}'.{did_you_mean(name, known)}")
     try:
-        return Thinking(**values)
+        return ThinkingMarks(**values)
     except TypeError as error:  # a field is missing, or no list
         raise ConfigError(f"sampling_json has a malformed 'thinking': {error}") from error
 

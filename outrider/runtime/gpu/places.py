@@ -10,7 +10,7 @@ from outrider.runtime.schedule import Kind, Phase
 
 
 @dataclass(frozen=True)
-class Place:
+class ValueOffset:
     """A value inside a tensor (tokens, width): its first number in a token's line."""
 
     tensor: int  # the value that gives the tensor its number
@@ -27,9 +27,9 @@ def joinable(phase: Phase) -> list[list[Op]]:
     return list(found.values())
 
 
-def places_of(program: Program, phases: Sequence[Phase]) -> dict[int, Place]:
+def places_of(program: Program, phases: Sequence[Phase]) -> dict[int, ValueOffset]:
     """The place of every value that is made. What one product gives lies side by side."""
-    places: dict[int, Place] = {}
+    places: dict[int, ValueOffset] = {}
     for phase in phases:
         if phase.kind == Kind.LINEARS:
             for ops in joinable(phase):
@@ -38,11 +38,11 @@ def places_of(program: Program, phases: Sequence[Phase]) -> dict[int, Place]:
                 assert first is not None
                 for op in ops:
                     assert op.output is not None
-                    places[op.output.value] = Place(first.value, width, offset)
+                    places[op.output.value] = ValueOffset(first.value, width, offset)
                     offset += op.output.cols
     for op in (*program.body, *program.head):
         if op.output is not None and op.output.value not in places:
-            places[op.output.value] = Place(op.output.value, program.values[op.output.value].size)
+            places[op.output.value] = ValueOffset(op.output.value, program.values[op.output.value].size)
     return places
 
 

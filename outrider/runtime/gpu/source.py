@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.runtime.blocks import NotLoweredError
-from outrider.runtime.gpu.places import Place
+from outrider.runtime.gpu.places import ValueOffset
 from outrider.runtime.gpu.writer import ELEMENTWISE, KNOWN, SPLIT, Argument, Writer
 from outrider.runtime.ops import Code, Op, Program
 
@@ -30,7 +30,7 @@ class KernelText:
     tile: int  # numbers of the largest tile
 
 
-def kernel_text(ops: Sequence[Op], program: Program, places: Mapping[int, Place], wanted: Collection[int]) -> KernelText:
+def kernel_text(ops: Sequence[Op], program: Program, places: Mapping[int, ValueOffset], wanted: Collection[int]) -> KernelText:
     """The kernel of one tokenwise phase; `wanted`: values that others read. Raises NotLoweredError for an operation it lacks."""
     for op in ops:
         if op.code not in KNOWN:

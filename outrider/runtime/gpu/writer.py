@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from outrider.runtime.gpu.places import Place
+from outrider.runtime.gpu.places import ValueOffset
 from outrider.runtime.ops import Code, Op, Program, Source, View
 
 SPLIT = 1024  # columns of a program where a phase is elementwise and wide
@@ -43,7 +43,7 @@ class Writer:
     """Writes chains of operations line by line, and remembers what registers hold."""
 
     program: Program
-    places: Mapping[int, Place]
+    places: Mapping[int, ValueOffset]
     needed: Collection[int]  # values that are written to memory
     arguments: list[Argument] = field(default_factory=list)
     split: bool = False

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from outrider.draft_length import AutoLength, Goodput
-from outrider.draft_length.goodput import Step
+from outrider.draft_length.goodput import ObservedStep
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.thinking import Thinking
+from outrider.sampling.thinking import ThinkingMarks
 from outrider.step import StepFacts
 from outrider.types import VerdictLists
 from tests.helpers import make_row
@@ -128,7 +128,7 @@ def test_rows_whose_texts_are_not_read_ask_for_nothing() -> None:
     assert each.drop_unready(rows, [3, asked[1], *[0] * 6]) == [3, *[0] * 7]
 
 
-THINKING = Thinking(opening=("<think>",), closing=("</think>",), opening_id=8, closing_ids=(9,), is_open=True)
+THINKING = ThinkingMarks(opening=("<think>",), closing=("</think>",), opening_id=8, closing_ids=(9,), is_open=True)
 
 
 def test_thoughts_and_answers_have_lengths_of_their_own() -> None:
@@ -163,7 +163,7 @@ def test_rows_in_both_phases_share_the_mean() -> None:
         verdict = VerdictLists([[*range(kept)]], [kept], [0], [True])
         for _ in range(200):
             goodput.next_size(1, float(bool(thinking)))
-            goodput.learn(Step(1, 4, [4], [4], verdict, None, 1.0, [0], thinking))
+            goodput.learn(ObservedStep(1, 4, [4], [4], verdict, None, 1.0, [0], thinking))
     goodput.next_size(1, 0.0)
     answers = goodput.summary()["by_rows"][1]["tokens_per_s"]
     goodput.next_size(1, 1.0)

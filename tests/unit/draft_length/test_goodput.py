@@ -11,7 +11,7 @@ from statistics import mean
 import pytest
 
 from outrider.draft_length import Goodput
-from outrider.draft_length.goodput import MAX_PLAN, Step
+from outrider.draft_length.goodput import MAX_PLAN, ObservedStep
 from outrider.types import VerdictLists
 from tests.unit.draft_length.simulator import Run, World, best_rate, linear, plain_rate
 
@@ -315,14 +315,14 @@ def test_a_tree_that_says_which_node_came_when_is_known_at_every_size() -> None:
     control.learn_costs(1, {size: 1 + 0.05 * size for size in range(9)})
     verdict = VerdictLists([[0, 1]], [2], [0], [False])
     for _ in range(40):
-        control.learn(Step(1, 8, [8], [8], verdict, [[*range(1, 9)]], 1.4, [0]))
+        control.learn(ObservedStep(1, 8, [8], [8], verdict, [[*range(1, 9)]], 1.4, [0]))
     assert control.summary()["by_rows"][1]["best_fixed"] == 2
 
 
 def test_what_kept_nodes_needed_is_read_off_the_path() -> None:
     """Two rows of a draft; the second kept its third node, then its fourth."""
     verdict = VerdictLists([[0, -1, -1, -1], [2, 3, -1, -1]], [1, 2], [0, 0], [False, True])
-    step = Step(2, 4, [4, 4], [2, 4], verdict, [[1, 4, 4, 4], [1, 2, 3, 6]], 1.0, [0, 1])
+    step = ObservedStep(2, 4, [4, 4], [2, 4], verdict, [[1, 4, 4, 4], [1, 2, 3, 6]], 1.0, [0, 1])
     assert [step.kept_budgets(row) for row in (0, 1)] == [[1], [3, 6]]
     assert step._replace(budgets=[None, [1, 2, 3, 6]]).kept_budgets(0) is None
     assert step._replace(budgets=None).kept_budgets(1) is None
@@ -334,8 +334,8 @@ def test_a_tree_that_does_not_say_has_not_lost_its_nodes() -> None:
     control.learn_costs(2, {size: 1 + 0.05 * size for size in range(9)})
     verdict = VerdictLists([[0, 1], [0, 1]], [2, 2], [0, 0], [False, False])
     for _ in range(40):
-        control.learn(Step(2, 8, [8, 8], [8, 8], verdict, [[*range(1, 9)], None], 1.4, [0, 1]))
-        control.learn(Step(2, 8, [8, 8], [8, 8], verdict, None, 1.4, [0, 1]))
+        control.learn(ObservedStep(2, 8, [8, 8], [8, 8], verdict, [[*range(1, 9)], None], 1.4, [0, 1]))
+        control.learn(ObservedStep(2, 8, [8, 8], [8, 8], verdict, None, 1.4, [0, 1]))
     assert control.summary()["by_rows"][2]["tokens_per_s"][8] == pytest.approx(2 * 3 / 1.4, rel=0.1)  # half as much kept: 2.9
 
 

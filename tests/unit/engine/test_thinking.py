@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from outrider.grammar import Grammars, choice
-from outrider.sampling.thinking import Thinking
+from outrider.sampling.thinking import ThinkingMarks
 from tests.helpers import EOS, byte_tokenizer
 from tests.unit.engine.conftest import MakeEngine, ask, request
 
 TOKENIZER = byte_tokenizer()
 OPEN, CLOSE, DASH = TOKENIZER("<>-")["input_ids"]
-MARKS = Thinking(opening=("<",), closing=(">",), opening_id=OPEN, closing_ids=(CLOSE,), is_open=True, budget=5)
+MARKS = ThinkingMarks(opening=("<",), closing=(">",), opening_id=OPEN, closing_ids=(CLOSE,), is_open=True, budget=5)
 DASHES = {DASH: 90.0}
 PROMPT = TOKENIZER("a question")["input_ids"]
 

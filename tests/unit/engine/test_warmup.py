@@ -18,7 +18,7 @@ from outrider.drafters.lookup.ngram import NgramDrafter
 from outrider.drafters.lookup.ngram_cache import NgramCacheDrafter
 from outrider.engine import warmup
 from outrider.engine.request import Speculation
-from outrider.engine.warmup import MAX_FILES, StepCosts, _Timer, calibrate_alone, facts_of
+from outrider.engine.warmup import MAX_FILES, StepTimes, _Timer, calibrate_alone, facts_of
 from outrider.llm import LLM
 from outrider.rows import Rows
 from outrider.runtime import building
@@ -42,14 +42,14 @@ def the_file() -> Path:
 
 def test_what_was_kept_is_found_again() -> None:
     """Numbers of rows and sizes are numbers again."""
-    StepCosts(FACTS, SECONDS).save()
-    assert StepCosts.load(FACTS).seconds == SECONDS
+    StepTimes(FACTS, SECONDS).save()
+    assert StepTimes.load(FACTS).seconds == SECONDS
     assert list(warmup.folder().iterdir()) == [the_file()], "no scratch file is left"
 
 
 def test_other_facts_have_another_file() -> None:
-    StepCosts(FACTS, SECONDS).save()
-    assert StepCosts.load(FACTS | {"threads": 1}).seconds == {}
+    StepTimes(FACTS, SECONDS).save()
+    assert StepTimes.load(FACTS | {"threads": 1}).seconds == {}
 
 
 @pytest.mark.parametrize(
@@ -67,16 +67,16 @@ def test_other_facts_have_another_file() -> None:
 )
 def test_a_strange_file_is_as_good_as_none(change: dict[str, Any]) -> None:
     """Of another version, of another machine (a digest may collide, a file may be copied), or nonsense."""
-    StepCosts(FACTS, SECONDS).save()
+    StepTimes(FACTS, SECONDS).save()
     keep_json(the_file(), kept_json(the_file()) | change, max_files=MAX_FILES)
-    assert StepCosts.load(FACTS).seconds == {}
+    assert StepTimes.load(FACTS).seconds == {}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null"])
 def test_a_broken_file_is_as_good_as_none(text: str) -> None:
-    StepCosts(FACTS, SECONDS).save()
+    StepTimes(FACTS, SECONDS).save()
     the_file().write_text(text, encoding="utf-8")
-    assert StepCosts.load(FACTS).seconds == {}
+    assert StepTimes.load(FACTS).seconds == {}
 
 
 def test_a_folder_that_cannot_be_written_is_said(
@@ -86,16 +86,16 @@ def test_a_folder_that_cannot_be_written_is_said(
     (tmp_path / "occupied").write_text("a file", encoding="utf-8")
     monkeypatch.setattr(warmup, "folder", lambda: tmp_path / "occupied" / "step-costs")
     with caplog.at_level(logging.INFO, logger="outrider.engine"):
-        StepCosts(FACTS, SECONDS).save()
+        StepTimes(FACTS, SECONDS).save()
     assert "not kept" in caplog.text
 
 
 def test_the_oldest_files_go_first() -> None:
     for number in range(MAX_FILES + 5):
-        StepCosts({"number": number}, SECONDS).save()
+        StepTimes({"number": number}, SECONDS).save()
     files = list(warmup.folder().glob("*.json"))
     assert len(files) == MAX_FILES
-    assert StepCosts.load({"number": MAX_FILES + 4}).seconds == SECONDS
+    assert StepTimes.load({"number": MAX_FILES + 4}).seconds == SECONDS
 
 
 # ------------------------------------------------ who uses it
@@ -139,7 +139,7 @@ def test_a_second_start_takes_no_time(models: Models, monkeypatch: pytest.Monkey
     arguments = {"draft": str(models.draft), "num_draft_tokens": "auto:4", "runtime": "eager"}
     first = LLM(str(models.target), status=said.append, **arguments)  # type: ignore[arg-type]
     assert sum("timing steps" in line for line in said) == 1
-    assert set(StepCosts.load(facts_for(options_of(models))).seconds[1]) == {0, 1, 2, 3, 4}
+    assert set(StepTimes.load(facts_for(options_of(models))).seconds[1]) == {0, 1, 2, 3, 4}
     assert first.control == {"chosen": {}, "by_rows": {}}, "no user asked for these steps"
 
     def refuse(*_: Any) -> None:

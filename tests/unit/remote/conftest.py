@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.build import Models, Options, assemble, load_models
-from outrider.engine.observer import Silent
+from outrider.engine.observer import NoObserver
 from outrider.engine.request import Request
 from outrider.llm import LLM
 from outrider.options import Needs
@@ -19,12 +19,11 @@ from outrider.outputs import Completion
 from outrider.parts import choose_parts
 from outrider.remote.coordinator.engine import Carriage, RemoteEngine
 from outrider.remote.coordinator.fleet import Fleet
-from outrider.remote.coordinator.journey import Limits
-from outrider.remote.coordinator.replica import Patience as ReplicaPatience
-from outrider.remote.coordinator.replica import Replica
+from outrider.remote.coordinator.journey import RetryLimits
+from outrider.remote.coordinator.replica import Replica, Timeouts
 from outrider.remote.draft import connection, sharing
 from outrider.remote.draft.drafter import RemoteDrafter
-from outrider.remote.draft.patience import Patience
+from outrider.remote.draft.patience import DraftWait
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import model_identity
 from outrider.remote.security import ClientSecurity
@@ -80,8 +79,8 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step waits for its draft, up to ten seconds: what a test counts depends on no clock."""
-    monkeypatch.setattr(Patience, "budget_s", property(lambda self: 10.0))
-    monkeypatch.setattr(Patience, "expects", lambda self, asked_s, silent_since_s, now_s, deadline_s: now_s < deadline_s)
+    monkeypatch.setattr(DraftWait, "budget_s", property(lambda self: 10.0))
+    monkeypatch.setattr(DraftWait, "expects", lambda self, asked_s, silent_since_s, now_s, deadline_s: now_s < deadline_s)
 
 
 def drafter_of(llm: LLM) -> RemoteDrafter:
@@ -101,7 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 WAIT_S = 30.0  # before a test calls something lost
-PATIENCE = ReplicaPatience(watch_interval_s=0.1, silence_s=1.0, hang_s=5.0, refused_s=0.3)
+PATIENCE = Timeouts(watch_interval_s=0.1, silence_s=1.0, hang_s=5.0, refused_s=0.3)
 
 
 @dataclass
@@ -130,7 +129,7 @@ def coordinate() -> Iterator[Coordinate]:
     made: list[tuple[Coordinated, Carriage, Any]] = []
 
     def make(
-        *targets: ScriptedTarget, limits: Limits | None = None, patience: ReplicaPatience = PATIENCE, ready: int | None = None,
+        *targets: ScriptedTarget, limits: RetryLimits | None = None, patience: Timeouts = PATIENCE, ready: int | None = None,
         hold_s: float = 0.3, observer: Any = None, headers: Callable[[], dict[str, str]] = dict,
     ) -> Coordinated:  # fmt: skip
         """`ready`: how many replicas to wait for; all where it is None."""
@@ -149,8 +148,8 @@ def coordinate() -> Iterator[Coordinate]:
 
         fleet = carriage.result(start())
         until(lambda: len(fleet.usable) >= (len(targets) if ready is None else ready), "replicas that are ready")
-        limits = limits or Limits(wait_s=5.0)
-        engine = RemoteEngine(fleet, tokenizer, carriage, observer or Silent(), limits, max_queue=50, headers=headers)
+        limits = limits or RetryLimits(wait_s=5.0)
+        engine = RemoteEngine(fleet, tokenizer, carriage, observer or NoObserver(), limits, max_queue=50, headers=headers)
         made.append((Coordinated(engine, fleet, services), carriage, context))
         return made[-1][0]
 

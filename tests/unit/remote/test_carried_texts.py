@@ -12,12 +12,12 @@ from grpc import aio
 
 from outrider.build import Options
 from outrider.engine.engine import Engine
-from outrider.engine.observer import Silent
+from outrider.engine.observer import NoObserver
 from outrider.engine.request import Request
 from outrider.grammar import Grammars, regex
 from outrider.remote.coordinator.engine import Carriage, RemoteEngine
 from outrider.remote.coordinator.fleet import Fleet
-from outrider.remote.coordinator.journey import Limits
+from outrider.remote.coordinator.journey import RetryLimits
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import model_identity
 from outrider.remote.protocol import stubs
@@ -103,7 +103,7 @@ def carried(engine_of: MakeEngine) -> Iterator[Carried]:  # noqa: F811
 
     fleet = carriage.result(start())
     until(lambda: len(fleet.usable) == 2, "both replicas")
-    remote = RemoteEngine(fleet, tokenizer, carriage, Silent(), Limits(max_retries=20, wait_s=30.0), max_queue=50)
+    remote = RemoteEngine(fleet, tokenizer, carriage, NoObserver(), RetryLimits(max_retries=20, wait_s=30.0), max_queue=50)
     yield Carried(places, remote, fleet)
     remote.stop()
     carriage.result(fleet.close())

@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 
 from outrider.engine.request import Update
-from outrider.remote.coordinator.choice import BEGINNING, Load, beginning_of, choose, order
+from outrider.remote.coordinator.choice import BEGINNING, ReplicaLoad, beginning_of, choose, order
 from outrider.remote.coordinator.tally import Tally, total
 from outrider.stats import DecodeStats
 
 NAMES = ["a:1", "b:1", "c:1", "d:1"]
-FREE = dict.fromkeys(NAMES, Load(0, 4))
+FREE = dict.fromkeys(NAMES, ReplicaLoad(0, 4))
 
 
 def test_one_beginning_goes_to_one_replica() -> None:
@@ -42,7 +42,7 @@ def test_nobody_gets_more_than_its_share(count: int) -> None:
     """One beginning for all requests: the bound spreads them."""
     loads = dict.fromkeys(NAMES, 0)
     for _ in range(count):
-        loads[choose(b"same", {name: Load(load, 4) for name, load in loads.items()})] += 1
+        loads[choose(b"same", {name: ReplicaLoad(load, 4) for name, load in loads.items()})] += 1
     assert max(loads.values()) <= 1.25 * count / 4 + 1
 
 
@@ -51,14 +51,14 @@ def test_large_replicas_take_more() -> None:
     sizes = {"small": 2, "large": 8}
     loads = dict.fromkeys(sizes, 0)
     for number in range(200):
-        loads[choose(beginning_of([number % 7]), {name: Load(loads[name], sizes[name]) for name in sizes})] += 1
+        loads[choose(beginning_of([number % 7]), {name: ReplicaLoad(loads[name], sizes[name]) for name in sizes})] += 1
     assert loads["large"] > 2.5 * loads["small"]
 
 
 def test_a_crowded_place_is_left() -> None:
     """A replica that is full of others' requests is skipped."""
     first = order(b"x", NAMES)[0]
-    assert choose(b"x", {**FREE, first: Load(50, 4)}) != first
+    assert choose(b"x", {**FREE, first: ReplicaLoad(50, 4)}) != first
 
 
 def test_steps_are_told_apart_by_origins() -> None:

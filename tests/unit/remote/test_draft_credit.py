@@ -13,8 +13,8 @@ from outrider.drafters.composite import CompositeDrafter, _Part
 from outrider.errors import CapabilityError
 from outrider.remote.draft.asked import row_options
 from outrider.remote.draft.host import GeneralHost
-from outrider.remote.draft.hosted import DrafterOptions, chosen_parts, load_drafter
-from outrider.remote.draft.texts import Text
+from outrider.remote.draft.hosted import HostedDrafterOptions, chosen_parts, load_drafter
+from outrider.remote.draft.texts import HostedText
 from outrider.remote.protocol import messages
 from outrider.rows import Rows
 from outrider.types import Draft
@@ -48,7 +48,7 @@ class Hosted:
 
     def start(self, uid: int, tokens: Sequence[int]) -> None:
         self.texts[uid] = list(tokens)
-        self.host.start(Text(uid, "", uid, row_options(messages.Sampling(), VOCAB, 64)), self.texts[uid])
+        self.host.start(HostedText(uid, "", uid, row_options(messages.Sampling(), VOCAB, 64)), self.texts[uid])
 
     def go_on(self, uid: int, count: int) -> None:
         """The text goes on with so many consecutive numbers."""
@@ -124,7 +124,7 @@ def test_a_draft_asked_for_again_is_judged_once() -> None:
 def test_messages_of_an_asker_are_the_verdicts(tmp_path: Path) -> None:
     """From the protocol's messages to the parts: after texts that repeat, the n-gram part of a real service is rated highly."""
     options = {"parts": "suffix,ngram"}
-    hosted = load_drafter(DrafterOptions(model=str(save_draft(tmp_path)), drafter="composite", drafter_options=options))
+    hosted = load_drafter(HostedDrafterOptions(model=str(save_draft(tmp_path)), drafter="composite", drafter_options=options))
     assert isinstance(hosted.host.drafter, CompositeDrafter)
     parts = {part.name: part for part in hosted.host.drafter.parts}
     first = sum(part.survival.expected(4) for part in parts.values())
@@ -142,5 +142,5 @@ def test_the_best_of_a_model_and_others_cannot_be_chosen_elsewhere() -> None:
     """Mode `best` would weigh the model's time against a pass that the service does not see."""
     settings = {"parts": "draft-model,suffix", "mode": "best"}
     with pytest.raises(CapabilityError, match="mode=best weighs a model's time against the target's pass"):
-        chosen_parts(DrafterOptions(draft="d", model="t", drafter="composite", drafter_options=settings))
-    chosen_parts(DrafterOptions(model="t", drafter="composite", drafter_options={"parts": "suffix,ngram", "mode": "best"}))
+        chosen_parts(HostedDrafterOptions(draft="d", model="t", drafter="composite", drafter_options=settings))
+    chosen_parts(HostedDrafterOptions(model="t", drafter="composite", drafter_options={"parts": "suffix,ngram", "mode": "best"}))

@@ -11,9 +11,9 @@ import torch
 from outrider.errors import CapabilityError, ConfigError
 from outrider.remote.draft.asked import row_options
 from outrider.remote.draft.host import GeneralHost, row_of
-from outrider.remote.draft.hosted import DrafterOptions, HostedDrafter, chosen_parts, load_drafter
+from outrider.remote.draft.hosted import HostedDrafter, HostedDrafterOptions, chosen_parts, load_drafter
 from outrider.remote.draft.nodes import drafted_nodes
-from outrider.remote.draft.texts import Text
+from outrider.remote.draft.texts import HostedText
 from outrider.remote.protocol import messages
 from outrider.rows import Rows
 from tests.draft_bench import VOCAB, Bench, nodes_of, save_draft
@@ -53,7 +53,7 @@ COMPARED = {"ngram-cache": 2, "composite": 1}  # messages, until what was learnt
 def hosted_lookup(name: str, target: Path, **options: Any) -> HostedDrafter:
     """A service's look-up drafter for this target."""
     all_options = {**LOOKUPS[name], **options}
-    return load_drafter(DrafterOptions(model=str(target), drafter=name.split(",")[0], drafter_options=all_options))
+    return load_drafter(HostedDrafterOptions(model=str(target), drafter=name.split(",")[0], drafter_options=all_options))
 
 
 @torch.inference_mode()
@@ -61,7 +61,7 @@ def fresh_draft(name: str, target: Path, tokens: list[int], count: int) -> list[
     """What a new drafter proposes for this text in one process: (parent, token)."""
     hosted = hosted_lookup(name, target)
     drafter, rows = hosted.host.drafter, Rows(VOCAB, torch.device("cpu"))
-    row = row_of(Text(0, "", 0, row_options(GREEDY, VOCAB, 64)), tokens)
+    row = row_of(HostedText(0, "", 0, row_options(GREEDY, VOCAB, 64)), tokens)
     rows.add(row)
     drafter.start(row)
     return [(node.parent, node.token) for node in drafted_nodes(drafter.propose(rows, [count]), rows)[0]]
@@ -118,7 +118,7 @@ def test_suffix_remembers_answers_and_no_guesses(target: Path) -> None:
 def test_a_model_with_another_tokenizer(folder: Path, target: Path, tmp_path: Path) -> None:
     """Universal: beside other rows it drafts what it drafts alone, with laws where both vocabularies have the tokens."""
     hosted = load_drafter(
-        DrafterOptions(model=str(target), draft=str(folder), drafter="universal", dtype="float32", runtime="eager")
+        HostedDrafterOptions(model=str(target), draft=str(folder), drafter="universal", dtype="float32", runtime="eager")
     )
     assert isinstance(hosted.host, GeneralHost)
     assert not hosted.host.has_outcomes
@@ -160,7 +160,7 @@ def test_a_model_with_another_tokenizer(folder: Path, target: Path, tmp_path: Pa
 def test_drafters_that_no_service_can_host_are_refused(options: dict[str, Any], reason: str) -> None:
     """Before anything is loaded, by name, with what works."""
     with pytest.raises((ConfigError, CapabilityError), match=reason) as raised:
-        chosen_parts(DrafterOptions(**options))
+        chosen_parts(HostedDrafterOptions(**options))
     if isinstance(raised.value, CapabilityError):
         assert "Use draft-model, universal, ngram" in str(raised.value)
 
@@ -179,4 +179,4 @@ def test_a_draft_model_of_another_vocabulary_than_the_target_named(folder: Path,
     table["added_tokens"][0]["id"] = vocab["<|end|>"]
     (tmp_path / "tokenizer.json").write_text(json.dumps(table))
     with pytest.raises(CapabilityError, match="another tokenizer"):
-        load_drafter(DrafterOptions(model=str(tmp_path), draft=str(folder), dtype="float32", runtime="eager"))
+        load_drafter(HostedDrafterOptions(model=str(tmp_path), draft=str(folder), dtype="float32", runtime="eager"))

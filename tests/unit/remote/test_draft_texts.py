@@ -11,7 +11,7 @@ import pytest
 from outrider.errors import ConfigError, NumericalError
 from outrider.remote.draft.hosted import HostedDrafter
 from outrider.remote.draft.settings import DraftLimits
-from outrider.remote.draft.texts import Job, Texts, common
+from outrider.remote.draft.texts import HostedTexts, Job, common
 from outrider.remote.protocol import messages
 from tests.draft_bench import VOCAB, Bench, Reader, chain_of, fresh_chain, hosted_model, save_draft
 
@@ -24,7 +24,7 @@ class Desk:
 
     def __init__(self, **limits: Any) -> None:
         self.now = 0.0
-        self.table = Texts(DraftLimits(**limits), VOCAB, 64, lambda: self.now)
+        self.table = HostedTexts(DraftLimits(**limits), VOCAB, 64, lambda: self.now)
 
     def reader(self, name: str) -> Reader:
         """An asker with a stream."""

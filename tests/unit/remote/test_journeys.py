@@ -9,8 +9,8 @@ import pytest
 
 from outrider.engine.request import Finish, Request
 from outrider.errors import CapabilityError, ConfigError, QueueFullError, RequestError, UnavailableError
-from outrider.remote.coordinator.journey import Limits
-from outrider.remote.coordinator.replica import Patience
+from outrider.remote.coordinator.journey import RetryLimits
+from outrider.remote.coordinator.replica import Timeouts
 from tests.unit.engine.conftest import Answer
 from tests.unit.remote.conftest import Coordinate, Coordinated, asked, until
 from tests.unit.remote.scripted_target import ScriptedTarget, answer, text_of
@@ -127,7 +127,7 @@ def test_silence_is_noticed(coordinate: Coordinate) -> None:
 
 def test_a_stream_that_waits_its_turn_is_no_stall(coordinate: Coordinate) -> None:
     """A stream that is silent for longer than the limit, while the watch continues, is waited for."""
-    made = coordinate(ScriptedTarget(pause_s=1.5), patience=Patience(watch_interval_s=0.05, silence_s=0.6, hang_s=5.0))
+    made = coordinate(ScriptedTarget(pause_s=1.5), patience=Timeouts(watch_interval_s=0.05, silence_s=0.6, hang_s=5.0))
     check_whole(ask(made, asked(max_tokens=4)), 4)
     assert not failures(made)
 
@@ -146,7 +146,7 @@ def test_a_hung_engine_is_left(coordinate: Coordinate) -> None:
 
 def test_a_request_ends_when_it_lost_too_many(coordinate: Coordinate) -> None:
     """Retries are bounded, and the client gets the number of tokens so far."""
-    made = coordinate(ScriptedTarget(cuts=[2] * 9), limits=Limits(max_retries=2, wait_s=5.0))
+    made = coordinate(ScriptedTarget(cuts=[2] * 9), limits=RetryLimits(max_retries=2, wait_s=5.0))
     got = ask(made)
     assert got.finish.reason == "error"
     assert isinstance(got.finish.error, UnavailableError)
@@ -219,7 +219,7 @@ def test_draining_replicas_finish_and_get_nothing_new(coordinate: Coordinate) ->
 
 def test_a_drain_that_is_not_seen_yet(coordinate: Coordinate) -> None:
     """The refusal of a draining replica sends the request elsewhere."""
-    made = coordinate(ScriptedTarget(), ScriptedTarget(), patience=Patience(watch_interval_s=5.0, silence_s=20.0))
+    made = coordinate(ScriptedTarget(), ScriptedTarget(), patience=Timeouts(watch_interval_s=5.0, silence_s=20.0))
     made.targets[0].draining = True
     for _ in range(3):
         check_whole(ask(made))
@@ -240,7 +240,7 @@ def test_requests_wait_for_a_replica(coordinate: Coordinate) -> None:
 
 def test_waiting_has_an_end(coordinate: Coordinate) -> None:
     """After the limit, the client gets the reason and a time to retry."""
-    made = coordinate(ScriptedTarget(), limits=Limits(wait_s=0.3))
+    made = coordinate(ScriptedTarget(), limits=RetryLimits(wait_s=0.3))
     made.services[0].kill()
     until(lambda: not made.fleet.usable, "the loss to be seen")
     request = asked()
@@ -251,7 +251,7 @@ def test_waiting_has_an_end(coordinate: Coordinate) -> None:
 
 def test_time_limits_hold_while_nobody_answers(coordinate: Coordinate) -> None:
     """The request ends with what there is."""
-    made = coordinate(ScriptedTarget(cuts=[4]), limits=Limits(wait_s=30.0))
+    made = coordinate(ScriptedTarget(cuts=[4]), limits=RetryLimits(wait_s=30.0))
     got = ask(made, asked(timeout_s=1.5))
     until(lambda: got.updates, "its first tokens")
     made.services[0].kill()

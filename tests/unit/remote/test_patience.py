@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.remote.draft.patience import FIRST_REST, LONGEST_REST, MAX_MISSED, Patience, Rests
+from outrider.remote.draft.patience import FIRST_REST, LONGEST_REST, MAX_MISSED, DraftWait, Rests
 
 
 def test_a_budget_is_a_pass() -> None:
     """The budget is the median of the latest passes, and never more than the setting."""
-    patience, bounded = Patience(None), Patience(0.003)
+    patience, bounded = DraftWait(None), DraftWait(0.003)
     for seconds in (0.01, 0.02, 5.0):
         patience.passes.add(seconds)
         bounded.passes.add(seconds)
@@ -29,14 +29,14 @@ def test_a_budget_is_a_pass() -> None:
 )
 def test_expectations(asked: float, silent_since: float, now: float, deadline: float, expected: bool) -> None:
     """Replies take 10 ms."""
-    patience = Patience(None)
+    patience = DraftWait(None)
     patience.replies.add(0.01)
     assert patience.expects(asked, silent_since, now, deadline) is expected
 
 
 def test_the_first_reply_is_waited_for_once() -> None:
     """An unknown reply time is waited for once, for a step's budget, and then no more."""
-    patience = Patience(None)
+    patience = DraftWait(None)
     patience.passes.add(0.02)
     assert patience.expects(1.0, 1.0, 1.01, 1.02)
     assert not patience.expects(1.03, 1.0, 1.03, 1.05)
@@ -62,7 +62,7 @@ def test_rests_grow_and_end_with_a_draft() -> None:
 
 def test_a_reply_may_be_a_pass_late() -> None:
     """Threads that take turns on a busy machine make a reply many times as late as usual: less than a pass is no silence."""
-    patience = Patience(None)
+    patience = DraftWait(None)
     patience.replies.add(0.001)
     patience.passes.add(0.02)
     assert patience.expects(0.0, 0.0, 0.015, 0.02)

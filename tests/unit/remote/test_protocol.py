@@ -17,7 +17,7 @@ from outrider.remote.protocol import PROTOCOL, messages
 from outrider.remote.security import ClientSecurity, ServerSecurity
 from outrider.remote.target.requests import from_message, to_message
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.thinking import Thinking
+from outrider.sampling.thinking import ThinkingMarks
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = "outrider/remote/protocol/remote.proto"
@@ -107,7 +107,7 @@ def test_what_both_sides_must_agree_on() -> None:
 
 def test_thoughts_are_told_to_the_target_service() -> None:
     """Guards against stop strings that count in thoughts once the engine is elsewhere."""
-    thinking = Thinking(opening=("<think>",), closing=("</think>",), opening_id=7, closing_ids=(8,), is_open=True, budget=4)
+    thinking = ThinkingMarks(opening=("<think>",), closing=("</think>",), opening_id=7, closing_ids=(8,), is_open=True, budget=4)
     params = SamplingParams(stop=["x"], seed=1, thinking=thinking)
     request = Request(id="a", prompt=[1], params=params)
     sent = to_message(request, attempt="a-1", committed=[], seed=1, params=params, timeout_s=None, prompt_logprobs=None)

@@ -45,8 +45,8 @@ def answer(engine: Engine, prompt: list[int], count: int) -> list[int]:
 
 def test_it_starts_without_a_service(demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Timing steps beforehand included, of which nothing is kept: tomorrow the line is another one."""
-    monkeypatch.setattr(warmup.StepCosts, "save", lambda self: pytest.fail("kept"))
-    monkeypatch.setattr(warmup.StepCosts, "load", lambda facts: pytest.fail("loaded"))
+    monkeypatch.setattr(warmup.StepTimes, "save", lambda self: pytest.fail("kept"))
+    monkeypatch.setattr(warmup.StepTimes, "load", lambda facts: pytest.fail("loaded"))
     engine = opened(f"unix:{folder}/nobody.sock", "auto:4")
     try:
         assert any("does not answer" in note for note in engine.notes)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outrider.remote.draft import connection
-from outrider.remote.draft.patience import Patience
+from outrider.remote.draft.patience import DraftWait
 from outrider.remote.protocol import MAX_MESSAGE_BYTES, messages
 from outrider.remote.security import ServerSecurity
 from tests.certificates import make_certificate
@@ -81,8 +81,8 @@ def test_every_stream_breaks(demo: Demo, folder: Path, kind: str) -> None:
 @every_kind
 def test_it_never_answers(demo: Demo, folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests go in, nothing comes out: a row waits at its beginning, and then no more."""
-    expects, waits = Patience.expects, []
-    monkeypatch.setattr(Patience, "expects", lambda *given: waits.append(expects(*given)) or waits[-1])
+    expects, waits = DraftWait.expects, []
+    monkeypatch.setattr(DraftWait, "expects", lambda *given: waits.append(expects(*given)) or waits[-1])
     with FakeDraftService(folder, Known(demo.plain[kind]), misbehave=lambda service, request: []) as service:
         counts = check(demo, kind, service.address, None)
     assert counts["remote_draft_hits"] == counts["remote_draft_waits"] == counts["remote_draft_round_trips"] == 0

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from outrider.remote.coordinator.engine import Carriage
-from outrider.remote.coordinator.fleet import Fleet, Needs
+from outrider.remote.coordinator.fleet import Fleet, ReplicaNeeds
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import model_identity
 from outrider.remote.protocol import stubs
@@ -58,9 +58,9 @@ def test_a_service_that_does_not_say_what_it_is(coordinate: Coordinate) -> None:
 def test_needs_name_what_is_missing(coordinate: Coordinate) -> None:
     """Why a replica cannot take a request."""
     replica = coordinate(ScriptedTarget()).replicas[0]
-    assert Needs(length=5).why_not(replica) is None
-    assert "other weights" in (Needs(length=5, model_sha256="1234").why_not(replica) or "")
-    assert "context" in (Needs(length=5000).why_not(replica) or "")
+    assert ReplicaNeeds(length=5).why_not(replica) is None
+    assert "other weights" in (ReplicaNeeds(length=5, model_sha256="1234").why_not(replica) or "")
+    assert "context" in (ReplicaNeeds(length=5000).why_not(replica) or "")
 
 
 def test_a_new_version_takes_over_when_the_old_one_is_gone(coordinate: Coordinate) -> None:

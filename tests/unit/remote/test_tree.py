@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.remote.draft.tree import KEPT_BASES, DraftTree, Law, Sent, UnknownBaseError
+from outrider.remote.draft.tree import KEPT_BASES, DraftTree, Sent, SentDistribution, UnknownBaseError
 
 
-def law(*tokens: int) -> Law:
+def law(*tokens: int) -> SentDistribution:
     """Uniform."""
-    return Law(np.array(tokens), np.full(len(tokens), 1 / len(tokens), dtype=np.float32))
+    return SentDistribution(np.array(tokens), np.full(len(tokens), 1 / len(tokens), dtype=np.float32))
 
 
 def placed(parent: int, token: int) -> Sent:
     return Sent(parent, token, None)
 
 
-def drawn(parent: int, token: int, of: Law | None = None) -> Sent:
+def drawn(parent: int, token: int, of: SentDistribution | None = None) -> Sent:
     return Sent(parent, token, of or law(token, token + 100))
 
 

@@ -72,8 +72,7 @@ from outrider.lab.tune.confirm import Confirmed, Lap
 from outrider.lab.tune.forecast import Forecast
 from outrider.lab.tune.load import LoadStep
 from outrider.lab.tune.tune_result import FamilySummary, Recommendation, Stage, Tried, TuneResult, Words
-from outrider.train.train_result import CurvePoint, TrainingLoss, TrainResult
-from outrider.train.train_result import Measured as Trained
+from outrider.train.train_result import CurvePoint, HeldOutResult, TrainingLoss, TrainResult
 from tests.unit.lab.bench.test_machine import target
 
 
@@ -464,7 +463,7 @@ def train_result() -> TrainResult:
         seconds=120.0, best_step=10, curve=[point(0, 1.0), point(10, 2.0), point(20, 1.8)],
         losses=[TrainingLoss(step=n, loss=3 - n / 10) for n in (5, 10)], calibration={"bias": 0.25}, notes=["a note"],
         measured=[
-            Trained(label="before", configuration="eagle3", emitted=11, accepted=1, accepted_per_position=[1], **counts),
-            Trained(label="after", configuration="eagle3", emitted=25, accepted=15, accepted_per_position=[9, 6], **counts),
+            HeldOutResult(label="before", configuration="eagle3", emitted=11, accepted=1, accepted_per_position=[1], **counts),
+            HeldOutResult(label="after", configuration="eagle3", emitted=25, accepted=15, accepted_per_position=[9, 6], **counts),
         ],
     )  # fmt: skip

@@ -6,16 +6,16 @@ import math
 
 from outrider.report.document import (
     Bullets,
-    Code,
+    CodeBlock,
     Column,
     Document,
     Heading,
+    MarkedTokens,
     Paragraph,
     Plot,
     Series,
     Table,
     Token,
-    TokenText,
 )
 
 HOSTILE = (
@@ -70,14 +70,14 @@ def logarithmic() -> Plot:
     return Plot("Tokens per second by context", "tokens of context", "tokens/s", lengths, series, log_x=True)
 
 
-def text(num_repeats: int = 1) -> TokenText:
+def text(num_repeats: int = 1) -> MarkedTokens:
     hover = "p 0.412 (rank 2)\nq 0.731\nentropy 1.93 bits"
     step = [
         Token(" James", "accepted", hover=hover), Token(" picks", "accepted", hover=hover), Token(" 18", "accepted", hover=hover),
         Token(" eggs", "correction", rejected=" apples", hover=hover), Token(" in", "accepted", hover=hover),
         Token(" the", "accepted", hover=hover), Token(" morning", "bonus", hover=hover), Token(".\n", "plain", hover=hover),
     ]  # fmt: skip
-    return TokenText("Example: gsm8k-17", [*(Token(t, "prompt") for t in ("How", " many", "?\n")), *(step * num_repeats)])
+    return MarkedTokens("Example: gsm8k-17", [*(Token(t, "prompt") for t in ("How", " many", "?\n")), *(step * num_repeats)])
 
 
 def table() -> Table:
@@ -109,7 +109,7 @@ def everything(num_repeats: int = 8) -> Document:
             Heading("Where time goes"), Bullets(["draft 22 %", "target 71 %", "verify 4 %"]),
             Heading("By position", level=3), histogram(), grouped_bars(),
             Heading("By context"), logarithmic(),
-            Heading("Use it"), Code("outrider generate demo --drafter draft-model --num-draft-tokens 5 'How many?'", "bash"),
+            Heading("Use it"), CodeBlock("outrider generate demo --drafter draft-model --num-draft-tokens 5 'How many?'", "bash"),
             Heading("An example"), text(num_repeats),
         ],
     )  # fmt: skip
@@ -123,12 +123,12 @@ def every_block(words: str) -> Document:
         words, words,
         [
             Heading(words), Heading(words, 3), Paragraph(words), Paragraph(words, "good"), Paragraph(words, "bad"),
-            Paragraph(words, "caution"), Bullets([words, words]), Code(words, "bash"),
+            Paragraph(words, "caution"), Bullets([words, words]), CodeBlock(words, "bash"),
             Table([column, Column(words, "left")], [[words, words], [words, words]], title=words, marked=frozenset({1})),
             Plot(words, words, words, [1, 2], series, baseline=1.0),
             Plot(words, words, words, [words, words], series, kind="bar"),
             Plot(words, words, words, [1, 2], [], kind="bar"),
-            TokenText(words, [
+            MarkedTokens(words, [
                 Token(words, "prompt"), Token(words, "accepted", hover=words), Token(words, "correction", words, words),
                 Token(words, "bonus"), Token(words, "plain", hover=words),
             ]),

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from outrider.report.clean import one_line
 from outrider.report.console import MAX_TOKENS, print_document
-from outrider.report.document import Column, Document, Paragraph, Plot, Series, Table, Token, TokenText
+from outrider.report.document import Column, Document, MarkedTokens, Paragraph, Plot, Series, Table, Token
 from tests.unit.report.samples import HOSTILE, every_block, everything, text
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -97,7 +97,7 @@ def test_a_plot_shows_its_numbers() -> None:
 
 
 def test_long_texts_end_with_a_word_about_the_rest() -> None:
-    out = printed(Document("x", "", [TokenText("t", [Token("ab ", "accepted")] * (MAX_TOKENS + 7))]))
+    out = printed(Document("x", "", [MarkedTokens("t", [Token("ab ", "accepted")] * (MAX_TOKENS + 7))]))
     assert out.count("ab ") == MAX_TOKENS
     assert "(7 more tokens: the HTML page shows all)" in out
     assert f"drafted and accepted: {MAX_TOKENS + 7}" in out

@@ -11,7 +11,7 @@ from outrider.lab.explain.explain_result import LETTERS
 from outrider.report import explain as report
 from outrider.report import explain_text
 from outrider.report.console import print_document
-from outrider.report.document import TokenText
+from outrider.report.document import MarkedTokens
 from outrider.report.explain import document
 from outrider.report.html import to_html
 from tests.unit.report.browser import FOUND, run_in_frame
@@ -19,7 +19,7 @@ from tests.unit.report.results import explained_text, explanation
 
 
 def test_every_token_has_its_fate_and_its_numbers() -> None:
-    tokens = next(block for block in document(explanation()).blocks if isinstance(block, TokenText)).tokens
+    tokens = next(block for block in document(explanation()).blocks if isinstance(block, MarkedTokens)).tokens
     assert [token.fate for token in tokens] == ["prompt", "accepted", "accepted", "correction", "accepted", "bonus", "plain"]
     assert [token.rejected for token in tokens] == ["", "", "", " 13", "", "", ""]
     card = tokens[3].hover

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outrider.report.clean import clean, one_line
-from outrider.report.document import Column, Document, Heading, Paragraph, Plot, Series, Table, Token, TokenText
+from outrider.report.document import Column, Document, Heading, MarkedTokens, Paragraph, Plot, Series, Table, Token
 from outrider.report.html import to_html
 from tests.unit.report import browser
 from tests.unit.report.browser import Page
@@ -103,13 +103,13 @@ def test_a_short_page_has_no_contents() -> None:
 def test_thousands_of_tokens_stay_small() -> None:
     hover = "p 0.412 (rank 2)\nq 0.731\nentropy 1.93 bits\nposition 3 of 5\nregion: digits"
     tokens = [Token(f" word{i}", "accepted" if i % 3 else "correction", "" if i % 3 else " other", hover) for i in range(4000)]
-    assert len(to_html(Document("long", "", [TokenText("text", tokens)])).encode()) < 2_000_000
+    assert len(to_html(Document("long", "", [MarkedTokens("text", tokens)])).encode()) < 2_000_000
 
 
 def test_silent_tokens_of_one_fate_are_one_element() -> None:
     """A prompt of ten thousand tokens is not ten thousand elements; accepted tokens stay apart."""
     tokens = [Token("a", "prompt")] * 500 + [Token("b", "accepted")] * 3 + [Token("c", "correction", "d")]
-    html = to_html(Document("x", "", [TokenText("text", tokens)]))
+    html = to_html(Document("x", "", [MarkedTokens("text", tokens)]))
     body = html[html.index('class="tokens"') :]
     assert body.count('<span class="prompt">') == 1
     assert body.count('<span class="accepted">') == 3
@@ -118,7 +118,7 @@ def test_silent_tokens_of_one_fate_are_one_element() -> None:
 
 
 def test_line_breaks_of_the_text_are_seen() -> None:
-    html = to_html(Document("x", "", [TokenText("t", [Token("a\n", "accepted"), Token("b", "correction", "\n")])]))
+    html = to_html(Document("x", "", [MarkedTokens("t", [Token("a\n", "accepted"), Token("b", "correction", "\n")])]))
     assert '<span class="accepted">a↵\n</span><del>↵</del>' in html
 
 

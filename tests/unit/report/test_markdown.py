@@ -12,16 +12,16 @@ from markdown_it import MarkdownIt
 from outrider.report.clean import clean, one_line
 from outrider.report.document import (
     Bullets,
-    Code,
+    CodeBlock,
     Column,
     Document,
     Heading,
+    MarkedTokens,
     Paragraph,
     Plot,
     Series,
     Table,
     Token,
-    TokenText,
 )  # fmt: skip
 from outrider.report.markdown import LONG_TABLE, LONG_TEXT, to_markdown
 from tests.unit.report.browser import Page
@@ -54,7 +54,7 @@ def test_plain_words_stay_readable_unrendered() -> None:
 def elements(words: str) -> str:
     """Every sort of text, once."""
     table = Table([Column(words, "left", help=words), Column("b")], [[words, "1"]], title=words, marked=frozenset({0}))
-    blocks = [Heading(words), Paragraph(words), Paragraph(words, "bad"), Bullets([words]), Code(words), table]
+    blocks = [Heading(words), Paragraph(words), Paragraph(words, "bad"), Bullets([words]), CodeBlock(words), table]
     return to_markdown(Document(words, words, blocks))
 
 
@@ -84,7 +84,7 @@ def test_hostile_words_everywhere(words: str) -> None:
 
 @given(WORDS)
 def test_code_is_copied_to_the_letter(words: str) -> None:
-    found = page(to_markdown(Document("x", "", [Code(words, "bash")])))
+    found = page(to_markdown(Document("x", "", [CodeBlock(words, "bash")])))
     assert "".join(data for tag, data in found.texts if tag == "code") == clean(words) + "\n"
 
 
@@ -100,7 +100,7 @@ def test_a_text_keeps_its_marks() -> None:
 def test_long_lines_of_a_text_are_broken() -> None:
     """GitHub does not wrap them; the text's own line breaks have a mark."""
     tokens = [Token("word " * 50 + "\n", "plain"), Token("x" * 300, "accepted")]
-    markdown = to_markdown(Document("x", "", [TokenText("t", tokens)]))
+    markdown = to_markdown(Document("x", "", [MarkedTokens("t", tokens)]))
     body = markdown[markdown.index("<pre>") : markdown.index("</pre>")]
     assert max(len(line) for line in body.splitlines()) < 140
     assert body.count("↵") == 1
@@ -113,7 +113,7 @@ def test_long_things_are_folded() -> None:
     assert f"<details><summary>{LONG_TABLE + 1} rows</summary>\n\n| a |" in folded
     assert "<details>" not in to_markdown(Document("x", "", [Table([Column("a")], rows[:-1])]))
     tokens = [Token("a", "plain")] * (LONG_TEXT + 1)
-    assert f"<summary>{LONG_TEXT + 1} tokens" in to_markdown(Document("x", "", [TokenText("t", tokens)]))
+    assert f"<summary>{LONG_TEXT + 1} tokens" in to_markdown(Document("x", "", [MarkedTokens("t", tokens)]))
 
 
 def test_one_series_has_bars_several_have_none() -> None:

@@ -13,17 +13,17 @@ from outrider import LLM
 from outrider.errors import ConfigError
 from outrider.grammar import Grammars, choice
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.thinking import BehindThoughts, Thinking
+from outrider.sampling.thinking import BehindThoughts, ThinkingMarks
 from outrider.thoughts import Part, StopsBehindThoughts, Thoughts
 from tests.helpers import EOS, byte_tokenizer, disturbed, save_checkpoint, tiny_llama
 
 TOKENIZER = byte_tokenizer()
 OPEN, CLOSE = TOKENIZER("<>")["input_ids"]
-BY_TEXT = Thinking(opening=("<think>", "<t:"), closing=("</think>", "</t>"))
-BY_TOKEN = Thinking(opening=("<",), closing=(">",), opening_id=OPEN, closing_ids=(CLOSE,))
+BY_TEXT = ThinkingMarks(opening=("<think>", "<t:"), closing=("</think>", "</t>"))
+BY_TOKEN = ThinkingMarks(opening=("<",), closing=(">",), opening_id=OPEN, closing_ids=(CLOSE,))
 
 
-def parts_of(thinking: Thinking, text: str, size: int = 1) -> list[Part]:
+def parts_of(thinking: ThinkingMarks, text: str, size: int = 1) -> list[Part]:
     """The parts of a text that comes in pieces of `size` letters, neighbours of one kind joined."""
     thoughts, found = Thoughts(thinking), list[Part]()
     for start in range(0, len(text), size):
@@ -45,7 +45,7 @@ def test_marks_in_the_text(size: int) -> None:
     ]  # fmt: skip
     assert parts_of(BY_TEXT, "<thanks> <think>", size) == [("answer", "<thanks> <think>")]
     assert parts_of(BY_TEXT, "<t:x</thi", size) == [("mark", "<t:"), ("thought", "x</thi")], "cut off"
-    opened = Thinking(opening=("<think>",), closing=("</think>",), is_open=True)
+    opened = ThinkingMarks(opening=("<think>",), closing=("</think>",), is_open=True)
     assert parts_of(opened, "x</think>y", size) == [("thought", "x"), ("mark", "</think>"), ("answer", "y")]
 
 
@@ -60,7 +60,7 @@ def test_marks_that_are_tokens() -> None:
 
 def test_a_mark_of_several_tokens() -> None:
     """The beginning of a mark, repeated, is no mark."""
-    thoughts = Thoughts(Thinking(opening=("?",), closing=("abc",), closing_ids=(1, 2, 3), is_open=True))
+    thoughts = Thoughts(ThinkingMarks(opening=("?",), closing=("abc",), closing_ids=(1, 2, 3), is_open=True))
     said = [part for token in (1, 1, 2, 9, 1, 2, 3, 1) for part in thoughts.push(token, "?abcdefghi"[token])]
     assert said == [("thought", "aabi"), ("mark", "abc"), ("answer", "a")]
     assert thoughts.num_tokens == 4
@@ -103,7 +103,7 @@ def test_a_grammar_waits_for_the_thoughts_to_end() -> None:
 ])  # fmt: skip
 def test_marks_that_cannot_be_followed(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Thinking(**{"opening": ("a",), "closing": ("b",), **fields})
+        ThinkingMarks(**{"opening": ("a",), "closing": ("b",), **fields})
     with pytest.raises(ConfigError, match="thinking must be"):
         SamplingParams(thinking="<think>")  # type: ignore[arg-type]
 
@@ -121,10 +121,10 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def test_a_budget_ends_thoughts_whoever_drafts(llm: LLM) -> None:
     """The model would think for ever. Behind the budget it answers, and there a stop string counts."""
     [dash] = TOKENIZER("-")["input_ids"]
-    thinking = Thinking(opening=("<",), closing=(">",), opening_id=OPEN, closing_ids=(CLOSE,), is_open=True, budget=5)
+    thinking = ThinkingMarks(opening=("<",), closing=(">",), opening_id=OPEN, closing_ids=(CLOSE,), is_open=True, budget=5)
     [done] = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=12, logit_bias={dash: 90.0}, thinking=thinking))
     assert done.text == "----->------"
     params = SamplingParams(max_tokens=12, logit_bias={dash: 90.0}, thinking=thinking, stop=["--"])
     assert llm.generate([[5, 6, 7]], params)[0].text == "----->"
     with pytest.raises(ConfigError, match="outside the vocabulary"):
-        llm.generate([[5]], SamplingParams(thinking=Thinking(opening=("<",), closing=(">",), closing_ids=(999,), budget=1)))
+        llm.generate([[5]], SamplingParams(thinking=ThinkingMarks(opening=("<",), closing=(">",), closing_ids=(999,), budget=1)))

@@ -8,7 +8,7 @@ import pytest
 
 from outrider.errors import CapabilityError
 from outrider.serve.rules import Rule
-from outrider.serve.texts import Texts
+from outrider.serve.texts import SharedTokenizer
 from outrider.version import __version__
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, error_of, serving
@@ -140,4 +140,4 @@ class TestRoutes:
 
 def test_a_tokenizer_without_a_vocabulary_to_read_is_refused() -> None:
     with pytest.raises(CapabilityError, match="this model's SimpleNamespace is Python code of its own"):
-        Texts(SimpleNamespace(added_tokens_decoder={}), "odd")
+        SharedTokenizer(SimpleNamespace(added_tokens_decoder={}), "odd")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.models.tokens.token_bytes import token_bytes
-from outrider.serve.logprobs import CompletionLogprobs, Namer
+from outrider.serve.logprobs import LogprobLists, Namer
 from outrider.text import Detokenizer
 from tests.published_tokenizers import JOINED, WITH_BYTE_FALLBACK, llama_2
 from tests.unit.serve.fake_engine import FakeEngine
@@ -133,7 +133,7 @@ def test_of_equal_names_the_emitted_token_then_the_likeliest_is_reported() -> No
     law = {spaced: -0.1, bare: -2.0, stop: -3.0}
     name = Namer(token_bytes(tokenizer), as_ids=False)
     for emitted, value in ((spaced, -0.1), (bare, -2.0), (stop, -0.1)):
-        found = CompletionLogprobs(name, 2, Detokenizer(tokenizer, [])).answer([emitted], [law])
+        found = LogprobLists(name, 2, Detokenizer(tokenizer, [])).answer([emitted], [law])
         assert found["top_logprobs"] == [{"a": value, ".": -3.0}]
 
 

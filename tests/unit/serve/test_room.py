@@ -11,7 +11,7 @@ from outrider.engine.request import Request
 from outrider.sampling.params import SamplingParams
 from outrider.serve import exchange
 from outrider.serve.rules import Rule
-from outrider.serve.texts import Texts
+from outrider.serve.texts import SharedTokenizer
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, error_of, serving
 
@@ -23,13 +23,13 @@ FLOOD = {"model": "fake", "prompt": ["Hello"] * 2048, "n": 128}
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was made of bodies: texts that were read, engine requests."""
     made: list[str] = []
-    encode, render = Texts.encode, Texts.render
+    encode, render = SharedTokenizer.encode, SharedTokenizer.render
 
-    async def counted_encode(texts: Texts, text: str, **options: Any) -> list[int]:
+    async def counted_encode(texts: SharedTokenizer, text: str, **options: Any) -> list[int]:
         made.append("tokens")
         return await encode(texts, text, **options)
 
-    async def counted_render(texts: Texts, *arguments: Any, **options: Any) -> list[int]:
+    async def counted_render(texts: SharedTokenizer, *arguments: Any, **options: Any) -> list[int]:
         made.append("tokens")
         return await render(texts, *arguments, **options)
 
@@ -37,8 +37,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         made.append("request")
         return Request(**fields)
 
-    monkeypatch.setattr(Texts, "encode", counted_encode)
-    monkeypatch.setattr(Texts, "render", counted_render)
+    monkeypatch.setattr(SharedTokenizer, "encode", counted_encode)
+    monkeypatch.setattr(SharedTokenizer, "render", counted_render)
     monkeypatch.setattr(exchange, "Request", counted_request)
     return made
 

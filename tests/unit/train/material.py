@@ -13,11 +13,11 @@ from typing import Any
 
 from outrider.build import Options
 from outrider.train.config import TrainConfig
-from outrider.train.material import Material
+from outrider.train.material import TrainingData
 from outrider.train.measure import MeasurePlan
 from outrider.train.responses import ResponsePlan, vocabulary_print
 from outrider.train.run import TrainSpec
-from outrider.train.texts import Text
+from outrider.train.texts import TrainingText
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 
 
@@ -25,12 +25,12 @@ def save_target(folder: Path, **changes: Any) -> Path:
     return save_checkpoint(folder, tiny_llama(257, sharpness=3.0, **{"num_hidden_layers": 3, **changes}), byte_tokenizer())
 
 
-def texts(count: int = 12) -> list[Text]:
+def texts(count: int = 12) -> list[TrainingText]:
     """Different prompts; responses of different lengths."""
-    return [Text(f"t{n}", [10 + n, 11, 12], [20 + (n + k) % 30 for k in range(6 + n % 5)], "chat") for n in range(count)]
+    return [TrainingText(f"t{n}", [10 + n, 11, 12], [20 + (n + k) % 30 for k in range(6 + n % 5)], "chat") for n in range(count)]
 
 
-def save_responses(path: Path, chosen: Sequence[Text], tokenizer: Any = None) -> Path:
+def save_responses(path: Path, chosen: Sequence[TrainingText], tokenizer: Any = None) -> Path:
     head = {"outrider_responses": 1, "target": "tiny", "vocabulary": vocabulary_print(tokenizer or byte_tokenizer())}
     path.write_text("\n".join(map(json.dumps, [head, *(vars(text) for text in chosen)])) + "\n")
     return path
@@ -47,7 +47,7 @@ def spec_for(folder: Path, out: str = "out", kind: str = "early-exit", **changes
         "options": Options(str(target), drafter="ngram", runtime="eager", device="cpu"),
         "name": "tiny",
         "out": folder / out,
-        "material": Material(responses=folder / "responses.jsonl"),
+        "material": TrainingData(responses=folder / "responses.jsonl"),
         "responses": ResponsePlan(max_new_tokens=8),
         "settings": {"rank": 4} if kind == "early-exit" else {},
         "config": TrainConfig(epochs=2, batch_size=4, micro_batch=2, lr=1e-2, save_every_s=0.0, held_out=0.2, log_every=1),

@@ -18,8 +18,8 @@ from outrider.llm import LLM
 from outrider.models.loading import load
 from outrider.sampling.params import SamplingParams
 from outrider.train.config import TrainConfig
-from outrider.train.draft_model import DraftModelRecipe, DraftModelSettings
-from outrider.train.material import Material
+from outrider.train.draft_model import DraftModelRecipe, DraftModelTraining
+from outrider.train.material import TrainingData
 from outrider.train.measure import MeasurePlan
 from outrider.train.new_model import chosen_layers, scratch_model, thinned_model
 from outrider.train.responses import ResponsePlan
@@ -71,7 +71,7 @@ def test_scratch_sizes() -> None:
 @pytest.mark.parametrize("loss", ["kl", "reverse_kl", "jsd", "tv", "ce", "nla", "lk_hybrid"])
 def test_every_loss_brings_the_draft_nearer(tmp_path: Path, loss: str) -> None:
     """A loss that is minimised elsewhere would not raise the expected tau of a draft that begins near the target."""
-    recipe, batch = _recipe_and_batch(DraftModelSettings(loss=loss))
+    recipe, batch = _recipe_and_batch(DraftModelTraining(loss=loss))
     optimizer = torch.optim.AdamW(recipe.module.parameters(), lr=2e-3)
     first = recipe.loss(batch).parts["acceptance"]
     for _ in range(8):
@@ -81,7 +81,7 @@ def test_every_loss_brings_the_draft_nearer(tmp_path: Path, loss: str) -> None:
     assert recipe.loss(batch).parts["acceptance"] > first + 0.05
 
 
-def _recipe_and_batch(settings: DraftModelSettings) -> tuple[DraftModelRecipe, Any]:
+def _recipe_and_batch(settings: DraftModelTraining) -> tuple[DraftModelRecipe, Any]:
     from outrider.train.features import FeatureSource
     from outrider.train.texts import collate
 
@@ -93,7 +93,7 @@ def _recipe_and_batch(settings: DraftModelSettings) -> tuple[DraftModelRecipe, A
 def test_a_perfect_draft_has_the_whole_tau() -> None:
     """Expected tau of the target as its own draft: depth + 1, whatever the loss."""
     target = tiny_llama(257)
-    recipe, batch = _recipe_and_batch(DraftModelSettings(depth=4))
+    recipe, batch = _recipe_and_batch(DraftModelTraining(depth=4))
     recipe.module.load_state_dict({name: value.float() for name, value in target.state_dict().items()})
     recipe.module.lm_head.weight.data.mul_(2.0)  # the target's sharpness
     report = recipe.loss(batch)
@@ -167,7 +167,7 @@ def test_from_traffic_refreshes(tmp_path: Path) -> None:
         fresh: TrainSpec = replace(
             spec, out=tmp_path / f"fresh{recorded}", settings={}, init=spec.out / "drafter",
             responses=ResponsePlan(max_new_tokens=6),
-            material=Material(traffic=str(log), recorded_answers=recorded), measure=MeasurePlan(prompts=1, max_new_tokens=4),
+            material=TrainingData(traffic=str(log), recorded_answers=recorded), measure=MeasurePlan(prompts=1, max_new_tokens=4),
             options=Options(spec.options.target, drafter="ngram", runtime="eager"),
         )  # fmt: skip
         result = run_training(fresh, Quiet())

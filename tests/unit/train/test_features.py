@@ -11,11 +11,11 @@ from safetensors import safe_open
 
 from outrider.train.feature_cache import FeatureCache
 from outrider.train.features import FeatureSource
-from outrider.train.texts import Text, collate
+from outrider.train.texts import TrainingText, collate
 from tests.helpers import tiny_llama
 from tests.unit.train.head_material import VOCAB, target_module
 
-TEXTS = [Text("long", [5, 6, 7], list(range(10, 30))), Text("short", [8], [9, 10, 11])]
+TEXTS = [TrainingText("long", [5, 6, 7], list(range(10, 30))), TrainingText("short", [8], [9, 10, 11])]
 CPU = torch.device("cpu")
 
 

@@ -14,9 +14,9 @@ from outrider.lab.progress import Quiet
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.train import responses
-from outrider.train.material import Material, gather
+from outrider.train.material import TrainingData, gather
 from outrider.train.responses import ResponsePlan, read_responses
-from outrider.train.texts import Text
+from outrider.train.texts import TrainingText
 from tests.helpers import byte_tokenizer, word_tokenizer
 from tests.unit.train.material import Interrupting, save_responses, save_target, texts
 
@@ -32,11 +32,11 @@ def options(target: Path) -> Options:
     return Options(str(target), drafter="ngram", runtime="eager", max_num_seqs=2)
 
 
-def gathered(tmp_path: Path, out: str, plan: ResponsePlan = PLAN, *, progress: object = None) -> list[Text]:
+def gathered(tmp_path: Path, out: str, plan: ResponsePlan = PLAN, *, progress: object = None) -> list[TrainingText]:
     target = tmp_path / "target"
     if not target.exists():
         save_target(target)
-    material = Material(prompts=str(prompts_file(tmp_path / "prompts.jsonl")))
+    material = TrainingData(prompts=str(prompts_file(tmp_path / "prompts.jsonl")))
     found, _ = gather(
         material, options(target), "tiny", byte_tokenizer(), plan, tmp_path / out, progress or Quiet()  # type: ignore[arg-type]
     )
@@ -110,7 +110,7 @@ def test_tokenizer_drift(tmp_path: Path) -> None:
     path = save_responses(tmp_path / "r.jsonl", texts(2), word_tokenizer(50))
     with pytest.raises(CapabilityError, match="vocabulary is not this target's"):
         read_responses(path, byte_tokenizer(), 257)
-    outside = save_responses(tmp_path / "o.jsonl", [Text("far", [1], [2, 999])])
+    outside = save_responses(tmp_path / "o.jsonl", [TrainingText("far", [1], [2, 999])])
     with pytest.raises(CapabilityError, match="text 'far' has token 999"):
         read_responses(outside, byte_tokenizer(), 257)
 
@@ -121,19 +121,20 @@ def test_prompt_files_with_faults(tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     for content, message in (("", "is empty"), ('{"prompt": "a"}\n{"prompt": 3}\n', "line 2")):
         bad.write_text(content)
+        data = TrainingData(prompts=str(bad))
         with pytest.raises(ConfigError, match=message):
-            gather(Material(prompts=str(bad)), options(tmp_path / "target"), "t", byte_tokenizer(), PLAN, tmp_path / "o", Quiet())
+            gather(data, options(tmp_path / "target"), "t", byte_tokenizer(), PLAN, tmp_path / "o", Quiet())
 
 
 def test_one_source_of_texts(tmp_path: Path) -> None:
     """Combinations that mean nothing are refused by name."""
     for material, message in (
-        (Material(), "got none of them"),
-        (Material(prompts="a", traffic="b"), "prompts and traffic"),
-        (Material(traffic="b"), "--init"),
-        (Material(prompts="a", recorded_answers=True), "--from-traffic"),
+        (TrainingData(), "got none of them"),
+        (TrainingData(prompts="a", traffic="b"), "prompts and traffic"),
+        (TrainingData(traffic="b"), "--init"),
+        (TrainingData(prompts="a", recorded_answers=True), "--from-traffic"),
     ):
         with pytest.raises(ConfigError, match=message):
             material.check(None)
     with pytest.raises(ConfigError, match="no folder"):
-        Material(prompts="a").check(tmp_path / "none")
+        TrainingData(prompts="a").check(tmp_path / "none")

@@ -16,11 +16,11 @@ from outrider.lab.result import read_result
 from outrider.train import feature_cache
 from outrider.train.config import TrainConfig
 from outrider.train.early_exit import EarlyExitRecipe
-from outrider.train.material import Material
+from outrider.train.material import TrainingData
 from outrider.train.measure import MeasurePlan
 from outrider.train.recipe import FeatureBatch, LossReport
 from outrider.train.run import TrainSpec, run_training
-from outrider.train.texts import Text
+from outrider.train.texts import TrainingText
 from outrider.train.train_result import TrainResult
 from tests.unit.train.material import Interrupting, save_responses, spec_for
 
@@ -189,8 +189,8 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_accumulation_is_the_larger_batch(tmp_path: Path) -> None:
     """Two micro-batches of two are one of four up to rounding, where texts are of one length (a step is a mean of means)."""
-    chosen = [Text(f"t{n}", [10 + n, 11], [20 + (n * k) % 30 for k in range(6)]) for n in range(10)]
-    material = Material(responses=save_responses(tmp_path / "even.jsonl", chosen))
+    chosen = [TrainingText(f"t{n}", [10 + n, 11], [20 + (n * k) % 30 for k in range(6)]) for n in range(10)]
+    material = TrainingData(responses=save_responses(tmp_path / "even.jsonl", chosen))
     plan = TrainConfig(epochs=2, batch_size=4, lr=1e-2, held_out=0.2, log_every=1)
     one, two = (
         finished(spec_for(tmp_path, f"{micro}", material=material, config=replace(plan, micro_batch=micro))) for micro in (4, 2)

@@ -9,15 +9,21 @@ import pytest
 import torch
 
 from outrider.drafters.base import DraftSetup
-from outrider.drafters.lookup.lookahead import LookaheadDrafter, LookaheadSettings, NgramPool, Window, _nodes_by_place
+from outrider.drafters.lookup.lookahead import (
+    GuessWindow,
+    LookaheadDrafter,
+    LookaheadSettings,
+    NgramPool,
+    _nodes_by_place,
+)
 from outrider.errors import ConfigError
 from outrider.rows import Rows
 from outrider.trees.token_tree import TokenTree, to_draft
 from tests.unit.drafters.fake_target import join, step, target_logits
 
 
-def _window(*columns: list[int]) -> Window:
-    window = Window(len(columns), len(columns[0]), text=[0])
+def _window(*columns: list[int]) -> GuessWindow:
+    window = GuessWindow(len(columns), len(columns[0]), text=[0])
     window.columns = [list(column) for column in columns]
     return window
 

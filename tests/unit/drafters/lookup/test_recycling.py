@@ -12,9 +12,9 @@ from outrider.drafters.lookup.recycling import (
     RANK_ACCEPTANCE,
     UNKNOWN,
     FollowerTable,
-    Place,
     RecyclingDrafter,
     RecyclingSettings,
+    ShapeNode,
     tree_shape,
 )
 from outrider.errors import ConfigError
@@ -36,7 +36,7 @@ def _next(token: int) -> int:
     return (token + 7) % V
 
 
-def _chance(shape: list[Place], place: int) -> float:
+def _chance(shape: list[ShapeNode], place: int) -> float:
     path = []
     while place >= 0:
         path.append(RANK_ACCEPTANCE[shape[place].rank])
@@ -72,7 +72,8 @@ def test_unknown_favourites_leave_holes() -> None:
     """Catches a guess of token -1, and places whose parent is missing hung somewhere else."""
     table = FollowerTable(V, 2)
     table.update([1, 2], np.array([[2, 3], [4, UNKNOWN]], dtype=np.int32))
-    shape = [Place(-1, 0), Place(-1, 1), Place(0, 0), Place(0, 1), Place(1, 0), Place(2, 0), Place(3, 0)]
+    nodes = ((-1, 0), (-1, 1), (0, 0), (0, 1), (1, 0), (2, 0), (3, 0))
+    shape = [ShapeNode(*node) for node in nodes]
     tree = table.grow(1, shape, budget=9)
     assert (tree.tokens, tree.parents) == ([2, 3, 4], [-1, -1, 0])
     assert len(table.grow(30, shape, budget=9)) == 0

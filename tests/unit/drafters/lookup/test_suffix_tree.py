@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from outrider.drafters.lookup.suffix_tree import END, WIDE, Matches, Node, SuffixTree, likeliest
+from outrider.drafters.lookup.suffix_tree import END, WIDE, Matches, SuffixNode, SuffixTree, likeliest
 
 
 def substrings(texts: Sequence[Sequence[int]], max_depth: int) -> Counter[tuple[int, ...]]:
@@ -27,7 +27,7 @@ def spelled(tree: SuffixTree) -> dict[tuple[int, ...], int]:
     """The same, read from the tree; on the way: forks have two children, keys are first tokens."""
     found = {}
 
-    def walk(node: Node, above: tuple[int, ...]) -> None:
+    def walk(node: SuffixNode, above: tuple[int, ...]) -> None:
         edge = tuple(node.text[node.start : node.end])
         for end in range(1, len(edge) + 1):
             found[above + edge[:end]] = node.count
@@ -40,7 +40,7 @@ def spelled(tree: SuffixTree) -> dict[tuple[int, ...], int]:
     return found
 
 
-def nodes(node: Node) -> Iterator[Node]:
+def nodes(node: SuffixNode) -> Iterator[SuffixNode]:
     yield node
     for child in (node.children or {}).values():
         yield from nodes(child)
@@ -86,7 +86,7 @@ def test_growing_text(max_depth: int, vocabulary: int) -> None:
             assert [_at(tree, end) for end in ends if expected[end] > 1] == tree.points
 
 
-def _at(tree: SuffixTree, path: Sequence[int]) -> tuple[Node, int]:
+def _at(tree: SuffixTree, path: Sequence[int]) -> tuple[SuffixNode, int]:
     """Where reading `path` from the root ends."""
     node, passed = tree.root, 0
     for token in path:

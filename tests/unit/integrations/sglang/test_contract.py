@@ -18,8 +18,8 @@ import torch
 
 from outrider.integrations.sglang.lookups import Lookups
 from outrider.integrations.sglang.worker import ARGUMENTS, TABLE, WORKER
-from outrider.integrations.vllm.drafting import Drafting
-from outrider.integrations.vllm.lookups import Plan
+from outrider.integrations.vllm.drafting import BatchDrafter
+from outrider.integrations.vllm.lookups import LookupPlan
 from outrider.integrations.vllm.options import Chosen
 from outrider.integrations.vllm.target import TextOnly
 from tests.unit.integrations.sglang.stand_in import CONTEXT, VOCABULARY, Request, rule
@@ -100,7 +100,7 @@ def test_its_preparation_of_drafts_works_with_ours(overlap: bool) -> None:
     names: dict[str, Any] = {}
     exec(compile(ast.Module(body=list(wanted), type_ignores=[]), "ngram_worker", "exec"), {"np": np, "torch": torch}, names)
     target = TextOnly("m", VOCABULARY, CONTEXT, "m")
-    drafting = Drafting(Plan.choose(Chosen("suffix", {})).build(target, NUMBER - 1), "suffix", VOCABULARY)
+    drafting = BatchDrafter(LookupPlan.choose(Chosen("suffix", {})).build(target, NUMBER - 1), "suffix", VOCABULARY)
     lookups = Lookups(drafting, NUMBER, CONTEXT)
     worker = SimpleNamespace(draft_token_num=NUMBER, max_trie_depth=18, enable_overlap=overlap, ngram_corpus=lookups)
     worker._efficient_concat_last_n = lambda *given: names["_efficient_concat_last_n"](worker, *given)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from outrider.errors import CapabilityError, ConfigError
 from outrider.integrations.vllm import Proposer
-from outrider.integrations.vllm.proposer import Limits
+from outrider.integrations.vllm.proposer import ProposalLimits
 from tests.unit.integrations.vllm.scheduler import CONTEXT, VOCABULARY, Runner, configuration, drafting_with, rule
 
 FORGETFUL = {"ngram": {}, "suffix": {"max_tokens": 0}}  # whose drafts follow from the text alone
@@ -192,7 +192,7 @@ def test_no_room_no_draft() -> None:
 
 def test_the_table_by_batch_size_is_honoured() -> None:
     """vLLM hands its table to its own drafters only. Gaps, and what lies behind the last line, belong to the line before."""
-    limits = Limits(configuration(5, num_speculative_tokens_per_batch_size=[(2, 3, 4), (6, 8, 0)]))
+    limits = ProposalLimits(configuration(5, num_speculative_tokens_per_batch_size=[(2, 3, 4), (6, 8, 0)]))
     assert [limits.most(rows) for rows in range(1, 10)] == [0, 4, 4, 4, 4, 0, 0, 0, 0]
 
 

@@ -13,7 +13,7 @@ from outrider.lab.configuration import Configuration
 from outrider.lab.explain import explain as explain_module
 from outrider.lab.explain.explain import check, explain
 from outrider.lab.explain.explain_result import LETTERS, ExplainResult
-from outrider.lab.explain.recorded import Question, Recording, record
+from outrider.lab.explain.recorded import Question, RecordedPrompt, record
 from outrider.lab.result import read_result
 from outrider.lab.runner import Runner
 from outrider.sampling.params import SamplingParams
@@ -104,7 +104,7 @@ def test_an_interrupted_run_goes_on(pair: tuple[str, str], tmp_path: Path, monke
     whole = explained(pair, "draft-model k=4", WARM, tmp_path)
     decoded: list[str] = []
 
-    def counted(contender: object, question: Question, params: SamplingParams) -> Recording:
+    def counted(contender: object, question: Question, params: SamplingParams) -> RecordedPrompt:
         if len(decoded) == 2:
             raise KeyboardInterrupt
         decoded.append(question.id)
@@ -129,7 +129,7 @@ def test_an_interrupted_run_goes_on(pair: tuple[str, str], tmp_path: Path, monke
 def test_ctrl_c_in_the_first_prompt_is_passed_on(
     pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(*arguments: object) -> Recording:
+    def stopped(*arguments: object) -> RecordedPrompt:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(explain_module, "record", stopped)
@@ -142,7 +142,7 @@ def test_a_recording_is_plain_data(pair: tuple[str, str]) -> None:
 
     contender = contender_of(pair, "draft-model k=6 tree=parallel:2")
     recording = record(contender, Question(PROMPTS[0]), replace(WARM, seed=1))
-    assert Recording.from_json(recording.as_json()) == recording
+    assert RecordedPrompt.from_json(recording.as_json()) == recording
     assert any(step.replacement for step in recording.steps)
     assert all(0 < step.draft_s < step.seconds for step in recording.steps[1:])
     assert recording.stats.emitted == len(recording.output)

@@ -19,7 +19,7 @@ from outrider.lab.workload.containers.blocks import read_blocks
 from outrider.lab.workload.containers.entry import Entry
 from outrider.lab.workload.containers.lines import read_lines
 from outrider.lab.workload.containers.values import read_array, read_documents
-from outrider.lab.workload.files import Source
+from outrider.lab.workload.files import RequestFile
 from outrider.lab.workload.types import BadLine, Request
 
 MANY = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -31,7 +31,7 @@ VALUES = st.recursive(
 
 
 def read(path: Path, **options: Any) -> tuple[list[Request], list[BadLine]]:
-    found = list(Source(path, path.name, **options).requests())
+    found = list(RequestFile(path, path.name, **options).requests())
     return [one for one in found if isinstance(one, Request)], [one for one in found if isinstance(one, BadLine)]
 
 
@@ -63,7 +63,7 @@ def test_bad_lines_have_their_own_numbers(tmp_path: Path, lines: list[str]) -> N
     bad = [n for n, kind in enumerate(lines, 1) if kind not in ("good", "blank")]
     good = [n for n, kind in enumerate(lines, 1) if kind == "good"]
     found = list(read_lines(io.StringIO("\n".join(texts))))
-    source = Source(saved(tmp_path, "\n".join(texts)), "x")
+    source = RequestFile(saved(tmp_path, "\n".join(texts)), "x")
     read_back = [one for entry in found for one in source._read(entry)]
     assert [one.number for one in read_back if isinstance(one, BadLine)] == bad
     assert [one.prompt for one in read_back if isinstance(one, Request)] == [f"p{n}" for n in good]
@@ -216,7 +216,7 @@ def test_reading_stops_where_the_reader_stops(tmp_path: Path) -> None:
     for text in ('[{"prompt": "a"}, ' + '{"prompt": "b"}, ' * 200_000 + "###", '{"prompt": "a"}\n' * 200_000 + "\xff"):
         path = saved(tmp_path, text)
         with path.open("rb", buffering=0) as raw:
-            entries = Source(path, "x")._entries(raw)
+            entries = RequestFile(path, "x")._entries(raw)
             next(iter(entries))
             assert raw.tell() < path.stat().st_size / 2
 
@@ -225,7 +225,7 @@ def test_reading_stops_where_the_reader_stops(tmp_path: Path) -> None:
 
 
 def test_plain_text_is_a_prompt_per_block(tmp_path: Path) -> None:
-    source = Source(saved(tmp_path, "\n\nfirst\r\n  second line\n \t\nthird\n\n\n"), "t")
+    source = RequestFile(saved(tmp_path, "\n\nfirst\r\n  second line\n \t\nthird\n\n\n"), "t")
     found = list(source.requests())
     assert [(r.prompt, r.id) for r in found if isinstance(r, Request)] == [
         ("first\n  second line", "t:3"),

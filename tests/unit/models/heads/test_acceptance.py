@@ -12,7 +12,13 @@ import torch
 
 from outrider.drafters.parallel import LawStop, draft_chain
 from outrider.errors import CheckpointError, ConfigError
-from outrider.models.heads.acceptance import NUM_FEATURES, AcceptanceConfig, AcceptanceHead, Places, law_features
+from outrider.models.heads.acceptance import (
+    NUM_FEATURES,
+    AcceptanceConfig,
+    AcceptanceHead,
+    DraftPositions,
+    law_features,
+)
 from outrider.rows import Rows
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
 from outrider.sampling.params import SamplingParams
@@ -37,7 +43,7 @@ def head(seed: int = 0, token_size: int = 0, scale: float = 1.0) -> AcceptanceHe
 
 def test_features_by_hand() -> None:
     """Catches features of another order, or ones that break on certainty and on small vocabularies."""
-    places = Places.of(torch.tensor([[0.5, 0.25, 0.25]]), ONE, torch.tensor([0.1]), NO)
+    places = DraftPositions.of(torch.tensor([[0.5, 0.25, 0.25]]), ONE, torch.tensor([0.1]), NO)
     found = law_features(places, ~NO)[0]
     assert found.shape == (NUM_FEATURES,)
     assert found[:3].tolist() == pytest.approx([math.log(0.5) / 4, math.log(0.25) / 4, math.log(0.25) / 4])
@@ -45,7 +51,7 @@ def test_features_by_hand() -> None:
     behind = law_features(places, ~NO, ONE)[0]
     assert behind[:-2].tolist() == found[:-2].tolist()
     assert behind[-2:].tolist() == pytest.approx([math.log(0.25), 1.0])
-    certain = law_features(Places.of(torch.eye(50)[:1], ONE, torch.zeros(1), ~NO), NO)[0]
+    certain = law_features(DraftPositions.of(torch.eye(50)[:1], ONE, torch.zeros(1), ~NO), NO)[0]
     assert torch.isfinite(certain).all()
     assert certain[-7:].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]  # of the first token, what came before says nothing
 
@@ -61,7 +67,7 @@ def test_tokens_by_hand() -> None:
     law = torch.tensor([[0.5, 0.25, 0.25]])
 
     def said(previous: int, drawn: int | None, law: torch.Tensor = law) -> float:
-        places = Places.of(law, torch.tensor([previous]), torch.tensor([0.1]), NO)
+        places = DraftPositions.of(law, torch.tensor([previous]), torch.tensor([0.1]), NO)
         return float(one(places, NO, None if drawn is None else torch.tensor([drawn])))
 
     assert said(1, 2) == pytest.approx(10 + 2 * 100, rel=1e-4)  # SiLU keeps numbers this large, nearly

@@ -12,7 +12,7 @@ from outrider.models.graphs import GraphedPass
 from outrider.models.loading.load import build_lm
 from outrider.models.signals import AFTER_NORM
 from outrider.runtime.blocks import NotLoweredError
-from outrider.runtime.gpu.places import Place, places_of, read_elsewhere
+from outrider.runtime.gpu.places import ValueOffset, places_of, read_elsewhere
 from outrider.runtime.gpu.run import DeviceRun, use_device_run
 from outrider.runtime.gpu.source import kernel_text
 from outrider.runtime.gpu.writer import SPLIT, UNARY
@@ -100,7 +100,7 @@ def test_wide_elementwise_phases_are_divided() -> None:
     first, second, last = (View(value, 1, size, 0, size) for value in range(3))
     program.body = [Op(Code.SILU, (first,), second), Op(Code.MUL, (second, first), last)]
     program.logits = last
-    made = kernel_text(program.body, program, {value: Place(value, size) for value in range(3)}, {2})
+    made = kernel_text(program.body, program, {value: ValueOffset(value, size) for value in range(3)}, {2})
     assert made.columns == size
     assert made.stored == {2}  # what only this phase reads stays in registers
 
@@ -109,7 +109,7 @@ def test_an_operation_without_a_kernel_is_named() -> None:
     program = Program(values=[Value(4, torch.float32)])
     op = Op(Code.ATTENTION, (View(0, 1, 4),), View(0, 1, 4))
     with pytest.raises(NotLoweredError, match="operation attention on a CUDA device"):
-        kernel_text([op], program, {0: Place(0, 4)}, set())
+        kernel_text([op], program, {0: ValueOffset(0, 4)}, set())
 
 
 def test_attention_without_a_kernel_is_refused() -> None:
