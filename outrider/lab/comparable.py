@@ -8,7 +8,7 @@ A result says which they are by its method `comparable`:
 The label is what is compared: equal labels are the same number, so it holds everything that tells cells apart (task, batch
 size, configuration by its text form, never by its index in a list). An `Interval` is a measurement. A plain float is exact: it
 would come out the same again (a count, a size), and any difference is one. A measurement that has no interval is
-`Interval.unknown(value)`, about which nothing can be said. A ratio of sums over prompts should say its `parts` too: over the same
+`Interval.unknown(value)`: its spread is not known. A ratio of sums over prompts should state its `parts` too: over the same
 prompts a change is then found prompt by prompt (outrider/lab/pairing.py), which tells far smaller ones.
 """
 

@@ -35,7 +35,7 @@ MAX_DIFFERENCES = 40
 
 @dataclass(frozen=True)
 class Difference:
-    """Something said about both runs, and differently."""
+    """A fact that both runs record, with different values."""
 
     what: str
     old: str

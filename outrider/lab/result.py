@@ -55,7 +55,7 @@ class Interval(Record):
 
     @classmethod
     def unknown(cls, value: float) -> Interval:
-        """A number that was measured, but nothing can be said about its uncertainty."""
+        """A number that was measured, with an unknown uncertainty."""
         return cls(value=value, low=0.0, high=math.inf)
 
 

@@ -101,7 +101,7 @@ class Contender:
         return [Trace(done, self.recorder.steps.get(n, []), began, share) for n, done in enumerate(completions)]
 
     def close(self) -> None:
-        """Let the drafter save what it was told to keep."""
+        """Let the drafter save what its settings ask it to keep."""
         self._llm.close()
 
 

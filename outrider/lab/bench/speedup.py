@@ -78,7 +78,7 @@ def is_tight(found: Speedup | None, precision: float) -> bool:
 
 def prompts_needed(found: Sequence[Sample], precision: float) -> int | None:
     """The number of prompts that would reach the precision where more rounds cannot. None where they can, or where it
-    cannot be told (fewer than two rounds, or one prompt)."""
+    is unknown (fewer than two rounds, or one prompt)."""
     by_prompt = _by_prompt(found)
     repeated = [group for group in by_prompt.values() if len(group) > 1]
     now = speedup(found)

@@ -77,7 +77,7 @@ def run_group(
     group_number: int, baselines: Mapping[int, int], failed: Callable[[int, OutriderError], None], done: Callable[[], None],
     repeats: Repeats,
 ) -> list[RunNote]:  # fmt: skip
-    """All `numbers`, in this order. One that fails is told to `failed` and has no notes; a plain one raises."""
+    """All `numbers`, in this order. One that fails is reported to `failed` and has no notes; a plain one raises."""
     params = [plan.params(key.temperature, one.number, turn, one.max_tokens) for one in group]
     traces: dict[int, list[Trace]] = {}
     attempts: dict[int, int] = {}

@@ -81,7 +81,7 @@ class Enumeration:
 
 @dataclass
 class Outcomes:
-    """Every outcome of one step: which proposal it began with, its probability, what the verifier said."""
+    """Every outcome of one step: which proposal it began with, its probability, what the verifier emitted."""
 
     proposal: Tensor  # (R,) index into Proposals
     weights: Tensor  # (R,) fp64, sum 1

@@ -159,7 +159,7 @@ class Subject:
     @torch.inference_mode()
     def join(self, decoder: WatchedDecoder, rows: Sequence[Row]) -> None:
         """Rows with the same tokens join: the text is fed once and its keys and values copied, as a prefix cache would. A drafter
-        that reads hidden states is told of them for every row."""
+        that reads hidden states gets them for every row."""
         drafter, target = decoder.drafter, decoder.target
         for row in rows:
             decoder.add(row)

@@ -1,7 +1,7 @@
 """Why two texts part that should be equal: a near-tie that rounding turned over, or something that must not happen.
 
-Three causes are told apart, by the scores the run itself saw at the first differing token, and by the target's scores when it is
-fed the common text once more, token by token as plain decoding does:
+Three causes are distinguished by the scores the run itself saw at the first differing token, and by the target's scores when it
+is fed the common text once more, token by token as plain decoding does:
 
     verifier   the run's own scores favour another token than the one it kept
     rounding   they favour it, by a gap within the rounding of the model's dtype

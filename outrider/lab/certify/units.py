@@ -12,7 +12,7 @@ from outrider.lab.progress import Progress, Quiet
 
 @dataclass
 class Units:
-    """A store of finished units, and the listeners that hear of them."""
+    """A store of finished units, and the listeners that are notified of them."""
 
     journal: Journal | None = None
     progress: Progress = field(default_factory=Quiet)

@@ -45,7 +45,7 @@ def explain(
 
     Close the journal when the result is safe. After Ctrl-C the result is of the prompts that were finished (`interrupted`), or
     KeyboardInterrupt is raised where none was. Raises ConfigError for plain decoding or a journal of another plan,
-    CapabilityError where causes cannot be told apart, RequestError for a prompt that cannot run.
+    CapabilityError where causes cannot be distinguished, RequestError for a prompt that cannot run.
     """
     progress = progress or Quiet()
     check(configuration, params, lossy=options.lossy)

@@ -39,7 +39,7 @@ MAX_CHUNK = 128  # tokens
 
 @dataclass(frozen=True)
 class FinishedText:
-    """What was said, and how it was sampled."""
+    """The emitted tokens, and how they were sampled."""
 
     prompt: Sequence[int]
     output: Sequence[int]

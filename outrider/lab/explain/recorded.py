@@ -57,7 +57,7 @@ def record(contender: Contender, question: Question, params: SamplingParams) -> 
 
 
 def finished_text(contender: Contender, question: Question, recording: RecordedPrompt, params: SamplingParams) -> FinishedText:
-    """What was said, and how."""
+    """The emitted tokens, and how they were sampled."""
     return FinishedText(
         prompt=list(question.tokens), output=recording.output, params=params,
         limit=params.limit(contender.built.context - len(question.tokens)), seed=recording.seed,

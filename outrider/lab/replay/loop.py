@@ -106,7 +106,7 @@ class ReplayLoop:
         self.drafted = draft.lists[1]
 
     def _verdict(self, draft: Draft) -> Verdict:
-        """`greedy_verdict` of a target that says what was said. Off that path its choices are unknown, and not asked for."""
+        """`greedy_verdict` of a target that repeats the recorded text. Off that path its choices are unknown, and not needed."""
         choice = [row.emitted_after(levels) for row, levels in zip(self.rows, draft.levels, strict=True)]  # type: ignore[attr-defined]
         ends = agreeing_ends(draft, choice)
         return path_verdict(draft, ends, [emitted[end + 1] for emitted, end in zip(choice, ends, strict=True)])

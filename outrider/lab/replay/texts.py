@@ -1,7 +1,7 @@
-"""What is replayed: prompts and what was said to them, as token ids; and how a log of text becomes that.
+"""What is replayed: prompts and their recorded answers as token ids, and how a log of text becomes that.
 
-The tokens of a log are the tokenizer's for its text. They can differ from those the model said, which may write a word in pieces
-that a tokenizer would not cut it into; that is rare. Nor does a log have the token that ended an answer: an answer that was not
+The tokens of a log are the tokenizer's for its text. They can differ from those that the model emitted, which may write a word in
+pieces that a tokenizer would not cut it into; that is rare. Nor does a log have the token that ended an answer: an answer not
 cut by its limit gets the end token of the chat template or the tokenizer, as the model must have emitted one.
 """
 

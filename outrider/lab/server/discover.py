@@ -1,6 +1,6 @@
 """What a server is: engine, version, model, and whether it shows its counters. All of it asked, none of it assumed.
 
-An engine is told by the prefix of its counters, else by the owner of its model, else by the title of the API's own description
+An engine is recognised by the prefix of its counters, else by the owner of its model, else by the title of the API's description
 (llama-cpp-python calls the owner "me" and the API "llama.cpp Python API").
 """
 

@@ -1,7 +1,7 @@
 """What is sent to a server, and how much of it at a time; the body of a request under both OpenAI endpoints.
 
 Only what was asked for is sent: a parameter at its default is the server's to choose (vLLM takes the model's generation
-config, llama.cpp its own top-k and min-p), which is said in the notes when texts are sampled.
+config, llama.cpp its own top-k and min-p); the notes mention it when texts are sampled.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ REASONING = ("reasoning_content", "reasoning")  # two names of one text
 
 
 class BadStreamError(Exception):
-    """The server sent something that is no chunk (`kind` malformed), or said itself that it failed (aborted)."""
+    """The server sent something that is no chunk (`kind` malformed), or reported that it failed (aborted)."""
 
     def __init__(self, message: str, kind: str = "malformed", status: int | None = None) -> None:
         super().__init__(message)

@@ -108,8 +108,8 @@ class _Group:
         return self.precision - np.outer(sums, sums) / sums.sum()
 
     def level(self, mean: np.ndarray) -> float:
-        """What the group has in common: plain decoding's seconds, which do not depend on what texts suit whom; where it did not
-        run, what the others say if they are as fast as `mean` says."""
+        """What the group has in common: plain decoding's seconds, which do not depend on the drafter. Where it did not run, it is
+        estimated from the others, as if each were as fast as `mean` states."""
         if self.plain is not None:
             return float(self.seconds[self.plain])
         sums = self.precision.sum(axis=1)

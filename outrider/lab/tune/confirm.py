@@ -110,7 +110,7 @@ def log_seconds(laps: Sequence[Lap], task: str | None = None) -> Laps:
 def summarise(
     laps: Sequence[Lap], plain: Configuration, *, greedy: bool, beliefs: Mapping[str, Belief] | None = None
 ) -> list[Confirmed]:
-    """Every finalist over plain decoding, those left out whose first steps said everything: nothing of them was timed. `beliefs`:
+    """Every finalist over plain decoding, without those whose first steps ended the text: nothing of them was timed. `beliefs`:
     "all" and by task."""
     base = {lap.group: lap for lap in laps if lap.configuration == plain.label}
     labels = dict.fromkeys(lap.configuration for lap in laps if lap.configuration != plain.label and lap.tokens)

@@ -5,7 +5,7 @@
     an early-exit head                 'early-exit head=FOLDER'
     an acceptance head                 ends the draft model's drafts: 'draft-model stop=acceptance acceptance_head=FOLDER'
 
-They are told apart by their files, of weights by the headers alone. Heads that come with the target (the demo's, the
+They are distinguished by their files, weights by their headers alone. Heads that come with the target (the demo's, the
 MTP head of a checkpoint) take part without being named.
 """
 
@@ -37,7 +37,7 @@ class Drafts:
 
 
 def read_drafts(options: Options, more: Sequence[str] = ()) -> Drafts:
-    """`options.draft` and `more`, told apart.
+    """`options.draft` and `more`, sorted by kind.
 
     Raises ConfigError for two draft models or a folder whose name no configuration can hold, CheckpointError for a head that was
     not made for this target.

@@ -126,7 +126,7 @@ class Race:
         return newcomers[: max(self._rules.on_track - len(found), 0)]
 
     def _is_decided(self, belief: Belief, done: int, track: Sequence[str]) -> bool:
-        """Never before plain decoding ran enough for its speedup to be told."""
+        """Never before plain decoding ran often enough to know a speedup over it."""
         if done < self._min_groups(PLAIN_GROUPS):
             return False
         leader = max((label for label in track if label != PLAIN), key=belief.speedup)

@@ -51,7 +51,7 @@ class Recommendation(Record):
 
 
 class Words(Record):
-    """The recommendation as another engine would be told; built by `export/`."""
+    """The recommendation as another engine's options; built by `export/`."""
 
     engine: str
     text: str  # to copy; empty where the engine has no such thing

@@ -1,4 +1,4 @@
-"""`grade`: whether a text answers a request rightly, where that can be told without a judge.
+"""`grade`: whether a text answers a request rightly, where that can be decided without a judge.
 
     reasoning, or a numeric reference   the final answer is compared (`answers.py`)
     code                                never graded: it would have to be run, and what a model wrote is not run here

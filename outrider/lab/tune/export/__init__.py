@@ -1,4 +1,4 @@
-"""The advice in the words of other engines: what they would be told to do the same, and where they cannot.
+"""The recommendation as options of other engines: what makes them do the same, and where they cannot.
 
 One module an engine, each a function from `Advice` to `Words`. Option names drift between versions, so notes say where they did.
 No engine has every drafter: where one lacks the recommended drafter, its words are about the best that it has, and say so. Speeds

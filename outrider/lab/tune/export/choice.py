@@ -1,4 +1,4 @@
-"""Which of the configurations that were tuned an engine can be told, and what the load schedule becomes there."""
+"""Which of the tuned configurations an engine supports, and what the load schedule becomes there."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Tuned(Advice):
         return notes
 
     def _lacking(self, drafters: Collection[str], trees: Collection[str]) -> str:
-        """Why the engine cannot be told what is recommended; "" where it could be told something close to it."""
+        """Why the engine cannot do what is recommended; "" where it can do something close to it."""
         recommended = Configuration.parse(self.recommended.configuration)
         if is_ours_alone(recommended):
             return ", which no other program reads"

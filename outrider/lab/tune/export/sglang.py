@@ -1,6 +1,6 @@
 """SGLang's server arguments. A chain of k: k steps, one branch, k + 1 tokens to verify (the pending one counts); a best-first
 tree, which it grows as EAGLE-2 does, has as many steps as levels, and `top_k` branches. Block heads are drafted whole. Look-ups
-that it does not have are Outrider's own (docs/sglang.md), told by the environment."""
+that it does not have are Outrider's own (docs/sglang.md), named in the environment."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 `rejection_sample_method: block` is not in it. vLLM's model runner V1 (the default of older versions, and of any without Triton)
 takes the key and does not have the method; worse, it then drafts greedily whatever `draft_sample_method` says, and accepts with
-p alone. Token by token, both runners do what they are told.
+p alone. Token by token, both runners follow their settings.
 
 Heads were tried in 0.32 (docs/train.md, "In vLLM"): methods eagle, eagle3, medusa (a chain of best guesses, no tree), dflash;
 block heads with a Markov or a confidence head are its dspark, which needs its model runner V2, so a GPU.

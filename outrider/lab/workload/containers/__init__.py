@@ -1,4 +1,4 @@
-"""How entries lie in a file: one a line, JSON values one after another, or blocks of text. Told by how the file begins.
+"""How entries lie in a file: one a line, JSON values one after another, or blocks of text. The beginning of a file decides.
 
 Each reader yields `Entry` or `BadLine`, keeps no more of the file than one entry, and counts lines from 1.
 """

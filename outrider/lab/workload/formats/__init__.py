@@ -1,4 +1,4 @@
-"""Which form one entry has, and the requests in it. Told by its fields, entry by entry: a file may mix forms.
+"""Which form one entry has, and the requests in it. Its fields decide, entry by entry: a file may mix forms.
 
 `FORMATS` is a table of forms in the order in which they are tried; the first whose fields an entry has reads it. A field that
 is null counts as absent. A form of your own is a `read` function and one line here.

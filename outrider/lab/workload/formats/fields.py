@@ -1,4 +1,4 @@
-"""Fields of an entry, checked: text, numbers, conversations. What is wrong is said by raising `UnusableError`."""
+"""Fields of an entry, checked: text, numbers, conversations. A wrong one raises `UnusableError`."""
 
 from __future__ import annotations
 

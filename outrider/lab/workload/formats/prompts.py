@@ -3,7 +3,7 @@
     {"prompt": "Question: ...\\nAnswer:", "id": "q1", "task": "reasoning", "reference": "18", "max_tokens": 200}
     {"messages": [{"role": "user", "content": "Hello"}], "answer": "Hi!"}
 
-`answer`, `response` or `completion` is what a model said. A conversation that ends with the assistant holds its answer (OpenAI's
+`answer`, `response` or `completion` is a model's answer. A conversation that ends with the assistant holds its answer (OpenAI's
 files for fine-tuning are of this kind). Other fields are not looked at.
 """
 
@@ -52,7 +52,7 @@ def read(entry: Fields, turns: Turns) -> list[Request]:
 
 
 def recorded_answer(entry: Fields) -> str | None:
-    """What the model said: as text, or as a stored response of an OpenAI-compatible server."""
+    """The model's answer: as text, or as a stored response of an OpenAI-compatible server."""
     for name in ANSWERS:
         if isinstance(entry.get(name), dict):
             return response_text(entry[name])

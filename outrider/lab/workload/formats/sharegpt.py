@@ -3,7 +3,7 @@
     {"id": "QWJhYvA_0", "conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]}
 
 The first question becomes a request and the first answer its recorded answer; with `turns="all"` every question with an answer
-does, with everything that was said before it.
+does, with the conversation before it.
 """
 
 from __future__ import annotations
