@@ -6,8 +6,8 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from outrider.serve import refusals
+from outrider.serve.api.generating import generating_routes
 from outrider.serve.gate import Gate
-from outrider.serve.generating import generating_routes
 from outrider.serve.ignored import HEADER
 from outrider.serve.information import information_routes
 from outrider.serve.playground import router as playground_routes

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.serve.errors import SERVER, ApiError
 from outrider.serve.ignored import header_of
-from outrider.serve.metrics import ServerMetrics
+from outrider.serve.observability.metrics import ServerMetrics
 from outrider.serve.refusals import answer
 
 log = logging.getLogger("outrider.serve")

@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from outrider.serve.conversation import render, unread_thoughts
+from outrider.serve.api.conversation import render, unread_thoughts
+from outrider.serve.api.exchange import check_ids
+from outrider.serve.api.generating import ERRORS
 from outrider.serve.errors import ApiError, unavailable
-from outrider.serve.exchange import check_ids
-from outrider.serve.generating import ERRORS
 from outrider.serve.ignored import ignored_fields
 from outrider.serve.routing import check_open, model_named, served_named
 from outrider.serve.schema.answers import ErrorAnswer, Health, ModelCard, ModelList, Ready, Version

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from outrider.engine.engine import Engine, make_engine
-from outrider.serve.monitoring import Monitoring
+from outrider.serve.observability.monitoring import Monitoring
 from outrider.serve.served import Serves
 from outrider.serve.settings import ServedModel, ServerSettings
 

@@ -25,8 +25,8 @@ from starlette.types import ASGIApp
 from outrider.errors import ConfigError
 from outrider.serve.app import make_app
 from outrider.serve.loading import load_engines
-from outrider.serve.logs import Logging
-from outrider.serve.monitoring import Monitoring
+from outrider.serve.observability.logs import Logging
+from outrider.serve.observability.monitoring import Monitoring
 from outrider.serve.served import ServerState, Serves
 from outrider.serve.settings import ServerSettings
 

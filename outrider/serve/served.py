@@ -13,15 +13,15 @@ from outrider.errors import ConfigError, did_you_mean
 from outrider.grammar import Grammars
 from outrider.models.loading.generation_config import SamplingDefaults
 from outrider.sampling.params import SamplingParams
+from outrider.serve.api.reasoning import Reasoning
+from outrider.serve.api.reasoning_formats import AUTO
+from outrider.serve.api.response_store import ResponseStore
+from outrider.serve.api.texts import SharedTokenizer
 from outrider.serve.ignored import IgnoredLog
-from outrider.serve.metrics import ServerMetrics
-from outrider.serve.reasoning import Reasoning
-from outrider.serve.reasoning_formats import AUTO
-from outrider.serve.response_store import ResponseStore
+from outrider.serve.observability.metrics import ServerMetrics
+from outrider.serve.observability.selftest import SelfTest, Tested
 from outrider.serve.rules import Rule
-from outrider.serve.selftest import SelfTest, Tested
 from outrider.serve.settings import ServerSettings
-from outrider.serve.texts import SharedTokenizer
 from outrider.text import Detokenizer
 
 

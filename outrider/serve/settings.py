@@ -10,7 +10,7 @@ from outrider.build import Options
 from outrider.engine.request import EngineSettings
 from outrider.errors import ConfigError, did_you_mean
 from outrider.models.loading.generation_config import checked_choice
-from outrider.serve.reasoning_formats import AUTO, check_name
+from outrider.serve.api.reasoning_formats import AUTO, check_name
 from outrider.serve.rules import Rule
 
 MIB = 1 << 20

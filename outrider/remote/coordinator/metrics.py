@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from outrider.remote.coordinator.fleet import Fleet
-from outrider.serve.metrics_families import PREFIX
+from outrider.serve.observability.metrics_families import PREFIX
 
 REPLICA = ("model_name", "replica")
 

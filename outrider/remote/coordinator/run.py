@@ -20,7 +20,7 @@ from outrider.remote.coordinator.fleet import Fleet
 from outrider.remote.coordinator.metrics import FleetMetrics
 from outrider.remote.coordinator.settings import CoordinatorSettings
 from outrider.remote.identity import model_identity
-from outrider.serve.monitoring import Monitoring
+from outrider.serve.observability.monitoring import Monitoring
 from outrider.serve.run import Status, run_server
 from outrider.serve.served import ServerState, Serves
 from outrider.serve.settings import ServedModel

@@ -27,8 +27,8 @@ from outrider.remote.coordinator.journey import RetryLimits
 from outrider.remote.coordinator.replica import Timeouts
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.security import ClientSecurity
+from outrider.serve.api.reasoning_formats import AUTO
 from outrider.serve.config_file import check_keys, read_config
-from outrider.serve.reasoning_formats import AUTO
 from outrider.serve.settings import ServedModel, ServerSettings
 
 MODEL_KEYS = ("name", "model", "endpoints", "trust_remote_code", "revision", "reasoning_parser")

@@ -22,8 +22,8 @@ from outrider.remote.draft.texts import HostedTexts, Job
 from outrider.remote.draft.worker import Worker
 from outrider.remote.protocol import stubs
 from outrider.remote.serving import GrpcServer, ServiceSettings, until_signal
-from outrider.serve.logs import Logging
-from outrider.serve.tracing import Tracing
+from outrider.serve.observability.logs import Logging
+from outrider.serve.observability.tracing import Tracing
 
 log = logging.getLogger("outrider.service")
 LAST_WORDS_S = 1.0  # for calls that were told to end

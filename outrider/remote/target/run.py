@@ -25,10 +25,10 @@ from outrider.remote.protocol import messages, stubs
 from outrider.remote.serving import GrpcServer, ServiceSettings, until_signal
 from outrider.remote.target.facts import model_facts
 from outrider.remote.target.service import TargetService
-from outrider.serve.logs import Logging
-from outrider.serve.metrics import ServerMetrics
-from outrider.serve.metrics_families import PREFIX
-from outrider.serve.monitoring import Monitoring
+from outrider.serve.observability.logs import Logging
+from outrider.serve.observability.metrics import ServerMetrics
+from outrider.serve.observability.metrics_families import PREFIX
+from outrider.serve.observability.monitoring import Monitoring
 from outrider.serve.served import Serves
 from outrider.serve.settings import ServedModel
 

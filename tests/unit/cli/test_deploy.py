@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from outrider.demo import demo_paths
-from outrider.serve.metrics_families import GAUGES
+from outrider.serve.observability.metrics_families import GAUGES
 from tests.unit.lab.tune.test_export import DFLASH, result
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -22,7 +22,7 @@ import yaml
 from outrider.cli.app import build_app
 from outrider.cli.verbs import join_settings
 from outrider.remote.endpoint import DEFAULT_PORTS, Endpoint
-from outrider.serve.metrics_families import GAUGES
+from outrider.serve.observability.metrics_families import GAUGES
 from outrider.serve.settings import ServedModel, ServerSettings
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -15,7 +15,7 @@ from outrider.engine.observer import EngineSnapshot
 from outrider.engine.request import EngineSettings, Request
 from outrider.remote.protocol import messages
 from outrider.sampling.params import SamplingParams
-from outrider.serve.metrics_families import of_snapshots
+from outrider.serve.observability.metrics_families import of_snapshots
 from tests.draft_service import FakeDraftService, Known
 from tests.unit.remote.conftest import PROMPTS, Demo, drafter_of
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from outrider.errors import CapabilityError
+from outrider.serve.api.texts import SharedTokenizer
 from outrider.serve.rules import Rule
-from outrider.serve.texts import SharedTokenizer
 from outrider.version import __version__
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, error_of, serving

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.models.tokens.token_bytes import token_bytes
-from outrider.serve.logprobs import LogprobLists, Namer
+from outrider.serve.api.logprobs import LogprobLists, Namer
 from outrider.text import Detokenizer
 from tests.published_tokenizers import JOINED, WITH_BYTE_FALLBACK, llama_2
 from tests.unit.serve.fake_engine import FakeEngine

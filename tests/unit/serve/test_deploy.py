@@ -23,8 +23,8 @@ from outrider.engine.observer import EngineSnapshot
 from outrider.errors import ConfigError
 from outrider.serve.app import make_app
 from outrider.serve.config_file import read_config
-from outrider.serve.metrics import ServerMetrics
-from outrider.serve.selftest import Finding, SelfTest
+from outrider.serve.observability.metrics import ServerMetrics
+from outrider.serve.observability.selftest import Finding, SelfTest
 from outrider.serve.served import ServerState
 from outrider.serve.settings import ServedModel, ServerSettings
 from tests.unit.serve.test_metrics import CONTROL, Engine, finish, request, step
@@ -268,7 +268,7 @@ def test_page_names_options_that_exist() -> None:
 
 
 def test_page_explains_every_finding_of_the_self_test() -> None:
-    source = (ROOT / "outrider" / "serve" / "selftest.py").read_text()
+    source = (ROOT / "outrider" / "serve" / "observability" / "selftest.py").read_text()
     codes = set(re.findall(r'Finding\("([a-z-]+)"', source))
     assert len(codes) == 7
     assert codes == set(re.findall(r"^\| `([a-z]+-[a-z-]+)` \|", PAGE, re.MULTILINE))

@@ -19,9 +19,9 @@ from outrider.errors import ConfigError, NumericalError
 from outrider.lab.workload.load import load_workload
 from outrider.sampling.params import SamplingParams
 from outrider.serve.app import make_app
-from outrider.serve.logs import Logging, RequestLog
-from outrider.serve.telemetry import Telemetry
-from outrider.serve.traffic import TrafficLog
+from outrider.serve.observability.logs import Logging, RequestLog
+from outrider.serve.observability.telemetry import Telemetry
+from outrider.serve.observability.traffic import TrafficLog
 from outrider.stats import DecodeStats
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, serving, state_of

@@ -13,10 +13,10 @@ from outrider.engine.observer import EngineSnapshot, StepReport
 from outrider.engine.request import Finish, Request
 from outrider.lab.server.counters import difference, parse
 from outrider.sampling.params import SamplingParams
-from outrider.serve.metrics import ServerMetrics
-from outrider.serve.metrics_totals import Histogram, ModelTotals
-from outrider.serve.observers import Observers
-from outrider.serve.selftest import Finding, SelfTest
+from outrider.serve.observability.metrics import ServerMetrics
+from outrider.serve.observability.metrics_totals import Histogram, ModelTotals
+from outrider.serve.observability.observers import Observers
+from outrider.serve.observability.selftest import Finding, SelfTest
 from outrider.stats import DecodeStats
 from outrider.version import __version__
 

@@ -27,11 +27,11 @@ from outrider.lab.workload.load import load_workload
 from outrider.lab.workload.types import Request, Workload
 from outrider.sampling.params import SamplingParams
 from outrider.serve.app import make_app
-from outrider.serve.logs import Logging
-from outrider.serve.monitoring import Monitoring
+from outrider.serve.observability.logs import Logging
+from outrider.serve.observability.monitoring import Monitoring
+from outrider.serve.observability.tracing import Tracing
 from outrider.serve.served import ServerState
 from outrider.serve.settings import ServedModel, ServerSettings
-from outrider.serve.tracing import Tracing
 from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
 
 PROMPTS, TOKENS = 4, 12

@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from outrider.errors import ConfigError
-from outrider.serve.reasoning_formats import FORMATS, NAMES, format_of
+from outrider.serve.api.reasoning_formats import FORMATS, NAMES, format_of
 from outrider.serve.schema.answers import ChatAnswer, ChatChunk
 from outrider.serve.settings import ServedModel
 from tests.unit.serve.fake_engine import FakeEngine, engine

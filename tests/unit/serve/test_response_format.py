@@ -8,7 +8,7 @@ import pytest
 
 from outrider.errors import RequestError
 from outrider.grammar import choice, ebnf, json_object, json_schema, regex
-from outrider.serve.response_format import wanted_form
+from outrider.serve.api.response_format import wanted_form
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 FULL = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": SCHEMA}}

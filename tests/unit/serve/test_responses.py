@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from outrider.serve.api.response_store import ResponseStore
 from outrider.serve.errors import ApiError
 from outrider.serve.ignored import HEADER
-from outrider.serve.response_store import ResponseStore
 from tests.unit.serve.fake_engine import FakeEngine, engine
 from tests.unit.serve.served_app import error_of, listening, serving
 from tests.unit.serve.written_tools import TEMPLATES, TOOLS, written

@@ -9,9 +9,9 @@ import pytest
 
 from outrider.engine.request import Request
 from outrider.sampling.params import SamplingParams
-from outrider.serve import exchange
+from outrider.serve.api import exchange
+from outrider.serve.api.texts import SharedTokenizer
 from outrider.serve.rules import Rule
-from outrider.serve.texts import SharedTokenizer
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, error_of, serving
 

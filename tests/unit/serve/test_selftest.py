@@ -17,9 +17,9 @@ from outrider.drafters.composite import CompositeSettings
 from outrider.engine.engine import Engine, make_engine
 from outrider.engine.request import EngineSettings, Finish, Listener, Request, Update
 from outrider.errors import NumericalError
-from outrider.serve import monitoring
-from outrider.serve.metrics import ServerMetrics
-from outrider.serve.selftest import Finding, SelfTest, self_test, trained_context
+from outrider.serve.observability import monitoring
+from outrider.serve.observability.metrics import ServerMetrics
+from outrider.serve.observability.selftest import Finding, SelfTest, self_test, trained_context
 from outrider.stats import DecodeStats
 from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
 

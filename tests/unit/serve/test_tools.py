@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from outrider.errors import CapabilityError, ConfigError, OutriderError, RequestError
-from outrider.serve.tools import ToolUse, tool_use
-from outrider.serve.tools_formats import DEEPSEEK_FENCED, GLM_TIGHT, MISTRAL_ARGS, format_of
+from outrider.serve.tools.formats import DEEPSEEK_FENCED, GLM_TIGHT, MISTRAL_ARGS, format_of
+from outrider.serve.tools.use import ToolUse, tool_use
 from tests.helpers import byte_tokenizer
 from tests.unit.serve.written_tools import FORMATS, TEMPLATES, TOOLS
 

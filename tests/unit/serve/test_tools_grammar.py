@@ -11,8 +11,8 @@ import torch
 
 from outrider.errors import CapabilityError, NumericalError, RequestError
 from outrider.grammar import Grammars, Spec, choice, ebnf, json_schema, regex
-from outrider.serve.tools import ToolUse, tool_use
-from outrider.serve.tools_formats import CALLS
+from outrider.serve.tools.formats import CALLS
+from outrider.serve.tools.use import ToolUse, tool_use
 from tests.helpers import EOS, byte_tokenizer
 from tests.unit.serve.written_tools import BARE, CLOSED, FORMATS, TEMPLATES, TOOLS, WEATHER, Call, read, written
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.serve.tools_formats import CALL, CALL_END, CALLS, CALLS_END, SEP
-from outrider.serve.tools_reader import ToolReader
+from outrider.serve.tools.formats import CALL, CALL_END, CALLS, CALLS_END, SEP
+from outrider.serve.tools.reader import ToolReader
 from tests.unit.serve.written_tools import BARE, CLOSED, FORMATS, Call, read, written
 
 PARIS, ROME = {"city": "Paris"}, {"city": 'Rome "x" \\ {[\n', "days": 3}

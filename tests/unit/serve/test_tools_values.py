@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outrider.serve.tools_values import converted, parameter, types_of
+from outrider.serve.tools.values import converted, parameter, types_of
 
 ROOT = {
     "properties": {"city": {"type": "string"}},

@@ -21,8 +21,8 @@ from outrider.engine.request import Finish, Request, Speculation
 from outrider.errors import CapabilityError, ConfigError, QueueFullError, RequestError
 from outrider.sampling.params import SamplingParams
 from outrider.serve.app import make_app
-from outrider.serve.telemetry import Telemetry, Traced
-from outrider.serve.tracing import Tracing, trace_url
+from outrider.serve.observability.telemetry import Telemetry, Traced
+from outrider.serve.observability.tracing import Tracing, trace_url
 from outrider.stats import DecodeStats
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import state_of

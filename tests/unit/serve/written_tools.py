@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from outrider.serve.tools import merged_calls
-from outrider.serve.tools_formats import CALL, CALL_END, CALLS, CALLS_END, SEP, ToolFormat, format_of
-from outrider.serve.tools_reader import ToolReader
+from outrider.serve.tools.formats import CALL, CALL_END, CALLS, CALLS_END, SEP, ToolFormat, format_of
+from outrider.serve.tools.reader import ToolReader
+from outrider.serve.tools.use import merged_calls
 
 Call = tuple[str, dict[str, Any]]
 WEATHER = {

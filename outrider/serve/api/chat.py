@@ -1,0 +1,118 @@
+"""/v1/chat/completions: conversations answered, whole or as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from outrider.engine.request import Update
+from outrider.serve.api.dialogue import Answering, Dialogue
+from outrider.serve.api.exchange import Exchange
+from outrider.serve.api.logprobs import Namer, chat_logprobs
+from outrider.serve.api.reader import Delta, whole_message
+from outrider.serve.api.reply import Reply
+from outrider.serve.api.usage import no_usage
+from outrider.serve.ignored import IgnoredFields
+from outrider.serve.schema.chat import ChatBody
+from outrider.serve.served import ServerState
+
+WHOLE, CHUNK = "chat.completion", "chat.completion.chunk"
+
+
+class Chat(Answering):
+    """One request to the endpoint. Make it with `prepared`; then either `whole` or `chunks`."""
+
+    def __init__(self, dialogue: Dialogue) -> None:
+        super().__init__(dialogue)
+        self._body, self._exchange = dialogue.body, dialogue.exchange
+        self._choices = [
+            ChatChoiceWriter(number, dialogue.body, dialogue.exchange, reply) for number, reply in enumerate(dialogue.replies)
+        ]
+
+    @classmethod
+    async def prepared(cls, state: ServerState, body: ChatBody, ignored: IgnoredFields) -> Chat:
+        """Route it, render the conversation, check everything. Raises ApiError or ConfigError."""
+        return cls(await Dialogue.prepared(state, body, ignored))
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer in one piece."""
+        answers = await self._dialogue.answers()
+        choices = [choice.message(answer) for choice, answer in zip(self._choices, answers, strict=True)]
+        found = {**self._exchange.head(WHOLE), "choices": choices, **self._dialogue.bill()}
+        if self._body.return_token_ids:
+            found["prompt_token_ids"] = self._exchange.prompts[0]
+        return found
+
+    async def _chunks(self, updates: AsyncGenerator[tuple[int, Update], None]) -> AsyncGenerator[dict[str, Any], None]:
+        head = self._exchange.head(CHUNK)
+        usage = self._exchange.usage_so_far if self._body.continuous_usage else no_usage
+        for number, choice in enumerate(self._choices):
+            first = {**head, "choices": [choice.opening()], **usage(number)}
+            yield {**first, "prompt_token_ids": self._exchange.prompts[0]} if self._body.return_token_ids else first
+        async with aclosing(updates):
+            async for number, update in updates:
+                for delta in self._choices[number].deltas(update):
+                    yield {**head, "choices": [delta], **usage(number)}
+        if self._body.include_usage:
+            yield {**head, "choices": [], **self._dialogue.bill()}
+
+
+class ChatChoiceWriter:
+    """One answer, written piece by piece."""
+
+    def __init__(self, index: int, body: ChatBody, exchange: Exchange, reply: Reply) -> None:
+        served = exchange.served
+        self._index, self._body = index, body
+        self._name = Namer(served.texts.bytes, as_ids=bool(body.return_tokens_as_token_ids))
+        self._answer = served.answer_text(exchange.requests[index])
+        self._reply = reply
+
+    def opening(self) -> dict[str, Any]:
+        """The first chunk of a stream: who speaks."""
+        delta = {"role": "assistant", "content": ""}
+        return {"index": self._index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def message(self, update: Update) -> dict[str, Any]:
+        """The choice of an answer that is not streamed."""
+        message = _told(whole_message(self._reply.push(update)))
+        return {"index": self._index, "message": message, **self._about(update), **self._ending()}
+
+    def deltas(self, update: Update) -> list[dict[str, Any]]:
+        """The choices of a stream's next chunks: the update's content, then why the answer ended."""
+        parts = self._reply.push(update)
+        about = self._about(update)
+        told = about["logprobs"] is not None or any(about[name] for name in about if name != "logprobs")
+        if not parts and told and update.token_ids:
+            parts = [{"content": ""}]
+        silent = {"logprobs": None}
+        found = [
+            {"index": self._index, "delta": _told(part), **(about if place == 0 else silent), "finish_reason": None}
+            for place, part in enumerate(parts)
+        ]
+        if update.finish is not None:
+            found.append({"index": self._index, "delta": {}, **silent, **self._ending()})
+        return found
+
+    def _about(self, update: Update) -> dict[str, Any]:
+        """What was asked for beside the text."""
+        body, count = self._body, self._body.num_logprobs
+        about: dict[str, Any] = {
+            "logprobs": None
+            if count is None
+            else chat_logprobs(self._name, self._answer, update.token_ids, update.logprobs, count)
+        }
+        if body.return_token_ids:
+            about["token_ids"] = update.token_ids
+        if body.return_token_origins:
+            about["token_origins"] = [list(pair) for pair in zip(update.pieces, update.origins, strict=True)]
+        return about
+
+    def _ending(self) -> dict[str, Any]:
+        return {"finish_reason": self._reply.finish_reason, "stop_reason": self._reply.stop_reason}
+
+
+def _told(delta: Delta) -> Delta:
+    """Thoughts under both of their names: vLLM's, and the older one that DeepSeek's clients and most others read."""
+    thought = delta.get("reasoning")
+    return delta if thought is None else {**delta, "reasoning": thought, "reasoning_content": thought}

@@ -1,0 +1,154 @@
+"""A conversation that is being answered, by whatever interface it came: engine requests, and how their answers are read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outrider.engine.request import Update
+from outrider.errors import RequestError
+from outrider.sampling.params import SamplingParams
+from outrider.serve.api.constraints import form_of
+from outrider.serve.api.conversation import render, thinking_in, unread_thoughts
+from outrider.serve.api.exchange import Exchange, make_exchange
+from outrider.serve.api.reasoning import for_engine
+from outrider.serve.api.reply import Reply
+from outrider.serve.ignored import IgnoredFields
+from outrider.serve.routing import Prompts, choose, model_named
+from outrider.serve.rules import RequestFacts
+from outrider.serve.schema.chat import ChatBody, ToolChoice
+from outrider.serve.served import Served, ServerState
+from outrider.serve.tools.use import ToolUse, tool_use
+
+
+@dataclass(frozen=True)
+class Interface:
+    """What differs by the interface that a conversation came by."""
+
+    kind: str  # begins the ids of its answers
+    thought: str | None = None  # the path of thoughts in its bodies, where it is not that of chat completions
+    usual_effort: str = "medium"  # which it documents as the default, so that it asks for nothing
+
+    def effort(self, wanted: str | None, served: Served) -> str | None:
+        """For the chat template; none where the usual one is wanted and the template knows no other."""
+        known = "reasoning_effort" in served.texts.template_variables
+        return None if wanted == self.usual_effort and not known else wanted
+
+
+CHAT = Interface("chatcmpl")
+
+
+@dataclass
+class Dialogue:
+    """Make it with `prepared`; then either `answers` or `updates`."""
+
+    body: ChatBody
+    exchange: Exchange
+    replies: list[Reply]  # one per answer
+
+    @classmethod
+    async def prepared(
+        cls, state: ServerState, body: ChatBody, ignored: IgnoredFields, interface: Interface = CHAT
+    ) -> Dialogue:
+        """Route it, render the conversation, check everything. Raises ApiError or ConfigError."""
+        form = form_of(body)
+        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or []]
+        named = body.tool_choice
+        choice = named.model_dump() if isinstance(named, ToolChoice) else named
+
+        def use_of(served: Served) -> ToolUse | None:
+            texts = served.texts
+            return tool_use(
+                tools, choice, body.parallel_tool_calls, template=texts.chat_template, tokenizer=texts.tokenizer
+            )
+
+        async def read(served: Served) -> Prompts:
+            if body.messages is None:
+                return [list(body.prompt_token_ids or [])]
+            use = use_of(served)
+            rendered = None if use is None else use.rendered
+            return [
+                await render(
+                    served, body.messages, body, tools=rendered, thinking=body.thinking,
+                    reasoning_effort=interface.effort(body.reasoning_effort, served),
+                )
+            ]
+
+        asked = RequestFacts(model_named(state, body.model), "chat", tools=bool(tools), structured=form is not None)
+        route = await choose(state, asked, body.num_choices, read)
+        use = use_of(route.served)
+        unread = unread_thoughts(body.messages, route.served)
+        path = interface.thought
+        ignored.add(unread if path is None else (replace(one, path=path, param=path) for one in unread))
+        spec = form if use is None else use.spec_beside(form)
+        thinking = thinking_in(route.served, body, route.prompts[0], is_held=spec is not None)
+
+        def params(answer: int, prompt: list[int]) -> SamplingParams:
+            room, defaults = max(1, route.served.engine.context - len(prompt)), route.served.engine.sampling_defaults.values
+            longest = min(body.limit or defaults.get("max_tokens") or room, room)
+            sampling = body.sampling(defaults, max_tokens=longest, logprobs=body.num_logprobs, choice=answer)
+            return replace(sampling, thinking=for_engine(thinking, sampling, spec))
+
+        if use is not None and use.spec is not None and body.allowed_token_ids is not None:
+            raise RequestError("allowed_token_ids beside enforced tools may leave no token to emit: give one of them")
+        exchange = await make_exchange(
+            interface.kind, body, route, body.num_choices, params, state.settings.request_timeout_s, form=spec
+        )
+        told = None if body.separate_reasoning is False else thinking
+        return cls(body, exchange, [Reply(route.served, body, use, told) for _ in exchange.requests])
+
+    @property
+    def as_chat(self) -> dict[str, Any]:
+        """The body of the chat completion, for the log of requests."""
+        return self.body.model_dump(exclude_none=True, by_alias=True)
+
+    async def answers(self) -> list[Update]:
+        """All of them, each as one update."""
+        return [answer.whole() for answer in await self.exchange.answers()]
+
+    def updates(self) -> AsyncGenerator[tuple[int, Update], None]:
+        """(number of the answer, update), as they come. What the engine refuses is raised here, before the first of them."""
+        return self.exchange.updates(self.exchange.launch())
+
+    async def settle(self) -> None:
+        """Wait until everything is taken for good. Raises what the engine raises for what it refuses."""
+        await self.exchange.settle()
+
+    def cancel(self) -> None:
+        """End what still runs."""
+        self.exchange.cancel()
+
+    def bill(self) -> dict[str, Any]:
+        """`usage` and `metrics`, once everything has finished."""
+        counts = self.exchange.served.reasoning is not None
+        return self.exchange.bill(sum(reply.num_thought for reply in self.replies) if counts else None)
+
+
+class Answering(ABC):
+    """One request of an interface to conversations: what their endpoints have in common, whatever their events look like."""
+
+    def __init__(self, dialogue: Dialogue) -> None:
+        self._dialogue = dialogue
+
+    @property
+    def as_chat(self) -> dict[str, Any]:
+        """The body of a chat completion that this comes to."""
+        return self._dialogue.as_chat
+
+    def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The answer as a stream. What the engine refuses is raised here, before the first event."""
+        return self._chunks(self._dialogue.updates())
+
+    async def settle(self) -> None:
+        """Wait until everything is taken for good. Raises what the engine raises for what it refuses."""
+        await self._dialogue.settle()
+
+    def cancel(self) -> None:
+        """End what still runs."""
+        self._dialogue.cancel()
+
+    @abstractmethod
+    def _chunks(self, updates: AsyncGenerator[tuple[int, Update], None]) -> AsyncGenerator[dict[str, Any], None]:
+        """The interface's events, made of the engine's updates."""

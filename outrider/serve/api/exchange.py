@@ -1,0 +1,187 @@
+"""What both generating endpoints do with a request once its prompts are made: engine requests, answers, cost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.engine.request import Request, Update
+from outrider.grammar import Spec
+from outrider.sampling.params import SamplingParams
+from outrider.serve.api.answer import Answer, check
+from outrider.serve.api.constraints import constraints
+from outrider.serve.api.usage import Cost, metrics, so_far, usage
+from outrider.serve.bridge import Bridge
+from outrider.serve.errors import ApiError
+from outrider.serve.routing import Route
+from outrider.serve.schema.prediction import Prediction
+from outrider.serve.schema.sampling import GenerationFields
+from outrider.serve.schema.speculation import SpeculationFields
+from outrider.serve.served import Served
+from outrider.version import __version__
+
+log = logging.getLogger("outrider.serve")
+LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")  # for whoever reads the log
+MakeParams = Callable[[int, list[int]], SamplingParams]  # (number of the answer to one prompt, the prompt)
+
+
+@dataclass
+class Exchange:
+    """One HTTP request at work: `num_answers` engine requests for each prompt, prompt by prompt."""
+
+    id: str
+    served: Served
+    prompts: list[list[int]]
+    requests: list[Request]
+    num_answers: int
+    costs: list[Cost] = field(default_factory=list)  # of finished answers
+    _bridge: Bridge | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+    _num_tokens: dict[int, int] = field(default_factory=dict)  # by answer, of what it has so far
+
+    def prompt_of(self, number: int) -> int:
+        return number // self.num_answers
+
+    def launch(self) -> Bridge:
+        """Hand everything to the engine. Raises what it raises for the first request that it refuses."""
+        self._bridge = Bridge(self.served.engine)
+        self._bridge.submit(self.requests)
+        return self._bridge
+
+    async def settle(self) -> None:
+        """Wait until the engine has taken everything for good. Raises the first refusal."""
+        if self._bridge is not None:
+            await self._bridge.settle()
+
+    def cancel(self) -> None:
+        """End what still runs."""
+        if self._bridge is not None:
+            self._bridge.cancel()
+
+    async def answers(self) -> list[Answer]:
+        """All of them, whole. Cancels what runs when it is cancelled itself. Raises ApiError where the engine gave one up."""
+        found = [Answer() for _ in self.requests]
+        bridge = self.launch()
+        await bridge.settle()
+        async for number, update in self.updates(bridge):
+            found[number].take(update)
+        return found
+
+    async def updates(self, bridge: Bridge) -> AsyncGenerator[tuple[int, Update], None]:
+        """(number of the answer, update), as they come; what they cost is noted."""
+        num_tokens, num_plain = self._num_tokens, [0] * len(self.requests)
+        try:
+            async for number, update in bridge.updates():
+                num_tokens[number] = num_tokens.get(number, 0) + len(update.token_ids)
+                num_plain[number] += update.origins.count("plain")
+                if update.finish is not None:
+                    check(update.finish)
+                    self.costs.append(Cost(update.finish, num_tokens[number], num_plain[number], self.prompt_of(number)))
+                yield number, update
+        finally:
+            bridge.cancel()
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """Fields that every answer and chunk begins with."""
+        return {
+            "id": self.id, "object": kind, "created": self.created, "model": self.served.name,
+            "system_fingerprint": f"outrider-{__version__}",
+        }  # fmt: skip
+
+    def usage_so_far(self, number: int) -> dict[str, Any]:
+        """Token counts of one answer so far, for vLLM's `continuous_usage_stats`."""
+        return so_far(len(self.prompts[self.prompt_of(number)]), self._num_tokens.get(number, 0))
+
+    def bill(self, num_thought: int | None = None) -> dict[str, Any]:
+        """`usage` and `metrics`, once everything has finished. `num_thought`: tokens of thoughts, where they are separated."""
+        asked = self.requests[0]  # they differ in nothing that matters here
+        predicted = None if asked.prediction is None else self.costs if asked.is_predicted else []
+        return {"usage": usage(self.costs, predicted, num_thought), "metrics": metrics(self.costs, self._num_spec_tokens(asked))}
+
+    def _num_spec_tokens(self, asked: Request) -> int | None:
+        """Draft tokens per step where that is one number: the request's, or the server's, which is about its first drafter."""
+        wish, usual = asked.speculation, self.served.num_spec_tokens
+        if wish.mode == "fixed":
+            return wish.max_draft_tokens
+        if usual is None or asked.is_predicted or wish.drafter not in (None, *self.served.engine.drafters[:1]):
+            return None
+        return min(usual, wish.max_draft_tokens or usual)
+
+
+async def make_exchange(
+    kind: str, body: GenerationFields, route: Route, num_answers: int, params: MakeParams, timeout_s: float,
+    *, form: Spec | None = None, prompt_logprobs: int | None = None,
+) -> Exchange:  # fmt: skip
+    """`kind` begins the id. Raises ApiError for prompts that do not fit, ConfigError for parameters out of range."""
+    for prompt in route.prompts:
+        check_prompt(prompt, route.served)
+    identity = f"{kind}-{uuid.uuid4().hex}"
+    predicted = await predicted_tokens(body.prediction, route.served)
+    speculation = (body.speculation or SpeculationFields.model_validate({})).merged(_defaults(route, predicted))
+    grammars = iter(await constraints(route.served, form, len(route.prompts) * num_answers))
+    requests = [
+        Request(
+            id=f"{identity}-{place * num_answers + answer}",
+            prompt=prompt,
+            params=params(answer, prompt),
+            speculation=speculation,
+            constraint=next(grammars),
+            prediction=predicted,
+            priority=body.priority or 0,
+            timeout_s=timeout_s,
+            prompt_logprobs=prompt_logprobs,
+        )
+        for place, prompt in enumerate(route.prompts)
+        for answer in range(num_answers)
+    ]
+    if body.bad_words:
+        await asyncio.to_thread(route.served.engine.prepare, requests[0].params)  # reads the whole vocabulary
+    labels = {name: value for name in LABELS if (value := getattr(body, name, None)) is not None}
+    if labels:
+        log.info("labels", extra={"request_id": identity, **labels})
+    return Exchange(identity, route.served, route.prompts, requests, num_answers)
+
+
+async def predicted_tokens(prediction: Prediction | None, served: Served) -> list[int] | None:
+    """Raises ApiError for more than an answer could have."""
+    if prediction is None:
+        return None
+    tokens, context = await served.texts.encode(prediction.text, special=False), served.engine.context
+    if len(tokens) > context:
+        raise ApiError(
+            f"this model's context holds {context} tokens, the prediction has {len(tokens)}", param="prediction",
+            code="context_length_exceeded",
+        )  # fmt: skip
+    return tokens
+
+
+def _defaults(route: Route, predicted: list[int] | None) -> dict[str, Any]:
+    """A route's defaults of drafter and length do not apply to requests with a prediction, unless they switch drafting off."""
+    kept = ("invariant", "lossy") if predicted and route.defaults.get("mode") != "off" else route.defaults
+    return {name: value for name, value in route.defaults.items() if name in kept}
+
+
+def check_prompt(prompt: Sequence[int], served: Served) -> None:
+    """Raises ApiError where there is nothing to continue, no room to answer, or an id that is no token."""
+    context = served.engine.context
+    if not prompt:
+        raise ApiError("the prompt is empty: there is nothing to continue", param="prompt")
+    if len(prompt) >= context:
+        raise ApiError(
+            f"this model's context holds {context} tokens, the prompt has {len(prompt)}, and one must be left to answer",
+            param="prompt", code="context_length_exceeded",
+        )  # fmt: skip
+    check_ids(prompt, served, "prompt")
+
+
+def check_ids(tokens: Sequence[int], served: Served, param: str) -> None:
+    """Raises ApiError for an id that is no token."""
+    vocab_size = served.engine.vocab_size
+    outside = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        raise ApiError(f"token id {str(outside)[:30]} is outside the vocabulary of {vocab_size}", param=param)

@@ -1,0 +1,114 @@
+"""The endpoints that generate: completions, chat completions, responses, and messages with the count of their tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from outrider.serve.api.chat import Chat
+from outrider.serve.api.completions import CompletionRequest
+from outrider.serve.api.messages import EVENTS as MESSAGE_EVENTS
+from outrider.serve.api.messages import Messages, count_tokens
+from outrider.serve.api.responses import EVENTS as RESPONSE_EVENTS
+from outrider.serve.api.responses import Responses
+from outrider.serve.api.sse import CHUNKS, EventStream, Framing, dumped
+from outrider.serve.departure import unless_gone
+from outrider.serve.errors import ApiError
+from outrider.serve.ignored import ignored_fields
+from outrider.serve.routing import served_named
+from outrider.serve.schema.answers import AnthropicError, ChatAnswer, CompletionAnswer, ErrorAnswer, TokenCount
+from outrider.serve.schema.anthropic import CountBody, MessagesBody
+from outrider.serve.schema.chat import ChatBody
+from outrider.serve.schema.completion import CompletionBody
+from outrider.serve.schema.responses import ResponsesBody
+from outrider.serve.served import ServerState
+
+STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorAnswer, "description": "A field is wrong, or asks for what this server cannot do."},
+    401: {"model": ErrorAnswer, "description": "No API key, or a wrong one."},
+    404: {"model": ErrorAnswer, "description": "No such model."},
+    413: {"model": ErrorAnswer, "description": "The body is too large."},
+    429: {"model": ErrorAnswer, "description": "The queue is full; Retry-After says when to try again."},
+    500: {"model": ErrorAnswer, "description": "The server failed."},
+    503: {"model": ErrorAnswer, "description": "The server is loading or shutting down."},
+}
+ANTHROPIC_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {**about, "model": AnthropicError} for status, about in ERRORS.items()
+}
+
+
+def generating_routes(state: ServerState) -> APIRouter:
+    router = APIRouter(tags=["generation"], responses=ERRORS)
+
+    @router.post("/v1/completions", responses={200: {"model": CompletionAnswer, "content": STREAM}}, response_model=None)
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        """Continue texts. With `stream`, server-sent events."""
+        ignored_fields(request, state.ignored, body)
+        return await _answer(await CompletionRequest.prepared(state, body), bool(body.stream), request)
+
+    @router.post("/v1/chat/completions", responses={200: {"model": ChatAnswer, "content": STREAM}}, response_model=None)
+    async def chat_completions(body: ChatBody, request: Request) -> Response:
+        """Answer a conversation. With `stream`, server-sent events."""
+        ignored = ignored_fields(request, state.ignored, body)
+        return await _answer(await Chat.prepared(state, body, ignored), bool(body.stream), request)
+
+    @router.post("/v1/responses", responses={200: {"content": STREAM}}, response_model=None)
+    async def responses(body: ResponsesBody, request: Request) -> Response:
+        """Answer a text or a conversation, which may go on from an earlier response. With `stream`, server-sent events."""
+        ignored = ignored_fields(request, state.ignored, body)
+        asked = await Responses.prepared(state, body, ignored)
+        request.state.asked = asked  # for the log of requests
+        return await _answer(asked, bool(body.stream), request, RESPONSE_EVENTS)
+
+    @router.get("/v1/responses/{response_id}")
+    async def stored_response(response_id: str, request: Request) -> dict[str, Any]:
+        """A response that is kept, as it was answered."""
+        if request.query_params:
+            name = next(iter(request.query_params)).removesuffix("[]")
+            raise ApiError(f"'{name}' is not supported: a kept response is answered whole. Leave it out", param=name)
+        return state.responses.find(response_id, to_go_on=False).response
+
+    @router.delete("/v1/responses/{response_id}")
+    async def dropped_response(response_id: str) -> dict[str, Any]:
+        """Forget a response."""
+        state.responses.drop(response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    @router.post("/v1/messages", responses={200: {"content": STREAM}, **ANTHROPIC_ERRORS}, response_model=None)
+    async def messages(body: MessagesBody, request: Request) -> Response:
+        """Answer a conversation, as Anthropic's clients ask. With `stream`, server-sent events."""
+        ignored = ignored_fields(request, state.ignored, body)
+        asked = await Messages.prepared(state, body, ignored)
+        request.state.asked = asked  # for the log of requests
+        return await _answer(asked, bool(body.stream), request, MESSAGE_EVENTS)
+
+    @router.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
+    async def count(body: CountBody, request: Request) -> TokenCount:
+        """Tokens of a conversation, as Anthropic's clients ask."""
+        ignored_fields(request, state.ignored, body)
+        return TokenCount(input_tokens=await count_tokens(served_named(state, body.model), body))
+
+    return router
+
+
+async def _answer(
+    asked: CompletionRequest | Chat | Responses | Messages, stream: bool, request: Request, framing: Framing = CHUNKS
+) -> Response:
+    if stream:
+        chunks = asked.chunks()
+        try:  # a refusal has a status of its own, which the first byte of a stream would decide
+            await unless_gone(request.receive, asked.settle())
+        except BaseException:
+            asked.cancel()
+            raise
+        return EventStream(chunks, asked.cancel, framing)
+    try:
+        whole = await unless_gone(request.receive, asked.whole())
+    finally:
+        asked.cancel()
+    return Response(dumped(whole), media_type="application/json")
+
+

@@ -1,0 +1,98 @@
+"""Text and token ids of one model, for the event loop: its own copy of the tokenizer, so that the engine's thread never waits.
+
+Prompts are made here: a text as the tokenizer has it, a conversation through the model's chat template.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import re
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from jinja2 import Environment, TemplateSyntaxError
+from jinja2.meta import find_undeclared_variables
+
+from outrider.errors import CapabilityError, OutriderError
+from outrider.models.tokens.token_bytes import token_bytes
+from outrider.serve.api.fim import FillInTheMiddle
+from outrider.serve.errors import ApiError
+from outrider.text import decode
+
+LONG = 4096  # characters; longer texts are read in a thread, for the loop has other requests to serve
+
+
+class SharedTokenizer:
+    """A tokenizer behind a lock."""
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        """Make texts of a tokenizer's tokens. Raises CapabilityError for a tokenizer whose vocabulary has an unknown form."""
+        self.tokenizer = copy.deepcopy(tokenizer)
+        known = token_bytes(self.tokenizer)
+        if known is None:
+            raise CapabilityError(
+                f"the server reads vocabularies of the tokenizers library, but this model's {type(tokenizer).__name__} is Python "
+                "code of its own: put a tokenizer.json beside the weights (transformers' convert_slow_tokenizer makes many)"
+            )
+        self.bytes = known
+        self._name = name
+        self._lock = threading.Lock()
+        self._fim = FillInTheMiddle.of(self.tokenizer)
+
+    @property
+    def chat_template(self) -> str | None:
+        template = getattr(self.tokenizer, "chat_template", None)
+        return "\n".join(map(str, template.values())) if isinstance(template, dict) else template
+
+    @cached_property
+    def template_variables(self) -> frozenset[str]:
+        """Variables that the chat template reads; none where it cannot be parsed: it will be refused when it is used."""
+        plain = re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", self.chat_template or "")  # transformers' own tag
+        try:
+            return frozenset(find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)))
+        except TemplateSyntaxError:
+            return frozenset()
+
+    async def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of a text. `special`: with the begin token and the like, where the model has them."""
+
+        def work() -> list[int]:
+            with self._lock:
+                return list(self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])  # we judge lengths
+
+        return work() if len(text) < LONG else await asyncio.to_thread(work)
+
+    async def fill(self, prefix: str, suffix: str) -> list[int]:
+        """The prompt whose answer stands between two texts. Raises ApiError for a model that was not trained for it."""
+        if self._fim is None:
+            raise ApiError(
+                f"'suffix' is not supported by '{self._name}': its tokenizer has no fill-in-the-middle tokens", param="suffix"
+            )
+        before, after = await self.encode(prefix, special=False), await self.encode(suffix, special=False)
+        begin, usual = self.tokenizer.bos_token_id, await self.encode("a")
+        return [*([begin] if begin is not None and usual[0] == begin else []), *self._fim.prompt(before, after)]
+
+    async def render(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+        """Token ids of a conversation under the model's chat template. Raises ApiError."""
+        if not self.chat_template:
+            raise ApiError(f"'{self._name}' has no chat template; use /v1/completions", code="no_chat_template")
+
+        def work() -> list[int]:
+            with self._lock:
+                return list(self.tokenizer.apply_chat_template(messages, return_dict=True, **options)["input_ids"])
+
+        size = sum(len(str(message.get("content"))) for message in messages)
+        try:
+            return work() if size < LONG else await asyncio.to_thread(work)
+        except OutriderError:
+            raise
+        except Exception as error:  # templates are programs that come with the model
+            raise ApiError(f"the chat template refused the messages: {error}", param="messages") from error
+
+    def decode(self, tokens: Sequence[int], *, flush: bool = True) -> str:
+        """The text of token ids, special tokens included. Without `flush` an unfinished character at the end is left out."""
+        with self._lock:
+            return decode(self.tokenizer, tokens, special=True, flush=flush)

@@ -1,0 +1,93 @@
+"""Everything that watches a server, behind four calls, so that what starts the server need not know what is switched on.
+
+    monitoring = Monitoring(state.metrics, otlp_endpoint=..., log_requests=...)        before anything is loaded: it may refuse
+    engine = make_engine(..., observer=monitoring.observer(name), name=name); engine.start()
+    served = monitoring.ready(engine)                    self-test, gauges; what requests are submitted to from here on
+    app = monitoring.around(make_app(state), state)      spans and traffic of HTTP requests
+    monitoring.close()                                   after the last answer: writes and sends what is left
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from outrider.engine.observer import Observer
+from outrider.serve.observability.logs import RequestLog
+from outrider.serve.observability.metrics import ServerMetrics
+from outrider.serve.observability.observers import Observers
+from outrider.serve.observability.selftest import SelfTest, self_test
+from outrider.serve.observability.selftest_record import keep_test, kept_test
+from outrider.serve.observability.telemetry import Telemetry, Traced
+from outrider.serve.observability.tracing import Tracing
+from outrider.serve.observability.traffic import TrafficLog
+from outrider.serve.served import ServerState, Serves
+
+
+class Monitoring:
+    """Raises ConfigError or CapabilityError for what cannot be: a bad address, a file that cannot be written, no package."""
+
+    def __init__(self, metrics: ServerMetrics, *, otlp_endpoint: str | None = None, log_requests: Path | None = None) -> None:
+        self.metrics = metrics
+        self.self_tests: dict[str, SelfTest] = {}  # by model, for /ready
+        self._tracing = None if otlp_endpoint is None else Tracing.to(otlp_endpoint)
+        self._traffic = None if log_requests is None else TrafficLog(log_requests)
+        self._observers: dict[str, Observers] = {}
+
+    def observer(self, name: str) -> Observers:
+        """What the engine of this model reports to."""
+        watching: list[Observer] = [self.metrics.observer(name), RequestLog(name)]
+        if self._tracing is not None:
+            watching.append(self._tracing.observer(name))
+        self._observers[name] = Observers(watching)
+        return self._observers[name]
+
+    def ready(
+        self, engine: Serves, *, test: bool = True, facts: dict[str, Any] | None = None,
+        status: Callable[[str], None] = lambda line: None,
+    ) -> Serves:  # fmt: skip
+        """A started engine, before anybody else uses it: tested, the test's requests kept out of all numbers.
+
+        `facts`: an earlier start with the same ones, which found nothing wrong, makes a test needless.
+        """
+        if test and (result := kept_test(facts)) is None:
+            status(f"trying how {engine.name} drafts")
+            with self._observers[engine.name].muted():
+                result = self_test(engine)
+            keep_test(facts, result)
+        if test:
+            assert result is not None
+            result.write_log(engine.name)
+            self.metrics.tested(engine.name, result)
+            self.self_tests[engine.name] = result
+        self.metrics.watch(engine)
+        return engine if self._tracing is None else Traced(engine, self._tracing)
+
+    def span(self, name: str, headers: Mapping[str, str]) -> AbstractContextManager[Any]:
+        """A span around something that others asked for, in the trace their headers name; nothing where nobody traces."""
+        return nullcontext() if self._tracing is None else self._tracing.http_span(name, headers)
+
+    def trace_headers(self) -> dict[str, str]:
+        """W3C trace headers of the present span, for calls to other services; empty where tracing is off."""
+        return {} if self._tracing is None else self._tracing.headers()
+
+    def around(self, app: ASGIApp, state: ServerState) -> ASGIApp:
+        """The application with what watches its requests."""
+        if self._tracing is None and self._traffic is None:
+            return app
+
+        def decode(model: str, tokens: list[int]) -> str:
+            return state.models[model].texts.decode(tokens)
+
+        return Telemetry(app, tracing=self._tracing, traffic=self._traffic, decode=decode)
+
+    def close(self) -> None:
+        """Write and send what is left."""
+        if self._tracing is not None:
+            self._tracing.close()
+        if self._traffic is not None:
+            self._traffic.close()
