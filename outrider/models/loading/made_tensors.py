@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outrider.huge_pages import on_huge_pages
 
-MAX_BYTES = 64 << 30  # of all files; those that were not read for longest go first
+MAX_BYTES, MAX_FILES = 64 << 30, 50  # of all files; those that were not read for longest go first
 MAX_SHARE = 4  # a file takes at most one of so many parts of the room that the disk has left
 SUFFIX = ".safetensors"
 
@@ -69,7 +69,8 @@ def _sum(tensor: Tensor) -> int:
 
 def _remove_oldest(folder: Path) -> None:
     left = MAX_BYTES
-    for file in sorted(folder.glob(f"*{SUFFIX}"), key=lambda one: one.stat().st_mtime, reverse=True):
+    newest = sorted(folder.glob(f"*{SUFFIX}"), key=lambda one: one.stat().st_mtime, reverse=True)
+    for number, file in enumerate(newest, start=1):
         left -= file.stat().st_size
-        if left < 0:
+        if left < 0 or number > MAX_FILES:
             file.unlink(missing_ok=True)

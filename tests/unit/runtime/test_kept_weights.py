@@ -127,10 +127,13 @@ def test_files_that_take_too_much_room_are_not_kept(tmp_path: Path, monkeypatch:
     again = kept_tensors(old, sums)
     assert again is not None
     assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
-    monkeypatch.setattr(made_tensors, "MAX_BYTES", 1500)
-    os.utime(old, (1, 1))
-    keep_tensors(new, tensors)
-    assert (old.exists(), new.exists()) == (False, True)
+    for limit, value in (("MAX_BYTES", 1500), ("MAX_FILES", 1)):
+        with monkeypatch.context() as patched:
+            patched.setattr(made_tensors, limit, value)
+            keep_tensors(old, tensors)
+            os.utime(old, (1, 1))
+            keep_tensors(new, tensors)
+            assert (old.exists(), new.exists()) == (False, True)
     monkeypatch.setattr(made_tensors, "MAX_BYTES", 500)
     with pytest.raises(OSError, match="too many"):
         keep_tensors(new, tensors)
