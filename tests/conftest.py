@@ -99,6 +99,15 @@ def stories(shared: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def smollm(shared: Path) -> Path:
+    """A real published model's folder: SmolLM2-135M-Instruct in one GGUF file, Q4_1."""
+    folder = shared / "models" / "smollm2-135m-instruct"
+    if next(folder.glob("*.gguf"), None) is None:
+        pytest.skip(f"no GGUF file in {folder}")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def pair(shared: Path) -> tuple[Path, Path]:
     """Target (14M) and draft (1.2M) of one vocabulary."""
     folder = shared / "models" / "pair-14M"

@@ -70,23 +70,19 @@ def test_a_damaged_file_is_one_line(tiny: Path, tmp_path: Path) -> None:
     assert len(said.splitlines()) == 1
 
 
-def test_a_published_model_is_what_transformers_makes_of_it(shared: Path) -> None:
+def test_a_published_model_is_what_transformers_makes_of_it(smollm: Path) -> None:
     """SmolLM2: weights to the bit as transformers widens them; text is split as by its own tokenizer.json (digits one by one)."""
     from transformers import AutoModelForCausalLM
 
-    folder = shared / "models" / "smollm2-135m-instruct"
-    file = next(folder.glob("*.gguf"), None)
-    if file is None:
-        pytest.skip("no SmolLM2 among the shared models")
-    config, tokenizer = load_config(str(folder)), load_tokenizer(str(folder))
+    config, tokenizer = load_config(str(smollm)), load_tokenizer(str(smollm))
     assert (config.max_position_embeddings, config.eos_token_id, config.vocab_size) == (8192, [0, 2], 49152)
     assert tokenizer("In 2024, x1").tokens() == ["In", "Ġ", "2", "0", "2", "4", ",", "Ġx", "1"]
     for text in ("naïve 日本語 🎉 e\u0301\u200d", "def f(x):\n\treturn x**2  # ok\r\n", "<|im_start|>user\nhi<|im_end|>"):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True)["input_ids"]
     assert tokenizer.decode(chat).endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
-    ours = load_module(str(folder), config, torch.float32, torch.device("cpu"))
-    theirs = AutoModelForCausalLM.from_pretrained(str(folder), gguf_file=file.name, dtype=torch.float32)
+    ours, file = load_module(str(smollm), config, torch.float32, torch.device("cpu")), next(smollm.glob("*.gguf"))
+    theirs = AutoModelForCausalLM.from_pretrained(str(smollm), gguf_file=file.name, dtype=torch.float32)
     tokens = tokenizer("The lighthouse", return_tensors="pt")["input_ids"]
     with torch.inference_mode():
         assert torch.equal(ours(input_ids=tokens).logits, theirs(input_ids=tokens).logits)
