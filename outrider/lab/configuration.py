@@ -83,6 +83,13 @@ class Configuration:
         """Keyword arguments of `outrider.LLM`, as plain JSON."""
         return asdict(self)
 
+    def options(self, draft: str | None) -> dict[str, Any]:
+        """The keyword arguments that say something: what a settings file holds. `draft`: the draft model, if it needs one."""
+        options = {name: value for name, value in self.as_dict().items() if value not in (None, {})}
+        if self.parts().requirements.draft and draft is not None:
+            options["draft"] = draft
+        return options
+
 
 def parse_configurations(texts: Sequence[str]) -> list[Configuration]:
     """The configurations in comma-separated texts, without duplicates. Raises ConfigError."""

@@ -10,8 +10,7 @@ from outrider.lab.certify.certify_result import (
     Difference,
     ExactLaw,
     FirstTokenLaw,
-    Greedy,
-    Invariance,
+    SameTexts,
     SampledLaw,
     Section,
     Status,
@@ -120,7 +119,7 @@ def _first(found: FirstTokenLaw) -> list[Block]:
     return blocks
 
 
-def _texts(title: str, about: str, found: Greedy | Invariance) -> list[Block]:
+def _texts(title: str, about: str, found: SameTexts) -> list[Block]:
     blocks = _head(title, found, about)
     if found.runs:
         blocks.append(_runs(found.runs))

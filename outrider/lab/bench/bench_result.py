@@ -170,6 +170,14 @@ class OtherProcesses(Record):
     num_repeated: int  # runs that are the calmest of several attempts
 
 
+def cell_label(task: str, temperature: float, batch_size: int, context: int | None) -> str:
+    """What tells a cell apart from the others, for people."""
+    words = [task, f"T = {temperature:g}"]
+    words += [f"{batch_size} at once"] if batch_size > 1 else []
+    words += [] if context is None else [f"context {context}"]
+    return ", ".join(words)
+
+
 class Cell(Record):
     """A task at a temperature, a batch size and a context length."""
 
@@ -191,11 +199,7 @@ class Cell(Record):
 
     @property
     def label(self) -> str:
-        """What tells it apart from the others, for people."""
-        words = [self.task, f"T = {self.temperature:g}"]
-        words += [f"{self.batch_size} at once"] if self.batch_size > 1 else []
-        words += [] if self.context is None else [f"context {self.context}"]
-        return ", ".join(words)
+        return cell_label(self.task, self.temperature, self.batch_size, self.context)
 
     def measured(self, configuration: int) -> Measured | None:
         """What was measured for one configuration; None where it could not run."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from outrider.errors import ConfigError
+from outrider.lab.bench.bench_result import cell_label
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.sampling.params import SamplingParams, usable_temperature
 
@@ -33,12 +34,7 @@ class CellKey:
     @property
     def label(self) -> str:
         """For people."""
-        words = [self.task, f"T = {self.temperature:g}"]
-        if self.batch_size > 1:
-            words.append(f"{self.batch_size} at once")
-        if self.context is not None:
-            words.append(f"context {self.context}")
-        return ", ".join(words)
+        return cell_label(self.task, self.temperature, self.batch_size, self.context)
 
 
 @dataclass(frozen=True)

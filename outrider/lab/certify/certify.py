@@ -15,7 +15,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from outrider.errors import ConfigError
-from outrider.lab.certify.certify_result import LEFT_OUT, CertifyResult, FirstTokenLaw, Greedy, SampledLaw, verdict_of
+from outrider.lab.certify.certify_result import (
+    LEFT_OUT,
+    CertifyResult,
+    FirstTokenLaw,
+    SameTexts,
+    SampledLaw,
+    verdict_of,
+)
 from outrider.lab.certify.exact import exact_law
 from outrider.lab.certify.first_token import first_token
 from outrider.lab.certify.greedy import greedy
@@ -107,7 +114,7 @@ def certify(
     return result.model_copy(update={"verdict": verdict, "reasons": reasons})
 
 
-def _lossy(section: Greedy) -> Greedy:
+def _lossy(section: SameTexts) -> SameTexts:
     """Measured all the same: how far such a verifier goes."""
     runs = [run for run in section.runs if run.name.startswith("speculative")]
     same, total = sum(run.num_identical for run in runs), sum(run.num_prompts for run in runs)

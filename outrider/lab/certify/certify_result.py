@@ -101,15 +101,8 @@ class TextRun(Record):
     num_tokens: int
 
 
-class Greedy(Section):
-    """Token ids at temperature 0."""
-
-    runs: list[TextRun]
-    differences: list[Difference]
-
-
-class Invariance(Section):
-    """Token ids at the sampling temperature, same seeds, several drafters and lengths."""
+class SameTexts(Section):
+    """Token ids of several ways to decode, compared with plain decoding of each prompt alone."""
 
     runs: list[TextRun]
     differences: list[Difference]
@@ -164,9 +157,9 @@ class CertifyResult(Result):
     seed: int
     exact_law: ExactLaw
     first_token: FirstTokenLaw
-    greedy: Greedy
+    greedy: SameTexts  # at temperature 0
     sampled_law: SampledLaw
-    invariance: Invariance
+    invariance: SameTexts  # at the sampling temperature, same seeds, several drafters and lengths
     elapsed_s: float = Field(ge=0)  # since it was started, or resumed
 
     @property

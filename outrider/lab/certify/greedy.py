@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider.lab.certify.certify_result import Greedy
+from outrider.lab.certify.certify_result import SameTexts
 from outrider.lab.certify.subject import Subject
-from outrider.lab.certify.texts import Texts, Way, batches, judge
+from outrider.lab.certify.texts import Texts, Way
 from outrider.lab.certify.units import Units
 from outrider.sampling.params import SamplingParams
 
@@ -19,7 +19,7 @@ TOGETHER = 8  # prompts of a batch
 
 def greedy(
     subject: Subject, prompts: list[list[int]], params: SamplingParams, units: Units
-) -> tuple[Greedy, list[list[int]]]:
+) -> tuple[SameTexts, list[list[int]]]:
     """The section, and the plain texts. `params` as the user gave them; here at temperature 0."""
     chosen = replace(params, temperature=0.0)
     texts = Texts(subject, prompts, [chosen] * len(prompts), units, "greedy")
@@ -33,9 +33,4 @@ def greedy(
         *(several if together > 1 else []),
         Way("speculative, beside a sampled row", subject.speculative, together, beside_sampled=True),
     ]
-    units.progress.stage("greedy text", len(prompts) + sum(len(batches(len(prompts), way.together)) for way in ways))
-    expected = texts.reference(subject.plain)
-    found = [texts.compare(way, expected) for way in ways]
-    runs, differences = [run for run, _ in found], [one for _, several in found for one in several]
-    status, why = judge(runs, differences)
-    return Greedy(status=status, why=why, runs=runs, differences=differences), expected
+    return texts.section("greedy text", subject.plain, ways)

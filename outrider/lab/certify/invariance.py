@@ -13,36 +13,30 @@ import numpy as np
 from outrider.build import Models, assemble
 from outrider.draft_length.length import MAX_DRAFT_TOKENS
 from outrider.errors import OutriderError
-from outrider.lab.certify.certify_result import Invariance
+from outrider.lab.certify.certify_result import SameTexts
 from outrider.lab.certify.greedy import TOGETHER
 from outrider.lab.certify.subject import Subject, WatchedDecoder
-from outrider.lab.certify.texts import Texts, Way, batches, judge
+from outrider.lab.certify.texts import Texts, Way
 from outrider.lab.certify.units import Units
 from outrider.lab.configuration import Configuration
 from outrider.sampling.params import SamplingParams
 
 
-def not_claimed(why: str) -> Invariance:
+def not_claimed(why: str) -> SameTexts:
     """For verifiers whose sampled texts depend on the drafts."""
-    return Invariance(status="not claimed", why=why, runs=[], differences=[])
+    return SameTexts(status="not claimed", why=why, runs=[], differences=[])
 
 
 def invariance(
     subject: Subject, prompts: Sequence[list[int]], params: SamplingParams, seed: int, units: Units
-) -> Invariance:
+) -> SameTexts:
     """Sampled texts of the configured drafter, of other lengths of it, and of n-gram lookup, with the seeds of plain ones."""
     if not subject.speculative.verifier.coupled:
         name = subject.speculative.verifier.name
         return not_claimed(f"'{name}' keeps the distribution, not the text: seeded texts may depend on the drafter")
     seeds = [int(value) for value in np.random.SeedSequence([seed, 1]).generate_state(len(prompts))]
     texts = Texts(subject, list(prompts), [replace(params, seed=one) for one in seeds], units, "invariance")
-    ways = _ways(subject, min(TOGETHER, len(prompts)))
-    units.progress.stage("independence of the drafter", len(prompts) + sum(len(batches(len(prompts), w.together)) for w in ways))
-    expected = texts.reference(subject.plain)
-    found = [texts.compare(way, expected) for way in ways]
-    runs, differences = [run for run, _ in found], [one for _, several in found for one in several]
-    status, why = judge(runs, differences)
-    return Invariance(status=status, why=why, runs=runs, differences=differences)
+    return texts.section("independence of the drafter", subject.plain, _ways(subject, min(TOGETHER, len(prompts))))[0]
 
 
 def _ways(subject: Subject, together: int) -> list[Way]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.lab.certify.certify_result import Difference, Status, TextRun
+from outrider.lab.certify.certify_result import Difference, SameTexts, Status, TextRun
 from outrider.lab.certify.subject import Subject, WatchedDecoder
 from outrider.lab.certify.ties import Comparison, difference
 from outrider.lab.certify.units import Units
@@ -39,6 +39,16 @@ class Texts:
     params: list[SamplingParams]  # of each prompt, seed included
     units: Units
     kind: str  # of the section, for the journal
+
+    def section(self, title: str, plain: WatchedDecoder, ways: Sequence[Way]) -> tuple[SameTexts, list[list[int]]]:
+        """All ways, and the plain texts that they were compared with."""
+        num_batches = sum(len(batches(len(self.prompts), way.together)) for way in ways)
+        self.units.progress.stage(title, len(self.prompts) + num_batches)
+        expected = self.reference(plain)
+        found = [self.compare(way, expected) for way in ways]
+        runs, differences = [run for run, _ in found], [one for _, several in found for one in several]
+        status, why = judge(runs, differences)
+        return SameTexts(status=status, why=why, runs=runs, differences=differences), expected
 
     def reference(self, decoder: WatchedDecoder) -> list[list[int]]:
         """Every prompt alone."""

@@ -16,7 +16,6 @@ from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.result import Interval
 from outrider.lab.tune.confirm import ALL
 from outrider.lab.tune.load import WORTH
-from outrider.lab.tune.options import options_of
 from outrider.lab.tune.tune import Findings
 from outrider.lab.tune.tune_result import Recommendation
 
@@ -76,7 +75,7 @@ def _recommend(
     if not pays(gain):
         return _plain(task, f"the best that was measured, {best}, reaches {_words(gain)}", gain, forecasts.get(best, 1.0))
     return Recommendation(
-        task=task, speculate=True, configuration=best, options=options_of(known[best], draft), speedup=gain,
+        task=task, speculate=True, configuration=best, options=known[best].options(draft), speedup=gain,
         forecast_speedup=forecasts.get(best, gain.value), reason=f"{best} reaches {_words(gain)}",
         family=found.family_of.get(best, ""),
     )  # fmt: skip

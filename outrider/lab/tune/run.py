@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -11,7 +10,7 @@ from typing import Any
 
 from outrider.build import DEMO, Options, target_config
 from outrider.errors import ConfigError
-from outrider.lab.bench.material import firsts
+from outrider.lab.bench.material import digest, firsts
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress, Quiet
 from outrider.lab.runner import MOST_ROWS, Runner
@@ -179,9 +178,7 @@ def _plain_options(options: Options) -> dict[str, Any]:
 
 def _identity(options: Options, request: TuneRequest, workload: Workload, *, chat_template: bool) -> dict[str, Any]:
     """What an interrupted run must have in common with the one that goes on."""
-    asked = "\n".join(f"{one.id} {one.prompt} {one.messages}" for one in workload.requests)
     return {
         "verb": "tune", **asdict(request), "drafters": sorted(request.drafters), "models": asdict(options),
-        "chat template": chat_template, "workload": f"{workload.name} {hashlib.sha256(asked.encode()).hexdigest()[:12]}",
-        "versions": versions(),
+        "chat template": chat_template, "workload": digest(workload), "versions": versions(),
     }  # fmt: skip

@@ -14,7 +14,6 @@ from outrider.lab.tune.confirm import Confirmed, Lap, paired_seconds
 from outrider.lab.tune.forecast import Forecast
 from outrider.lab.tune.head import Head
 from outrider.lab.tune.load import LoadStep
-from outrider.lab.tune.options import options_of
 from outrider.lab.tune.remote import RemoteAdvice
 from outrider.settings_file import SettingsFile
 
@@ -128,7 +127,7 @@ class TuneResult(Result):
     def _options_at(self, load: LoadStep) -> dict[str, Any]:
         if not load.size:
             return {"drafter": PLAIN}
-        return options_of(Configuration.parse(load.configuration), self.tried.draft)
+        return Configuration.parse(load.configuration).options(self.tried.draft)
 
     def comparable(self) -> list[Comparable]:
         """Measured speedups, group by group."""

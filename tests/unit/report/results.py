@@ -25,9 +25,8 @@ from outrider.lab.certify.certify_result import (
     ExactLaw,
     FirstToken,
     FirstTokenLaw,
-    Greedy,
-    Invariance,
     LawTest,
+    SameTexts,
     SampledLaw,
     TestPoint,
     TextRun,
@@ -247,7 +246,7 @@ def certificate(**changes: Any) -> CertifyResult:
         ),
         "first_token": FirstTokenLaw(status="passed", why="8 places", limit=1e-4, max_total_variation=3e-7, places=[
             FirstToken(place=0, draft="drawn", covered=0.99, total_variation=3e-7)]),
-        "greedy": Greedy(status="passed", why="all identical", differences=[], runs=[
+        "greedy": SameTexts(status="passed", why="all identical", differences=[], runs=[
             TextRun(name="speculative, alone", num_identical=4, num_prompts=4, num_tokens=192)]),
         "sampled_law": SampledLaw(
             status="passed", why="1000 continuations", temperature=1.0, false_alarms=1e-3, power=0.9, num_samples=1000,
@@ -256,7 +255,7 @@ def certificate(**changes: Any) -> CertifyResult:
             places=[TestPoint(prompt=0, num_output_tokens=3, entropy_nats=1.25)],
             tests=[law_test("speculative"), law_test("plain")], detectable_total_variation=0.0734,
         ),
-        "invariance": Invariance(status="not claimed", why="the distribution, not the text", runs=[], differences=[]),
+        "invariance": SameTexts(status="not claimed", why="the distribution, not the text", runs=[], differences=[]),
     }  # fmt: skip
     return CertifyResult(**(facts | changes))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.kv import KVCache
-from outrider.lab.certify.certify_result import Greedy
+from outrider.lab.certify.certify_result import SameTexts
 from outrider.lab.certify.greedy import greedy
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.ties import spacing, teacher_forced
@@ -22,7 +22,7 @@ from tests.unit.lab.certify.conftest import PROMPTS, Open
 PARAMS = SamplingParams(max_tokens=16)
 
 
-def section(subject: Subject, params: SamplingParams = PARAMS) -> Greedy:
+def section(subject: Subject, params: SamplingParams = PARAMS) -> SameTexts:
     return greedy(subject, PROMPTS, params, Units())[0]
 
 

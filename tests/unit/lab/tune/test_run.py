@@ -14,7 +14,6 @@ from outrider.errors import ConfigError
 from outrider.lab.tune import race
 from outrider.lab.tune.confirm import Lap, run_lap
 from outrider.lab.tune.drafts import read_drafts
-from outrider.lab.tune.options import options_of
 from outrider.lab.tune.run import TuneRequest, choose_space, run_tune
 from outrider.lab.tune.tune_result import TuneResult
 from outrider.lab.workload.types import Request, Workload
@@ -71,7 +70,7 @@ def test_a_head_s_settings_are_loaded_again(root: Path) -> None:
     """A settings file names the head's folder."""
     asked = TuneRequest(SamplingParams(), drafters=frozenset({"eagle3"}))
     family, *_ = choose_space(options(root), asked, read_drafts(options(root), [str(root / "eagle3")])).families
-    settings = options_of(family.member(3), draft=None)
+    settings = family.member(3).options(draft=None)
     assert settings["drafter_options"] == {"head": str(root / "eagle3")}
     llm = LLM(str(root / "target"), dtype="float32", runtime="eager", threads=1, **settings)
     assert llm.generate(["abc abc"], SamplingParams(max_tokens=4))[0].token_ids
