@@ -6,12 +6,13 @@
 
 Errors of forecasts are shared by what they share a cause with: all sizes of a family have the same drafter, so a lap of one
 teaches about the others, and of many noisy numbers the largest is not simply believed. What a group of prompts has in common
-(its texts, how fast the machine was then) is unknown and divides out: laps are compared within groups. Which drafter suits a
-group is shared by all who draft alike, so three sizes of one drafter on ten prompts count as ten tries, not thirty.
+(its texts, how fast the machine was then) is unknown and divides out: laps are compared within groups, all of which plain
+decoding runs, too. Which drafter suits a group is shared by all who draft alike, so three sizes of one drafter on ten prompts
+count as ten tries, not thirty.
 
 What counts is the sum of seconds over prompts, not of their logarithms (a drafter that is brilliant on a few texts and idle on
-most gains less than the mean logarithm says), so each lap enters as log m + r / m - 1, r its seconds relative to its group's
-level and m the mean of its member's r: the same to first order, and its mean is the logarithm of the mean.
+most gains less than the mean logarithm says), so each lap enters as log m + r / m - 1, r its seconds relative to plain decoding's
+and m the mean of its member's r: the same to first order, and its mean is the logarithm of the mean.
 
 With normal errors the belief after the laps is normal again and known in closed form (Gaussian-process regression: Rasmussen &
 Williams 2006, chapter 2).
@@ -20,7 +21,7 @@ Williams 2006, chapter 2).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -33,7 +34,6 @@ NESTED_ERROR, MEMBER_ERROR = 0.02, 0.12  # of one member: where every step tells
 PLAIN_ERROR = 1e-4  # plain decoding's speedup is 1 by definition
 NOISE = 0.1  # of a lap
 SUITED = 0.12  # from prompt to prompt, how much better or worse one drafter does than the others
-TURNS = 4  # levels and belief depend on one another; this many turns settle them
 DRAWS = 2000
 Laps = Mapping[str, Mapping[int, float]]  # label -> group -> log seconds per token
 
@@ -76,11 +76,13 @@ class Belief:
 def believe(members: Sequence[Member], laps: Laps) -> Belief:
     """After these laps (labels that are no members are left out)."""
     mean, covariance = _before(members)
-    groups = _by_group(members, laps)
-    after = mean, covariance
-    for _ in range(TURNS):
-        after = _after(mean, covariance, _linear(groups, after[0]))
-    return Belief(tuple(one.label for one in members), *after)
+    precision = np.linalg.inv(covariance)
+    pull = precision @ mean
+    for group in _linear(_by_group(members, laps)):
+        precision[np.ix_(group.indices, group.indices)] += group.weights
+        pull[group.indices] -= group.weights @ group.seconds
+    after = np.linalg.inv(precision)
+    return Belief(tuple(one.label for one in members), after @ pull, (after + after.T) / 2)
 
 
 def _before(members: Sequence[Member]) -> tuple[np.ndarray, np.ndarray]:
@@ -94,64 +96,33 @@ def _before(members: Sequence[Member]) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class _Group:
-    """Laps of two members or more on the same prompts."""
+    """Laps of plain decoding and of other members on the same prompts."""
 
     indices: np.ndarray  # (m,) of the members
-    seconds: np.ndarray  # (m,) logarithms per token
-    precision: np.ndarray  # (m, m) of the seconds, were the group's level known
-    plain: int | None  # which of them is plain decoding, if it ran
-
-    @property
-    def weights(self) -> np.ndarray:
-        """(m, m): their precision, the group's level being unknown."""
-        sums = self.precision.sum(axis=1)
-        return self.precision - np.outer(sums, sums) / sums.sum()
-
-    def level(self, mean: np.ndarray) -> float:
-        """What the group has in common: plain decoding's seconds, which do not depend on the drafter. Where it did not run, it is
-        estimated from the others, as if each were as fast as `mean` states."""
-        if self.plain is not None:
-            return float(self.seconds[self.plain])
-        sums = self.precision.sum(axis=1)
-        return float(sums @ (self.seconds + mean[self.indices]) / sums.sum())
+    seconds: np.ndarray  # (m,) logarithms per token, less plain decoding's
+    weights: np.ndarray  # (m, m): their precision, the group's own level being unknown
 
 
 def _by_group(members: Sequence[Member], laps: Laps) -> list[_Group]:
-    found: dict[int, list[int]] = {}
-    for index, one in enumerate(members):
-        for group in laps.get(one.label, {}):
-            found.setdefault(group, []).append(index)
+    plain = laps.get(next((one.label for one in members if one.family is None), ""), {})
     groups = []
-    for group, indices in found.items():
-        if len(indices) > 1:
-            seconds = np.array([laps[members[index].label][group] for index in indices])
-            drafters = np.array([members[index].label.split()[0] for index in indices])
-            alike = drafters[:, None] == drafters[None, :]
-            precision = np.linalg.inv(NOISE**2 * np.eye(len(indices)) + SUITED**2 * alike)
-            plain = next((at for at, index in enumerate(indices) if members[index].family is None), None)
-            groups.append(_Group(np.array(indices), seconds, precision, plain))
+    for number, plain_s in plain.items():
+        indices = [index for index, one in enumerate(members) if number in laps.get(one.label, {})]
+        seconds = np.array([laps[members[index].label][number] for index in indices]) - plain_s
+        drafters = np.array([members[index].label.split()[0] for index in indices])
+        alike = drafters[:, None] == drafters[None, :]
+        precision = np.linalg.inv(NOISE**2 * np.eye(len(indices)) + SUITED**2 * alike)
+        sums = precision.sum(axis=1)
+        groups.append(_Group(np.array(indices), seconds, precision - np.outer(sums, sums) / sums.sum()))
     return groups
 
 
-def _linear(groups: Sequence[_Group], mean: np.ndarray) -> list[_Group]:
+def _linear(groups: Sequence[_Group]) -> Iterator[_Group]:
     """The laps, each as log m + r / m - 1 (see above)."""
-    levels = [group.level(mean) for group in groups]
     relative: dict[int, list[float]] = {}
-    for group, level in zip(groups, levels, strict=True):
-        for index, seconds in zip(group.indices.tolist(), np.exp(group.seconds - level).tolist(), strict=True):
-            relative.setdefault(index, []).append(seconds)
-    found = []
-    for group, level in zip(groups, levels, strict=True):
-        middle = np.array([fmean(relative[index]) for index in group.indices.tolist()])
-        found.append(replace(group, seconds=level + np.log(middle) + np.exp(group.seconds - level) / middle - 1))
-    return found
-
-
-def _after(mean: np.ndarray, covariance: np.ndarray, groups: Sequence[_Group]) -> tuple[np.ndarray, np.ndarray]:
-    precision = np.linalg.inv(covariance)
-    pull = precision @ mean
     for group in groups:
-        precision[np.ix_(group.indices, group.indices)] += group.weights
-        pull[group.indices] -= group.weights @ group.seconds
-    after = np.linalg.inv(precision)
-    return after @ pull, (after + after.T) / 2
+        for index, seconds in zip(group.indices.tolist(), np.exp(group.seconds).tolist(), strict=True):
+            relative.setdefault(index, []).append(seconds)
+    for group in groups:
+        middle = np.array([fmean(relative[index]) for index in group.indices.tolist()])
+        yield replace(group, seconds=np.log(middle) + np.exp(group.seconds) / middle - 1)

@@ -21,11 +21,9 @@ from outrider.lab.runner import Contender, Trace
 from outrider.lab.tune.beliefs import Belief, Laps
 from outrider.lab.tune.probe import Sample
 
-FEW_GROUPS = 4  # beside plain decoding; with fewer, a speedup is told through the others that ran beside both
 MAX_OTHER_CPU = 0.15  # share of the processors; a run beside busier neighbours is repeated
 REPEATS = 2
 ALL = "all"
-REACH = 1.96  # standard errors of a 95 % interval
 
 
 class Lap(Record):
@@ -113,25 +111,25 @@ def summarise(
     """Every finalist over plain decoding, without those whose first steps ended the text: nothing of them was timed. `beliefs`:
     "all" and by task."""
     base = {lap.group: lap for lap in laps if lap.configuration == plain.label}
-    labels = dict.fromkeys(lap.configuration for lap in laps if lap.configuration != plain.label and lap.tokens)
-    return [
-        _summary([lap for lap in laps if lap.configuration == label], base, beliefs or {}, greedy=greedy) for label in labels
-    ]
+    found = []
+    for label in dict.fromkeys(lap.configuration for lap in laps if lap.configuration != plain.label):
+        own = [lap for lap in laps if lap.configuration == label]
+        if (speedup := _speedup(own, base)) is not None:
+            found.append(_summary(own, speedup, base, beliefs or {}, greedy=greedy))
+    return found
 
 
-def _summary(laps: Sequence[Lap], base: dict[int, Lap], beliefs: Mapping[str, Belief], *, greedy: bool) -> Confirmed:
+def _summary(
+    laps: Sequence[Lap], speedup: Interval, base: dict[int, Lap], beliefs: Mapping[str, Belief], *, greedy: bool
+) -> Confirmed:
     label = laps[0].configuration
     both = [lap for lap in laps if lap.group in base]
     same = [ours == theirs for lap in both for ours, theirs in zip(lap.texts, base[lap.group].texts, strict=True)]
     by_task = {task: [lap for lap in laps if lap.task == task] for task in dict.fromkeys(lap.task for lap in laps)}
-    speedups = {task: _speedup(ours, base, beliefs.get(task)) for task, ours in by_task.items()}
-    found = _speedup(laps, base, beliefs.get(ALL))
-    if found is None:
-        raise ValueError(f"'{label}' never ran beside plain decoding, and nothing else is known about it")
     return Confirmed(
         configuration=label,
-        speedup=found,
-        by_task={task: speedup for task, speedup in speedups.items() if speedup is not None},
+        speedup=speedup,
+        by_task={task: one for task, ours in by_task.items() if (one := _speedup(ours, base)) is not None},
         estimates={task: one.speedup(label) for task, one in beliefs.items() if task == ALL or task in by_task},
         tokens_per_s=sum(lap.tokens for lap in laps) / sum(lap.seconds for lap in laps),
         tau=sum(lap.tokens for lap in laps) / max(sum(lap.steps for lap in laps), 1),
@@ -141,12 +139,9 @@ def _summary(laps: Sequence[Lap], base: dict[int, Lap], beliefs: Mapping[str, Be
     )
 
 
-def _speedup(laps: Sequence[Lap], base: dict[int, Lap], belief: Belief | None) -> Interval | None:
-    """Over the groups that plain decoding ran, too; where those are few, what is believed."""
+def _speedup(laps: Sequence[Lap], base: dict[int, Lap]) -> Interval | None:
+    """None where no group was timed on both sides."""
     both = list(paired_seconds(laps, base).values())
-    if belief is not None and len(both) < min(FEW_GROUPS, len(base)):
-        middle, reach = belief.speedup(laps[0].configuration), math.exp(REACH * belief.error(laps[0].configuration))
-        return Interval(value=middle, low=middle / reach, high=middle * reach)
     return ratio_of_sums([plain for plain, _ in both], [own for _, own in both]) if both else None
 
 

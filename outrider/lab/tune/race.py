@@ -1,9 +1,9 @@
 """Decides how many rounds each configuration runs: as few as the choice needs, as many as the budget allows.
 
-Everybody on the track runs every group of prompts, in turn. Every few groups all laps so far, together with the forecasts,
-make a belief about all members of the space (`beliefs.py`), and by it
+Plain decoding and everybody on the track run every group of prompts, in turn. Every few groups all laps so far, together with
+the forecasts, make a belief about all members of the space (`beliefs.py`), and by it
 
-    leaves     who is hardly the best any more; plain decoding, once it is certain that another one is clearly faster
+    leaves     who is hardly the best any more
     joins      who was not thought of, and may be the best after all: neighbours of the leader, mostly
     ends       when the leader is as good as the best with near certainty, when the budget is spent, or the prompts are used up
 """
@@ -13,8 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from scipy.stats import norm
 
 from outrider.errors import OutriderError
 from outrider.lab.configuration import PLAIN
@@ -28,8 +26,7 @@ from outrider.lab.tune.probe import Sample
 
 LOOK = 2  # groups between two looks, of every task at least one
 LEAST_GROUPS = 6  # run whatever the budget: nothing is recommended on fewer
-PLAIN_GROUPS = 8  # of plain decoding, which the user's speedup is told by
-CLEARLY, CERTAIN = 1.1, 0.99  # plain decoding leaves when a speedup above CLEARLY is CERTAIN
+ENOUGH_GROUPS = 8  # to tell the user's speedup by, however clear the choice is
 HOPELESS, HOPEFUL = 0.03, 0.08  # chance to be the best below which one leaves, and above which one joins
 AS_GOOD, ENOUGH = 0.02, 0.95  # it ends when the leader is within AS_GOOD of the best with probability ENOUGH
 
@@ -81,7 +78,7 @@ class Race:
                 belief = self.belief()
                 if self._is_decided(belief, done, track):
                     break
-                staying = self._staying(belief, track, done)
+                staying = self._staying(belief, track)
                 gone |= set(track) - set(staying)
                 track = self._able([*staying, *self._joining(belief, staying, gone)])
         return self.laps
@@ -96,13 +93,10 @@ class Race:
         """More where several tasks share them."""
         return max(groups, 2 * self._num_tasks)
 
-    def _staying(self, belief: Belief, track: Sequence[str], done: int) -> list[str]:
+    def _staying(self, belief: Belief, track: Sequence[str]) -> list[str]:
         chances = belief.chances()
         staying = [label for label in track if label != PLAIN and chances[label] >= HOPELESS]
-        staying = staying or [max((one for one in track if one != PLAIN), key=belief.speedup)]
-        leader = max(staying, key=belief.speedup)
-        needed = PLAIN not in track or done < self._min_groups(PLAIN_GROUPS) or not _is_clear(belief, leader)
-        return [PLAIN, *staying] if needed and PLAIN in track else staying
+        return [PLAIN, *(staying or [max((one for one in track if one != PLAIN), key=belief.speedup)])]
 
     def _joining(self, belief: Belief, running: Sequence[str], gone: set[str]) -> list[str]:
         """The configurations that join: the likeliest of every hopeful family that does not run yet, then the likeliest of all.
@@ -126,13 +120,9 @@ class Race:
         return newcomers[: max(self._rules.on_track - len(found), 0)]
 
     def _is_decided(self, belief: Belief, done: int, track: Sequence[str]) -> bool:
-        """Never before plain decoding ran often enough to know a speedup over it."""
-        if done < self._min_groups(PLAIN_GROUPS):
-            return False
-        leader = max((label for label in track if label != PLAIN), key=belief.speedup)
-        hopeless = belief.speedup(leader) * math.exp(2 * belief.error(leader)) < 1
-        settled = PLAIN not in track or hopeless or _is_clear(belief, leader)
-        return settled and belief.chances(AS_GOOD)[leader] >= ENOUGH
+        """Whether the best on the track, plain decoding included, is as good as any member."""
+        leader = max(track, key=belief.speedup)
+        return done >= self._min_groups(ENOUGH_GROUPS) and belief.chances(AS_GOOD)[leader] >= ENOUGH
 
     def _able(self, labels: Sequence[str]) -> list[str]:
         """The labels that can be built; the others are among the failures."""
@@ -148,9 +138,3 @@ class Race:
             if label in self._contenders:
                 found.append(label)
         return found
-
-
-def _is_clear(belief: Belief, label: str) -> bool:
-    """Whether this one is CLEARLY faster than plain decoding."""
-    above = math.log(belief.speedup(label)) - math.log(CLEARLY)
-    return bool(norm.cdf(above / belief.error(label)) >= CERTAIN)
