@@ -1,6 +1,6 @@
 """Decides how many rounds each configuration runs: as few as the choice needs, as many as the budget allows.
 
-Plain decoding and everybody on the track run every group of prompts, in turn. Every few groups all laps so far, together with
+Plain decoding and all on the track run every group of prompts, in turn. Every few groups all laps so far, together with
 the forecasts, make a belief about all members of the space (`beliefs.py`), and by it
 
     leaves     who is hardly the best any more
