@@ -5,7 +5,8 @@
 //
 // A few rows share one reading of the weights; the hardware's prefetch, on a plain forward stream, is the best there is.
 // More rows go in groups, which read a part of the panel one after the other, all but the first from the cache. Memory would
-// rest meanwhile, so that each group fetches its share of the part that comes next: 9 rows cost what 8 do.
+// rest meanwhile, so that each group fetches its share of the part that comes next. Parts of a panel are equal: what is fetched
+// while one is multiplied is then all of the next, whose rest would have to be waited for.
 
 #pragma once
 
@@ -19,9 +20,9 @@
 namespace vectors {
 
 constexpr int ROWS = IS_WIDE ? 8 : 4;       // rows multiplied at once: so many accumulators are registers
-constexpr int64_t ALONE = IS_WIDE ? 7 : 3;  // rows that are one group; one more take turns by halves, faster where memory is
+constexpr int64_t ALONE = IS_WIDE ? 4 : 3;  // rows that are one group; more take turns, faster where memory is
 constexpr int64_t BLOCK = 64;               // rows whose accumulators are kept between two parts
-constexpr int64_t PART = 384;               // inputs of a part: 24 KB of weights
+constexpr int64_t PART = 384;               // inputs of a part at most: 24 KB of weights
 
 // Inputs [begin, end) of one panel, and what to fetch meanwhile: a line at `next` with each of the first `ahead` pairs.
 struct Part {
@@ -81,7 +82,7 @@ constexpr std::array<Multiply, ROWS> MULTIPLY = by_rows(std::make_integer_sequen
 inline void multiply_panel(const bf16* x, int64_t M, int64_t K, const bf16* panel, const Output& out) {
   alignas(64) float sums[BLOCK * PANEL];
   const int64_t groups = M <= ALONE ? 1 : std::max<int64_t>(2, (M + ROWS - 1) / ROWS), each = (M + groups - 1) / groups;
-  const int64_t size = groups == 1 ? K : PART;
+  const int64_t parts = groups == 1 ? 1 : (K + PART - 1) / PART, size = (K / 2 + parts - 1) / parts * 2;
   for (int64_t begin = 0; begin < K; begin += size) {
     const int64_t end = std::min(begin + size, K), ahead = groups == 1 ? 0 : (end - begin) / groups;
     Part part{begin, end, panel + begin * PANEL, panel + end * PANEL, ahead};
