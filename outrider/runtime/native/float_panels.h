@@ -19,11 +19,13 @@
 
 namespace float_panels {
 
-constexpr int ROWS = IS_WIDE ? 8 : 2;   // multiplied at once: so many sums are registers
-constexpr int64_t TOGETHER = 64;        // rows that share one reading of a panel
-constexpr int64_t PART = 32;            // fours of inputs that are widened at once for more than ROWS rows: 8 KB
-constexpr int64_t FACTORS = 4 * PANEL;  // bytes for a group
-constexpr int64_t LINES = 128;          // bytes for four inputs
+constexpr int ROWS = IS_WIDE ? 8 : 2;      // multiplied at once: so many sums are registers
+constexpr int64_t TOGETHER = 64;           // rows that share one reading of a panel
+constexpr int64_t FEW = IS_WIDE ? 16 : 2;  // rows for which a group is widened in registers, once for each ROWS of them
+constexpr int64_t PART = 32;               // fours of inputs that are widened at once for more rows: 8 KB
+constexpr int64_t FACTORS = 4 * PANEL;     // bytes for a group
+constexpr int64_t LINES = 128;             // bytes for four inputs
+constexpr int64_t AHEAD = 4096;            // bytes: beside widening, the hardware fetches too late
 
 inline int64_t panel_bytes(int64_t K, int64_t group) { return (K + group - 1) / group * (FACTORS + group / 4 * LINES); }
 
@@ -34,14 +36,23 @@ struct Four {
 
 struct Stored {
   const uint8_t* at;
+  void fetch(int64_t four) const {
+    _mm_prefetch(at + four * LINES + AHEAD, _MM_HINT_T0);
+    _mm_prefetch(at + four * LINES + AHEAD + 64, _MM_HINT_T0);
+  }
   Four read(int64_t four) const {
     const Bytes low = load_bytes(at + four * LINES), high = load_bytes(at + four * LINES + 64);
-    return {{{widen_evens(low), widen_odds(low)}, {widen_evens(high), widen_odds(high)}}};
+    if (__builtin_expect(has_small(low) | has_small(high), false)) return widened(low, high, false);
+    return widened(low, high, true);
+  }
+  static Four widened(Bytes low, Bytes high, bool is_normal) {
+    return {{{widen_evens(low, is_normal), widen_odds(low, is_normal)}, {widen_evens(high, is_normal), widen_odds(high, is_normal)}}};
   }
 };
 
 struct Widened {
   const bf16* at;
+  void fetch(int64_t) const {}
   Four read(int64_t four) const {
     const bf16* const from = at + four * 4 * PANEL;
     return {{{load_pairs(from), load_pairs(from + 32)}, {load_pairs(from + 64), load_pairs(from + 96)}}};
@@ -50,7 +61,9 @@ struct Widened {
 
 inline void widen(const uint8_t* from, int64_t fours, bf16* to) {
   for (int64_t f = 0; f < fours; ++f) {
-    const Four four = Stored{from}.read(f);
+    const Stored stored{from};
+    stored.fetch(f);
+    const Four four = stored.read(f);
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h)
 #pragma GCC unroll 2
@@ -78,6 +91,7 @@ void multiply(const bf16* x, int64_t K, const Source& weights, const Part& part,
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) found[h][m] = part.is_first ? floats(0) : load(sums + m * PANEL + 16 * h);
   for (int64_t f = 0; f < part.fours; ++f, x += 4) {
+    weights.fetch(f);
     const Four four = weights.read(f);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
@@ -110,7 +124,7 @@ constexpr std::array<Multiply<Source>, ROWS> MULTIPLY = by_rows<Source>(std::mak
 inline void multiply_panel(const bf16* x, int64_t M, int64_t K, int64_t group, const uint8_t* at, Sums& sums) {
   alignas(64) bf16 widened[PART * 4 * PANEL];
   std::fill_n(sums.totals, M * PANEL, 0.f);
-  const int64_t size = M <= ROWS ? group / 4 : PART;
+  const int64_t size = M <= FEW ? group / 4 : PART, turns = (M + ROWS - 1) / ROWS, each = (M + turns - 1) / turns;
   for (int64_t start = 0; start < K; start += group) {
     const float* const scales = reinterpret_cast<const float*>(at);
     const int64_t fours = std::min(group, K - start) / 4;
@@ -120,14 +134,16 @@ inline void multiply_panel(const bf16* x, int64_t M, int64_t K, int64_t group, c
       const Part part{end - begin, begin == 0, end == fours ? scales : nullptr};
       const bf16* const from = x + start + 4 * begin;
       const uint8_t* const weights = at + begin * LINES;
-      if (M <= ROWS) {
-        MULTIPLY<Stored>[M - 1](from, K, {weights}, part, sums.group, sums.totals);
-        continue;
+      const auto go = [&](const auto& multiplied, const auto& source) {
+        for (int64_t m = 0; m < M; m += each)
+          multiplied[std::min(each, M - m) - 1](from + m * K, K, source, part, sums.group + m * PANEL, sums.totals + m * PANEL);
+      };
+      if (M <= FEW) {
+        go(MULTIPLY<Stored>, Stored{weights});
+      } else {
+        widen(weights, part.fours, widened);
+        go(MULTIPLY<Widened>, Widened{widened});
       }
-      widen(weights, part.fours, widened);
-      for (int64_t m = 0; m < M; m += ROWS)
-        MULTIPLY<Widened>[std::min<int64_t>(ROWS, M - m) - 1](
-            from + m * K, K, {widened}, part, sums.group + m * PANEL, sums.totals + m * PANEL);
     }
     at += group / 4 * LINES;
   }

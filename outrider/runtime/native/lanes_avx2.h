@@ -307,11 +307,25 @@ inline __m256i widen_small(__m256i words) {
   const __m256i found = _mm256_blendv_epi8(high, low, _mm256_cmpgt_epi16(_mm256_set1_epi16(0x0800), size));
   return _mm256_or_si256(found, _mm256_and_si256(words, _mm256_set1_epi16(short(0x8000))));
 }
-// Bytes 0 and 2 of each four, and 1 and 3
-inline Pairs widen_evens(Bytes codes) {
-  return {widen_small(_mm256_slli_epi16(codes.low, 8)), widen_small(_mm256_slli_epi16(codes.high, 8))};
+// The same where none is below 2^-6
+inline __m256i widen_normal(__m256i words) {
+  const __m256i moved = _mm256_and_si256(_mm256_srai_epi16(words, 4), _mm256_set1_epi16(short(0x87f0)));
+  return _mm256_add_epi16(moved, _mm256_set1_epi16(0x3c00));
 }
-inline Pairs widen_odds(Bytes codes) { return {widen_small(codes.low), widen_small(codes.high)}; }
+inline bool has_small(Bytes codes) {
+  const __m256i power = _mm256_set1_epi8(0x78), none = _mm256_setzero_si256();
+  const __m256i low = _mm256_cmpeq_epi8(_mm256_and_si256(codes.low, power), none);
+  return _mm256_movemask_epi8(_mm256_or_si256(low, _mm256_cmpeq_epi8(_mm256_and_si256(codes.high, power), none))) != 0;
+}
+// Bytes 0 and 2 of each four, and 1 and 3
+inline Pairs widened(__m256i low, __m256i high, bool is_normal) {
+  if (is_normal) return {widen_normal(low), widen_normal(high)};
+  return {widen_small(low), widen_small(high)};
+}
+inline Pairs widen_evens(Bytes codes, bool is_normal) {
+  return widened(_mm256_slli_epi16(codes.low, 8), _mm256_slli_epi16(codes.high, 8), is_normal);
+}
+inline Pairs widen_odds(Bytes codes, bool is_normal) { return widened(codes.low, codes.high, is_normal); }
 inline void store_pairs(bf16* at, Pairs x) {
   _mm256_storeu_si256((__m256i*)at, x.low);
   _mm256_storeu_si256((__m256i*)at + 1, x.high);

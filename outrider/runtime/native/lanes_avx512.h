@@ -135,9 +135,18 @@ inline Pairs widen_small(__m512i words) {
   found = _mm512_mask_permutexvar_epi16(found, is_low, _mm512_srli_epi16(size, 8), low);
   return {(__m512bh)_mm512_ternarylogic_epi32(found, words, _mm512_set1_epi16(short(0x8000)), 0xf8)};  // found | words & sign
 }
+// The same where none is below 2^-6
+inline Pairs widen_normal(__m512i words) {
+  const __m512i moved = _mm512_and_si512(_mm512_srai_epi16(words, 4), _mm512_set1_epi16(short(0x87f0)));
+  return {(__m512bh)_mm512_add_epi16(moved, _mm512_set1_epi16(0x3c00))};
+}
+inline bool has_small(Bytes codes) { return _mm512_testn_epi8_mask(codes.all, _mm512_set1_epi8(0x78)) != 0; }
 // Bytes 0 and 2 of each four, and 1 and 3
-inline Pairs widen_evens(Bytes codes) { return widen_small(_mm512_slli_epi16(codes.all, 8)); }
-inline Pairs widen_odds(Bytes codes) { return widen_small(codes.all); }
+inline Pairs widen_evens(Bytes codes, bool is_normal) {
+  const __m512i words = _mm512_slli_epi16(codes.all, 8);
+  return is_normal ? widen_normal(words) : widen_small(words);
+}
+inline Pairs widen_odds(Bytes codes, bool is_normal) { return is_normal ? widen_normal(codes.all) : widen_small(codes.all); }
 inline void store_pairs(bf16* at, Pairs x) { _mm512_storeu_si512(at, (__m512i)x.all); }
 
 // ---------------------------------------------------------------- Bytes

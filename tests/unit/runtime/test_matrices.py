@@ -138,16 +138,18 @@ def test_products_of_fp8_are_those_of_the_values(name: str, outputs: int, inputs
         assert (error <= 2**-8 * exact[:width].abs() + 1e-6 * size[:width]).all()
 
 
-def test_small_numbers_of_fp8_are_widened_exactly(library_path: Path) -> None:
-    """All 254 codes, one at a time: those below 2^-6 have no leading bit, which products of bf16 would take for 0."""
+@pytest.mark.parametrize("beside", [0, 0x38], ids=["zeros", "ones"])
+def test_all_numbers_of_fp8_are_widened_exactly(beside: int, library_path: Path) -> None:
+    """All 254 codes. Those below 2^-6 have no leading bit: products of bf16 would take them for 0, and what has none of them is widened
+    in another way."""
     codes = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F], dtype=torch.uint8)
-    weight = torch.zeros(len(codes), 32, dtype=torch.uint8)
-    places = torch.arange(len(codes)) % 32
-    weight[torch.arange(len(codes)), places] = codes
-    found = fp8({"weight": weight.view(torch.float8_e4m3fn), "s": torch.ones(1)}, "s", None)
-    layer = Layer(Matrix(*panels_of_floats(found), len(codes), 32), None, torch.ones(9, 32).bfloat16(), library_path)
-    for width in (1, 9):
-        assert torch.equal(layer.rows(torch.arange(width))[-1], codes.view(torch.float8_e4m3fn).float())
+    weight = torch.full((len(codes), 32), beside, dtype=torch.uint8)
+    weight[torch.arange(len(codes)), torch.arange(len(codes)) % 32] = codes
+    values = weight.view(torch.float8_e4m3fn)
+    layer = Layer(Matrix(*panels_of_floats(fp8({"weight": values, "s": torch.ones(1)}, "s", None)), len(codes), 32), None,
+                  torch.eye(32).bfloat16(), library_path)  # fmt: skip
+    for width in (1, 16, 32):
+        assert torch.equal(layer.rows(torch.arange(width)), values.float().t()[:width])
 
 
 def test_fp8_is_refused_beside_fp32(library_path: Path) -> None:
@@ -165,7 +167,7 @@ def test_a_row_has_the_same_bits_in_every_company(
     alone = torch.cat([layer.rows(torch.tensor([i])) for i in range(70)])
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
     for each in (layer, Layer(weights, None, x, library_path)):
-        assert all(torch.equal(each.rows(torch.arange(width)), alone[:width]) for width in (2, 3, 7, 8, 9, 64, 65, 70))
+        assert all(torch.equal(each.rows(torch.arange(width)), alone[:width]) for width in (2, 3, 7, 8, 9, 16, 17, 64, 65, 70))
 
 
 @every_dtype
