@@ -104,7 +104,7 @@ struct Block {
       std::memcpy(queries + query * op.size, reinterpret_cast<const Number*>(from) + op.in[0].offset + h * op.in[0].row_step,
                   op.size * sizeof(Number));
     }
-    if (is_tiled()) panels::pack_keys(count, op.size, [&](int64_t query) { return queries + query * op.size; }, 0, query_panel);
+    if (is_tiled()) panels::pack_keys(count, op.size, [&](int64_t query) { return queries + query * op.size; }, query_panel);
   }
 
   // Whether tiles make the scores: of every range or of none, since they add up in another order
@@ -135,9 +135,11 @@ struct Block {
     if constexpr (sizeof(Number) == 2)
       if (is_tiled()) return multiply_keys_by_tiles(num_keys, place, from, to);
     const int64_t apart = op.kv_heads * op.size;
-    panels::pack_keys(num_keys, op.size, [&](int64_t j) { return keys + place(j) * apart; }, RANGE * apart, key_panel);
+    panels::pack_keys(num_keys, op.size, [&](int64_t j) { return keys + place(j) * apart; }, key_panel);
+    panels::Fetch next(keys + (place(0) + RANGE) * apart, apart, op.size, num_keys < RANGE ? 0 : RANGE);
+    next.divide(panels::steps_of(to - from, op.size / TOGETHER<Number>));
     panels::multiply_rows(to - from, queries + from * op.size, op.size, op.size, key_panel, static_cast<const float*>(nullptr),
-                          scores + from * RANGE, RANGE);
+                          scores + from * RANGE, RANGE, next);
   }
 
   // A range of positions, begin .. begin + num_keys, the j-th key at place(j), for queries [from, to).
@@ -194,11 +196,13 @@ struct Block {
       store(state.totals + query * LANES, choose(broken, floats(std::numeric_limits<float>::quiet_NaN()), total));
     }
     const int64_t apart = op.kv_heads * op.value_size;
-    panels::pack_values(num_keys, op.value_size, [&](int64_t j) { return values + place(j) * apart; }, RANGE * apart, value_panel);
+    panels::pack_values(num_keys, op.value_size, [&](int64_t j) { return values + place(j) * apart; }, value_panel);
     const int64_t depth = rounded_up(num_keys, TOGETHER<Number>);
+    panels::Fetch next(values + (place(0) + RANGE) * apart, apart, op.value_size, num_keys < RANGE ? 0 : RANGE);
+    next.divide(panels::steps_of(to - from, depth / TOGETHER<Number>) * (rounded_up(op.value_size, WIDTH) / WIDTH));
     for (int64_t d = 0; d < op.value_size; d += WIDTH)
       panels::multiply_rows(to - from, weights + from * RANGE, RANGE, depth, value_panel + d * RANGE, kept + from,
-                            state.sums + from * state.step + d, state.step);
+                            state.sums + from * state.step + d, state.step, next);
   }
 
   // All ranges of positions [begin, end), which begins with a span.

@@ -99,21 +99,36 @@ inline void interleave(const bf16* first, const bf16* second, int64_t count, bf1
 }
 #endif
 
-// Brings a row of the cache to the second level while others are worked on: prefetches to the first wait for memory. As assembly,
-// since compilers drop functions that do nothing but fetch.
-template <typename Number>
-inline void fetch(const Number* row, int64_t size) {
-  for (int64_t d = 0; d < size; d += 64 / int64_t(sizeof(Number))) asm volatile("prefetcht1 %0" : : "m"(row[d]));
-}
+// Rows of the cache that come next, brought to the second level a line at a time, between products: all at once, they would keep
+// other loads waiting. As assembly, since compilers drop what does nothing but fetch.
+struct Fetch {
+  const char* row;
+  int64_t apart, bytes, left;  // from row to row; of a row; lines
+  int64_t each = 1, at = 0;    // lines a step; where in the row
 
-// Keys of a range -> a panel. `at(j)`: the j-th of `count`; the next range's lie `ahead` numbers on.
+  template <typename Number>
+  Fetch(const Number* first, int64_t apart, int64_t size, int64_t count)
+      : row(reinterpret_cast<const char*>(first)), apart(apart * int64_t(sizeof(Number))), bytes(size * int64_t(sizeof(Number))),
+        left(count * ((bytes + 63) / 64)) {}
+  void divide(int64_t steps) { each = (left + steps - 1) / steps; }
+
+  void step() {
+    for (int64_t i = 0; i < each && left > 0; ++i, --left) {
+      asm volatile("prefetcht1 %0" : : "m"(row[at]));
+      if ((at += 64) < bytes) continue;
+      at = 0;
+      row += apart;
+    }
+  }
+};
+
+// Keys of a range -> a panel. `at(j)`: the j-th of `count`.
 template <typename Number, typename At>
-void pack_keys(int64_t count, int64_t size, const At& at, int64_t ahead, Number* panel) {
+void pack_keys(int64_t count, int64_t size, const At& at, Number* panel) {
   const int64_t words = size / TOGETHER<Number>;
   for (int64_t j = 0; j < RANGE; j += 16) {
     const uint32_t* rows[16];
     for (int64_t r = 0; r < 16; ++r) rows[r] = reinterpret_cast<const uint32_t*>(at(std::min(j + r, count - 1)));
-    for (int64_t r = 0; r < 16; ++r) fetch(reinterpret_cast<const Number*>(rows[r]) + ahead, size);
     for (int64_t w = 0; w < words; w += 16) {
       transpose(rows, std::min<int64_t>(16, words - w), reinterpret_cast<uint32_t*>(panel) + w * WIDTH + j);
       for (auto& row : rows) row += 16;
@@ -123,12 +138,11 @@ void pack_keys(int64_t count, int64_t size, const At& at, int64_t ahead, Number*
 
 // Values of a range -> panels; positions up to the next whole pair.
 template <typename Number, typename At>
-void pack_values(int64_t count, int64_t size, const At& at, int64_t ahead, Number* panel) {
+void pack_values(int64_t count, int64_t size, const At& at, Number* panel) {
   for (int64_t d = 0; d < size; d += WIDTH, panel += RANGE * WIDTH) {
     const int64_t width = std::min(WIDTH, size - d);
     for (int64_t j = 0; j < count; j += TOGETHER<Number>) {
       Number* const to = panel + j * WIDTH;
-      for (int64_t i = j; i < std::min(count, j + TOGETHER<Number>); ++i) fetch(at(i) + d + ahead, width);
       if constexpr (sizeof(Number) == 2) {
         static const bf16 nothing[WIDTH] = {};
         const bf16 *first = at(j) + d, *second = j + 1 < count ? at(j + 1) + d : nothing;
@@ -153,13 +167,15 @@ constexpr int ROWS = IS_WIDE ? 6 : 2, VECTORS = IS_WIDE ? 4 : 2;  // of sums tha
 
 // sums (M, 16 * VECTORS) = kept * sums + rows times a panel, over `depth` numbers of a row; without `kept`, the product alone
 template <int M, typename Number>
-void multiply(const Number* rows, int64_t row_step, int64_t depth, const Number* panel, const float* kept, float* sums, int64_t sum_step) {
+void multiply(const Number* rows, int64_t row_step, int64_t depth, const Number* panel, const float* kept, float* sums, int64_t sum_step,
+              Fetch& fetch) {
   Floats sum[M][VECTORS];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) sum[m][v] = kept ? load(sums + m * sum_step + 16 * v) * floats(kept[m]) : floats(0);
   for (int64_t k = 0; k < depth; k += TOGETHER<Number>) {
+    fetch.step();
     decltype(lane(panel)) columns[VECTORS];
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; ++v) columns[v] = lane(panel + k * WIDTH + 16 * TOGETHER<Number> * v);
@@ -176,15 +192,17 @@ void multiply(const Number* rows, int64_t row_step, int64_t depth, const Number*
     for (int v = 0; v < VECTORS; ++v) store(sums + m * sum_step + 16 * v, sum[m][v]);
 }
 
+inline int64_t steps_of(int64_t count, int64_t depth) { return (count + ROWS - 1) / ROWS * (WIDTH / (16 * VECTORS)) * depth; }
+
 // The same for any number of rows, and all columns of the panel
 template <typename Number>
 void multiply_rows(int64_t count, const Number* rows, int64_t row_step, int64_t depth, const Number* panel, const float* kept,
-                   float* sums, int64_t sum_step) {
+                   float* sums, int64_t sum_step, Fetch& fetch) {
   for (int64_t m = 0; m < count; m += ROWS)
     for (int64_t v = 0; v < WIDTH; v += 16 * VECTORS) {
       const auto go = [&]<int M>() {
         multiply<M>(rows + m * row_step, row_step, depth, panel + v * TOGETHER<Number>, kept ? kept + m : nullptr,
-                    sums + m * sum_step + v, sum_step);
+                    sums + m * sum_step + v, sum_step, fetch);
       };
       switch (std::min<int64_t>(ROWS, count - m)) {
         case 1: go.template operator()<1>(); break;
