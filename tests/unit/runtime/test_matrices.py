@@ -140,8 +140,8 @@ def test_products_of_fp8_are_those_of_the_values(name: str, outputs: int, inputs
 
 @pytest.mark.parametrize("beside", [0, 0x38], ids=["zeros", "ones"])
 def test_all_numbers_of_fp8_are_widened_exactly(beside: int, library_path: Path) -> None:
-    """All 254 codes. Those below 2^-6 have no leading bit: products of bf16 would take them for 0, and what has none of them is widened
-    in another way."""
+    """All 254 codes. Those below 2^-6 have no leading bit: products of bf16 would take them for 0. What has none of them is
+    widened in another way."""
     codes = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F], dtype=torch.uint8)
     weight = torch.full((len(codes), 32), beside, dtype=torch.uint8)
     weight[torch.arange(len(codes)), torch.arange(len(codes)) % 32] = codes
