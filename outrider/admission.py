@@ -74,7 +74,7 @@ def resume(row: Row, committed: Sequence[int], vocab_size: int) -> None:
             raise RequestError(f"committed has token id {token} at {number}, which grammar or bans do not allow there")
         row.add(token, COMMITTED)
         if row.params.logprobs is not None:
-            row.logprobs.append({})  # told where it was emitted
+            row.logprobs.append({})  # reported where it was emitted
 
 
 def checked_prediction(tokens: Sequence[int], vocab_size: int, context: int) -> list[int]:

@@ -49,7 +49,7 @@ class Models:
     memory: MemoryReport
     context: int  # tokens a row may hold, prompt and answer
     notes: list[str]
-    status: Callable[[str], None] = lambda line: None  # told what takes long while drafters are made
+    status: Callable[[str], None] = lambda line: None  # called with what takes long while drafters are made
 
 
 @dataclass

@@ -29,7 +29,7 @@ class Parts:
     verifier: type[Verifier]
     verifier_settings: Any
     length: DraftLength
-    any_length: bool = False  # steps may ask for any number up to `length.most`, whoever decides it
+    any_length: bool = False  # steps may ask for any number up to `length.most`, whichever policy decides it
 
     def make_drafter(
         self, target: LoadedModel, draft: LoadedModel | None, status: Callable[[str], None] = lambda line: None

@@ -62,9 +62,9 @@ class Row:
     detokenizer: Detokenizer | None  # None when nobody needs text before the end
     stops: StopStrings
     verifier: RowVerifier | None = None  # None: the decoder's. As little as `params` may it change while in the batch
-    constraint: Constraint | None = None  # a grammar, fed with what is said; of this row alone
+    constraint: Constraint | None = None  # a grammar, fed with emitted tokens; of this row alone
     prediction: Sequence[int] | None = None  # tokens that the answer is expected to have, for drafters that follow it
-    drafter: str | None = None  # who drafts for it, where there are several; None: whoever does usually
+    drafter: str | None = None  # who drafts for it, where there are several; None: the default drafter
     draft_bound: int | None = None  # most nodes a step may draft for this row; 0: none
     draft_fixed: bool = False  # `draft_bound` is the number itself, whatever the control would choose
     named_stops: frozenset[int] = frozenset()  # the stop tokens that the request named; the others end any text

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -218,11 +219,26 @@ def test_docstrings_stand_alone() -> None:
     assert not wrong
 
 
-def test_docstrings_use_the_words_of_the_field() -> None:
+def comments_and_messages(file: Path) -> Iterator[tuple[int, str]]:
+    """(line, text) of every comment and every piece of text in a file, docstrings included."""
+    with file.open("rb") as source:
+        for token in tokenize.tokenize(source.readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
+    for node in ast.walk(parsed(file)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.lineno, node.value
+
+
+def test_texts_use_the_words_of_the_field() -> None:
     """A word of the project's own: tokens are emitted, steps are expensive, drafts are rejected, callers get answers."""
-    wrong = []
-    for file in [*FILES, *TEST_FILES]:
-        for line, text in docstrings(file):
-            words = PRIVATE_WORDS.finditer(QUOTED.sub("", text))
-            wrong += [f"{file.relative_to(PACKAGE.parent)}:{line} '{word[0]}'" for word in words]
+    texts = [
+        *((file, line, text) for file in FILES for line, text in comments_and_messages(file)),
+        *((file, line, text) for file in TEST_FILES for line, text in docstrings(file)),
+    ]
+    wrong = [
+        f"{file.relative_to(PACKAGE.parent)}:{line} '{word[0]}'"
+        for file, line, text in texts
+        for word in PRIVATE_WORDS.finditer(QUOTED.sub("", text))
+    ]
     assert not wrong

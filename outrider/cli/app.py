@@ -77,7 +77,7 @@ def main() -> None:
     if any(thread.name == LOADING for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # a thread that reads weights cannot be told to stop, and Python would abort while it runs
+        os._exit(code)  # a thread that reads weights cannot be stopped, and Python would abort while it runs
     sys.exit(code)
 
 

@@ -15,7 +15,7 @@ from outrider.errors import ConfigError
 
 Folder = Annotated[Path, typer.Argument(help="A drafter: what 'outrider train' left in DIR/drafter.", show_default=False)]
 TargetOption = Annotated[
-    str, typer.Option(help="Whom it drafts for: 'demo', a local folder, or a hub id.", show_default=False)
+    str, typer.Option(help="The target that it drafts for: 'demo', a local folder, or a hub id.", show_default=False)
 ]
 To = Annotated[str, typer.Option(help="Layout: raw, speculators, medusa, vllm or transformers.", show_default=False)]
 Out = Annotated[Path, typer.Option(help="New folder.", show_default=False)]

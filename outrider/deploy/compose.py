@@ -19,7 +19,7 @@ def files(deployment: Deployment) -> DeployFiles:
     lines = [
         deployment.headline,
         "Start: docker compose -f compose.yaml up -d. The image: docker build -f deploy/Dockerfile -t outrider:cpu .",
-        f"Whoever reaches the port may ask, unless {serving.KEY_VARIABLE} is set where this is started.",
+        f"Everyone who reaches the port may send requests, unless {serving.KEY_VARIABLE} is set where this is started.",
     ]
     project = _project(deployment, serving.command(deployment, settings), paths, settings.text())
     return DeployFiles({"compose.yaml": as_yaml(lines, project)})

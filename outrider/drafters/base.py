@@ -48,7 +48,7 @@ class DraftSetup:
     num_draft_tokens: int  # the most nodes per row it will be asked for
     settings: Any = field(default_factory=NoSettings)  # an instance of the drafter's own `Settings`
     head: str | None = None  # folder of the trained head (`Settings.head`, or --draft), for drafters that require one
-    status: Callable[[str], None] = lambda line: None  # told what takes long while it happens
+    status: Callable[[str], None] = lambda line: None  # called with what takes long while it happens
 
 
 class Drafter(ABC):

@@ -138,7 +138,7 @@ class ActiveRequest:
     first_token: float | None = None
     shown: int = 0  # output tokens that were handed over, or were there before
     has_told: bool = False  # whether anything was handed over
-    drafted: int = 0  # draft tokens that were told of
+    drafted: int = 0  # draft tokens that were reported
     cached_tokens: int = 0
     preemptions: int = 0
     prompt_logprobs: list[dict[int, float] | None] | None = None

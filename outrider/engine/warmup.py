@@ -253,7 +253,7 @@ class _Timer:
     def observe(self, facts: StepFacts) -> None:
         drafted = max(facts.drafted)
         self._skip -= 1
-        if self._skip < 0 and bool(drafted) == bool(self._size):  # a step that asked in vain is no plain one
+        if self._skip < 0 and bool(drafted) == bool(self._size):  # a step that asked and got no draft is no plain one
             self.seconds.setdefault(drafted, []).append(facts.seconds)
 
     def summary(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Matcher:
         self._matcher: Any = grammar.copy()
         self._eos = eos_token_ids
         self._free = torch.ones(vocab_size, dtype=torch.bool)  # behind an end, or a mistake: whatever
-        self._ended = False  # the end token was said
+        self._ended = False  # the end token was emitted
         self._said: list[int] = []  # committed tokens but the end
         self._walked: list[int] = []  # tokens the matcher has consumed beyond the committed ones
         self._known: dict[tuple[int, ...], Tensor] = {}
@@ -63,7 +63,7 @@ class Matcher:
             elif self._unbroken(self._consumes, token):
                 self._said.append(token)
             else:
-                raise NumericalError(f"token {token} was said, which the grammar does not allow here")
+                raise NumericalError(f"token {token} was emitted, which the grammar does not allow here")
         self._known.clear()
 
     def _mask(self, path: tuple[int, ...]) -> Tensor:

@@ -40,7 +40,7 @@ class PassPlan:
     places: Tensor  # (B*T,) int64: slot * capacity + position of every new token
     make_mask: Callable[[], Tensor]
     make_window_mask: Callable[[], Tensor] | None = None  # None when the model has no sliding-window layers
-    sees: np.ndarray | None = None  # (B, T, T) bool, whom each token of a tree sees; None for chains
+    sees: np.ndarray | None = None  # (B, T, T) bool, which tokens each token of a tree sees; None for chains
     chain_keys: int | None = None  # S of a pass of chains alone, in which places say who sees what; None: the mask says it
     states: StatePass | None = None  # running states, of a model that has them
 

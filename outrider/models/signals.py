@@ -37,7 +37,7 @@ def decoder_layers(module: Any, name: str = "the target", hint: str = NO_SIGNALS
     if len(found) != 1:
         what = f"{len(found)} lists ({', '.join(found)})" if found else "no list"
         raise CapabilityError(
-            f"{name} ({module.config.model_type}): its {count} decoder layers cannot be told: {what} of that many modules. {hint}"
+            f"{name} ({module.config.model_type}): its {count} decoder layers were not found: {what} of that many modules. {hint}"
         )
     return next(iter(found.values()))
 
@@ -65,7 +65,7 @@ class Listening:
         self._streams: int | None = getattr(module.config.get_text_config(), "hc_mult", None)
         self._base = _base_of(module)  # its output is what the head reads
         if AFTER_NORM in self._keys and self._base is module:
-            raise CapabilityError(f"{self._name}: what its output head reads cannot be told apart from its logits")
+            raise CapabilityError(f"{self._name}: no module below its output head was found, whose states could be captured")
 
     @contextmanager
     def during(self, heard: dict[int, Tensor]) -> Iterator[None]:
@@ -77,7 +77,7 @@ class Listening:
             for hook in hooks:
                 hook.remove()
         if silent := [key for key in self._keys if key not in heard]:
-            raise CapabilityError(f"{self._name}: its hidden states {silent} cannot be heard; use a drafter that needs none")
+            raise CapabilityError(f"{self._name}: its hidden states {silent} cannot be captured; use a drafter that needs none")
 
     def _hook(self, key: int, heard: dict[int, Tensor]) -> Any:
         def entering(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

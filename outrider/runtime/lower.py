@@ -255,7 +255,7 @@ class Lowering:
         name = next(same, f"constant.{len(self._made.constants)}")  # layers may make the same table, each for itself
         self._made.constants[name] = made
         self._names[id(tensor)] = name
-        self._kept.append(tensor)  # as long as it lives no other tensor is told by its identity
+        self._kept.append(tensor)  # as long as it lives no other tensor has its identity
         return name
 
     def matrix(self, path: str, layer: Any) -> str:

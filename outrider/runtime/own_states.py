@@ -40,7 +40,7 @@ def native_states(lm: StateLM, module: Any, cache: Path) -> LM:
             program = lower(module)
         except (CapabilityError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # foreign code: whatever it raises is told
+        except Exception as error:  # foreign code: whatever it raises is reported
             raise NotLoweredError(f"its code fails when a pass is recorded ({type(error).__name__}: {error})") from error
         finally:
             module.set_attn_implementation(own_attention)
@@ -59,7 +59,7 @@ def _refuse_other_layers(module: Any) -> None:
     config = module.config.get_text_config(decoder=True)
     try:
         layers = transformers.DynamicCache(config=config).layers
-    except Exception as error:  # foreign code: whatever it raises is told
+    except Exception as error:  # foreign code: whatever it raises is reported
         raise NotLoweredError(f"its config describes no cache ({type(error).__name__})") from error
     kinds = {type(layer).__name__ for layer in layers}
     others = sorted(kinds - {*RECURRENT_LAYERS, *LAYERS_OF_KEYS}) or ["an indexer"] * bool(getattr(config, "index_topk", None))

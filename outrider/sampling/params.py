@@ -45,7 +45,7 @@ class SamplingParams:
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
     min_tokens: int = 0  # the answer does not end before it has so many
-    bad_words: list[str] = field(default_factory=list)  # not to be said
+    bad_words: list[str] = field(default_factory=list)  # not to be emitted
     skip_special_tokens: bool = True  # whether special tokens are left out of the text
     include_stop_str_in_output: bool = False  # whether the text ends with what ended it, a stop string or a stop token
     logprobs: int | None = None  # how many alternatives to report per token; None = no logprobs

@@ -64,7 +64,7 @@ class Served:
     texts: SharedTokenizer
     grammars: Grammars
     created: int  # seconds since 1970
-    reasoning: Reasoning | None = None  # how it thinks; None: thoughts are not told apart
+    reasoning: Reasoning | None = None  # how it thinks; None: thoughts are not separated
 
     @classmethod
     def of(cls, engine: Serves, created: int, reasoning_parser: str = AUTO) -> Served:

@@ -49,7 +49,7 @@ class Target:
     name: str  # a folder or a hub id
     module: Any
     tokenizer: Any
-    called: str  # in what is said about it
+    called: str  # in messages about it
 
     @classmethod
     def load(cls, name: str, called: str | None = None) -> Target:

@@ -158,7 +158,7 @@ class NgramDrafter(Drafter):
 
     def start(self, row: Row) -> None:
         self._indexes.append(NgramIndex(self._settings.min_ngram, self._settings.max_ngram))
-        self._indexes[-1].update(row.tokens)  # the prompt; what is said, once it is drafted from
+        self._indexes[-1].update(row.tokens)  # the prompt; emitted tokens, once it is drafted from
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         guesses = [

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-DEPTH = 32  # tokens by which positions are told apart; queries may be this long
+DEPTH = 32  # tokens by which positions are sorted; queries may be this long
 SEPARATOR = 0xFFFFFFFF  # stands after each document
 MAX_TOKENS = 2**31 - 1  # positions are int32
 

@@ -82,7 +82,7 @@ class WatchedDecoder(Decoder):
 class Subject:
     """One configuration and its plain counterpart, on the same models, one call at a time."""
 
-    asked: Options  # as the user said it, for names
+    asked: Options  # as the user wrote it, for names
     built: Built
     speculative: WatchedDecoder
     plain: WatchedDecoder

@@ -49,7 +49,7 @@ def _without_storage(config: Any, folder: Path) -> Any:
             return AutoModelForCausalLM.from_config(config)
     except Exception as error:
         raise CapabilityError(
-            f"the size of '{folder.name}' cannot be told from its config.json: {first_line(error)}. Give its parameters instead."
+            f"the size of '{folder.name}' cannot be read from its config.json: {first_line(error)}. Give its parameters instead."
         ) from error
 
 

@@ -148,7 +148,7 @@ class Analyst:
         models = [part for part in drafter.parts if part.is_model]
         if self._rule is Rule.RACE and models:
             raise CapabilityError(
-                "with shared noise (verifier 'gumbel') the children of a composite's tree cannot be told apart; explain its "
+                "with shared noise (verifier 'gumbel') the children of a composite's tree cannot be distinguished; explain its "
                 "parts one by one, or use another verifier"
             )
         if models and drafter.model is None:

@@ -46,7 +46,7 @@ class FinishedText:
     params: SamplingParams
     limit: int  # most tokens the output could have had
     seed: int = 0
-    coupled: bool = False  # said with the drafter-invariant verifier: the noise is known again
+    coupled: bool = False  # emitted with the drafter-invariant verifier: the noise is known again
     step_lengths: Sequence[int] = ()  # tokens that each step took
 
 

@@ -34,8 +34,8 @@ class LevelAdvice(Record):
     plain_pass_ms: float | None = None
     measured: float | None = None  # speedup of these drafts: plain ms a token / its ms a token
     forecast: list[float] = Field(default_factory=list)  # speedup with 1, 2, ... draft tokens
-    best: int | None = None  # draft tokens; 0: do not speculate; None: it cannot be told
-    why_not: str = ""  # it cannot be told
+    best: int | None = None  # draft tokens; 0: do not speculate; None: unknown
+    why_not: str = ""  # unknown
 
 
 def advise(ours: LevelMeasurement, plain: LevelMeasurement | None) -> LevelAdvice:

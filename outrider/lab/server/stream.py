@@ -22,7 +22,7 @@ class BadStreamError(Exception):
     def __init__(self, message: str, kind: str = "malformed", status: int | None = None) -> None:
         super().__init__(message)
         self.kind = kind
-        self.status = status  # of HTTP, where an error names one: vLLM refuses some parameters only after it has said 200
+        self.status = status  # of HTTP, where an error names one: vLLM refuses some parameters only after it has answered 200
 
 
 @dataclass

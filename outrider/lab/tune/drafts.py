@@ -69,7 +69,7 @@ def kind_of(name: str) -> str:
     folder = Path(name)
     if name == DEMO or not folder.is_dir():
         return MODEL  # the demo's, a hub id; or nothing, which loading will say
-    return head_kind(folder) or MODEL  # a folder without weights is told of when it is loaded
+    return head_kind(folder) or MODEL  # a folder without weights is reported when it is loaded
 
 
 def _head(kind: str, path: str, folder: str, sizes: TargetSizes) -> Head:

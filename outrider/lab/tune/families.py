@@ -44,7 +44,7 @@ EXITS = (0.25, 0.5, 0.75)  # shares of the target's layers
 BITS = (8, 4)
 PLACED: dict[str, Any] = {"sample_from": 99.0}  # at every temperature
 DRAWN: dict[str, Any] = {"sample_from": 0.0}  # likewise
-USUALLY_DRAWN = TreeSettings().sample_from  # the temperature from which trees are drawn unless told otherwise
+USUALLY_DRAWN = TreeSettings().sample_from  # the temperature from which trees are drawn by default
 
 
 def default_space(options: SpaceOptions) -> Space:

@@ -44,7 +44,7 @@ class RemoteAdvice(Record):
     draft_fixed_s: float
     draft_s_per_token: float
     estimate: RemoteEstimate
-    remote_speedup: float  # as the drafter `remote` works: 1 where it would wait in vain
+    remote_speedup: float  # as the drafter `remote` works: 1 where waiting would never pay
     co_located_speedup: float
     is_advised: bool  # neither drafting beside the target nor plain decoding is as fast
     reason: str  # one sentence

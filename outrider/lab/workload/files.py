@@ -43,7 +43,7 @@ class RequestFile:
 
     def __init__(self, path: Path, name: str, *, turns: Turns = "first", wanted: Wanted | None = None) -> None:
         self.name = name  # in ids, notes and messages
-        self.is_text = False  # plain text, which a person should be told
+        self.is_text = False  # plain text, which the user should know
         self._path, self._turns, self._wanted = path, turns, wanted
 
     def requests(self) -> Iterator[Request | BadLine]:

@@ -17,7 +17,7 @@ class Request:
     messages: tuple[dict[str, str], ...] | None = None  # a conversation ({"role", "content"}), for the model's chat template
     task: str = "other"  # one of Task, or the workload's own word
     reference: str | None = None  # the right final answer, where one is known: what `grade` compares with
-    answer: str | None = None  # what a model said to it, where the workload is a log
+    answer: str | None = None  # a model's answer to it, where the workload is a log
     max_tokens: int | None = None  # asked for in the log
 
 

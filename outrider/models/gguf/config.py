@@ -237,7 +237,7 @@ def _scaling(file: GgufFile) -> dict[str, Any] | None:
     if kind == "yarn" and original:
         return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     raise CapabilityError(
-        f"'{file.path}' scales its positions by '{kind}', which cannot be told from a GGUF file. "
+        f"'{file.path}' scales its positions by '{kind}', which a GGUF file does not describe fully. "
         "Use the original checkpoint: a folder with config.json and *.safetensors."
     )
 

@@ -118,7 +118,7 @@ def _norm_name(code: Any, text: Any) -> str:
         decoder = getattr(code(copy.deepcopy(text)), code.base_model_prefix)
     found = [name for name, part in decoder.named_children() if "norm" in name and getattr(part, "weight", None) is not None]
     if len(found) != 1 or not hasattr(decoder, "layers"):
-        raise CapabilityError(f"MTP heads of {code.__name__} are not read: its final norm or its layers cannot be told")
+        raise CapabilityError(f"MTP heads of {code.__name__} are not read: its final norm or its layers were not found")
     return found[0]
 
 

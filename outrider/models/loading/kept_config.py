@@ -56,7 +56,7 @@ def written(config: Any) -> dict[str, Any] | None:
                 value = getattr(config, name)
             except AttributeError:
                 continue
-            except Exception:  # noqa: BLE001  of a property: whoever asks is to see it
+            except Exception:  # noqa: BLE001  of a property: the caller is to see it
                 left.append(name)
                 continue
             if isinstance(value, torch.dtype):

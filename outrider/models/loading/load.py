@@ -243,7 +243,7 @@ def load_module(
     widen_on_cpu(config, device)
     hf_logging = transformers.utils.logging
     bars = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()  # whoever loads has a status line of their own
+    hf_logging.disable_progress_bar()  # callers have a status line of their own
     try:
         module, report = auto_class(config).from_pretrained(
             name, config=config, dtype=dtype, trust_remote_code=trust_remote_code, revision=revision,

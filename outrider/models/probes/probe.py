@@ -36,7 +36,7 @@ class AttentionCall(NamedTuple):
     """What the attention of one layer was called with."""
 
     kind: AttentionKind
-    window: int | None  # that it was told of
+    window: int | None  # that it was called with
 
 
 def _record_layer(
@@ -70,7 +70,7 @@ def see_layers(module: Any) -> dict[int, AttentionCall]:
         module.set_attn_implementation(SHAPES)
         with torch.inference_mode():
             module(input_ids=ids, position_ids=positions, use_cache=False)
-    except Exception as error:  # noqa: BLE001  foreign code, perhaps the checkpoint's own: whatever it raises is told
+    except Exception as error:  # noqa: BLE001  foreign code, perhaps the checkpoint's own: whatever it raises is reported
         refuse_failure(module, error)
     module.set_attn_implementation(NAME)
     return seen
@@ -92,7 +92,7 @@ def check_against_plain(lm: LM, module: Any, name: str, vocab_size: int) -> None
         compared = _logits_both_ways(lm, module, name, tokens)
     except OutriderError:
         raise
-    except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is told
+    except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is reported
         refuse_failure(module, error)
     picks = has_experts(module.config)
     for what, on_cache, own in compared:

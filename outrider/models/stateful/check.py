@@ -51,7 +51,7 @@ def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device:
             run = OwnCacheRun(module, held, keeps_state=keeps_state)
             lm = StateLM(run, shape, dtype, device, feeding=feeding, bytes_per_token=_bytes_per_token(run, tokens), why=why)
             worst = difference(_fed(lm, tokens), plain, lm.dtype, picks_experts=has_experts(module.config))
-        except Exception as error:  # foreign code: whatever it raises is told
+        except Exception as error:  # foreign code: whatever it raises is reported
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             wrong.append(_told(error))

@@ -97,11 +97,11 @@ class DraftContext:
         self._pair = pair
         self._settled: list[int] = []  # draft tokens of the closed chunks
         self._seen = 0  # target tokens at the last update
-        self.tokens: list[int] = []  # what the draft model is told
+        self.tokens: list[int] = []  # what the draft model is fed
         self.prefix = 0  # of these the draft's own beginning of a text
         self.whole = 0  # of these stand for whole characters; behind them, bytes of an unfinished one
         self.covered = 0  # target tokens that make up whole characters
-        self.is_complete = True  # whether the draft was told the rest, too
+        self.is_complete = True  # whether the draft was fed the rest, too
         self.segment = 0  # where the text begins in which the open chunk lies: behind the last special token
         self.start = 0  # where the open chunk begins
 

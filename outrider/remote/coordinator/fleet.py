@@ -63,7 +63,7 @@ class Fleet:
         self._identity, self._hold_s = identity, hold_s
         self._measure: messages.ModelIdentity | None = None
         self._measured_s = 0.0  # when a replica that meets it was last in use
-        self._was_met = False  # whether some replica was in use at the latest change
+        self._was_met = False  # whether some replica was in use when the fleet last changed
         self._changed = asyncio.Event()
         self.known: messages.TargetTerms | None = None  # of the first replica that was admitted
         hello = messages.Hello(protocol=PROTOCOL, release=__version__, instance=instance, model=identity)

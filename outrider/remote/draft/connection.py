@@ -41,7 +41,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # before a broken line is tried again
 DISTRUST_PAUSE_S, LONGEST_DISTRUST_S = 2.0, 120.0  # the same after wrong replies, and for what only a person can mend
 ROUND_TRIPS = 15  # that a measurement of the line takes the median of
 MAX_LIES = 3  # invalid replies of one stream
-MAX_QUEUED = 256  # requests that wait to be written: whoever reads none of them is stuck
+MAX_QUEUED = 256  # requests that wait to be written: a service that reads none of them is stuck
 REPLIES_EACH, BYTES_EACH = 64, 1 << 20  # that a request may bring; more is a flood
 MAX_REPLIES, MAX_BYTES = 1 << 14, 32 << 20  # that may come at once, whatever was asked before
 REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
@@ -120,7 +120,7 @@ class Connection:
         self.terms: messages.DraftTerms | None = None  # while the stream is open
         self.service = ""  # what the service calls its model
         self.notes: list[str] = []
-        self.epoch = 0  # grows whenever a stream opens: what an earlier one was told is told again
+        self.epoch = 0  # grows whenever a stream opens: what an earlier one has sent is sent again
         security.check(endpoint)
 
     @property

@@ -194,7 +194,7 @@ class RemoteDrafter(Drafter):
             for text, row, wish, races in asking
         ]
         if not connection.send(requests):
-            for text, *_ in asking:  # the stream has just broken: on the next one all is told anew
+            for text, *_ in asking:  # the stream has just broken: on the next one all is sent again
                 text.epoch = -1
 
     def _wait(self, lacking: Sequence[RemoteText], began_s: float) -> bool:

@@ -38,7 +38,7 @@ class RemoteSettings:
         if self.endpoint is not None and not self.is_local:
             Endpoint.parse(self.endpoint, "remote option endpoint")
         if self.draft is not None and self.endpoint is not None and not self.is_local:
-            raise ConfigError(f"remote option draft is for endpoint=local; what {self.endpoint} drafts with is said there")
+            raise ConfigError(f"remote option draft is for endpoint=local; the service at {self.endpoint} has its own draft")
         self.security()
 
     @property

@@ -108,7 +108,7 @@ class GeneralHost:
             if self._rows.history is not None and tail:
                 self._rows.history.append(index, tail)
             return
-        prompt, row.num_prompt = row.num_prompt, len(row.tokens)  # what is replaced was never said: nobody remembers it
+        prompt, row.num_prompt = row.num_prompt, len(row.tokens)  # what is replaced was never emitted: nobody remembers it
         self.drafter.stop(index)
         self._rows.swap_remove(index)
         self._uids.append(self._uids.swap_remove(index))
@@ -123,7 +123,7 @@ class GeneralHost:
     @torch.inference_mode()
     def propose(self, asks: Mapping[int, int]) -> dict[int, list[DraftNode]]:
         """Drafts of at most asks[uid] nodes, for the rows whose texts are read to their ends; of the others a part is read."""
-        self._settle()  # first the drafter hears how the texts went on
+        self._settle()  # first the drafter learns how the texts went on
         gamma = [asks.get(uid, 0) for uid in self._uids]
         wanted = self.drafter.prepare(self._rows, gamma, PREFILL_CHUNK)
         draft = self.drafter.propose(self._rows, wanted)

@@ -137,7 +137,7 @@ class LocalService:
             lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         except OSError:
             lines = []
-        return lines[-1].removeprefix("error: ")[:300] if lines else "it said nothing"
+        return lines[-1].removeprefix("error: ")[:300] if lines else "it wrote nothing to its log"
 
 
 class LocalLease:

@@ -26,7 +26,7 @@ from outrider.serve.observability.logs import Logging
 from outrider.serve.observability.tracing import Tracing
 
 log = logging.getLogger("outrider.service")
-LAST_WORDS_S = 1.0  # for calls that were told to end
+LAST_WORDS_S = 1.0  # for calls that were asked to end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ def _loading(options: HostedDrafterOptions, status: Callable[[str], None]) -> as
     def load() -> None:
         try:
             hosted = load_drafter(options, status)
-        except BaseException as error:  # noqa: BLE001  whoever waits raises it
+        except BaseException as error:  # noqa: BLE001  the waiting caller raises it
             tell(partial(loaded.set_exception, error))
         else:
             tell(partial(loaded.set_result, hosted))

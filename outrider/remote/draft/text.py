@@ -25,7 +25,7 @@ class RemoteText:
 
     number: int  # what the row is called on the wire
     tree: DraftTree
-    told: int | None = None  # tokens that the service has been told; None: nothing yet, not even how to sample
+    told: int | None = None  # tokens that were sent to the service; None: nothing yet, not even how to sample
     epoch: int = -1  # the stream on which that was
     asked: int | None = None  # base of the latest request for nodes
     asked_s: dict[int, float] = field(default_factory=dict)  # when requests were sent that nothing has come for, by base

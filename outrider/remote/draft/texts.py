@@ -201,7 +201,7 @@ class HostedTexts:
         with self._news:
             jobs: list[Job] = []
             turn = [name for name in self._turn if self._askers[name].waiting]
-            if turn:  # whoever came first this time comes last next time
+            if turn:  # the first one this time is the last one next time
                 self._turn.remove(turn[0])
                 self._turn.append(turn[0])
             while turn and len(jobs) < max_jobs:

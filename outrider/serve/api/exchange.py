@@ -26,7 +26,7 @@ from outrider.serve.served import Served
 from outrider.version import __version__
 
 log = logging.getLogger("outrider.serve")
-LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")  # for whoever reads the log
+LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")  # for readers of the log
 MakeParams = Callable[[int, list[int]], SamplingParams]  # (number of the answer to one prompt, the prompt)
 
 

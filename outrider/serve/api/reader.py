@@ -83,8 +83,8 @@ class ThoughtsFirst:
         """`label`: a word at the beginning of thoughts that is none of them."""
         self._thoughts = Thoughts(thinking)
         self._reader, self._label = reader, label
-        self._has_begun = False  # a thought was told
-        self._blank = ""  # white space that is told only if more of the same comes
+        self._has_begun = False  # a thought was emitted
+        self._blank = ""  # white space that is emitted only if more of the same comes
         self._trims = thinking.is_open  # content begins behind a mark
 
     @property

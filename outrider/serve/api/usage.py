@@ -21,7 +21,7 @@ class Cost:
 
     finish: Finish
     num_tokens: int  # that the client gets
-    num_plain: int  # of its tokens, said by steps that drafted nothing
+    num_plain: int  # of its tokens, emitted by steps that drafted nothing
     prompt: int  # number of its prompt: a prompt that is answered n times is counted once
 
 

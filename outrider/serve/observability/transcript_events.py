@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ENDS = {"completed": "stop", "incomplete": "length"}
-Found = tuple["Said", dict[str, Any], str]  # what was said, usage, id
+Found = tuple["Said", dict[str, Any], str]  # the answer, usage, id
 
 
 @dataclass

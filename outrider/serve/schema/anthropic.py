@@ -164,7 +164,7 @@ class Thinking(ThinkingFields):
         """See `Body`."""
         yield from super().take_unknown(path, param)
         if self.display == "summarized":
-            yield UnknownField("display", path + "display", param + "display", (), "thoughts are told whole")
+            yield UnknownField("display", path + "display", param + "display", (), "thoughts are emitted whole")
 
 
 class Edit(Body):

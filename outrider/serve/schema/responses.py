@@ -16,7 +16,7 @@ from outrider.serve.schema.speculation import SpeculationFields
 TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 OWN_TOOLS = "this server runs no tools of its own: give functions"
-ENCRYPTED = "thoughts are told as text"
+ENCRYPTED = "thoughts are emitted as text"
 
 
 class InputPart(Body):
@@ -137,7 +137,7 @@ class ReasoningConfig(Body):
     effort: str | None = Field(None, description="For models whose chat template knows reasoning_effort.")
 
     without_effect: ClassVar[dict[str, str]] = {
-        "summary": "thoughts are told whole", "generate_summary": "thoughts are told whole",
+        "summary": "thoughts are emitted whole", "generate_summary": "thoughts are emitted whole",
     }  # fmt: skip
     refused: ClassVar[dict[str, str]] = {"context": "chat templates say which earlier thoughts are shown", "mode": "use 'effort'"}
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"context": ("auto",), "mode": ("standard",)}

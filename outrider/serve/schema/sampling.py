@@ -65,7 +65,7 @@ class GenerationFields(Body):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0, description="The answer does not end before it has so many.")
-    bad_words: list[str] | None = Field(None, max_length=MAX_WORDS, description="Not to be said.")
+    bad_words: list[str] | None = Field(None, max_length=MAX_WORDS, description="Texts that must not be emitted.")
     skip_special_tokens: bool | None = Field(None, description="false: the text shows special tokens. Default true.")
     include_stop_str_in_output: bool | None = Field(
         None, description="true: the text ends with the stop string, or the end token where special ones show. Default false."

@@ -68,7 +68,7 @@ def test_the_end_token_ends() -> None:
 
 def test_a_forbidden_token_is_refused() -> None:
     """Catches a verifier that does not look at the mask: without this, the text would silently break its grammar."""
-    with pytest.raises(NumericalError, match="token 1 was said, which the grammar does not allow here"):
+    with pytest.raises(NumericalError, match="token 1 was emitted, which the grammar does not allow here"):
         fresh().commit([A, A])
 
 

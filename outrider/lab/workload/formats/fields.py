@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 Fields = dict[str, Any]
 Message = dict[str, str]
-Turns = Literal["first", "all"]  # of a recorded conversation: its first question, or each with what was said before
+Turns = Literal["first", "all"]  # of a recorded conversation: its first question, or each with the turns before it
 TAUGHT_ROLES = ("assistant", "system", "developer")  # a conversation that ends with one of these asks nothing
 
 

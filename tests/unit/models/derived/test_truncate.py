@@ -111,7 +111,7 @@ def test_layers_that_cannot_be_told_are_refused() -> None:
     module = tiny_llama(96)
     lm = build_lm(module, "it", torch.float32, torch.device("cpu"))
     module.others = nn.ModuleList([nn.Identity(), nn.Identity()])
-    with pytest.raises(CapabilityError, match=r"it \(llama\): its 2 decoder layers cannot be told: 2 lists"):
+    with pytest.raises(CapabilityError, match=r"it \(llama\): its 2 decoder layers were not found: 2 lists"):
         DecoderLayers(module, lm, "it")
     del module.others
     module.config.num_hidden_layers = 7
