@@ -162,8 +162,10 @@ def made(kind: type[Made], fields: dict[str, Any]) -> Made:
 
 
 def describe(errors: Sequence[Any]) -> tuple[str, str | None]:
-    """(message, field) of pydantic's errors about one body. The first field that is wrong is reported, in all the ways it is."""
-    first = errors[0]
+    """(message, field) of pydantic's errors about one body. The first field that is wrong is reported: in our own words where it
+    was refused, else in all the ways it is wrong."""
+    about = [error for error in errors if error["loc"][1:2] == errors[0]["loc"][1:2]]
+    first = next((error for error in about if error["type"] == "refused"), errors[0])
     context = first.get("ctx") or {}
     if first["type"] == "refused":
         inside = [str(part) for part in first["loc"][1:]]
@@ -173,16 +175,17 @@ def describe(errors: Sequence[Any]) -> tuple[str, str | None]:
     location = [str(part) for part in first["loc"][1:]]
     if not location:
         return "the body must be a JSON object, sent with Content-Type: application/json", None
-    same = [error for error in errors if error["loc"][1:2] == first["loc"][1:2]]
-    ways = list(dict.fromkeys(_expected(error) for error in same))
-    param = ".".join(_plain(location)) if len(same) == 1 else location[0]
+    ways = list(dict.fromkeys(_expected(error) for error in about))
+    param = ".".join(_plain(location)) if len(about) == 1 else location[0]
     got = "" if first["type"] == "missing" else f", got {_json(first.get('input'))}"
-    return f"'{param}' {' or '.join(ways)}{got if len(same) == 1 else ''}", param
+    return f"'{param}' {' or '.join(ways)}{got if len(about) == 1 else ''}", param
 
 
 def _expected(error: Any) -> str:
     if error["type"] == "missing":
         return "is required"
+    if error["type"] == "too_short":
+        return f"must have at least {error['ctx']['min_length']}"
     return error["msg"].replace("Input should", "should").replace("Value error, ", "")
 
 

@@ -78,7 +78,10 @@ REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": None, "prompt_token_ids": [1], "reasoning_effort": "low"}, "reasoning_effort", "needs 'messages'"),
     ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "'user'"),
     ({"messages": [{"role": "user"}]}, "messages.0.content", "needs 'content'"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages", "text only"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages.0.content.0", "'image_url' is not supported: this server reads text only",
+    ),
     ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages.0.images", "text only"),
     ({"messages": [{"role": "assistant", "content": "x", "prefix": True}]}, "messages.0.prefix", "continue_final_message"),
     ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "a"}}]}, "messages.0.audio", "text only"),
@@ -99,6 +102,12 @@ def test_chat_refuses_by_name(fields: dict[str, Any], param: str, said: str) -> 
     assert said in error["message"], error
     assert str(error["param"]).startswith(param), error
     assert error["type"] == "invalid_request_error"
+
+
+def test_a_list_that_is_too_short_is_named_in_plain_words() -> None:
+    with serving(FakeEngine()) as client:
+        body = {"model": "fake", "max_tokens": 3, "messages": []}
+        assert client.post("/v1/messages", json=body).json()["error"]["message"] == "'messages' must have at least 1, got []"
 
 
 REFUSED_IN_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
