@@ -96,12 +96,12 @@ def test_what_it_cannot_have_is_refused_by_name(options: dict[str, Any], said: s
 
 
 def test_a_runtime_that_does_not_know_its_layers_is_refused_by_name(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path / "minimax", make("minimax", vocab_size=257), byte_tokenizer())
-    with pytest.raises(CapabilityError, match=r"does not run on runtime 'native' \(numbers of one token .*\): 1 of 2 layers"):
+    folder = save_checkpoint(tmp_path / "zaya", make("zaya", vocab_size=257), byte_tokenizer())
+    with pytest.raises(CapabilityError, match=r"does not run on runtime 'native' \(torch's 'convolution'\): 2 of 2 layers"):
         LLM(folder, threads=1, runtime="native", drafter="none")
     said = LLM(folder, threads=1, drafter="none").notes[0]
-    assert "keep one running state" in said
-    assert "; the native runtime does not run it: numbers of one token" in said
+    assert "keep more than keys and values of each token" in said
+    assert "; the native runtime does not run it: torch's 'convolution'" in said
 
 
 def test_it_is_said_once(models: Models) -> None:

@@ -48,7 +48,7 @@ def released(tokenizer: PreTrainedTokenizerBase, prompt: list[int], output: list
 
 
 @settings(max_examples=300, deadline=None)
-@given(prompt=st.text(max_size=12), output=st.text(max_size=30))
+@given(prompt=st.text(max_size=12), output=st.text(max_size=30).filter(lambda text: BYTES.eos_token not in text))
 def test_bytes_equal_full_decode(prompt: str, output: str) -> None:
     """Catches characters lost or doubled where their bytes are spread over tokens, and unfinished ones shown early."""
     ids = [BYTES(text)["input_ids"] for text in (prompt, output)]

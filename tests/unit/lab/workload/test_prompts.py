@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_refused_or_left_out_by_name() -> None:
     prepared = prepare(workload(*requests), PLAIN, context=100, max_tokens=4, on_bad="skip")
     assert [len(p.tokens) for p in prepared.prompts] == [5, 50, 96]
     assert [u.id for u in prepared.skipped] == ["r97", "r200"]
-    with pytest.raises(ConfigError, match="none is left"):
+    with pytest.raises(ConfigError, match="None is left"):
         prepare(workload(requests[-1]), PLAIN, context=100, max_tokens=4, on_bad="skip")
 
 

@@ -41,7 +41,7 @@ def test_no_such_model_and_no_network(silent: None, load: Callable[[str], Any]) 
     assert time.monotonic() - began < 15
     assert str(refused.value) == (
         "no model 'gpt2x': there is no folder of that name, the hub's cache does not have it, and http://127.0.0.1:9 does not "
-        "answer. Give a folder with config.json, a hub id, or 'demo'."
+        "answer. Give a folder with config.json, a .gguf file, a hub id, or 'demo'."
     )
     with pytest.raises(CheckpointError, match="'one/two/three'"):
         load("one/two/three")  # no id at all: its own reason
