@@ -49,7 +49,7 @@ SHAPE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class HybridRecipe:
-    """Where the checkpoint goes, and the budgets of target and head."""
+    """A hybrid to be made: its shape, its folder, and how long target and head are trained."""
 
     out: Path
     target: Plan
@@ -58,7 +58,7 @@ class HybridRecipe:
 
     @property
     def folder(self) -> Path:
-        """The checkpoint."""
+        """The folder of the checkpoint, head included."""
         return self.out / "target"
 
 
@@ -162,7 +162,7 @@ def put_head(folder: Path, head: Path) -> None:
 
 
 def note(recipe: HybridRecipe, part: str, run: Run) -> None:
-    """What was trained how long, for results: `training.json`."""
+    """Write to `training.json` how long a part was trained, for results."""
     path = recipe.out / "training.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     at = {"steps": run.at.step, "tokens": run.at.num_tokens, "minutes": round(run.at.used_s / 60, 1), "loss": run.at.loss}
