@@ -13,6 +13,7 @@ from outrider.version import __version__
 _PUBLIC = {
     "LLM": "outrider.llm",
     "SamplingParams": "outrider.sampling.params",
+    "StructuredOutputsParams": "outrider.sampling.structured",
     "Completion": "outrider.outputs",
     "StreamChunk": "outrider.outputs",
     "DecodeStats": "outrider.stats",

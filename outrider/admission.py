@@ -8,6 +8,7 @@ from typing import Any
 
 from outrider.build import Built
 from outrider.errors import ConfigError, RequestError
+from outrider.grammar import form_of
 from outrider.models.loading.load import LoadedModel
 from outrider.rows import Row
 from outrider.sampling.bans import Bans
@@ -89,8 +90,13 @@ def checked_prediction(tokens: Sequence[int], vocab_size: int, context: int) -> 
 
 def constraint_for(built: Built, params: SamplingParams, grammar: Constraint | None = None) -> Constraint | None:
     """What the answer of a request may not say, before its first token: its bans, around its grammar, which waits for thoughts
-    to end. Raises ConfigError for bad words that this vocabulary cannot write."""
+    to end. `grammar`: in place of one from `params`. Raises ConfigError for bad words that this vocabulary cannot write, and what
+    a wrong grammar raises."""
     vocab_size, thinking = built.target.lm.shape.vocab_size, params.thinking
+    if params.structured_outputs is not None:
+        if grammar is not None:
+            raise ConfigError("structured_outputs beside a grammar: an answer has one form; give one of them")
+        grammar = built.grammars.constraint(form_of(params.structured_outputs))
     if thinking is not None and (grammar is not None or thinking.budget is not None):
         grammar = BehindThoughts(vocab_size, thinking, grammar)
     if not (params.min_tokens or params.bad_words):

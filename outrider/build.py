@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from outrider.demo import demo_head, demo_heads, demo_paths
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
 from outrider.errors import CheckpointError, ConfigError
+from outrider.grammar import Grammars
 from outrider.loader import ModelLoader
 from outrider.models.gguf.names import fetched_gguf
 from outrider.models.heads.block_names import ships_dspark
@@ -65,6 +67,11 @@ class Built:
     draws_trees: bool
     notes: list[str] = field(default_factory=list)  # one line each, for a person to read
     takes_prediction: bool = False  # the drafter looks at what rows predict
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Grammars over the target's vocabulary."""
+        return Grammars(self.target.tokenizer, self.target.lm.shape.vocab_size, self.target.eos_token_ids)
 
     def config(self) -> dict[str, Any]:
         """The resolved options as plain JSON."""

@@ -31,6 +31,7 @@ from outrider.prompts import Prompt, ReadPrompt, read_predictions, read_prompts
 from outrider.rows import Row
 from outrider.run import run_rows
 from outrider.sampling.params import SamplingParams
+from outrider.verifiers.invariant import invariant_verifier
 from outrider.version import __version__
 from outrider.wellformed import checked_text
 
@@ -42,7 +43,12 @@ class LLM:
 
     `generation_config` says where the sampling comes from of calls without `sampling_params`: "auto" (the model's
     generation_config.json), "none" (greedy), or a folder with such a file.
+
+    With `verifier="auto"` a sampled answer with a seed is verified by `gumbel`: the same seed gives the same text, whatever is
+    drafted. A verifier that is named here is kept, and then the text also depends on the drafts.
     """
+
+    _keeps_verifier = True  # for seeded answers, too
 
     def __init__(
         self, target: str | Path, *, drafter: str = "auto", draft: str | Path | None = None,
@@ -68,10 +74,12 @@ class LLM:
         built = assemble(load_models(options, Needs.of(parts), status), parts)
         calibrate_alone(built, built.decoder, parts, status)
         self._use(built, sampling_defaults(generation_config, built.target, built.context))
+        self._keeps_verifier = verifier != "auto"
 
     @classmethod
     def around(cls, built: Built) -> LLM:
-        """An LLM of parts that are there already; several may share models, one call at a time. It has no sampling defaults."""
+        """An LLM of parts that are there already; several may share models, one call at a time. It has no sampling defaults, and
+        its verifier verifies seeded answers, too."""
         llm = cls.__new__(cls)
         llm._use(built)
         return llm
@@ -80,6 +88,15 @@ class LLM:
         self._built = built
         self.sampling_defaults = defaults or SamplingDefaults()
         self._decoder = built.decoder
+
+    def __repr__(self) -> str:
+        target, draft, options = self._built.target, self._built.draft, self._built.options
+        shown = {
+            "drafter": options.drafter, **({} if draft is None else {"draft": draft.label}),
+            "num_draft_tokens": options.num_draft_tokens, "verifier": options.verifier, "dtype": options.dtype,
+            "device": options.device, "runtime": options.runtime,
+        }  # fmt: skip
+        return f"LLM({target.label!r}, {', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     @property
     def tokenizer(self) -> Any:
@@ -166,7 +183,7 @@ class LLM:
         )  # fmt: skip
 
     def _rendered(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-        return render(self._tokenizer, self._built.target.name, messages, **options)
+        return render(self._tokenizer, self._built.target.label, messages, **options)
 
     def chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -275,7 +292,9 @@ class LLM:
             if not prompt:  # some tokenizers make a begin token out of nothing
                 raise RequestError(f"{called} is empty: there is nothing to continue")
             prompt = list(self._tokenizer(checked_text(called, prompt))["input_ids"])
-        return new_row(self._built, number, prompt, params, with_text=streaming, called=called)
+        row = new_row(self._built, number, prompt, params, with_text=streaming, called=called)
+        row.verifier = None if self._keeps_verifier else invariant_verifier(params, self._decoder.verifier)
+        return row
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         """Sampling of each prompt. Raises ConfigError for what is none, and for another number of them."""
@@ -304,6 +323,7 @@ class LLM:
 
     def _completion(self, row: Row, prompt: str | None, index: int = 0) -> Completion:
         text = row.text if row.detokenizer is not None else self._decode_all(row)
+        verifier = row.verifier or self._decoder.verifier
         return Completion(
             prompt_token_ids=row.tokens[: row.num_prompt],
             text=text,
@@ -312,7 +332,8 @@ class LLM:
             origins=row.origins,
             logprobs=None if row.params.logprobs is None else row.logprobs,
             stats=row.stats,
-            lossless=self._decoder.verifier.lossless,
+            lossless=verifier.lossless,
+            verifier=verifier.name,
             seed=row.seed,
             prompt=prompt,
             index=index,

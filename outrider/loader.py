@@ -139,7 +139,9 @@ class ModelLoader:
             lm = build_lm(module, name, dtype, self.device, None if known is None else known.shape, kernels)
         asked = asked_of(getattr(module, "generation_config", None))
         ends = eos_token_ids(module, tokenizer, lm.shape.vocab_size)
-        loaded = LoadedModel(name, lm, config, tokenizer, ends, generation_config=asked, revision=revision)
+        loaded = LoadedModel(
+            name, lm, config, tokenizer, ends, generation_config=asked, revision=revision, called=self._labels[name]
+        )
         runtime = self._put_on_runtime(loaded, module, loop_vocab, known)
         lm = loaded.lm
         if runtime == NATIVE and known is None:
@@ -187,7 +189,8 @@ class ModelLoader:
         self.notes += start.notes
         if self._is_target(name):
             self._tokenizer, self._runtime = tokenizer, NATIVE
-        return LoadedModel(name, lm, config, tokenizer, frozenset(start.ends), generation_config=start.asked)
+        ends = frozenset(start.ends)
+        return LoadedModel(name, lm, config, tokenizer, ends, generation_config=start.asked, called=self._labels[name])
 
     def _say(self, name: str, dtype: str, quantise: int | None) -> None:
         bits = "" if quantise is None else f", rounded to {quantise} bits"

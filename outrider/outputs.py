@@ -19,7 +19,8 @@ class Completion:
     logprobs: list[dict[int, float]] | None  # per token: id -> log-probability under the target, no filters applied
     stats: DecodeStats
     lossless: bool  # False: a lossy verifier was allowed, so the text need not follow the model's own law
-    seed: int  # the one used, also when none was asked for: give it again to repeat a sampled answer
+    seed: int  # the one used, also when none was asked for: with `verifier` it repeats a sampled answer
+    verifier: str = ""  # the acceptance rule by its name: for a seeded answer gumbel, unless another one was asked for
     stop_reason: int | str | None = None  # the stop string or stop_token_ids entry that ended it; None: anything else did
     prompt: str | None = None  # the text that was given; None where token ids were
     index: int = 0  # which of the `n` answers to its prompt

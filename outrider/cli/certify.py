@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from outrider.cli import session
 from outrider.cli.bench_options import PromptOptions, source
+from outrider.cli.form import FormOptions
 from outrider.cli.lab import OutputOptions, Resume, command_line, measure
 from outrider.cli.options import SAMPLING, ModelOptions, SamplingOptions, Target
 from outrider.cli.verbs import option, with_groups
-from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.grammar import Spec
     from outrider.lab.certify.certify import CertifyPlan
     from outrider.lab.certify.certify_result import CertifyResult
     from outrider.lab.journal import Journal
@@ -34,30 +32,6 @@ class CertifySampling(SamplingOptions):
         float, option(SAMPLING, "Of the sampled sections.", show_default="0: greedy, and the sampled sections at 1")
     ] = 0.0
     seed: Annotated[int, option(SAMPLING, "Same seed, same certificate.", min=0)] = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class FormOptions:
-    """The grammar of a structured output, if there is to be one."""
-
-    regex: Annotated[
-        str | None, option(SAMPLING, "Answers that match this pattern, as structured outputs.", show_default=False)
-    ] = None
-    json_schema: Annotated[
-        Path | None, option(SAMPLING, "Answers of the JSON schema in this file.", metavar="FILE", show_default=False)
-    ] = None
-
-    def grammar(self) -> Spec | None:
-        """Raises ConfigError for two forms or an unreadable file, RequestError for one that is no schema."""
-        if self.regex is None and self.json_schema is None:
-            return None
-        from outrider.grammar import json_schema, regex
-
-        if self.json_schema is None:
-            return regex(str(self.regex), "--set regex")
-        if self.regex is not None:
-            raise ConfigError("--set regex and --set json_schema: an answer has one form; give one of them")
-        return json_schema(_json_of(self.json_schema), "--set json_schema")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +66,7 @@ def certify(
     from outrider.build import Options
 
     plan, workload = evidence.plan(sampling), evidence.load(target, evidence.limit)
-    options, grammar = Options(target=target, **model.llm_arguments()), form.grammar()
+    options, grammar = Options(target=target, **model.llm_arguments()), form.spec()
 
     def run(path: Path, progress: Progress) -> tuple[CertifyResult, Journal]:
         from outrider.lab.certify.certify import certify as run_certify
@@ -110,12 +84,3 @@ def certify(
         return result, journal
 
     return measure("certify", output, run, resume=resume, finish=lambda result: 0 if result.verdict == "lossless" else 1)
-
-
-def _json_of(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read --set json_schema={file}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"--set json_schema={file} is no JSON: {error}") from error

@@ -10,7 +10,7 @@ import typer
 
 from outrider.cli.bench_options import PROMPTS, ConversationOptions, ServerOptions
 from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
-from outrider.cli.options import ModelOptions, SamplingOptions, ServerTarget
+from outrider.cli.options import SAMPLING, ModelOptions, SamplingOptions, ServerTarget
 from outrider.cli.server_study import ask_server, is_server, refuse_for_server, refuse_without_server
 from outrider.cli.verbs import changed, option, with_groups
 from outrider.errors import CapabilityError, ConfigError
@@ -42,11 +42,18 @@ class ExplainedOptions(ConversationOptions):
     limit: Annotated[int, option(PROMPTS, "Most prompts.", min=1)] = 16
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExplainedSampling(SamplingOptions):
+    """How the recorded answers are sampled."""
+
+    seed: Annotated[int | None, option(SAMPLING, "Of sampled answers.", show_default="0")] = None
+
+
 @with_groups
 def explain(
     target: ServerTarget,
     models: ModelOptions,
-    sampling: SamplingOptions,
+    sampling: ExplainedSampling,
     prompts: ExplainedOptions,
     servers: ServerOptions,
     output: OutputOptions,

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from outrider.cli import session
+from outrider.cli.form import FormOptions
 from outrider.cli.options import (
     GENERATION_CONFIG,
     SAMPLING,
@@ -56,6 +57,7 @@ def generate(
     target: Target,
     model: ModelOptions,
     sampling: SamplingOptions,
+    form: FormOptions,
     prompt: Prompt = None,
     prediction: PredictionFile = None,
     chat_template: ChatTemplate = None,
@@ -70,13 +72,14 @@ def generate(
         raise ConfigError("--set logprobs needs --json: log-probabilities are only printed there.")
     if show_drafts and not stream and not json:
         raise ConfigError("--show-drafts marks the stream: leave --set stream=false out, or use --json.")
+    structured = form.structured_outputs()
     sampling.params(logprobs)  # refuses what is out of range before anything is loaded
     text = read_prompt(prompt)
     expected = None if prediction is None else read_prediction(prediction)
     if expected is not None:
         model = with_prediction(target, model)
     with session.load_llm(target, model, generation_config or "none") as llm:
-        params = sampling.params(logprobs, llm.sampling_defaults.values)
+        params = dataclasses.replace(sampling.params(logprobs, llm.sampling_defaults.values), structured_outputs=structured)
         if generation_config is None and (unused := llm.sampling_defaults.unused):
             sys.stderr.write(f"note: {unused}, which is left aside (--set generation_config=auto takes what is supported)\n")
         is_chat = llm.has_chat_template if chat_template is None else chat_template
@@ -90,7 +93,9 @@ def generate(
     else:
         if not stream:
             _print_whole(completion.text)
-        sys.stderr.write(stats_line(completion.stats, completion.finish_reason, lossless=completion.lossless) + "\n")
+        seeded = _seeded(completion, params)
+        line = stats_line(completion.stats, completion.finish_reason, lossless=completion.lossless, seeded=seeded)
+        sys.stderr.write(f"{line}\n")
     return 130 if completion.finish_reason == "abort" else 0
 
 
@@ -105,6 +110,13 @@ def full_context(completion: Completion, params: SamplingParams) -> list[str]:
     ]
 
 
+def _seeded(completion: Completion, params: SamplingParams) -> str | None:
+    """The seed and the rule of a sampled answer that was to be repeatable."""
+    if params.seed is None or params.is_greedy:
+        return None
+    return f"seed {completion.seed}, verifier {completion.verifier}"
+
+
 def as_object(
     llm: LLM, completion: Completion, params: SamplingParams, with_origins: bool, is_chat: bool
 ) -> dict[str, Any]:
@@ -115,6 +127,7 @@ def as_object(
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
         "lossless": completion.lossless,
+        "verifier": completion.verifier,
         "stats": completion.stats.as_dict(),
         "control": llm.control,
         "config": {

@@ -191,11 +191,11 @@ class SamplingOptions:
     seed: Annotated[
         int | None,
         option(
-            SAMPLING,
-            "Same seed, same text; with a drafter that learns, or draft tokens auto, only with --verifier gumbel.",
+            SAMPLING, "Same seed, same text, whatever is drafted: verifier gumbel. Another --verifier is kept, and then the "
+            "drafts must be the same, too.",
             show_default="a new one each run",
         ),
-    ] = None
+    ] = None  # fmt: skip
     stop: Annotated[
         list[str] | None, option(SAMPLING, "Stop before this text; may be given again.", metavar="<str>", show_default=False)
     ] = None

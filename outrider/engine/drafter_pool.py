@@ -16,13 +16,13 @@ from outrider.engine.drafter_mux import FOLLOWER, DrafterMux
 from outrider.engine.request import Request
 from outrider.errors import CapabilityError, ConfigError, did_you_mean
 from outrider.parts import Parts, choose_parts
-from outrider.rows import Row
+from outrider.rows import Row, RowVerifier
 from outrider.settings import parse_settings
 from outrider.step import Control
 from outrider.verifiers import VERIFIERS
 from outrider.verifiers.base import Verifier
+from outrider.verifiers.invariant import invariant_verifier
 
-INVARIANT = "gumbel"
 LONGEST_COPY = 31  # draft tokens that a request with a prediction may ask for: with the pending one a pass of 32
 
 
@@ -40,7 +40,6 @@ class DrafterPool:
         if len(on_draft) > 1:
             raise ConfigError(f"drafters {' and '.join(on_draft)} would run the same draft model; a server takes one of them")
         self._lossy = {name: lossy_verifier(name) for name in allow_lossy}
-        self._invariant: Verifier = _made(INVARIANT)
         self._draws_trees = any(one.requirements.trees for one in self._parts.values())
         if self._draws_trees and self._main.verifier.shape != "tree":
             self._main = replace(self._main, verifier=VERIFIERS.load("traversal"), verifier_settings=_settings("traversal"))
@@ -84,17 +83,15 @@ class DrafterPool:
         if isinstance(drafter, DrafterMux):
             drafter.next_owner = name if name in self._parts else self.names[0]
 
-    def rules_of(self, request: Request) -> tuple[str, Verifier | None]:
+    def rules_of(self, request: Request) -> tuple[str, RowVerifier | None]:
         """The drafter of a request, and its verifier where that is not the decoder's. Raises ConfigError or
         CapabilityError."""
         asked, name = request.speculation, self._drafter_of(request)
         if asked.lossy is not None:
             return name, self._allowed_lossy(asked.lossy)
-        if request.params.is_greedy or not request.is_invariant or self._main.verifier.coupled:
-            return name, None
-        return name, self._invariant
+        return name, invariant_verifier(request.params, self._main.verifier, wanted=request.is_invariant)
 
-    def is_reproducible(self, request: Request, verifier: Verifier) -> bool:
+    def is_reproducible(self, request: Request, verifier: RowVerifier) -> bool:
         """Whether its text follows from prompt, parameters and seed. What a row says that is sampled and not drafter-invariant
         depends on its drafts, and these on the hour: how many there are (the control), whether one call drafts them all (not
         beside a row with filters or a grammar), when the draft model has read the prompt, and from what pages."""

@@ -49,17 +49,29 @@ class Grammars:
 
     def _compile(self, library: Any, spec: Spec) -> Compiled:
         """Raises RequestError."""
-        try:
-            text = library.grammar_from(spec.form, spec.text)
-        except ValueError as error:
-            raise RequestError(f"{spec.name} is no grammar: {error}") from error
-        problem = library.LLMatcher.validate_grammar(text, self._index)
-        if problem and spec.form == "json_schema":
-            place = "".join(f".{step}" for step in _place(library, json.loads(spec.text), problem))
-            raise RequestError(f"{spec.name}{place}: {problem}")
-        if problem:
-            raise RequestError(f"{spec.name} is not usable: {problem}")
+        text = _checked(library, spec, self._index)
         return Compiled(spec.name, lambda: library.LLMatcher(self._index, text, log_level=0))
+
+
+def refuse_wrong(spec: Spec) -> None:
+    """Refuse what can be refused without a vocabulary, so before a model is loaded. Raises RequestError, or CapabilityError when
+    the library is missing."""
+    _checked(_library(), spec, None)
+
+
+def _checked(library: Any, spec: Spec, index: Any) -> Any:
+    """The grammar in the library's form. Raises RequestError that names the place of what is wrong."""
+    try:
+        text = library.grammar_from(spec.form, spec.text)
+    except ValueError as error:
+        raise RequestError(f"{spec.name} is no grammar: {error}") from error
+    problem = library.LLMatcher.validate_grammar(text, index)
+    if problem and spec.form == "json_schema":
+        place = "".join(f".{step}" for step in _place(library, json.loads(spec.text), problem))
+        raise RequestError(f"{spec.name}{place}: {problem}")
+    if problem:
+        raise RequestError(f"{spec.name} is not usable: {problem}")
+    return text
 
 
 def _place(library: Any, schema: Any, problem: str) -> list[str]:

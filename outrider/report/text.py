@@ -11,6 +11,7 @@ import math
 import re
 from typing import Any
 
+from outrider.counted import counted
 from outrider.stats import DecodeStats
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -40,11 +41,14 @@ def amount(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
 
 
-def stats_line(stats: DecodeStats, finish_reason: str | None = None, *, lossless: bool = True) -> str:
-    """One generation, or the sum over several, in one line: counts, time to first token, speed after it, drafts."""
+def stats_line(
+    stats: DecodeStats, finish_reason: str | None = None, *, lossless: bool = True, seeded: str | None = None
+) -> str:
+    """One generation, or the sum over several, in one line: counts, time to first token, speed after it, drafts. `seeded`: what
+    the text depends on besides its prompt, where it has a seed."""
     parts = [
         *([] if lossless else ["LOSSY"]),
-        f"{stats.emitted} {'token' if stats.emitted == 1 else 'tokens'} in {number(stats.ttft_s + stats.decode_s)} s",
+        f"{counted(stats.emitted, 'token')} in {number(stats.ttft_s + stats.decode_s)} s",
         *_speed_parts(stats),
     ]
     if stats.drafted:
@@ -52,6 +56,8 @@ def stats_line(stats: DecodeStats, finish_reason: str | None = None, *, lossless
             f"τ {number(stats.tau)} tokens per target pass",
             f"α {number(stats.alpha)} (accepted {stats.accepted} of {stats.tested} tested)",
         ]
+    if seeded:
+        parts.append(seeded)
     if finish_reason:
         parts.append(
             {"length": "ended by the length limit", "abort": "stopped by you"}.get(

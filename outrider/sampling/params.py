@@ -15,6 +15,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from outrider.errors import ConfigError
+from outrider.sampling.structured import StructuredOutputsParams
 from outrider.sampling.thinking import ThinkingMarks
 
 MIN_TEMPERATURE = 1e-4  # below it logits / temperature could overflow fp32, and the law is all but a point mass: greedy
@@ -50,6 +51,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False  # whether the text ends with what ended it, a stop string or a stop token
     logprobs: int | None = None  # how many alternatives to report per token; None = no logprobs
     n: int = 1  # answers to one prompt; number i of them uses seed + i
+    structured_outputs: StructuredOutputsParams | None = None  # the form that the answer must have
     thinking: ThinkingMarks | None = None  # where thoughts stand: stop strings and grammars are about the answer behind them
 
     def __post_init__(self) -> None:
@@ -134,6 +136,8 @@ class SamplingParams:
     def _check_collections(self) -> None:
         if self.thinking is not None and not isinstance(self.thinking, ThinkingMarks):
             raise ConfigError(f"thinking must be a Thinking (outrider/sampling/thinking.py), got {self.thinking!r}")
+        if self.structured_outputs is not None:
+            self._check_form(self.structured_outputs)
         if not _all_are(self.stop, str) or "" in self.stop:
             raise ConfigError(f"stop must be a string or a list of non-empty strings, got {self.stop!r}")
         words: Any = self.bad_words  # a string is a list of its letters to the checks below
@@ -152,6 +156,15 @@ class SamplingParams:
             _token_ids("logit_bias", list(self.logit_bias))
             for token, bias in self.logit_bias.items():
                 _number(f"logit_bias[{token}]", bias)
+
+    def _check_form(self, form: Any) -> None:
+        if not isinstance(form, StructuredOutputsParams):
+            raise ConfigError(
+                f"structured_outputs must be StructuredOutputsParams, like StructuredOutputsParams(regex='[0-9]+'), "
+                f"got {form!r:.80}"
+            )
+        if self.allowed_token_ids is not None:
+            raise ConfigError("allowed_token_ids beside structured_outputs: together they may leave no token. Give one")
 
 
 def _out_of_range(name: str, value: Any, allowed: str) -> ConfigError:

@@ -133,7 +133,7 @@ def bind_target(head: EagleHead, target: LoadedModel) -> None:
     if head.config.own_embedding and head.config.own_output:
         return
     if target.tables is None:
-        raise CapabilityError(f"{target.name}: its tables were not kept, but the {head.config.kind} head needs them")
+        raise CapabilityError(f"{target.label}: its tables were not kept, but the {head.config.kind} head needs them")
     table = target.tables.embedding.weight
     assert isinstance(table, Tensor)
     head.bind(table, target.tables.output)

@@ -59,7 +59,7 @@ class MtpDrafter(FedTree):
         folder = setup.head or getattr(target.config, "name_or_path", "") or target.name
         head = load_mtp(folder, target.config, lm.dtype, lm.device, target.revision)
         if target.tables is None:
-            raise CapabilityError(f"{target.name}: its tables were not kept, but the MTP head needs them")
+            raise CapabilityError(f"{target.label}: its tables were not kept, but the MTP head needs them")
         head.bind(target.tables.embedding, target.tables.output)
         turns = len(head.layers) > 1
         if turns and settings.tree != "chain":

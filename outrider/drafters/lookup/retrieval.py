@@ -85,7 +85,7 @@ class RetrievalDrafter(Drafter):
     def build(cls, setup: DraftSetup) -> RetrievalDrafter:
         settings: RetrievalSettings = setup.settings
         if setup.target.tokenizer is None:
-            raise ConfigError(f"drafter 'retrieval' needs the tokenizer of '{setup.target.name}', which has none")
+            raise ConfigError(f"drafter 'retrieval' needs the tokenizer of '{setup.target.label}', which has none")
         index = open_index(_path(settings.corpus), _path(settings.index), setup.target.tokenizer)
         return cls(index, settings)
 

@@ -181,5 +181,5 @@ def draft_model_of(setup: DraftSetup) -> tuple[LM, Loop | None]:
         raise ConfigError("drafter 'draft-model' needs a model: --draft FOLDER_OR_HUB_ID (draft=... in Python)")
     target, draft = setup.target, setup.draft
     if target.tokenizer is not None and draft.tokenizer is not None:
-        check_same_vocabulary(target.tokenizer, draft.tokenizer, target.name, draft.name, may_lack=True)
+        check_same_vocabulary(target.tokenizer, draft.tokenizer, target.label, draft.label, may_lack=True)
     return draft.lm, loop_of(draft, target.lm.shape.vocab_size)

@@ -85,20 +85,20 @@ class EarlyExitDrafter(SelfDrafter):
     @classmethod
     def build(cls, setup: DraftSetup) -> EarlyExitDrafter:
         target = setup.target
-        layers = DecoderLayers(own_module(target.module, "early-exit"), target.lm, target.name)
+        layers = DecoderLayers(own_module(target.module, "early-exit"), target.lm, target.label)
         head = _trained_head(setup, len(layers)) if setup.settings.head else None
         skipped, note = _choose_layers(setup, layers) if head is None else _layers_behind(head)
         module = layers.without(skipped)
         if head is not None:
             module = _reading(module, head, target.lm.device)
         notes = [note]
-        lm = own_lm(module, target.lm, f"'{target.name}' without layers {', '.join(map(str, skipped))}", notes)
+        lm = own_lm(module, target.lm, f"'{target.label}' without layers {', '.join(map(str, skipped))}", notes)
         return cls(lm, setup, notes)
 
 
 def _trained_head(setup: DraftSetup, count: int) -> ExitHead:
     """The head that was named. Raises CheckpointError when it was trained for another target, ConfigError for another exit."""
-    head = _fitting_head(setup.settings.head, count, setup.target.config.get_text_config().hidden_size, setup.target.name)
+    head = _fitting_head(setup.settings.head, count, setup.target.config.get_text_config().hidden_size, setup.target.label)
     config = head.config
     if setup.settings.exit_layer not in ("auto", config.exit_layer):
         raise ConfigError(
@@ -134,7 +134,7 @@ def _reading(module: Any, head: ExitHead, device: torch.device) -> nn.Module:
 
 def _choose_layers(setup: DraftSetup, layers: DecoderLayers) -> tuple[list[int], str]:
     """The layers to leave out, and a line about them. Raises ConfigError or CapabilityError when they do not exist."""
-    settings, count, name = setup.settings, len(layers), setup.target.name
+    settings, count, name = setup.settings, len(layers), setup.target.label
     if count < 2:
         raise CapabilityError(f"{name} has {count} layer, so a draft cannot leave one out. Use another drafter.")
     if settings.skip_layers:

@@ -86,11 +86,11 @@ class QuantisedDrafter(SelfDrafter):
 
 def _draft_of(module: Any, target: LoadedModel, settings: QuantisedSettings, notes: list[str]) -> tuple[LM, int]:
     """The copy, and the bytes that it takes. Our own kernels serve bf16, torch's all else."""
-    name, group_size = f"the int{settings.bits} copy of '{target.name}'", settings.group_size or GROUP_SIZES[0]
+    name, group_size = f"the int{settings.bits} copy of '{target.label}'", settings.group_size or GROUP_SIZES[0]
 
     def copy(*, native: bool) -> nn.Module:
         return quantised_copy(
-            module, settings.bits, group_size, head=settings.quantise_head, native=native, name=target.name
+            module, settings.bits, group_size, head=settings.quantise_head, native=native, name=target.label
         )
 
     if isinstance(target.lm.run, NativeRun):

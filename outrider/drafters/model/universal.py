@@ -96,7 +96,7 @@ class UniversalDrafter(Drafter):
             raise ConfigError("drafter 'universal' needs a model: --draft FOLDER_OR_HUB_ID (draft=... in Python)")
         for model in (setup.target, setup.draft):
             if model.tokenizer is None:
-                raise ConfigError(f"drafter 'universal' translates between tokenizers, but '{model.name}' has none")
+                raise ConfigError(f"drafter 'universal' translates between tokenizers, but '{model.label}' has none")
         size = setup.target.lm.shape.vocab_size
         pair = TokenizerPair(setup.target.tokenizer, setup.draft.tokenizer, size, setup.draft.lm.shape.vocab_size)
         return cls(setup.draft.lm, pair, size, setup.settings.method)

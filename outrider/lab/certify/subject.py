@@ -20,7 +20,7 @@ from outrider.draft_length import FixedLength
 from outrider.drafters.lookup.prediction import PredictionDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.errors import ConfigError, OutriderError
-from outrider.grammar import Grammars, Spec
+from outrider.grammar import Spec
 from outrider.lab.certify.enumerate import UnsoundError
 from outrider.llm import LLM
 from outrider.models.lm import LM, Reader
@@ -145,16 +145,11 @@ class Subject:
 
     def constraint(self, output: Sequence[int], params: SamplingParams) -> Constraint | None:
         """The grammar, and the bans of `params`, behind these output tokens; fresh. None where there is neither."""
-        grammar = None if self.grammar is None else self._grammars.constraint(self.grammar)
+        grammar = None if self.grammar is None else self.built.grammars.constraint(self.grammar)
         made = constraint_for(self.built, params, grammar)
         if made is not None:
             made.commit(output)
         return made
-
-    @cached_property
-    def _grammars(self) -> Grammars:
-        target = self.built.target
-        return Grammars(target.tokenizer, target.lm.shape.vocab_size, target.eos_token_ids)
 
     @torch.inference_mode()
     def join(self, decoder: WatchedDecoder, rows: Sequence[Row]) -> None:

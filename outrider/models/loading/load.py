@@ -87,13 +87,19 @@ class LoadedModel:
     tables: Tables | None = None  # of the target: kept for trained heads, which share them
     generation_config: Any = None  # `generation_config.Asked`
     revision: str | None = None  # of a model on the hub
+    called: str | None = None  # by the user, who may say 'demo'; None: by its name
     _bad_words: dict[tuple[tuple[str, ...], bool], BadWords] = field(default_factory=dict, repr=False)
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return self.called or self.name
 
     @cached_property
     def spelling(self) -> Spelling:
         """What each token of the model writes. Raises ConfigError where there is no tokenizer to tell."""
         if self.tokenizer is None:
-            raise ConfigError(f"'{self.name}' has no tokenizer, so nobody knows what its tokens write")
+            raise ConfigError(f"'{self.label}' has no tokenizer, so nobody knows what its tokens write")
         return Spelling(vocabulary_bytes(self.tokenizer, self.lm.shape.vocab_size))
 
     @cached_property

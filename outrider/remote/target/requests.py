@@ -14,14 +14,14 @@ from typing import Any, get_args
 
 from outrider.engine.request import Request, Speculation
 from outrider.errors import CapabilityError, ConfigError, RequestError, did_you_mean
-from outrider.grammar import Grammars, Spec
+from outrider.grammar import Grammars, Spec, form_of
 from outrider.grammar.matcher import Matcher
 from outrider.grammar.specs import Form
 from outrider.remote.protocol import messages
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.thinking import ThinkingMarks
 
-SEPARATE = ("seed", "n")  # fields of SamplingParams that have their own place, or none
+SEPARATE = ("seed", "n", "structured_outputs")  # fields of SamplingParams that have their own place, or none
 FLAGS = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output")  # which SamplingParams takes as they come
 
 
@@ -53,10 +53,12 @@ def _message(
         prediction=request.prediction or (), priority=request.priority, timeout_s=timeout_s or 0.0,
         prompt_logprobs=prompt_logprobs,
     )  # fmt: skip
+    spec = None if params.structured_outputs is None else form_of(params.structured_outputs)
     if request.constraint is not None:
         spec = request.constraint.spec if isinstance(request.constraint, Matcher) else None
         if spec is None:
             raise CapabilityError(f"a {type(request.constraint).__name__} cannot be sent elsewhere: only grammars can")
+    if spec is not None:
         message.grammar.CopyFrom(messages.Grammar(kind=spec.form, text=spec.text))
     return message
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from outrider.errors import RequestError, did_you_mean
-from outrider.grammar import Spec, choice, ebnf, json_object, json_schema, regex
+from outrider.grammar import Spec, choice, ebnf, form_of, json_object, regex, schema_form
+from outrider.sampling.structured import StructuredOutputsParams
 
 FORMATS = ("text", "json_object", "json_schema")
-STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
-HOW = ("disable_any_whitespace", "whitespace_pattern")  # of vLLM's structured_outputs
 
 
 def wanted_form(
@@ -32,11 +32,12 @@ def wanted_form(
     guided_grammar: str | None = None,
     allowed_token_ids: list[int] | None = None,
 ) -> Spec | None:
-    """The one form that is asked for. Raises RequestError for two, for an unknown one, and beside `allowed_token_ids`."""
+    """The one form that is asked for. Raises RequestError or ConfigError for two, for an unknown
+    one, and beside `allowed_token_ids`."""
     found = {
         "response_format": None if response_format is None else _response_format(response_format),
         "structured_outputs": None if structured_outputs is None else _structured(structured_outputs),
-        "guided_json": None if guided_json is None else _schema(guided_json, "guided_json"),
+        "guided_json": None if guided_json is None else schema_form(guided_json, "guided_json"),
         "guided_regex": None if guided_regex is None else regex(guided_regex, "guided_regex"),
         "guided_choice": None if guided_choice is None else choice(guided_choice, "guided_choice"),
         "guided_grammar": None if guided_grammar is None else ebnf(guided_grammar, "guided_grammar"),
@@ -60,43 +61,14 @@ def _response_format(wanted: Mapping[str, Any]) -> Spec | None:
     named = wanted.get("json_schema")
     if not isinstance(named, Mapping) or "schema" not in named:
         raise RequestError("response_format.json_schema must be an object with 'name' and 'schema'")
-    return _schema(named["schema"], "response_format.json_schema.schema")
+    return schema_form(named["schema"], "response_format.json_schema.schema")
 
 
 def _structured(wanted: Mapping[str, Any]) -> Spec:
-    """vLLM's `structured_outputs`: one of `STRUCTURED`, and for JSON how much white space."""
+    """vLLM's `structured_outputs`."""
     given = {key: value for key, value in wanted.items() if value not in (None, False)}
-    unknown = sorted(set(given) - {*STRUCTURED, *HOW})
+    known = [field.name for field in fields(StructuredOutputsParams)]
+    unknown = sorted(set(given) - set(known))
     if unknown:
-        raise RequestError(f"structured_outputs.{unknown[0]} is not known.{did_you_mean(unknown[0], (*STRUCTURED, *HOW))}")
-    kinds = [key for key in given if key in STRUCTURED]
-    if len(kinds) != 1:
-        got = ", ".join(kinds) or "none"
-        raise RequestError(f"structured_outputs must have exactly one of {', '.join(STRUCTURED)}, got {got}")
-    kind, name = kinds[0], f"structured_outputs.{kinds[0]}"
-    if set(given) & set(HOW) and not kind.startswith("json"):
-        raise RequestError(f"{name} has no white space of its own: leave out {' and '.join(sorted(set(given) & set(HOW)))}")
-    if len(set(given) & set(HOW)) > 1:
-        raise RequestError("structured_outputs.whitespace_pattern and disable_any_whitespace contradict each other: give one")
-    space = "" if given.get("disable_any_whitespace") else given.get("whitespace_pattern")
-    match kind:
-        case "json":
-            return _schema(given[kind], name, space)
-        case "json_object":
-            return json_schema({"type": "object"}, name, whitespace=space)
-        case "regex":
-            return regex(given[kind], name)
-        case "choice":
-            return choice(given[kind], name)
-        case _:
-            return ebnf(given[kind], name)
-
-
-def _schema(value: Any, name: str, whitespace: str | None = None) -> Spec:
-    """A schema as an object or, as vLLM takes it, as text."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"{name} is no JSON: {error}") from error
-    return json_schema(value, name, whitespace=whitespace)
+        raise RequestError(f"structured_outputs.{unknown[0]} is not known.{did_you_mean(unknown[0], known)}")
+    return form_of(StructuredOutputsParams(**given))

@@ -83,7 +83,9 @@ class FakeLLM:
     ) -> Completion:
         logprobs = None if params.logprobs is None else [{0: -0.5, 1: float("-inf")}] * len(pieces)
         ids = list(range(len(pieces)))
-        return Completion([1], "".join(pieces), ids, reason, origins, logprobs, stats, lossless=True, seed=params.seed or 7)
+        return Completion(
+            [1], "".join(pieces), ids, reason, origins, logprobs, stats, lossless=True, seed=params.seed or 7, verifier="gumbel"
+        )
 
 
 @dataclass

@@ -166,8 +166,8 @@ def test_a_form_of_answers_reaches_the_lab(
 
 @pytest.mark.parametrize(("more", "said"), [
     (("--set", "regex=a", "--set", "json_schema=schema.json"), "an answer has one form"),
-    (("--set", "json_schema=nowhere.json"), "cannot read --set json_schema=nowhere.json"),
-    (("--set", "json_schema=schema.json"), "--set json_schema=schema.json is no JSON"),
+    (("--set", "json_schema=nowhere.json"), "--set json_schema=nowhere.json cannot be read: No such file"),
+    (("--set", "json_schema=schema.json"), "--set json_schema=schema.json is not JSON"),
 ])  # fmt: skip
 def test_a_wrong_form_is_refused_by_name(
     cli: Cli, here: Path, models: tuple[Path, Path], more: tuple[str, ...], said: str

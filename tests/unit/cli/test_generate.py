@@ -15,7 +15,10 @@ from outrider.cli.options import ModelOptions
 from outrider.errors import NumericalError
 
 TEXT = "Paris is the capital.\n"
-KEYS = ["text", "token_ids", "finish_reason", "stop_reason", "lossless", "stats", "control", "config", "versions", "notes"]
+KEYS = [
+    "text", "token_ids", "finish_reason", "stop_reason", "lossless", "verifier", "stats", "control", "config", "versions",
+    "notes",
+]  # fmt: skip
 STATS = [
     "steps", "emitted", "drafted", "tested", "accepted", "tau", "alpha", "draft_utilisation",
     "accepted_per_position", "first_tokens", "ttft_s", "decode_s", "tpot_s", "decode_tokens_per_s", "tokens_per_s", "time_s",
@@ -35,6 +38,35 @@ def test_streams_text_to_stdout_and_stats_to_stderr(cli: Callable[..., Any], fak
     assert "5 tokens" in result.err
     assert "accepted 3 of" in result.err
     assert fake.prompts == ["Where?"]
+
+
+def test_a_seeded_answer_says_by_what_it_was_verified(cli: Callable[..., Any], fake: Any) -> None:
+    assert "seed 5, verifier gumbel" in cli("generate", "demo", "x", "--temperature", "1", "--seed", "5").err
+    for options in (("--temperature", "1"), ("--seed", "5")):
+        assert "verifier" not in cli("generate", "demo", "x", *options).err
+
+
+def test_the_form_of_an_answer(cli: Callable[..., Any], fake: Any, tmp_path: Path) -> None:
+    """Each way to ask for one; what is wrong is said by the option's name before a model is loaded."""
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    (tmp_path / "yes.gbnf").write_text('root ::= "yes"')
+    for setting, kind in (
+        (f"json_schema={tmp_path}/schema.json", "json"), ("regex=[0-9]+", "regex"), ("choice=a", "choice"),
+        (f"grammar={tmp_path}/yes.gbnf", "grammar"),
+    ):  # fmt: skip
+        assert cli("generate", "demo", "x", "--set", setting).code == 0
+        assert fake.params[-1].structured_outputs.kind == kind
+    loaded = len(fake.asked)
+    (tmp_path / "bad.json").write_text('{"properties": {"a": {"uniqueItems": true}}}')
+    for settings, message in (
+        (["regex=(a"], "--set regex is not usable"), (["regex=a", "choice=b"], "--set regex and --set choice: an answer has one"),
+        ([f"json_schema={tmp_path}/bad.json"], "--set json_schema.properties.a: "),
+        ([f"grammar={tmp_path}/none"], f"--set grammar={tmp_path}/none cannot be read: No such file"),
+    ):  # fmt: skip
+        result = cli("generate", "demo", "x", *(word for one in settings for word in ("--set", one)))
+        assert result.code == 2
+        assert message in result.err
+    assert len(fake.asked) == loaded
 
 
 def test_no_stream_prints_the_same_text(cli: Callable[..., Any], fake: Any) -> None:

@@ -201,7 +201,7 @@ def test_an_engine_request_is_one_answer(folder: Path) -> None:
         answers = [Answer() for _ in range(3)]
         for number, answer in enumerate(answers):
             engine.submit(Request(id=str(number), prompt=[70, 71], params=asked.answer(number)), answer)
-        coupled = LLM(folder, drafter="ngram", verifier="gumbel", runtime="eager").generate([70, 71], asked)[0]
+        coupled = LLM(folder, drafter="ngram", runtime="eager").generate([70, 71], asked)[0]
         assert [one.token_ids for one in coupled.outputs] == [answer.token_ids for answer in answers]
         with pytest.raises(ConfigError, match="n must be 1 where one answer is made, got 2"):
             engine.submit(Request(id="a", prompt=[5], params=SamplingParams(n=2)), lambda update: None)

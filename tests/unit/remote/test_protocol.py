@@ -17,6 +17,7 @@ from outrider.remote.protocol import PROTOCOL, messages
 from outrider.remote.security import ClientSecurity, ServerSecurity
 from outrider.remote.target.requests import from_message, to_message
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.structured import StructuredOutputsParams
 from outrider.sampling.thinking import ThinkingMarks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -118,6 +119,14 @@ def test_thoughts_are_told_to_the_target_service() -> None:
     sent.sampling_json = '{"thinking": {"opening": ["<"]}}'
     with pytest.raises(ConfigError, match="malformed 'thinking'"):
         from_message(sent, Grammars(None, 10, []), None)
+
+
+def test_a_form_of_the_answer_is_sent_as_a_grammar() -> None:
+    """Guards against a field of `SamplingParams` that JSON cannot hold, and a form that is lost on the way."""
+    params = SamplingParams(seed=1, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
+    request = Request(id="a", prompt=[1], params=params)
+    sent = to_message(request, attempt="a-1", committed=[], seed=1, params=params, timeout_s=None, prompt_logprobs=None)
+    assert (sent.grammar.kind, sent.grammar.text) == ("choice", '["yes", "no"]')
 
 
 def test_without_its_libraries_the_drafter_names_the_extra() -> None:

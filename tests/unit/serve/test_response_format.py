@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outrider.errors import RequestError
+from outrider.errors import ConfigError, RequestError
 from outrider.grammar import choice, ebnf, json_object, json_schema, regex
 from outrider.serve.api.response_format import wanted_form
 
@@ -64,5 +64,5 @@ def test_forms(fields: dict[str, Any], expected: Any) -> None:
 )
 def test_refusals(fields: dict[str, Any], match: str) -> None:
     """Catches an option that is accepted and ignored."""
-    with pytest.raises(RequestError, match=match):
+    with pytest.raises((RequestError, ConfigError), match=match):
         wanted_form(**fields)

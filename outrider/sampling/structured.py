@@ -1,0 +1,68 @@
+"""The form that an answer must have, under vLLM's names; `outrider/grammar/forms.py` makes a grammar of it."""
+
+from __future__ import annotations
+
+import json as _json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from outrider.errors import ConfigError
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+
+
+@dataclass(frozen=True)
+class StructuredOutputsParams:
+    """One of `json`, `regex`, `choice`, `grammar` and `json_object`, and how JSON is spaced. Raises ConfigError for others."""
+
+    json: str | dict[str, Any] | None = None  # a JSON schema, or its text
+    regex: str | None = None  # the whole answer matches it; syntax of Rust's regex crate, no look-around
+    choice: list[str] | None = None  # the answer is one of these
+    grammar: str | None = None  # llama.cpp's GBNF (`root ::= ...`) or Lark (`start: ...`)
+    json_object: bool | None = None  # any JSON object
+    disable_any_whitespace: bool = False  # nothing between the parts of JSON; default: at most one blank
+    whitespace_pattern: str | None = None  # what may stand between the parts of JSON, as a regular expression
+
+    def __post_init__(self) -> None:
+        kinds = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
+        if len(kinds) != 1:
+            raise ConfigError(
+                f"structured_outputs must have exactly one of {', '.join(KINDS)}, got {', '.join(kinds) or 'none'}"
+            )
+        spaced = [name for name in ("disable_any_whitespace", "whitespace_pattern") if getattr(self, name) not in (None, False)]
+        if spaced and not kinds[0].startswith("json"):
+            raise ConfigError(f"structured_outputs.{kinds[0]} has no white space of its own: leave out {' and '.join(spaced)}")
+        if len(spaced) > 1:
+            raise ConfigError("structured_outputs.whitespace_pattern and disable_any_whitespace contradict each other: give one")
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            self._check(name, str, "a text")
+        for name in ("json_object", "disable_any_whitespace"):
+            self._check(name, bool, "true or false")
+        if self.json is not None:
+            self._check_schema(self.json)
+        choice: Any = self.choice
+        if choice is not None and (isinstance(choice, str) or not isinstance(choice, Sequence)):
+            raise ConfigError(f"structured_outputs.choice must be a list of texts, got {choice!r:.80}")
+
+    @property
+    def kind(self) -> str:
+        """The one of KINDS that is given."""
+        return next(kind for kind in KINDS if getattr(self, kind) not in (None, False))
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is given, as plain JSON."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, False)}
+
+    def _check(self, name: str, kind: type, words: str) -> None:
+        value = getattr(self, name)
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(f"structured_outputs.{name} must be {words}, got {value!r:.80}")
+
+    def _check_schema(self, schema: Any) -> None:
+        if hasattr(schema, "model_json_schema"):
+            raise ConfigError("structured_outputs.json takes a schema, not a class: give its model_json_schema()")
+        try:
+            _json.dumps(schema)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"structured_outputs.json is no JSON: {error}") from error

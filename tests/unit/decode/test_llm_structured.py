@@ -1,0 +1,96 @@
+"""`SamplingParams.structured_outputs`: answers of `LLM` that follow a schema, a pattern, a list or a grammar, drafts or none."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider import LLM, SamplingParams, StructuredOutputsParams
+from outrider.build import Options
+from outrider.engine.engine import make_engine
+from outrider.engine.request import Request
+from outrider.errors import ConfigError, RequestError
+from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
+from tests.unit.engine.conftest import Answer
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_checkpoint(folder, tiny_llama(257, max_position_embeddings=64), byte_tokenizer())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(folder, drafter="suffix")
+
+
+def wanted(temperature: float = 1.0, **form: Any) -> SamplingParams:
+    return SamplingParams(temperature=temperature, seed=3, max_tokens=40, structured_outputs=StructuredOutputsParams(**form))
+
+
+def test_every_row_follows_its_own_form(llm: LLM) -> None:
+    """Catches a form that is ignored, and one that another row of the batch follows."""
+    asked = [
+        wanted(json=SCHEMA), wanted(regex="[0-9]{3}"), wanted(choice=["yes", "no"]), wanted(grammar='root ::= "ab" | "ba"'),
+        wanted(0.0, json=json.dumps(SCHEMA), disable_any_whitespace=True), SamplingParams(max_tokens=4, ignore_eos=True),
+    ]  # fmt: skip
+    schema, digits, word, letters, tight, free = llm.generate(["abc"] * len(asked), asked)
+    assert isinstance(json.loads(schema.text)["a"], bool)
+    assert re.fullmatch("[0-9]{3}", digits.text)
+    assert word.text in ("yes", "no")
+    assert letters.text in ("ab", "ba")
+    assert tight.text in ('{"a":true}', '{"a":false}')
+    assert len(free.token_ids) == 4
+    assert {done.finish_reason for done in (schema, digits, word, letters, tight)} == {"stop"}
+
+
+def test_stream_and_every_answer_follow_the_form(llm: LLM) -> None:
+    assert "".join(chunk.text for chunk in llm.stream("abc", wanted(choice=["yes", "no"]))) in ("yes", "no")
+    several = SamplingParams(temperature=1.0, n=3, structured_outputs=StructuredOutputsParams(regex="[xy]{5}"))
+    for done in llm.generate("abc", several)[0].outputs:
+        assert re.fullmatch("[xy]{5}", done.text)
+
+
+def test_the_engine_takes_it_too(folder: Path) -> None:
+    engine = make_engine(Options(str(folder), drafter="ngram"))
+    engine.start()
+    try:
+        answer = Answer()
+        engine.submit(Request(id="a", prompt=[70], params=wanted(regex="[0-9]{3}")), answer)
+        assert re.fullmatch("[0-9]{3}", answer.text)
+    finally:
+        engine.stop()
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({}, "exactly one of json, regex, choice, grammar, json_object, got none"),
+        ({"regex": "a", "choice": ["b"]}, "got regex, choice"),
+        ({"choice": "yes"}, "structured_outputs.choice must be a list of texts, got 'yes'"),
+        ({"json": {"a": {1, 2}}}, "structured_outputs.json is no JSON"),
+        ({"regex": 3}, "structured_outputs.regex must be a text, got 3"),
+        ({"regex": "a", "whitespace_pattern": " "}, "structured_outputs.regex has no white space of its own"),
+    ],
+)
+def test_a_wrong_form_is_refused_when_it_is_made(form: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        StructuredOutputsParams(**form)
+
+
+def test_what_is_no_form(llm: LLM) -> None:
+    given: Any = {"regex": "a"}
+    with pytest.raises(ConfigError, match=r"structured_outputs must be StructuredOutputsParams, .* got \{'regex'"):
+        SamplingParams(structured_outputs=given)
+    with pytest.raises(ConfigError, match="allowed_token_ids beside structured_outputs"):
+        SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"), allowed_token_ids=[1])
+    with pytest.raises(RequestError, match=r"structured_outputs\.json\.properties\.a: .*uniqueItems"):
+        llm.generate("abc", wanted(json={"properties": {"a": {"uniqueItems": True}}}))
