@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outrider.serve.errors import SERVER, ApiError
 from outrider.serve.ignored import header_of
 from outrider.serve.observability.metrics import ServerMetrics
-from outrider.serve.refusals import answer
+from outrider.serve.refusals import answer, reason_of
 
 log = logging.getLogger("outrider.serve")
 FAILED = ApiError("the server failed; its log says more", status=500, kind=SERVER, code="internal_error")
@@ -44,13 +44,13 @@ class Gate:
             self._check(scope)
             await self._app(scope, _Limited(receive, self._max_body_bytes), counting)
         except _TooLargeError:
-            await answer(self._too_large(), scope["path"])(scope, receive, counting)
+            await answer(self._too_large(), scope)(scope, receive, counting)
         except ApiError as error:
-            await answer(error, scope["path"])(scope, receive, counting)
+            await answer(error, scope)(scope, receive, counting)
         except Exception:
             log.exception("%s %s failed", scope["method"], scope["path"])
             if not counting.begun:
-                await answer(FAILED, scope["path"])(scope, receive, counting)
+                await answer(FAILED, scope)(scope, receive, counting)
 
     def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -121,4 +121,5 @@ class _Counting:
         path = self._scope["path"]
         if status >= 400 and status != FAILED.status and path.startswith(PROTECTED):
             level = logging.WARNING if status in URGENT else logging.INFO
-            log.log(level, "refused", extra={"status": status, "method": self._scope["method"], "path": path[:LONGEST_PATH]})
+            facts = {"status": status, "method": self._scope["method"], "path": path[:LONGEST_PATH]}
+            log.log(level, "refused", extra={**facts, "reason": reason_of(self._scope) or "no reason was given"})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import MutableMapping
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,6 +19,7 @@ from outrider.serve.schema.base import describe
 log = logging.getLogger("outrider.serve")
 ANTHROPIC = "/v1/messages"
 CLIENT_LEFT = 499  # nginx's number; nobody receives it, the logs do
+SHOWN = 200  # characters of a reason in the log
 
 
 def install(app: FastAPI) -> None:
@@ -27,10 +30,22 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ClientLeftError, _left)
 
 
-def answer(error: ApiError, path: str) -> JSONResponse:
-    """The refusal of a request to `path`, in the shape that its clients read."""
-    body = error.anthropic_body() if path.startswith(ANTHROPIC) else error.body()
+def answer(error: ApiError, scope: MutableMapping[str, Any]) -> JSONResponse:
+    """The refusal of the request in `scope`, in the shape that its clients read; the log finds the reason in the scope."""
+    scope.setdefault("state", {})["reason"] = _reason(error)
+    body = error.anthropic_body() if scope["path"].startswith(ANTHROPIC) else error.body()
     return JSONResponse(body, error.status, headers=error.headers)
+
+
+def reason_of(scope: MutableMapping[str, Any]) -> str | None:
+    """Why the request in `scope` was refused."""
+    return scope.get("state", {}).get("reason")
+
+
+def _reason(error: ApiError) -> str:
+    """The message without the value that was sent, which may be text of a prompt."""
+    message = str(error).partition(", got ")[0]
+    return message if len(message) <= SHOWN else f"{message[: SHOWN - 3]}..."
 
 
 async def _ours(request: Request, error: Exception) -> Response:
@@ -38,13 +53,13 @@ async def _ours(request: Request, error: Exception) -> Response:
     refusal = as_api_error(error)
     if refusal.status >= 500 and refusal.status != 503:
         log.error("%s %s failed: %s", request.method, request.url.path, refusal)
-    return answer(refusal, request.url.path)
+    return answer(refusal, request.scope)
 
 
 async def _bad_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     message, param = describe(error.errors())
-    return answer(ApiError(message, param=param), request.url.path)
+    return answer(ApiError(message, param=param), request.scope)
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -58,7 +73,7 @@ async def _http(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     kind = INVALID if error.status_code < 500 else SERVER
     message = messages.get(error.status_code, str(error.detail))
-    return answer(ApiError(message, status=error.status_code, kind=kind, headers=headers), request.url.path)
+    return answer(ApiError(message, status=error.status_code, kind=kind, headers=headers), request.scope)
 
 
 async def _left(request: Request, error: Exception) -> Response:

@@ -15,6 +15,7 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -73,11 +74,21 @@ class SelfTest:
         return {"findings": [asdict(finding) for finding in self.findings], "numbers": self.numbers}
 
     def write_log(self, model_name: str) -> None:
-        """One line per finding, and one with the numbers."""
+        """One line per finding, and one with the speeds."""
         for finding in self.findings:
             level = logging.WARNING if finding.severity == "warning" else logging.INFO
             log.log(level, "self-test of %s: %s", model_name, finding.message, extra={"finding": finding.code})
-        log.info("self-test of %s done", model_name, extra={"numbers": self.numbers})
+        log.info("self-test of %s: %s", model_name, "; ".join(self._speeds()) or "no prompt was answered")
+
+    def _speeds(self) -> Iterator[str]:
+        """What each way to decode came to, in words."""
+        runs = {"plain": self.numbers.get("plain", {}), **self.numbers.get("drafters", {})}
+        for name, run in runs.items():
+            if (rate := run.get("tokens_per_s")) is None:
+                continue
+            gain = "" if name == "plain" or not run.get("speedup") else f" ({run['speedup']:.2f} times plain)"
+            drafts = f", tau {run['tau']:.2f}" if run.get("drafted") else ", nothing drafted" if name != "plain" else ""
+            yield f"{name} {rate:.0f} tokens/s{gain}{drafts}"
 
 
 class Tested(Protocol):

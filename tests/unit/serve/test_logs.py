@@ -68,7 +68,23 @@ def test_who_is_turned_away_is_told() -> None:
     assert [(one["status"], one["level"], one["path"]) for one in lines] == [
         (429, "warning", "/v1/chat/completions"), (401, "info", "/v1/models"), (404, "info", "/v1/models/none")
     ]  # fmt: skip
+    for line, reason in zip(lines, ("0 requests wait already", "the API key is wrong", "the model 'none' does not exist"), strict=True):
+        assert line["reason"].startswith(reason)
     assert "right" not in stream.getvalue()
+
+
+def test_a_reason_holds_no_value_that_was_sent() -> None:
+    """Guards against text of a prompt in the log."""
+    stream = io.StringIO()
+    running = Logging("human", "info", stream)
+    try:
+        with serving(FakeEngine()) as client:
+            client.post("/v1/chat/completions", json=chat(temperature="SECRET"))
+            client.post("/v1/completions", json={"prompt": {"text": "SECRET"}})
+    finally:
+        running.close()
+    assert "'temperature' should be a valid number" in stream.getvalue()
+    assert "SECRET" not in stream.getvalue()
 
 
 def test_a_full_disk_is_told_without_what_people_wrote(

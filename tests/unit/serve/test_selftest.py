@@ -91,6 +91,8 @@ def test_strangers_draft_is_found_out(start: Start, caplog: pytest.LogCaptureFix
         result.write_log("m")
     warned = [record.__dict__["finding"] for record in caplog.records if record.levelno == logging.WARNING]
     assert "no-acceptance" in warned
+    speeds = r"self-test of m: plain \d+ tokens/s; draft-model \d+ tokens/s \(\d\.\d\d times plain\), tau 1\."
+    assert re.search(speeds, caplog.text)
 
 
 def test_draft_with_a_short_context_is_found_out(start: Start) -> None:
