@@ -32,10 +32,10 @@ class Entry:
 
 
 class Registry:
-    """Names of one kind ("drafter", "verifier") and how to import them."""
+    """Names of one kind ("drafter", "verifier") and how to import them. `called`: the kind in messages."""
 
-    def __init__(self, kind: str, builtin: dict[str, Entry]) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, builtin: dict[str, Entry], called: str | None = None) -> None:
+        self.kind, self._called = kind, called or kind
         self._builtin = builtin
 
     @property
@@ -49,7 +49,7 @@ class Registry:
         for point in _installed(self.group, tuple(sys.path)):
             if point.name in self._builtin:
                 raise ConfigError(
-                    f"{self.kind} '{point.name}' from {point.value} clashes with the built-in of that name; rename it"
+                    f"{self._called} '{point.name}' from {point.value} clashes with the built-in of that name; rename it"
                 )
             package = point.dist.name if point.dist else "an installed package"
             found[point.name] = Entry(point.value, f"third party, from {package}")
@@ -62,11 +62,11 @@ class Registry:
         """The registered object. Raises ConfigError with the nearest name when there is none."""
         entries = self.entries()
         if name not in entries:
-            raise ConfigError(f"unknown {self.kind} '{name}'.{did_you_mean(name, entries)}")
+            raise ConfigError(f"unknown {self._called} '{name}'.{did_you_mean(name, entries)}")
         module, _, attribute = entries[name].path.partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             extra = entries[name].extra
             remedy = "" if extra is None else f"; pip install 'outrider[{extra}]' brings what it needs"
-            raise ConfigError(f"{self.kind} '{name}' ({entries[name].path}) cannot be imported: {error}{remedy}") from error
+            raise ConfigError(f"{self._called} '{name}' ({entries[name].path}) cannot be imported: {error}{remedy}") from error

@@ -91,9 +91,7 @@ def _spec(
 
     options = replace(machine.options(target), drafter=answers.drafter, max_num_seqs=answers.max_num_seqs)
     if target == DEMO:
-        pair = demo_paths()
-        draft = str(pair.draft) if options.draft is None and answers.drafter in ("auto", "draft-model") else options.draft
-        options = replace(options, target=str(pair.target), draft=draft)
+        options = replace(options, target=str(demo_paths().target))
     return TrainSpec(
         kind=kind, options=options, name=target, out=out, material=texts.material(out),
         responses=answers.plan(training.seed), init=which.init, settings=which.settings(), config=training,

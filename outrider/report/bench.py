@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from outrider.counted import counted
 from outrider.lab.bench.bench_result import ENDINGS, BenchResult, Cell, Identity, Measured, TargetInfo
 from outrider.report import server
 from outrider.report.bench_grid import grids
@@ -99,7 +100,7 @@ def _identity(result: BenchResult) -> Iterator[Block]:
     parted = [(cell, one, found) for cell, one, found in checked if found.num_identical < found.num_compared]
     compared = sum(found.num_compared for *_, found in checked)
     if checked and not parted:
-        yield Paragraph(f"All {compared} texts that must be the plain ones are, token by token.", "good")
+        yield Paragraph(f"All {counted(compared, 'text')} that must be the plain ones are, token by token.", "good")
     if not parted:
         return
     differing = sum(found.num_compared - found.num_identical for *_, found in parted)
@@ -143,11 +144,10 @@ def _circumstances(result: BenchResult) -> Iterator[str]:
     yield from result.workload.notes
     for cell in result.cells:
         needed = f"; about {cell.prompts_for_precision} prompts would do" if cell.prompts_for_precision else ""
-        rounds = "round" if cell.rounds == 1 else "rounds"
         num_runs = max((one.num_runs for one in cell.configurations), default=0)
-        runs = "1 run" if num_runs == 1 else f"{num_runs} runs"
         yield (
-            f"{cell.label}: {len(cell.prompt_ids)} prompts, {cell.rounds} {rounds}, {runs} each; "
+            f"{cell.label}: {counted(len(cell.prompt_ids), 'prompt')}, {counted(cell.rounds, 'round')}, "
+            f"{counted(num_runs, 'run')} each; "
             f"ended by: {ENDINGS[cell.ended_by]}{needed}"
         )
     if learners := [info.label for info in result.configurations if info.learns]:

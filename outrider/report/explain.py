@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from outrider.counted import counted
 from outrider.lab.explain.explain_result import CauseRow, Counterfactual, ExplainResult, GroupRow
 from outrider.lab.result import Interval
 from outrider.report.document import (
@@ -59,7 +60,7 @@ def _name(result: ExplainResult) -> str:
 
 
 def _subtitle(result: ExplainResult) -> str:
-    return origin(result, _sampled(result), f"{result.texts_read} texts of {result.workload}")
+    return origin(result, _sampled(result), f"{counted(result.texts_read, 'text')} of {result.workload}")
 
 
 def _sampled(result: ExplainResult) -> str:
@@ -268,7 +269,8 @@ def _text_title(name: str, task: str) -> str:
 def _circumstances(result: ExplainResult) -> Iterator[Block]:
     yield Heading("How it was found")
     items = [
-        f"{result.emitted} tokens in {result.steps} steps, {result.drafted} draft tokens, {result.tested} tested, "
+        f"{counted(result.emitted, 'token')} in {counted(result.steps, 'step')}, {counted(result.drafted, 'draft token')}, "
+        f"{result.tested} tested, "
         f"{result.accepted} accepted; verifier {result.verifier}; "
         + ", ".join(f"{name} {value}" for name, value in result.sampling.items()),
         "distributions come from one more pass of each model over the finished text; the step that tested a token saw the "
@@ -279,8 +281,8 @@ def _circumstances(result: ExplainResult) -> Iterator[Block]:
     if result.times is not None:
         times = result.times
         items.append(
-            f"a step took {times.step_s * 1e3:.2f} ms, {times.draft_s * 1e3:.2f} ms of it drafting (mean of {times.steps} steps; "
-            "each text's first one, which reads the prompt, left out)"
+            f"a step took {times.step_s * 1e3:.2f} ms, {times.draft_s * 1e3:.2f} ms of it drafting "
+            f"(mean of {counted(times.steps, 'step')}; each text's first one, which reads the prompt, left out)"
         )
     items += [_sentence(note) for note in result.notes]
     if result.command:

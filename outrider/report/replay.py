@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider.counted import counted
 from outrider.lab.configuration import PLAIN
 from outrider.lab.replay.replay_result import Acceptance, ReplayedConfiguration, ReplayResult, SearchOutcome
 from outrider.lab.result import Interval
@@ -175,7 +176,10 @@ def _search(found: SearchOutcome) -> list[Block]:
         Table(columns, rows, marked=frozenset({1})),
         Paragraph("As found:"),
         CodeBlock(found.best.configuration),
-        Paragraph(f"{found.num_trials} trials on {found.num_train} texts; {found.num_held_out} others were kept back. Searched:"),
+        Paragraph(
+            f"{counted(found.num_trials, 'trial')} on {counted(found.num_train, 'text')}; {found.num_held_out} others were kept "
+            "back. Searched:"
+        ),
         Bullets([f"{name}: {range_}" for name, range_ in found.space.items()]),
     ]
 

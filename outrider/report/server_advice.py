@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from outrider.counted import counted
 from outrider.lab.result import Result
 from outrider.lab.server.lengths import LevelAdvice
 from outrider.lab.server.positions import positions
@@ -91,7 +92,8 @@ def _standing(found: Standing | None) -> Iterator[Block]:
     counts = found.speculation
     if counts is not None and counts.num_steps:
         used = number(counts.draft_utilisation)
-        lines.append(f"{counts.num_steps} passes with a draft, {number(counts.tau)} tokens each; {used} of the draft accepted")
+        passes = counted(counts.num_steps, "pass")
+        lines.append(f"{passes} with a draft, {number(counts.tau)} tokens each; {used} of the draft accepted")
     if found.num_generated is not None:
         lines.append(f"{found.num_generated} tokens generated")
     if found.cache_hits is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from outrider.counted import counted
 from outrider.lab.result import Result
 from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Plot, Series, Table
 from outrider.report.heading import origin
@@ -81,8 +82,8 @@ def _curves(result: TrainResult) -> Iterator[Block]:
 
 def _circumstances(result: TrainResult) -> Iterator[str]:
     yield (
-        f"{result.num_train} texts to train on ({result.num_train_tokens} response tokens), {result.num_held_out} held out, "
-        "by prompt"
+        f"{counted(result.num_train, 'text')} to train on ({result.num_train_tokens} response tokens), "
+        f"{result.num_held_out} held out, by prompt"
     )
     yield f"{result.num_trained_parameters} trained parameters; the drafter takes {amount(result.drafter_bytes)} on disk"
     yield "training: " + ", ".join(f"{name} {value}" for name, value in result.config.items())

@@ -28,7 +28,7 @@ from outrider.train.losses import acceptance, law_of
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
 from outrider.train.stopping import chains, saving
 
-OWNER = "recipe 'acceptance'"
+OWNER = "kind 'acceptance'"
 
 
 @dataclass(frozen=True)

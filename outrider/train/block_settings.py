@@ -11,7 +11,7 @@ from outrider.settings import setting
 from outrider.train.losses import parse_loss
 from outrider.train.recipe import RecipeSetup
 
-OWNER = "recipe 'block'"
+OWNER = "kind 'block'"
 MAX_CONTEXT_LAYERS = 5  # of the target whose states make the context, when the user names none
 
 

@@ -23,7 +23,7 @@ from outrider.train.losses import acceptance, law_of, parse_loss, weighted_mean
 from outrider.train.new_model import scratch_model, thinned_model
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
 
-OWNER = "recipe 'draft-model'"
+OWNER = "kind 'draft-model'"
 
 
 @dataclass(frozen=True)

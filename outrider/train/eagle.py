@@ -43,7 +43,7 @@ class EagleTraining:
     def __post_init__(self) -> None:
         _check_sizes("eagle", self.num_layers, self.unrolls, self.step_decay)
         if self.loss_weight < 0 or self.feature_weight < 0 or self.loss_weight + self.feature_weight == 0 or self.noise < 0:
-            raise ConfigError("recipe 'eagle': loss_weight, feature_weight and noise must not be negative, nor both weights 0")
+            raise ConfigError("kind 'eagle': loss_weight, feature_weight and noise must not be negative, nor both weights 0")
         parse_loss(self.loss)
 
 
@@ -67,9 +67,9 @@ class Eagle3Training:
     def __post_init__(self) -> None:
         _check_sizes("eagle3", self.num_layers, self.unrolls, self.step_decay)
         if min(self.draft_vocab, self.intermediate_size, self.kv_heads) < 0:
-            raise ConfigError("recipe 'eagle3': draft_vocab, intermediate_size and kv_heads must not be negative")
+            raise ConfigError("kind 'eagle3': draft_vocab, intermediate_size and kv_heads must not be negative")
         if self.draft_vocab and not self.own_output:
-            raise ConfigError("recipe 'eagle3': a reduced draft_vocab needs own_output")
+            raise ConfigError("kind 'eagle3': a reduced draft_vocab needs own_output")
         parse_loss(self.loss)
 
     def signals(self, num_layers: int) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ class Eagle3Training:
             return default_signals(num_layers)
         words = [word.strip() for word in self.layers.split(",")]
         if not all(word.isdecimal() and int(word) <= num_layers for word in words):
-            raise ConfigError(f"recipe 'eagle3': layers must be numbers of 0..{num_layers} like 2,8,13, got '{self.layers}'")
+            raise ConfigError(f"kind 'eagle3': layers must be numbers of 0..{num_layers} like 2,8,13, got '{self.layers}'")
         return tuple(int(word) for word in words)
 
 
@@ -98,7 +98,7 @@ class EagleRecipe(UnrolledRecipe):
         table, output = setup.target.get_input_embeddings().weight, setup.target.get_output_embeddings()
         if table.shape[1] != config.hidden_size:
             widths = f"{table.shape[1]} wide, its states {config.hidden_size}"
-            raise CapabilityError(f"recipe '{cls.kind}': the target's embedding is {widths}; train another kind of drafter")
+            raise CapabilityError(f"kind '{cls.kind}': the target's embedding is {widths}; train another kind of drafter")
         head = _new_head(config, setup) if setup.init is None else _going_on(cls.kind, setup, config)
         head.to(device=table.device).bind(table.detach(), output)
         return cls(head.train().requires_grad_(True), setup.settings, setup.saved_dtype)
@@ -143,9 +143,9 @@ class Eagle3Recipe(EagleRecipe):
         like = _like_target(setup, cls.kind)
         if like.num_attention_heads % (settings.kv_heads or 1):
             heads = like.num_attention_heads
-            raise ConfigError(f"recipe 'eagle3': kv_heads must divide the {heads} heads, got {settings.kv_heads}")
+            raise ConfigError(f"kind 'eagle3': kv_heads must divide the {heads} heads, got {settings.kv_heads}")
         if settings.draft_vocab > like.vocab_size:
-            raise ConfigError(f"recipe 'eagle3': draft_vocab {settings.draft_vocab}, but the target has {like.vocab_size} tokens")
+            raise ConfigError(f"kind 'eagle3': draft_vocab {settings.draft_vocab}, but the target has {like.vocab_size} tokens")
         return replace(
             like, num_layers=settings.num_layers, own_output=settings.own_output,
             signals=settings.signals(setup.target.config.get_text_config().num_hidden_layers),
@@ -226,13 +226,13 @@ def _going_on(kind: Kind, setup: RecipeSetup, wanted: EagleConfig) -> EagleHead:
     ):  # fmt: skip
         found, asked = getattr(head.config, name), getattr(wanted, name)
         if found != asked:
-            raise ConfigError(f"recipe '{kind}': --init {setup.init} has {name}={found}, this run wants {asked}")
+            raise ConfigError(f"kind '{kind}': --init {setup.init} has {name}={found}, this run wants {asked}")
     head.config = replace(head.config, trained_for=setup.name)
     return head
 
 
 def _check_sizes(kind: str, num_layers: int, unrolls: int, step_decay: float) -> None:
     if num_layers < 1 or unrolls < 1:
-        raise ConfigError(f"recipe '{kind}': num_layers and unrolls must be at least 1, got {num_layers} and {unrolls}")
+        raise ConfigError(f"kind '{kind}': num_layers and unrolls must be at least 1, got {num_layers} and {unrolls}")
     if not 0 < step_decay <= 1:
-        raise ConfigError(f"recipe '{kind}': step_decay must be above 0 and at most 1, got {step_decay}")
+        raise ConfigError(f"kind '{kind}': step_decay must be above 0 and at most 1, got {step_decay}")

@@ -22,7 +22,7 @@ from outrider.train.expected import chain_windows
 from outrider.train.losses import acceptance, law_of, parse_loss
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
 
-OWNER = "recipe 'early-exit'"
+OWNER = "kind 'early-exit'"
 CLOSE = 1e-2  # relative; bfloat16 norms and heads round differently on one token and on many
 
 

@@ -19,4 +19,5 @@ KINDS = Registry(
         "early-exit": Entry("outrider.train.early_exit:EarlyExitRecipe", "norm and head correction for an exit layer"),
         "acceptance": Entry("outrider.train.acceptance:AcceptanceRecipe", "a head that predicts acceptance and stops drafting"),
     },
+    "kind of drafter",
 )

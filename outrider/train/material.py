@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.build import Options
+from outrider.counted import counted
 from outrider.errors import ConfigError
 from outrider.lab.progress import Progress
 from outrider.lab.workload.bad import OnBad
@@ -98,5 +99,5 @@ def gather(
         texts = regenerate(llm, prepared.prompts, plan, file, options.max_num_seqs, progress)
     gc.collect()
     skipped = len(workload.skipped) + len(prepared.skipped)
-    notes = [*workload.notes, *([f"{skipped} prompts were skipped"] if skipped else [])]
+    notes = [*workload.notes, *([f"skipped {counted(skipped, 'prompt')}"] if skipped else [])]
     return texts, notes

@@ -26,7 +26,7 @@ from outrider.train.expected import chain_means
 from outrider.train.losses import acceptance, law_of, parse_loss, weighted_mean
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
 
-OWNER = "recipe 'medusa'"
+OWNER = "kind 'medusa'"
 NUM_RANKS = 8  # guesses of each head whose accuracy is measured
 
 

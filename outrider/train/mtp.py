@@ -35,9 +35,9 @@ class MtpTraining:
 
     def __post_init__(self) -> None:
         if self.unrolls < 1:
-            raise ConfigError(f"recipe 'mtp': unrolls must be at least 1, got {self.unrolls}")
+            raise ConfigError(f"kind 'mtp': unrolls must be at least 1, got {self.unrolls}")
         if not 0 < self.step_decay <= 1:
-            raise ConfigError(f"recipe 'mtp': step_decay must be above 0 and at most 1, got {self.step_decay}")
+            raise ConfigError(f"kind 'mtp': step_decay must be above 0 and at most 1, got {self.step_decay}")
         parse_loss(self.loss)
 
 
@@ -62,9 +62,9 @@ class MtpRecipe(UnrolledRecipe):
         device = table.weight.device
         head = _new_head(target, device) if there is None else load_mtp(there, target.config, torch.float32, device)
         if len(head.layers) > 1:
-            raise CapabilityError(f"recipe 'mtp': the head in '{there}' has {len(head.layers)} layers; heads of one are tuned")
+            raise CapabilityError(f"kind 'mtp': the head in '{there}' has {len(head.layers)} layers; heads of one are tuned")
         if head.window is not None:
-            raise CapabilityError(f"recipe 'mtp': the head's layer sees {head.window} tokens; those that see all are trained")
+            raise CapabilityError(f"kind 'mtp': the head's layer sees {head.window} tokens; those that see all are trained")
         Listening(target, head.config.signals)  # refuses a target without these states
         head.config = replace(head.config, trained_for=setup.name)
         head.bind(table, target.get_output_embeddings())
@@ -76,7 +76,7 @@ class MtpRecipe(UnrolledRecipe):
 
 def _new_head(target: Any, device: torch.device) -> MtpHead:
     size = target.config.get_text_config().hidden_size
-    layer = MtpLayer(*copied_body("recipe 'mtp'", target, device), size, bias=False)
+    layer = MtpLayer(*copied_body("kind 'mtp'", target, device), size, bias=False)
     with torch.no_grad():
         layer.projection.weight.copy_(torch.cat([0.02 * torch.randn(size, size), torch.eye(size)], dim=1))
     return MtpHead(MtpConfig("qwen", size, (AFTER_NORM,)), [layer])

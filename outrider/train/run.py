@@ -15,14 +15,15 @@ import os
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from outrider.build import Options
+from outrider.build import DEMO, Options
+from outrider.counted import counted
 from outrider.errors import ConfigError, OutriderError
 from outrider.lab.progress import Progress, Quiet
 from outrider.machine import versions
@@ -56,8 +57,8 @@ class TrainSpec:
     """Everything that shapes a run; what the command line fills in."""
 
     kind: str
-    options: Options  # the target, the machine, and who drafts while responses are regenerated
-    name: str  # of the target, as the user says it
+    options: Options  # the target's folder or hub id, the machine, and who drafts while responses are regenerated
+    name: str  # of the target, as the user says it: it may be 'demo'
     out: Path
     material: TrainingData
     responses: ResponsePlan = field(default_factory=ResponsePlan)
@@ -68,6 +69,11 @@ class TrainSpec:
     measure: MeasurePlan = field(default_factory=MeasurePlan)
     resume: bool = False
     only_responses: bool = False  # end when the responses are there
+
+    @property
+    def asked(self) -> Options:
+        """The options for what knows the embedded pair by its name, and shows that name."""
+        return replace(self.options, target=DEMO) if self.name == DEMO else self.options
 
 
 def run_training(spec: TrainSpec, progress: Progress | None = None, command: str = "") -> TrainResult | None:
@@ -82,7 +88,7 @@ def run_training(spec: TrainSpec, progress: Progress | None = None, command: str
             "target, too"
         )
     kind = KINDS.load(spec.kind)
-    settings = parse_settings(kind.Settings, spec.settings, f"recipe '{spec.kind}'")
+    settings = parse_settings(kind.Settings, spec.settings, f"kind '{spec.kind}'")
     spec.material.check(spec.init)
     device = resolve_device(spec.options.device)
     if spec.options.threads is not None:
@@ -108,9 +114,9 @@ def _run(
     spec: TrainSpec, kind: Any, settings: Any, config_of_target: Any, tokenizer: Any, device: torch.device, progress: Progress,
     command: str,
 ) -> TrainResult | None:  # fmt: skip
-    texts, notes = gather(spec.material, spec.options, spec.name, tokenizer, spec.responses, spec.out, progress)
+    texts, notes = gather(spec.material, spec.asked, spec.name, tokenizer, spec.responses, spec.out, progress)
     if spec.only_responses:
-        progress.say(f"{len(texts)} responses are in {spec.out / RESPONSES}; --resume goes on with training")
+        progress.say(f"{counted(len(texts), 'response')} written to {spec.out / RESPONSES}; --resume goes on with training")
         return None
     dtype = resolve_dtype(spec.options.dtype, config_of_target, device, ours=False)  # torch's own, with gradients
     target = load_module(
@@ -196,7 +202,7 @@ class _Job:
             torch.manual_seed(self._config.seed)
             recipe: Recipe = self._kind.build(setup)
         if not any(p.requires_grad for p in recipe.module.parameters()):
-            raise ConfigError(f"recipe '{self._spec.kind}' has nothing to train")
+            raise ConfigError(f"kind '{self._spec.kind}' has nothing to train")
         return recipe
 
     def _calibrate(self, recipe: Recipe, loop: TrainLoop) -> dict[str, float]:
@@ -214,7 +220,7 @@ class _Job:
             return [], ["nothing was measured on held-out prompts (--set measure_limit=0)"]
         folders = {label: spec.out / name for label, name in (("before", BEFORE), ("after", DRAFTER))}
         draft = getattr(self._settings, "draft", "") or None  # of kinds that are trained for a draft model
-        return measure(spec.options, self._kind, folders, draft, held_out, spec.measure, self._progress)
+        return measure(spec.asked, self._kind, folders, draft, held_out, spec.measure, self._progress)
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

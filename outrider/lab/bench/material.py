@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from outrider.counted import counted
 from outrider.errors import ConfigError
 from outrider.lab.bench.plan import CellKey, Plan
 from outrider.lab.workload.bad import OnBad
@@ -66,7 +67,8 @@ def gather(
     for request in firsts([one.request for one in prepared.prompts], plan.prompts):
         of_task, found = by_task.setdefault(request.task, []), by_request[request.id]
         of_task.append(Prompt(len(of_task), request, found.tokens, found.max_tokens))
-    notes = [f"{len(prepared.skipped)} prompts left out, the first: {prepared.skipped[0].reason}"] if prepared.skipped else []
+    out = prepared.skipped
+    notes = [f"{counted(len(out), 'prompt')} left out, the first: {out[0].reason}"] if out else []
     return Material(by_task, getattr(tokenizer, "bos_token_id", None), tuple(notes))
 
 

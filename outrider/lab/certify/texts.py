@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from outrider.counted import counted
 from outrider.lab.certify.certify_result import Difference, SameTexts, Status, TextRun
 from outrider.lab.certify.subject import Subject, WatchedDecoder
 from outrider.lab.certify.ties import Comparison, difference
@@ -100,7 +101,7 @@ def judge(runs: Sequence[TextRun], differences: Sequence[Difference]) -> tuple[S
     tokens, total = sum(run.num_tokens for run in runs), sum(run.num_prompts for run in runs)
     missing = total - sum(run.num_identical for run in runs)
     if not missing:
-        ways = f"{len(runs)} ways to decode {runs[0].num_prompts} prompts"
+        ways = f"{counted(len(runs), 'way')} to decode {counted(runs[0].num_prompts, 'prompt')}"
         return "passed", f"{tokens} tokens in {ways}: every token id is plain decoding's"
     parted = f"{missing} of {total} texts differ from plain decoding's"
     bad = [one for one in differences if one.cause != "rounding"]

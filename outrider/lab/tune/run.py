@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.build import DEMO, Options, target_config
+from outrider.counted import counted
 from outrider.errors import ConfigError
 from outrider.lab.bench.material import digest, firsts
 from outrider.lab.journal import Journal
@@ -90,7 +91,7 @@ def run_tune(
     )  # fmt: skip
     journal = journal or Journal.open(journal_path, identity, resume=False)
     sizes = f"{len(space.families)} families with {space.num_members} members"
-    status(f"{sizes}; {len(probe)} prompts to probe, {len(confirm)} to confirm")
+    status(f"{sizes}; {counted(len(probe), 'prompt')} to probe, {len(confirm)} to confirm")
     found = Tuner(runner, space, plan, journal, progress or Quiet()).run()
     tried = Tried(
         temperature=request.sampling.temperature, max_new_tokens=request.sampling.required_max_tokens,
@@ -146,7 +147,8 @@ def gather_samples(
         )
         for number, one in enumerate(prepared.prompts)
     ]  # fmt: skip
-    notes = [f"{len(prepared.skipped)} prompts left out, the first: {prepared.skipped[0].reason}"] if prepared.skipped else []
+    out = prepared.skipped
+    notes = [f"{counted(len(out), 'prompt')} left out, the first: {out[0].reason}"] if out else []
     if min(_count(samples).values()) < 2 * FEWEST:
         raise ConfigError(f"every task needs {2 * FEWEST} prompts, to probe some and confirm with others; got {_count(samples)}")
     return samples, notes

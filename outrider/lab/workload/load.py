@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 
+from outrider.counted import counted
 from outrider.errors import ConfigError, did_you_mean
 from outrider.lab.workload.bad import BadLines, OnBad
 from outrider.lab.workload.builtin import BUILTIN, Located, is_builtin, locate
@@ -55,11 +56,11 @@ class _Part:
     def note(self, chosen: Sequence[Request]) -> str:
         """A note on the origin of the prompts; `chosen` are those of all parts that are used."""
         own = set(map(id, self.requests))
-        facts = [f"{sum(id(request) in own for request in chosen)} prompts"]
+        facts = [counted(sum(id(request) in own for request in chosen), "prompt")]
         if any(source.is_text for source in self.located.sources):
             facts.append("plain text with blank lines between prompts")
         if self.bad.count:
-            facts.append(f"{self.bad.count} bad lines skipped")
+            facts.append(f"{counted(self.bad.count, 'bad line')} skipped")
         return f"{self.located.note} ({', '.join(facts)})"
 
 

@@ -112,6 +112,6 @@ def test_options_reach_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert spec.only_responses
     assert spec.name == "demo"
     assert Path(spec.options.target).is_dir()
-    assert spec.options.draft is not None
+    assert (spec.asked.target, spec.asked.draft) == ("demo", None)  # the embedded draft model, which goes by that name, too
     assert spec.material.prompts is not None
     assert len(Path(spec.material.prompts).read_text().splitlines()) == 5

@@ -68,7 +68,8 @@ def test_who_is_turned_away_is_told() -> None:
     assert [(one["status"], one["level"], one["path"]) for one in lines] == [
         (429, "warning", "/v1/chat/completions"), (401, "info", "/v1/models"), (404, "info", "/v1/models/none")
     ]  # fmt: skip
-    for line, reason in zip(lines, ("0 requests wait already", "the API key is wrong", "the model 'none' does not exist"), strict=True):
+    reasons = ("0 requests wait already", "the API key is wrong", "the model 'none' does not exist")
+    for line, reason in zip(lines, reasons, strict=True):
         assert line["reason"].startswith(reason)
     assert "right" not in stream.getvalue()
 
