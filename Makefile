@@ -24,9 +24,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet 
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 MARKS ?= not slow and not nightly and not gpu
 ARGS ?=
-# One worker per processor, one thread each; a file's tests stay together, because they share loaded models.
+# One worker per processor, one thread each; a file's tests stay together, because they share loaded models. Files keep their
+# order: the longest ones come early, so that the workers end together.
 WORKERS ?= auto
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The core, and the contract with three drafters; their cases are shared out, because one file holds most of them.
 QUICK := tests/test_architecture.py tests/contract/test_drafters.py \
