@@ -61,6 +61,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def is_listening(host: str, port: int) -> bool:
+    """Whether a connection is taken there: asked before what takes longer, such as a process of its own."""
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
 def wait_until_ready(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
     """Raises RuntimeError with the server's own words when it ends or takes too long."""
     until = time.monotonic() + START_S

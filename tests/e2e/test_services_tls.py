@@ -20,7 +20,7 @@ import pytest
 
 from tests.certificates import Authority
 from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
-from tests.live_server import free_port
+from tests.live_server import free_port, is_listening
 
 START_S = 600.0  # a busy machine with two cores takes its time
 TOKENS = 48
@@ -139,7 +139,7 @@ def drafts(parts: Parts, model: Path) -> str:
     port = free_port()
     parts.start("draft", "service", "draft", model / "draft", "--port", str(port), *FAST, *parts.served("draft"))
     address, files = f"grpcs://127.0.0.1:{port}", parts.asking("probe", parts.ours)
-    parts.until(lambda: health(address, files)[0] == 0, "the draft service")
+    parts.until(lambda: is_listening("127.0.0.1", port) and health(address, files)[0] == 0, "the draft service")
     return address
 
 
@@ -210,7 +210,7 @@ def test_a_coordinator_that_targets_do_not_trust_names_the_reason(parts: Parts, 
         f"tiny=grpcs://127.0.0.1:{target}", "--port", str(http), *caller_options(parts.asking("foreign", parts.others)),
     )  # fmt: skip
     address, files = f"grpcs://127.0.0.1:{target}", parts.asking("probe", parts.ours)
-    parts.until(lambda: health(address, files)[0] == 0, "the target")
+    parts.until(lambda: is_listening("127.0.0.1", target) and health(address, files)[0] == 0, "the target")
     parts.until(lambda: "a certificate of an authority that it trusts" in parts.said("coordinator"), "the reason in the log")
     (replica,) = json.loads(get_any(http, "/health"))["replicas"]["tiny"]
     assert replica["standing"] == "away"

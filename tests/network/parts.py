@@ -19,6 +19,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.live_server import is_listening
 from tests.network.network import Network
 
 START_S = 600.0  # a busy machine with two cores takes its time
@@ -79,6 +80,8 @@ class Part:
                 return False
         command = [sys.executable, "-m", "outrider", "service", "health", self.address]
         with self.network.inside(self.place):
+            if not is_listening(self.network.address(self.place), self.port):
+                return False
             return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
 
 
