@@ -1,4 +1,4 @@
-"""What every test may count on: no network, no touching of the user's caches, and where real models lie.
+"""What every test may count on: no network, a cache folder of this run instead of the user's, and where real models lie.
 
 `../shared` holds real checkpoints beside the repository (`OUTRIDER_SHARED` names another place). Tests that
 need them skip where they are absent; nothing is ever downloaded.
@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -23,6 +26,7 @@ settings.register_profile("no deadline", deadline=None)  # how long an example t
 settings.load_profile("no deadline")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+CACHE = "OUTRIDER_TEST_CACHE"  # this run's cache folder: set by the first process, found by workers and by tests that run pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,9 +41,15 @@ def renew_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--renew-golden"))
 
 
-def pytest_configure() -> None:
-    """A shell's background job begins with Ctrl-C ignored, one under `nohup` with hang-ups ignored, and both are inherited: tests
-    that interrupt themselves or a program of ours need the signals as a terminal gives them."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Give this run its cache folder, and its signals as a terminal gives them.
+
+    A shell's background job begins with Ctrl-C ignored, one under `nohup` with hang-ups ignored, and both are inherited:
+    tests that interrupt themselves or a program of ours would wait for ever."""
+    if CACHE not in os.environ:
+        os.environ[CACHE] = tempfile.mkdtemp(prefix="outrider-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(CACHE), ignore_errors=True))
+    os.environ["OUTRIDER_CACHE"] = os.environ[CACHE]
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
@@ -55,16 +65,34 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_step_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What steps take is kept for this run alone."""
-    folder = tmp_path_factory.mktemp("step-costs")
+def _limits_once() -> Iterator[None]:
+    """Eager models that differ in their weights alone share one measurement of their passes, which takes longer than loading.
+
+    Those with experts do not: what their passes show depends on weights. `contract/test_pass_limits.py` is about each model."""
+    import torch
+
+    from outrider.models.loading.load import find_pass_limits
+
+    found: dict[tuple[Any, ...], Any] = {}
+
+    def kept(lm: Any, module: Any) -> Any:
+        tensors = [(name, tensor.shape, tensor.dtype) for name, tensor in (*module.named_parameters(), *module.named_buffers())]
+        if lm.device.type != "cpu" or any(len(shape) > 2 for _, shape, _ in tensors):
+            return find_pass_limits(lm, module)
+        config = {name: value for name, value in module.config.to_dict().items() if name != "_name_or_path"}
+        kinds = [type(layer) for layer in module.modules()]
+        key = (str(config), str(kinds), str(tensors), str(lm.dtype), torch.get_num_threads())
+        if key not in found:
+            found[key] = find_pass_limits(lm, module)
+        return found[key]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outrider.engine.warmup.folder", lambda: folder)
+        patch.setattr("outrider.models.loading.load.find_pass_limits", kept)
         yield
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _threads_of_a_module(_own_step_costs: None) -> Iterator[None]:
+def _threads_of_a_module() -> Iterator[None]:
     yield from _threads_as_before()
 
 
@@ -81,6 +109,26 @@ def _threads_as_before() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+_banks: dict[tuple[type, bool], Any] = {}
+
+
+@pytest.fixture(scope="module")
+def bank_once() -> Iterator[None]:
+    """Certificates share the section on small cases, which asks the verifier alone: it is computed once for each verifier."""
+    from outrider.lab.certify.certify import exact_law
+
+    def kept(verifier: Any, *, trees: bool, progress: Any) -> Any:
+        if vars(verifier):  # settings, or a method that a test put in place
+            return exact_law(verifier, trees=trees, progress=progress)
+        if (type(verifier), trees) not in _banks:
+            _banks[type(verifier), trees] = exact_law(verifier, trees=trees, progress=progress)
+        return _banks[type(verifier), trees]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("outrider.lab.certify.certify.exact_law", kept)
+        yield
 
 
 @pytest.fixture(scope="session")

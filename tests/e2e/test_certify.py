@@ -18,6 +18,7 @@ from outrider.registry import Entry
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers import VERIFIERS
 
+pytestmark = pytest.mark.usefixtures("bank_once")
 PLAN = CertifyPlan(samples=320, sampling=SamplingParams(max_tokens=24))
 
 
@@ -36,8 +37,8 @@ def run(plan: CertifyPlan = PLAN, prompts: int = 2, **options: Any) -> CertifyRe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [
-    {"drafter": "draft-model", "verifier": "block"},
-    {"drafter": "draft-model", "verifier": "token"},
+    pytest.param({"drafter": "draft-model", "verifier": "block"}, marks=pytest.mark.nightly),  # below with options: by day
+    pytest.param({"drafter": "draft-model", "verifier": "token"}, marks=pytest.mark.nightly),
     {"drafter": "draft-model", "verifier": "traversal", "drafter_options": {"tree": "2x2"}},
     {"drafter": "draft-model", "verifier": "gumbel"},
     {"drafter": "ngram"},

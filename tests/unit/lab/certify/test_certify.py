@@ -18,6 +18,7 @@ from outrider.lab.workload.types import Request, Workload
 from outrider.sampling.params import SamplingParams
 from tests.unit.lab.certify.conftest import PROMPTS, Open
 
+pytestmark = pytest.mark.usefixtures("bank_once")
 PLAN = CertifyPlan(samples=400, sampling=SamplingParams(max_tokens=10))
 WORKLOAD = Workload("words", tuple(Request(str(n), " ".join(f"w{t}" for t in prompt)) for n, prompt in enumerate(PROMPTS[:3])))
 
