@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,14 +118,23 @@ def folders(name: str, request: pytest.FixtureRequest) -> tuple[Path, Path | Non
 
 
 QUICK = (("stories", "float32"), ("pair", "bfloat16"), ("demo", "bfloat16"))
-SUBJECTS = [
-    pytest.param((name, dtype), marks=() if (name, dtype) in QUICK else pytest.mark.slow, id=f"{name}-{dtype}")
-    for name in ("stories", "pair", "demo")
-    for dtype in ("float32", "bfloat16")
-]
+EVERY = [(name, dtype) for name in ("stories", "pair", "demo") for dtype in ("float32", "bfloat16")]
+Mark = pytest.MarkDecorator | tuple[()]
 
 
-@pytest.fixture(scope="module", params=SUBJECTS)
+def cases(*ways: tuple[tuple[Any, ...], Mark, Mark]) -> list[Any]:
+    """Every subject with every way to decode; each way with its mark for the quick subjects and its mark for the others."""
+    return [
+        pytest.param(subject, *way, marks=quick if subject in QUICK else others, id="-".join(map(str, (*subject, *way))))
+        for subject in EVERY
+        for way, quick, others in ways
+    ]
+
+
+every_subject = pytest.mark.parametrize("subject", cases(((), (), pytest.mark.slow)), indirect=True)
+
+
+@pytest.fixture(scope="module")
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     name, dtype = request.param
     target, draft = folders(name, request)
@@ -151,41 +161,47 @@ def same_texts(subject: Subject, drafter: str, draft: str, gamma: int, *, togeth
         assert at is None, f"{drafter} ({draft}, {gamma} tokens), prompt {number}: differs at token {at}"
 
 
+@every_subject
 def test_plain_texts_are_long(subject: Subject) -> None:
     """Catches a comparison of nothing with nothing."""
     assert [len(text) for text in subject.plain] == [NUM_TOKENS] * 3
     assert all(len(set(text)) > 10 for text in subject.plain)
 
 
+@every_subject
 def test_plain_in_a_batch(subject: Subject) -> None:
     """Catches bits that depend on how many rows share a pass."""
     same_texts(subject, "none", "stranger", 1, together=True)
 
 
-# Every length and both companies with every subject; at night both companies at every length.
-WIDTHS = [
-    pytest.param(5, False), pytest.param(8, True),
-    *(pytest.param(*width, marks=pytest.mark.slow) for width in ((1, True), (3, False))),
-    *(pytest.param(*width, marks=pytest.mark.nightly) for width in ((1, False), (3, True), (5, True), (8, False))),
-]  # fmt: skip
+# By day every length and both companies with three subjects, the widest passes with the others too.
+WIDTHS = cases(
+    ((5, False), (), pytest.mark.nightly), ((8, True), (), pytest.mark.slow),
+    *((width, pytest.mark.slow, pytest.mark.nightly) for width in ((1, True), (3, False))),
+    *((width, pytest.mark.nightly, pytest.mark.nightly) for width in ((1, False), (3, True), (5, True), (8, False))),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(("gamma", "together"), WIDTHS)
+@pytest.mark.parametrize(("subject", "gamma", "together"), WIDTHS, indirect=["subject"])
 def test_draft_model(subject: Subject, gamma: int, together: bool) -> None:
     """Catches bits that depend on the width of a pass, over the widths a drafter makes."""
     draft = "trained" if "trained" in subject.built else "stranger"
     same_texts(subject, "draft-model", draft, gamma, together=together)
 
 
-@pytest.mark.parametrize(
-    ("drafter", "gamma", "together"),
-    [("ngram", 5, True), ("oracle", 8, True), ("oracle", 3, False), ("draft-model", 4, True)],
+OTHERS = cases(
+    (("oracle", 3, False), (), pytest.mark.slow),
+    *((way, (), pytest.mark.nightly) for way in (("ngram", 5, True), ("oracle", 8, True), ("draft-model", 4, True))),
 )
+
+
+@pytest.mark.parametrize(("subject", "drafter", "gamma", "together"), OTHERS, indirect=["subject"])
 def test_other_drafters(subject: Subject, drafter: str, gamma: int, together: bool) -> None:
     """Catches a rejected token that leaves something behind: strangers are rejected always, the oracle at every place."""
     same_texts(subject, drafter, "stranger", gamma, together=together)
 
 
+@every_subject
 def test_plain_is_transformers(subject: Subject) -> None:
     """Catches an engine that agrees with itself and with nobody else.
 

@@ -212,6 +212,7 @@ def whole(out: Path, only: str) -> dict[str, Any]:
     return read(out)["stages"]
 
 
+@pytest.mark.slow
 def test_roof_and_overhead_run_small(out: Path) -> None:
     found = whole(out, "roof,overhead")
     for model in found["roof"]["result"]["models"].values():
@@ -220,7 +221,7 @@ def test_roof_and_overhead_run_small(out: Path) -> None:
     assert len(found["overhead"]["result"]["steps"]) == 4
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM])
 def test_a_signal_ends_the_script_and_its_tests(out: Path, number: signal.Signals) -> None:
     """Catches a test run that outlives the script, and a file that is lost or says that the stage still runs."""
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--tiny", "--device", "cpu", "--only", "right", "--out", str(out)]
@@ -250,7 +251,7 @@ def test_tests_that_hang_are_killed_and_the_stage_is_out_of_time(
     assert found["result"]["server"]["right"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_right_runs_small(out: Path) -> None:
     found = whole(out, "right")["right"]["result"]
     assert {name for name, answer in found.items() if answer["right"]} == {"tests", "texts", "server"}
@@ -282,6 +283,7 @@ def simulated(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         yield
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("simulated")
 def test_stages_run_on_a_simulated_device_with_graphs(gpu: ModuleType, out: Path) -> None:
     """Catches host tensors among the device's, and passes that are not replayed. The simulation lacks a kernel of experts."""

@@ -120,7 +120,7 @@ def test_full_size_costs_what_8b_cost(stage: Any) -> None:
     assert 7.5e9 < (8 + extra) * 3 * 384 * mlp < 8.5e9
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_gain_in_its_small_form(stage: Any) -> None:
     context, gain = Stand(), stage("gain")
     result = gain.run(context)
@@ -145,7 +145,7 @@ def test_a_stage_whose_time_is_over_stops(stage: Any) -> None:
 # ---------------------------------------------------------------- peers
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_peers_in_their_small_form(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     peers = stage("peers")
     decoders = peers.hf_decoders
@@ -224,7 +224,7 @@ def test_a_text_that_differs_is_counted(stage: Any) -> None:
 # ---------------------------------------------------------------- training
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_in_its_small_form(stage: Any) -> None:
     context, training = Stand(), stage("training")
     result = training.run(context)

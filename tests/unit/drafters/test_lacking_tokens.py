@@ -80,8 +80,10 @@ def test_it_is_said_once_and_by_name(folders: Path) -> None:
     assert not LLM(folders / "full", draft=folders / "full", **QUIET).notes
 
 
-@pytest.mark.parametrize("width", [11, 12])
-@pytest.mark.parametrize("verifier", ["block", "gumbel"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "verifier"), [
+    (11, "block"), (12, "gumbel"), *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in ((12, "block"), (11, "gumbel"))),
+])  # fmt: skip
 def test_sampled_texts_have_the_targets_law(width: int, verifier: str, tmp_path: Path) -> None:
     """Two tokens of 3000 texts against transformers' own probabilities; the draft lacks a token that the target likes."""
     model = speaking(tiny_llama(12, sharpness=0.5), (11,))
