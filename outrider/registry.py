@@ -29,6 +29,12 @@ class Entry:
     path: str  # "package.module:Class"
     summary: str
     extra: str | None = None  # of the package, without which it cannot be imported
+    package: str | None = None  # that the extra brings, as it is imported
+
+    @property
+    def remedy(self) -> str:
+        """How to get what it needs, to append to a message."""
+        return "" if self.extra is None else f"; pip install 'outrider[{self.extra}]' brings what it needs"
 
 
 class Registry:
@@ -67,6 +73,5 @@ class Registry:
         try:
             return getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
-            extra = entries[name].extra
-            remedy = "" if extra is None else f"; pip install 'outrider[{extra}]' brings what it needs"
-            raise ConfigError(f"{self._called} '{name}' ({entries[name].path}) cannot be imported: {error}{remedy}") from error
+            entry = entries[name]
+            raise ConfigError(f"{self._called} '{name}' ({entry.path}) cannot be imported: {error}{entry.remedy}") from error

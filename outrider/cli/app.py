@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from outrider.cli.verbs import add_verb, join_settings, misspelt
+from outrider.cli.mistakes import usage_message
+from outrider.cli.verbs import add_verb, join_settings
 from outrider.errors import OutriderError
 from outrider.version import __version__
 
@@ -61,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
     except OutriderError as error:
         return _fail(str(error), error.exit_code)
     except typer.TyperException as error:
-        return _fail(_usage_message(error), error.exit_code)
+        return _fail(usage_message(error), error.exit_code)
     except SystemExit as left:  # typer's way out when the reader of our output has gone: nobody to tell
         return int(left.code or 0)
     except (KeyboardInterrupt, typer.Abort):
@@ -85,15 +86,3 @@ def _fail(message: str, exit_code: int) -> int:
     line = " ".join(message.split())  # one line, whatever a library put into it
     sys.stderr.write(f"error: {line}\n")
     return exit_code
-
-
-def _usage_message(error: typer.TyperException) -> str:
-    """click's message in our words, with the nearest option and where to look."""
-    message = error.format_message().rstrip(".")
-    name = getattr(error, "option_name", None)
-    context = getattr(error, "ctx", None)
-    if name and message.startswith("No such option"):
-        message = misspelt(name, [known for parameter in context.command.params for known in parameter.opts] if context else [])
-    help_option = "--help-all" if "--set " in message else "--help"
-    where = f"{context.command_path} {help_option}" if context else "outrider --help"
-    return f"{message}{'' if message.endswith('?') else '.'} See '{where}'."

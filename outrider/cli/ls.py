@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outrider.cli.options import Json
+from outrider.cli.source_facts import facts_in_source
 from outrider.cli.verbs import with_groups
 from outrider.errors import ConfigError, did_you_mean
 from outrider.report.text import to_json
@@ -30,7 +32,10 @@ def ls(what: What = None, json: Json = False) -> int:
 
     is_name = what is not None and what not in FACTS
     registries = _with_entry(str(what)) if is_name else {kind: _registry(kind) for kind in FACTS if what in (None, kind)}
-    found = {kind: describe(registry, FACTS[kind], what if is_name else None) for kind, registry in registries.items()}
+    if json or is_name:
+        found = {kind: describe(registry, FACTS[kind], what if is_name else None) for kind, registry in registries.items()}
+    else:
+        found = {kind: listed(registry, FACTS[kind]) for kind, registry in registries.items()}
     if json:
         sys.stdout.write(to_json(found) + "\n")
         return 0
@@ -67,6 +72,20 @@ def describe(registry: Registry, facts: tuple[str, ...], only: str | None = None
         except ConfigError as error:
             row["error"] = str(error)
         rows.append(row)
+    return rows
+
+
+def listed(registry: Registry, facts: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The rows of `describe` without settings. Built-in entries are read from source, so that nothing heavy is imported."""
+    rows = []
+    for name, entry in registry.entries().items():
+        known = facts_in_source(entry.path, facts)
+        lacks = entry.package is not None and find_spec(entry.package) is None
+        if known is None:
+            rows += describe(registry, facts, name)
+        else:
+            why = {"error": f"the package {entry.package} is not installed{entry.remedy}"} if lacks else {}
+            rows.append({"name": name, "summary": entry.summary, **known, **why})
     return rows
 
 

@@ -179,7 +179,7 @@ class SamplingOptions:
         str | None,
         option(SAMPLING, "Most tokens to generate; none: to the end of the context.", metavar="N|none", show_default="256"),
     ] = None
-    temperature: Annotated[float | None, option(SAMPLING, "0 is greedy.", show_default="0")] = None
+    temperature: Annotated[float | None, option(SAMPLING, "0 is greedy.", min=0, metavar="<float>", show_default="0")] = None
     top_k: Annotated[int | None, option(SAMPLING, TOP_K, show_default="0")] = None
     top_p: Annotated[float | None, option(SAMPLING, TOP_P, show_default="1")] = None
     min_p: Annotated[float | None, option(SAMPLING, MIN_P, show_default="0")] = None

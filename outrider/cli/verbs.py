@@ -113,7 +113,7 @@ def _true_or_false(text: str) -> bool:
     try:
         return to_bool(text)
     except ValueError:
-        raise typer.BadParameter(f"'{text}' is neither true nor false") from None
+        raise typer.BadParameter(f"true or false is needed; got {text!r}") from None
 
 
 def name_and_value(option: str, text: str) -> tuple[str, str]:

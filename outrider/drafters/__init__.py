@@ -23,7 +23,9 @@ DRAFTERS = Registry(
         "medusa": Entry(f"{HEADS}.medusa:MedusaDrafter", "heads that guess the next tokens from one hidden state"),
         "block": Entry(f"{HEADS}.block:BlockDrafter", "a few layers that guess a whole block in one pass"),
         "composite": Entry("outrider.drafters.composite:CompositeDrafter", "several drafters in one tree, or the best of them"),
-        "remote": Entry("outrider.remote.draft.drafter:RemoteDrafter", "a draft service, here or on another machine", "services"),
+        "remote": Entry(
+            "outrider.remote.draft.drafter:RemoteDrafter", "a draft service, here or on another machine", "services", "grpc"
+        ),
         "universal": Entry(f"{MODEL}.universal:UniversalDrafter", "a smaller model with any tokenizer"),
     },
 )
