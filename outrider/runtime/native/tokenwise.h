@@ -59,15 +59,70 @@ inline Row row_of(const Operand& o, const char* block, int64_t r) {
   return {block + (o.offset + r * o.row_step) * width, o.col_step, o.is_bf16 != 0};
 }
 
-template <typename Function>
-void map(const Op& op, const char* const* in, char* out, int64_t count, const Function& function) {
-  for (int64_t r = 0; r < op.rows; ++r) {
-    const Row to = row_of(op.out, out, r), a = row_of(op.in[0], in[0], r), b = count > 1 ? row_of(op.in[1], in[1], r) : a;
+// Rows of whole vectors that lie side by side, and rows of one number for all columns: read and written without asking each time.
+template <typename Number>
+struct Dense {
+  Number* at;
+  int64_t row_step;
+  Dense row(int64_t r) const { return {at + r * row_step, row_step}; }
+  Floats read(int64_t c, Mask some) const { return load_some(some, at + c); }
+  void write(int64_t c, Mask some, Floats x) const { store_some(some, at + c, x); }
+};
+struct Same {
+  Floats number;
+  Floats read(int64_t, Mask) const { return number; }
+};
+struct SameRows {
+  const Operand& o;
+  const char* block;
+  Same row(int64_t r) const { return {floats(row_of(o, block, r).one(0))}; }
+};
+struct AnyRows {
+  const Operand& o;
+  const char* block;
+  Row row(int64_t r) const { return row_of(o, block, r); }
+};
+
+// Calls `act` with the rows of an operand whose columns lie side by side.
+template <typename Act>
+void with_dense(const Operand& o, const char* block, const Act& act) {
+  char* const to = const_cast<char*>(block);
+  if (o.is_bf16) act(Dense<bf16>{reinterpret_cast<bf16*>(to) + o.offset, o.row_step});
+  else act(Dense<float>{reinterpret_cast<float*>(to) + o.offset, o.row_step});
+}
+
+// out = function of the rows of one operand or two; `ARE_WHOLE`: they are whole vectors
+template <bool ARE_WHOLE, typename Function, typename Out, typename... Operands>
+void map_rows(const Op& op, const Function& function, const Out& out, const Operands&... in) {
+  const auto row = [&](const auto& to, const auto&... x) {
     for (int64_t c = 0; c < op.cols; c += 16) {
-      const Mask some = first16(op.cols - c);
-      to.write(c, some, function(a.read(c, some), count > 1 ? b.read(c, some) : floats(0)));
+      const Mask some = ARE_WHOLE ? 0xffff : first16(op.cols - c);
+      to.write(c, some, function(x.read(c, some)...));
     }
-  }
+  };
+  for (int64_t r = 0; r < op.rows; ++r) row(out.row(r), in.row(r)...);
+}
+
+template <typename Function>
+void map(const Op& op, const char* const* in, char* out, const Function& function) {
+  if (op.cols % 16 || op.out.col_step != 1 || op.in[0].col_step != 1)
+    return map_rows<false>(op, function, AnyRows{op.out, out}, AnyRows{op.in[0], in[0]});
+  with_dense(op.out, out, [&](auto to) {
+    with_dense(op.in[0], in[0], [&](auto x) { map_rows<true>(op, function, to, x); });
+  });
+}
+
+// The same of two operands, the second of which may be one number for each row
+template <typename Function>
+void map_two(const Op& op, const char* const* in, char* out, const Function& function) {
+  if (op.cols % 16 || op.out.col_step != 1 || op.in[0].col_step != 1 || (op.in[1].col_step | 1) != 1)
+    return map_rows<false>(op, function, AnyRows{op.out, out}, AnyRows{op.in[0], in[0]}, AnyRows{op.in[1], in[1]});
+  with_dense(op.out, out, [&](auto to) {
+    with_dense(op.in[0], in[0], [&](auto a) {
+      if (op.in[1].col_step == 0) map_rows<true>(op, function, to, a, SameRows{op.in[1], in[1]});
+      else with_dense(op.in[1], in[1], [&](auto b) { map_rows<true>(op, function, to, a, b); });
+    });
+  });
 }
 
 // The second number where the first is not 0, else the third
@@ -94,7 +149,8 @@ float sum(int64_t cols, const Function& number) {
 }
 
 // e^(x - most) / sum; numbers in between are kept in fp32
-inline void softmax(int64_t cols, const Row& x, const Row& to) {
+template <typename Reader>
+void softmax(int64_t cols, const Reader& x, const Row& to) {
   thread_local std::vector<float> powers;
   powers.resize(cols);
   Floats most = floats(-std::numeric_limits<float>::infinity());
@@ -116,40 +172,43 @@ inline void softmax(int64_t cols, const Row& x, const Row& to) {
   }
 }
 
+// Row `r`, whose numbers `x` reads
+template <typename Reader>
+void reduce_row(const Op& op, const char* const* in, int64_t r, const Reader& x, const Row& to) {
+  if (op.code == MEAN || op.code == SUM) {
+    const float all = sum(op.cols, [&](int64_t c, Mask some) { return x.read(c, some); });
+    return to.write(0, 1, floats(op.code == MEAN ? all / float(op.cols) : all));
+  }
+  if (op.code == SOFTMAX) return softmax(op.cols, x, to);
+  const Floats middle = floats(
+      op.code == LAYER_NORM ? sum(op.cols, [&](int64_t c, Mask some) { return x.read(c, some); }) / float(op.cols) : 0.f);
+  const float square = sum(op.cols, [&](int64_t c, Mask some) {
+    const Floats apart = x.read(c, some) - middle;
+    return apart * apart;
+  });
+  const Floats scale = floats(1) / root(floats(square / float(op.cols) + float(op.numbers[0])));
+  const bool is_scaled = op.in[1].source != NOTHING, is_shifted = op.in[2].source != NOTHING;
+  for (int64_t c = 0; c < op.cols; c += 16) {
+    const Mask some = first16(op.cols - c);
+    Floats normed = (x.read(c, some) - middle) * scale;
+    if (is_scaled) normed = normed * row_of(op.in[1], in[1], r).read(c, some);
+    if (is_shifted) normed = normed + row_of(op.in[2], in[2], r).read(c, some);
+    to.write(c, some, normed);
+  }
+}
+
 inline void reduce(const Op& op, const char* const* in, char* out) {
   for (int64_t r = 0; r < op.rows; ++r) {
-    const Row to = row_of(op.out, out, r), x = row_of(op.in[0], in[0], r);
-    if (op.code == MEAN || op.code == SUM) {
-      const float all = sum(op.cols, [&](int64_t c, Mask some) { return x.read(c, some); });
-      to.write(0, 1, floats(op.code == MEAN ? all / float(op.cols) : all));
-      continue;
-    }
-    if (op.code == SOFTMAX) {
-      softmax(op.cols, x, to);
-      continue;
-    }
-    const Floats middle = floats(
-        op.code == LAYER_NORM ? sum(op.cols, [&](int64_t c, Mask some) { return x.read(c, some); }) / float(op.cols) : 0.f);
-    const float square = sum(op.cols, [&](int64_t c, Mask some) {
-      const Floats apart = x.read(c, some) - middle;
-      return apart * apart;
-    });
-    const Floats scale = floats(1) / root(floats(square / float(op.cols) + float(op.numbers[0])));
-    const bool is_scaled = op.in[1].source != NOTHING, is_shifted = op.in[2].source != NOTHING;
-    for (int64_t c = 0; c < op.cols; c += 16) {
-      const Mask some = first16(op.cols - c);
-      Floats normed = (x.read(c, some) - middle) * scale;
-      if (is_scaled) normed = normed * row_of(op.in[1], in[1], r).read(c, some);
-      if (is_shifted) normed = normed + row_of(op.in[2], in[2], r).read(c, some);
-      to.write(c, some, normed);
-    }
+    const Row to = row_of(op.out, out, r);
+    if (op.in[0].col_step != 1) reduce_row(op, in, r, row_of(op.in[0], in[0], r), to);
+    else with_dense(op.in[0], in[0], [&](auto x) { reduce_row(op, in, r, x.row(r), to); });
   }
 }
 
 // One operation on one token; `in` and `out` are its blocks.
 inline void run(const Op& op, const char* const* in, char* out) {
-  const auto unary = [&](auto f) { map(op, in, out, 1, [&](Floats a, Floats) { return f(a); }); };
-  const auto binary = [&](auto f) { map(op, in, out, 2, f); };
+  const auto unary = [&](auto f) { map(op, in, out, f); };
+  const auto binary = [&](auto f) { map_two(op, in, out, f); };
   switch (op.code) {
     case COPY: return unary([](Floats a) { return a; });
     case ADD: return binary([](Floats a, Floats b) { return a + b; });
