@@ -55,7 +55,7 @@ class Parts:
                 why = model.lm.why_chains if own is None else f"it runs on transformers' own cache ({own})"
                 raise CapabilityError(
                     f"drafter '{self.drafter_name}' {lacks}. Of '{model.name}': {why}. Use a drafter of chains: ngram, suffix, "
-                    "draft-model, ..."
+                    "draft-model, composite with mode=best, ..."
                 )
 
     @property

@@ -4,9 +4,12 @@
              tree, verified by traversal), and what a free part cannot fill goes on to the next, the model last. A part is
              worth the nodes it adds: what an earlier part has as well costs nothing and counts for nothing
     best     the parts that cost nothing draft first; a row asks a model only where the model's expected tokens per second
-             beat theirs. Arctic and SAM decide this by match length; here it is one calibrated survival estimate for all
+             beat theirs. Arctic and SAM decide this by match length; here it is one calibrated survival estimate for all.
+             Parts of chains give chains, which any target and verifier takes
 
 What a part is worth is measured from its own verdicts (`outrider/drafters/chain_survival.py`), what a model costs by the clock.
+A free part that is passed over is measured all the same, by what the text then says, and a row tries a model again that it has
+long not asked (`outrider/drafters/composite_part.py`). So each row moves to the part that is better by now, as its text grows.
 At most one part may draw tokens from laws, a model or a trained head; its nodes come first (`outrider/trees/merge.py`).
 """
 
@@ -14,88 +17,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
-from outrider.drafters.chain_survival import ChainSurvival
+from outrider.drafters.composite_part import Part, depth
+from outrider.drafters.composite_settings import CompositeSettings
 from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.kv import KVCache
 from outrider.models.lm import LM
 from outrider.rows import PerRow, Row, Rows
-from outrider.settings import parse_settings, setting
+from outrider.settings import parse_settings
 from outrider.trees.merge import Merged, merge_drafts, part_output, part_verdict
+from outrider.trees.side_by_side import side_by_side
 from outrider.types import Draft, TargetOutput, Verdict
 
 CLOCK_MEMORY = 0.1  # weight of the newest measurement
-TRY_AFTER = 64  # steps after which `best` lets a part that was never chosen show what it is worth now
-SOURCES = (
-    "ngram, suffix, prediction, ngram-cache, recycling, lookahead, retrieval; one of draft-model, quantised, early-exit, "
-    "universal, eagle, eagle3, medusa, block"
-)
-
-
-@dataclass(frozen=True)
-class CompositeSettings:
-    """Which drafters, and how they share a step."""
-
-    parts: str = setting("draft-model,suffix", f"drafters, with commas: {SOURCES}")
-    mode: Literal["merge", "best"] = setting("merge", "one tree of all, or the best part of each row")
-    options: str = setting("", "settings of parts, like suffix.max_depth=32;eagle3.head=FOLDER")
-
-    def __post_init__(self) -> None:
-        names = self.names()
-        if len(names) < 2 or len(set(names)) < len(names) or not all(names):
-            raise ConfigError(f"a composite needs at least two different drafters, like suffix,ngram; got '{self.parts}'")
-        if "composite" in names or "none" in names:
-            raise ConfigError("a composite cannot contain 'composite' or 'none'")
-        for name in self.options_by_part():
-            if name not in names:
-                raise ConfigError(f"options name '{name}', which is not among the parts {self.parts}")
-
-    def names(self) -> list[str]:
-        return [name.strip() for name in self.parts.split(",")]
-
-    def options_by_part(self) -> dict[str, dict[str, str]]:
-        """'a.x=1;b.y=2' -> {'a': {'x': '1'}, 'b': {'y': '2'}}. Raises ConfigError."""
-        found: dict[str, dict[str, str]] = {}
-        for item in filter(None, (part.strip() for part in self.options.split(";"))):
-            path, equals, value = item.partition("=")
-            name, dot, option = path.partition(".")
-            if not (equals and dot):
-                raise ConfigError(f"options are PART.NAME=VALUE with semicolons between, got '{item}'")
-            found.setdefault(name, {})[option] = value
-        return found
-
-
-@dataclass
-class _Part:
-    """One drafter in the composite."""
-
-    name: str
-    drafter: Drafter
-    is_model: bool  # it runs a model or a trained head: its time counts, and it may draw from laws
-    survival: ChainSurvival = field(default_factory=ChainSurvival)
-    draft: Draft | None = None  # of this step
-    seconds_per_token: float = 0.0
-    unused: int = 0  # steps in which no node of it was submitted
-    waiting: frozenset[int] = frozenset()  # rows of this step whose texts it has not read to their end
-
-    def ready(self, budget: list[int]) -> list[int]:
-        """Nodes per row, none for rows that wait."""
-        return [0 if index in self.waiting else count for index, count in enumerate(budget)]
 
 
 @dataclass(frozen=True)
 class _Offer:
     """What one part adds to the draft of one row."""
 
-    part: _Part
+    part: Part
     number: int  # of the row
     levels: dict[int, int]  # node -> its depth, from 1 on
 
@@ -104,11 +53,11 @@ class CompositeDrafter(Drafter):
     """Drafts with several drafters: their drafts in one tree, or the best of them each step."""
 
     needs = "what its parts need"
-    shape = "tree"
+    shape = "chain or tree"
     learns = True
     Settings = CompositeSettings
 
-    def __init__(self, parts: list[_Part], mode: str) -> None:
+    def __init__(self, parts: list[Part], mode: str) -> None:
         self.parts = sorted(parts, key=lambda part: not part.is_model)  # drawn nodes come first in the tree
         self._mode = mode
         self._numbers = PerRow[int]()  # of the rows, in the batch's order: what survival estimates know them by
@@ -143,12 +92,13 @@ class CompositeDrafter(Drafter):
     def requirements(cls, settings: CompositeSettings) -> Requirements:
         """What all parts together require. Asked before any model is read: the moment to refuse parts that do not fit."""
         each = {name: kind.requirements(own) for name, (kind, own) in cls.part_classes(settings).items()}
+        chains = settings.mode == "best" and not any(one.trees for one in each.values())
         return Requirements(
             draft=any(one.draft for one in each.values()), module=any(one.module for one in each.values()),
             head=any(one.head for one in each.values()), heads=tuple(head for one in each.values() for head in one.heads),
             head_part=next((name for name, one in each.items() if one.head), None),
             prediction=any(one.prediction for one in each.values()), loop=any(one.loop for one in each.values()),
-            trees=True, num_draft_tokens=SMALL_TREE, shares_nodes=True,
+            trees=not chains, num_draft_tokens=SMALL_TREE, shares_nodes=True,
         )  # fmt: skip
 
     @classmethod
@@ -159,7 +109,7 @@ class CompositeDrafter(Drafter):
     @classmethod
     def build(cls, setup: DraftSetup) -> CompositeDrafter:
         parts = [
-            _Part(name, kind.build(replace(setup, settings=own, head=kind.requirements(own).head_folder)), _is_model(kind, own))
+            Part(name, kind.build(replace(setup, settings=own, head=kind.requirements(own).head_folder)), _is_model(kind, own))
             for name, (kind, own) in cls.part_classes(setup.settings).items()
         ]
         return cls(parts, setup.settings.mode)
@@ -225,12 +175,13 @@ class CompositeDrafter(Drafter):
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         for part in self.parts:
             part.survival.forget(set(self._numbers))
+            part.choose_tries()
         turns = self._turns(gamma) if self._mode == "merge" else None
         drafts = self._merge(rows, gamma, turns) if turns else self._best(rows, gamma)
-        for part, draft in zip(self.parts, drafts, strict=True):
-            part.draft, part.waiting = draft, frozenset()
-            part.unused = 0 if any(draft.lists[1]) else part.unused + 1
-        self._merged = merge_drafts(drafts)
+        for part in self.parts:
+            part.waiting = frozenset()
+            part.count_unused(self._numbers, gamma)
+        self._merged = merge_drafts(drafts) if any(draft.parents is not None for draft in drafts) or turns else _beside(drafts)
         if turns:
             self._merged.draft.budgets = self._budgets(turns, self._merged)
         self._proposed_at = time.perf_counter()
@@ -241,6 +192,9 @@ class CompositeDrafter(Drafter):
         self._pass_seconds = _smoothed(self._pass_seconds, time.perf_counter() - self._proposed_at)
         for index, (path, kept) in enumerate(zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)):
             self._learn(self._offers(index), path[:kept])
+            said = [*(draft.lists[0][index][node] for node in path[:kept]), verdict.lists.next_token[index]]
+            for part in self.parts:
+                part.hear(index, self._numbers[index], said)
         for part, nodes in zip(self.parts, self._merged.node_maps, strict=True):
             assert part.draft is not None, "commit without propose"
             own = part_verdict(part.draft, nodes, self._merged.draft, verdict)
@@ -279,8 +233,12 @@ class CompositeDrafter(Drafter):
         drafts: list[Draft] = []
         for part in reversed(self.parts):
             budget = [line.count(part.name) + more for line, more in zip(turns, spare, strict=True)]
-            drafts.append(self._timed(part, rows, part.ready(budget)))
-            spare = [left - used for left, used in zip(budget, drafts[-1].lists[1], strict=True)]
+            least = [0 if part.is_model else min(count, 1) for count in gamma]  # a guess that is passed over can be measured, too
+            asked = [max(own, one) for own, one in zip(budget, least, strict=True)]
+            part.submit(self._timed(part, rows, part.ready(asked)), [own > 0 for own in budget])
+            assert part.draft is not None
+            drafts.append(part.draft)
+            spare = [left - used for left, used in zip(budget, part.draft.lists[1], strict=True)]
         return drafts[::-1]
 
     def _turns(self, gamma: Sequence[int]) -> list[list[str]]:
@@ -288,6 +246,8 @@ class CompositeDrafter(Drafter):
         turns: list[list[str]] = []
         for index, (number, budget) in enumerate(zip(self._numbers, gamma, strict=True)):
             ready = [part for part in self.parts if index not in part.waiting]
+            if tried := [part for part in ready if number in part.tried]:
+                ready = tried
             curves = {part.name: iter(part.survival.curve(budget, number)) for part in ready}
             chances = {name: next(curve, 0.0) for name, curve in curves.items()}
             turns.append([])
@@ -319,7 +279,7 @@ class CompositeDrafter(Drafter):
         chosen = [
             self._favourite(number, {
                 **{name: budget[index] for name, budget in budgets.items()},
-                **{name: _depth(draft, index) for name, draft in offered.items()},
+                **{name: depth(draft, index) for name, draft in offered.items()},
             })
             for index, number in enumerate(self._numbers)
         ]  # fmt: skip
@@ -327,10 +287,11 @@ class CompositeDrafter(Drafter):
         for part in self.parts:
             mine = [name == part.name for name in chosen]
             if part.is_model:
-                drafts.append(self._timed(part, rows, [g * own for g, own in zip(budgets[part.name], mine, strict=True)]))
-            else:
-                draft = offered[part.name]
-                drafts.append(replace(draft, lengths=draft.lengths * draft.lengths.new_tensor(mine)))
+                own = [count * asked for count, asked in zip(budgets[part.name], mine, strict=True)]
+                offered[part.name] = self._timed(part, rows, own)
+            part.submit(offered[part.name], mine)
+            assert part.draft is not None
+            drafts.append(part.draft)
         return drafts
 
     def _favourite(self, number: int, offered: dict[str, int]) -> str:
@@ -338,19 +299,19 @@ class CompositeDrafter(Drafter):
         rates = {}
         for part in self.parts:
             length = offered[part.name]
-            if length and part.unused >= TRY_AFTER:
+            if length and number in part.tried:
                 return part.name
             rates[part.name] = self._rate(part, number, length)
         return max(rates, key=lambda name: rates[name])
 
-    def _rate(self, part: _Part, number: int, num_tokens: int) -> float:
+    def _rate(self, part: Part, number: int, num_tokens: int) -> float:
         """Expected tokens per second of this row if `part` drafts `num_tokens`."""
         tokens = 1 + part.survival.expected(num_tokens, number)
         if not any(part.is_model for part in self.parts):
             return tokens  # nobody's drafts cost anything, so no clock decides: the same texts get the same drafts
         return tokens / (max(self._pass_seconds, 1e-9) + num_tokens * part.seconds_per_token)
 
-    def _timed(self, part: _Part, rows: Rows, budget: list[int]) -> Draft:
+    def _timed(self, part: Part, rows: Rows, budget: list[int]) -> Draft:
         began = time.perf_counter()
         draft = part.drafter.propose(rows, budget)
         longest = max(draft.lists[1])
@@ -365,9 +326,11 @@ def _is_model(kind: type[Drafter], settings: Any) -> bool:
     return required.head or required.draft or required.module
 
 
-def _depth(draft: Draft, index: int) -> int:
-    """Levels of one row's draft."""
-    return max(draft.levels[index][: draft.lists[1][index] + 1])
+def _beside(drafts: Sequence[Draft]) -> Merged:
+    """Chains of which each row has one at most."""
+    lengths = [draft.lists[1] for draft in drafts]
+    owners = [max(range(len(drafts)), key=lambda part: counts[part]) for counts in zip(*lengths, strict=True)]
+    return Merged(side_by_side(drafts, owners), [[list(range(count)) for count in counts] for counts in lengths])
 
 
 def _smoothed(mean: float, value: float) -> float:

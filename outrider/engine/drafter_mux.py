@@ -8,16 +8,14 @@ rows and no other needs to see them, it is asked alone, and this costs nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.drafters.base import Drafter
 from outrider.kv import KVCache
 from outrider.rows import PerRow, Row, Rows
+from outrider.trees.side_by_side import side_by_side
 from outrider.types import Draft, TargetOutput, Verdict, VerdictLists
 
 FOLLOWER = "prediction"  # the drafter of rows that carry one; it needs to see no others
@@ -124,28 +122,6 @@ class DrafterMux(Drafter):
         return {name: one for name, one in self._drafters.items() if name != FOLLOWER or FOLLOWER in self._owners}
 
 
-def side_by_side(drafts: Sequence[Draft], owners: Sequence[int]) -> Draft:
-    """One draft whose row b is row b of drafts[owners[b]]. At most as wide as its widest row."""
-    lengths = torch.stack([drafts[owner].lengths[row] for row, owner in enumerate(owners)])
-    width = int(lengths.max())
-    used = sorted({owner for row, owner in enumerate(owners) if lengths[row]})
-    if not width or len(used) == 1:
-        return replace(drafts[used[0]], lengths=lengths) if used else Draft.empty(len(owners), lengths.device)
-    fits = [_of_width(draft, width) for draft in drafts]
-    choose = torch.tensor(owners, device=lengths.device)
-    rows = torch.arange(len(owners), device=lengths.device)
-    laws = next((draft.probs for draft in fits if draft.probs is not None), None)
-    return Draft(
-        tokens=torch.stack([draft.tokens for draft in fits])[choose, rows],
-        lengths=lengths,
-        parents=torch.stack([draft.parent_nodes() for draft in fits])[choose, rows] if _has_tree(drafts) else None,
-        probs=None if laws is None else torch.stack([_laws(draft, laws) for draft in fits])[choose, rows],
-        sampled=None if laws is None else torch.stack([draft.is_sampled() for draft in fits])[choose, rows],
-        replacement=any(drafts[owner].replacement for owner in used),  # one of them draws siblings at most, the others chains
-        budgets=[None if (known := drafts[owner].budgets) is None else known[row] for row, owner in enumerate(owners)],
-    )
-
-
 def verdict_for(own: Draft, mine: Sequence[bool], draft: Draft, verdict: Verdict) -> Verdict:
     """The verdict as the drafter of `own` sees it: its rows' as it is; in the others it drafted nothing and the text went on."""
     lists, tokens = verdict.lists, draft.lists[0]
@@ -158,23 +134,3 @@ def verdict_for(own: Draft, mine: Sequence[bool], draft: Draft, verdict: Verdict
         next_tokens.append(lists.next_token[row] if is_mine else first)
         complete.append(lists.all_accepted[row] if is_mine else True)
     return Verdict.of_lists(VerdictLists(paths, counts, next_tokens, complete), own.num_nodes, own.tokens.device)
-
-
-def _has_tree(drafts: Sequence[Draft]) -> bool:
-    return any(draft.parents is not None for draft in drafts)
-
-
-def _of_width(draft: Draft, width: int) -> Draft:
-    """Padded or cut to `width` nodes (what is cut belongs to rows of another drafter)."""
-    more = width - draft.num_nodes
-    return Draft(
-        tokens=F.pad(draft.tokens, (0, more)),
-        lengths=draft.lengths,
-        parents=F.pad(draft.parent_nodes(), (0, more), value=-1) if draft.parents is not None else None,
-        probs=None if draft.probs is None else F.pad(draft.probs, (0, 0, 0, more)),
-        sampled=F.pad(draft.is_sampled(), (0, more)),
-    )
-
-
-def _laws(draft: Draft, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if draft.probs is None else draft.probs

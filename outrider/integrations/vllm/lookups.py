@@ -13,7 +13,8 @@ from typing import Any
 
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter, DraftSetup
-from outrider.drafters.composite import CompositeDrafter, CompositeSettings
+from outrider.drafters.composite import CompositeDrafter
+from outrider.drafters.composite_settings import CompositeSettings
 from outrider.errors import CapabilityError, ConfigError
 from outrider.integrations.vllm.options import VARIABLES, Chosen
 from outrider.integrations.vllm.target import TextOnly

@@ -15,7 +15,7 @@ import torch
 from outrider.demo import demo_paths
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter, DraftSetup
-from outrider.drafters.composite import CompositeSettings
+from outrider.drafters.composite_settings import CompositeSettings
 from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.drafters.model.draft_tree import TreeModelDrafter
 from outrider.errors import CapabilityError, ConfigError

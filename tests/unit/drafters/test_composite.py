@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from outrider.drafters.base import Drafter
-from outrider.drafters.composite import TRY_AFTER, CompositeDrafter, CompositeSettings, _Part
+from outrider.drafters.composite import CompositeDrafter
+from outrider.drafters.composite_part import TRY_AFTER, Part
+from outrider.drafters.composite_settings import CompositeSettings
 from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.parts import choose_parts
@@ -49,7 +51,7 @@ class Scripted(Drafter):
 
 
 def composite(mode: str, **parts: tuple[Scripted, bool]) -> CompositeDrafter:
-    return CompositeDrafter([_Part(name, drafter, is_model) for name, (drafter, is_model) in parts.items()], mode)
+    return CompositeDrafter([Part(name, drafter, is_model) for name, (drafter, is_model) in parts.items()], mode)
 
 
 def batch(drafter: Drafter, num_rows: int = 1) -> Rows:
@@ -137,8 +139,8 @@ def test_a_row_without_budget_gets_nothing() -> None:
 # ------------------------------------------------ the best of each row
 
 
-def part(name: str, drafter: Scripted, *, is_model: bool, accepted: int, seconds: float = 0.0) -> _Part:
-    made = _Part(name, drafter, is_model, seconds_per_token=seconds)
+def part(name: str, drafter: Scripted, *, is_model: bool, accepted: int, seconds: float = 0.0) -> Part:
+    made = Part(name, drafter, is_model, seconds_per_token=seconds)
     for _ in range(60):
         made.survival.observe(-1, 4, accepted)
     return made
@@ -162,7 +164,7 @@ def test_best_weighs_tokens_against_seconds(seconds: float, chosen: str) -> None
 def test_best_drops_the_rows_of_a_free_part_that_lost() -> None:
     """Two drafts of one row must not both be submitted; each row is decided by itself."""
     model, free = Scripted(), Scripted(jump=2)
-    drafter = CompositeDrafter([_Part("model", model, True, seconds_per_token=0.2), _Part("free", free, False)], "best")
+    drafter = CompositeDrafter([Part("model", model, True, seconds_per_token=0.2), Part("free", free, False)], "best")
     rows = batch(drafter, 2)
     drafter._pass_seconds = 1.0
     loved, hated = drafter._numbers
@@ -227,7 +229,7 @@ class Reading(Scripted):
 def test_every_part_hears_the_layers_it_asked_for_and_no_others() -> None:
     """A head that reads a layer more than it was trained with would draft nonsense."""
     one, two, deaf = Reading((1, 3)), Reading((3, 5)), Reading(())
-    drafter = CompositeDrafter([_Part("one", one, True), _Part("deaf", deaf, False), _Part("two", two, False)], "merge")
+    drafter = CompositeDrafter([Part("one", one, True), Part("deaf", deaf, False), Part("two", two, False)], "merge")
     assert drafter.signals == (1, 3, 5)
     drafter.read(2, 7, {layer: torch.zeros(4, 8) for layer in drafter.signals})
     assert (one.read_of, two.read_of, deaf.read_of) == ([(2, 7, (1, 3))], [(2, 7, (3, 5))], [])
@@ -237,7 +239,7 @@ def test_every_part_hears_the_layers_it_asked_for_and_no_others() -> None:
 def test_while_a_model_still_reads_a_text_the_others_draft_for_it(mode: str) -> None:
     """And only in the step that was prepared so: the next one asks the model again."""
     model, free = Reading((), unread={0}), Scripted(jump=2, most=3)
-    drafter = CompositeDrafter([_Part("model", model, True), _Part("free", free, False)], mode)
+    drafter = CompositeDrafter([Part("model", model, True), Part("free", free, False)], mode)
     rows = batch(drafter, 2)
     assert drafter.prepare(rows, [4, 4], 256) == [4, 4]
     draft = step(drafter, rows, [4, 4], successor)
@@ -253,7 +255,7 @@ def test_while_a_model_still_reads_a_text_the_others_draft_for_it(mode: str) -> 
 def test_what_a_row_knows_is_packed_part_by_part() -> None:
     """None where a part that reads hidden states keeps nothing: the caller then has the prompt read again."""
     head, free = Reading((1,)), Scripted()
-    drafter = CompositeDrafter([_Part("head", head, True), _Part("free", free, False)], "merge")
+    drafter = CompositeDrafter([Part("head", head, True), Part("free", free, False)], "merge")
     state = drafter.pack(1)
     assert state == {"head": "row 1", "free": None}
     drafter.unpack(state)

@@ -9,7 +9,7 @@ import torch
 
 from outrider.build import Options
 from outrider.drafters.base import SMALL_TREE
-from outrider.engine.drafter_mux import side_by_side, verdict_for
+from outrider.engine.drafter_mux import verdict_for
 from outrider.engine.engine import make_engine
 from outrider.engine.observer import NoObserver, StepReport
 from outrider.engine.request import EngineSettings, Request, Speculation
@@ -78,41 +78,8 @@ def test_a_cache_does_not_shrink_below_what_is_in_use() -> None:
         one.shrink(1, BLOCK)
 
 
-def chain(tokens: list[list[int]], lengths: list[int], laws: bool = False) -> Draft:
-    shape = (len(tokens), len(tokens[0]) + 1, 3)
-    return Draft(torch.tensor(tokens), torch.tensor(lengths), probs=torch.full(shape, 1 / 3) if laws else None)
-
-
-def test_drafts_side_by_side_keep_their_rows_whole() -> None:
-    """A drawn chain, a deterministic tree and nothing, of different widths."""
-    tokens, lengths = torch.tensor([[1, 2, 1]] * 3), torch.tensor([0, 3, 0])
-    tree = Draft(tokens, lengths, parents=torch.tensor([[-1, -1, 0]] * 3), budgets=[[1, 2, 4]] * 3)
-    drawn = chain([[0, 2], [0, 0], [0, 0]], [2, 0, 0], laws=True)
-    both = side_by_side([drawn, tree], [0, 1, 0])
-    assert both.lists == ([[0, 2, 0], [1, 2, 1], [0, 0, 0]], [2, 3, 0])
-    assert both.parent_lists[0][:2] == [-1, 0]
-    assert both.parent_lists[1] == [-1, -1, 0]
-    assert both.is_sampled()[0, :2].all()
-    assert not both.is_sampled()[1].any()
-    assert both.probs is not None
-    assert both.probs[1].sum() == 0
-    assert both.budgets == [None, [1, 2, 4], None]
-    alone = side_by_side([drawn, tree], [0, 0, 0])
-    assert alone.parents is None
-    assert alone.tokens is drawn.tokens
-    assert side_by_side([chain([[0]] * 3, [0, 0, 0]), tree], [0, 1, 1]).budgets == tree.budgets
-
-
-def test_siblings_drawn_with_replacement_stay_so_beside_another_drafter() -> None:
-    """Catches a law that is not the target's: the verifier would take equal siblings for drawn from what the first one left."""
-    siblings = Draft(
-        torch.tensor([[2, 2]] * 2), torch.tensor([2, 0]), parents=torch.tensor([[-1, -1]] * 2),
-        probs=torch.full((2, 3, 3), 1 / 3), replacement=True,
-    )  # fmt: skip
-    found = chain([[0], [1]], [0, 1])
-    assert side_by_side([siblings, found], [0, 1]).replacement
-    assert side_by_side([found, siblings], [1, 0]).replacement
-    assert not side_by_side([found, chain([[1], [0]], [1, 0], laws=True)], [1, 0]).replacement
+def chain(tokens: list[list[int]], lengths: list[int]) -> Draft:
+    return Draft(torch.tensor(tokens), torch.tensor(lengths))
 
 
 @pytest.mark.parametrize(

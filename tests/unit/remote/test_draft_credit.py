@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from outrider.drafters.base import Drafter
-from outrider.drafters.composite import CompositeDrafter, _Part
+from outrider.drafters.composite import CompositeDrafter
+from outrider.drafters.composite_part import Part
 from outrider.errors import CapabilityError
 from outrider.remote.draft.asked import row_options
 from outrider.remote.draft.host import GeneralHost
@@ -42,7 +43,7 @@ class Hosted:
     """Two parts in a composite, in a host; the one called `right` guesses texts of consecutive numbers."""
 
     def __init__(self) -> None:
-        self.parts = {name: _Part(name, Steps(width), is_model=False) for name, width in (("wrong", 7), ("right", 1))}
+        self.parts = {name: Part(name, Steps(width), is_model=False) for name, width in (("wrong", 7), ("right", 1))}
         self.host = GeneralHost(CompositeDrafter(list(self.parts.values()), "merge"), VOCAB, torch.device("cpu"))
         self.texts: dict[int, list[int]] = {}
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from outrider.build import Options
-from outrider.drafters.composite import CompositeSettings
+from outrider.drafters.composite_settings import CompositeSettings
 from outrider.engine.engine import Engine, make_engine
 from outrider.engine.request import EngineSettings, Finish, Listener, Request, Update
 from outrider.errors import NumericalError

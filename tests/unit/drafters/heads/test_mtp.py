@@ -146,6 +146,30 @@ def test_beside_a_hybrid(tmp_path: Path, family: str, layout: str) -> None:
         built(tmp_path, drafter="mtp", drafter_options={"tree": "2x2x1"})
 
 
+def test_a_head_and_a_look_up_take_turns_beside_a_hybrid(tmp_path: Path) -> None:
+    """`mode=best` drafts chains, so states need not branch; the text is plain decoding's to the bit."""
+    saved(tmp_path, partial(random_model, "qwen3_5_text"), "qwen")
+    parts = {"parts": "mtp,ngram"}
+    made = built(tmp_path, "native", drafter="composite", drafter_options={**parts, "mode": "best"})
+    assert made.config()["exact"]
+    assert not made.draws_trees
+    asked = {part.name: 0 for part in made.decoder.drafter.parts}  # type: ignore[attr-defined]
+    propose = made.decoder.drafter.propose
+
+    def watching(rows: Rows, gamma: list[int]) -> Draft:
+        draft = propose(rows, gamma)
+        assert draft.parents is None
+        for part in made.decoder.drafter.parts:  # type: ignore[attr-defined]
+            asked[part.name] += sum(part.draft.lists[1])
+        return draft
+
+    made.decoder.drafter.propose = watching  # type: ignore[method-assign]
+    assert [row.output for row in write(made)] == [row.output for row in write(built(tmp_path, "native", drafter="none"))]
+    assert all(asked.values()), asked
+    with pytest.raises(CapabilityError, match="states cannot branch"):
+        built(tmp_path, drafter="composite", drafter_options=parts)
+
+
 def test_a_checkpoint_that_takes_pictures(tmp_path: Path) -> None:
     """Qwen3.5's are published so: the text's sizes are a part of the config, its layers have other names than the head's."""
     saved_whole("qwen3_5", tmp_path / "model")

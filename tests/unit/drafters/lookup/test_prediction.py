@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.drafters.composite import CompositeDrafter, CompositeSettings
+from outrider.drafters.composite import CompositeDrafter
+from outrider.drafters.composite_settings import CompositeSettings
 from outrider.drafters.lookup.ngram import NgramDrafter
 from outrider.drafters.lookup.prediction import MAX_PLACES, SURE, Alignment, PredictionDrafter, PredictionSettings
 from outrider.errors import ConfigError

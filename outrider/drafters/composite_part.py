@@ -1,0 +1,75 @@
+"""One drafter of a composite: what it drafts for a step, and what that is worth to each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from outrider.drafters.base import Drafter
+from outrider.drafters.chain_survival import ChainSurvival
+from outrider.types import Draft
+
+TRY_AFTER = 64  # steps after which a row lets a model that it never asked show what it is worth now
+
+
+@dataclass
+class Part:
+    """One drafter in the composite."""
+
+    name: str
+    drafter: Drafter
+    is_model: bool  # it runs a model or a trained head: its time counts, and it may draw from laws
+    survival: ChainSurvival = field(default_factory=ChainSurvival)
+    draft: Draft | None = None  # of this step
+    guess: Draft | None = None  # the same, and what it guesses for rows that pass it over
+    seconds_per_token: float = 0.0
+    unused: dict[int, int] = field(default_factory=dict)  # by number of a row: steps since it had a node of this part
+    tried: frozenset[int] = frozenset()  # numbers of the rows that asked it in this step to see what it is worth by now
+    waiting: frozenset[int] = frozenset()  # rows of this step whose texts it has not read to their end
+
+    def ready(self, budget: list[int]) -> list[int]:
+        """Nodes per row, none for rows that wait."""
+        return [0 if index in self.waiting else count for index, count in enumerate(budget)]
+
+    def choose_tries(self) -> None:
+        """A model is asked again by rows that have long not asked it: once one of them is due, by all that are half as late."""
+        due = self.is_model and max(self.unused.values(), default=0) >= TRY_AFTER
+        self.tried = frozenset(number for number, steps in self.unused.items() if due and 2 * steps >= TRY_AFTER)
+
+    def count_unused(self, numbers: Sequence[int], gamma: Sequence[int]) -> None:
+        """A step's rows are drafted for, those that asked for nodes."""
+        assert self.draft is not None, "a step without a draft"
+        steps = zip(numbers, gamma, self.draft.lists[1], strict=True)
+        self.unused = {number: 0 if drafted else self.unused.get(number, 0) + (asked > 0) for number, asked, drafted in steps}
+
+    def submit(self, draft: Draft, rows: Sequence[bool]) -> None:
+        """This step's draft is for these rows only."""
+        self.guess, self.draft = draft, replace(draft, lengths=draft.lengths * draft.lengths.new_tensor(rows))
+
+    def hear(self, index: int, number: int, said: Sequence[int]) -> None:
+        """A row went on with these tokens.
+
+        Where it passed a guess over, they are the verdict on it. A model that was tried and mostly right is tried again at once.
+        """
+        assert self.guess is not None, "commit without propose"
+        assert self.draft is not None, "commit without propose"
+        if number in self.tried and (length := self.draft.lists[1][index]) and 2 * _agreed(self.draft, index, said) > length:
+            self.unused[number] = TRY_AFTER
+        if self.guess.lists[1][index] and not self.draft.lists[1][index]:
+            tested = min(depth(self.guess, index), len(said))
+            self.survival.observe(number, tested, _agreed(self.guess, index, said))
+
+
+def depth(draft: Draft, index: int) -> int:
+    """Levels of one row's draft."""
+    return max(draft.levels[index][: draft.lists[1][index] + 1])
+
+
+def _agreed(draft: Draft, index: int, said: Sequence[int]) -> int:
+    """How many of these tokens, from the first one on, one row's draft has on a path."""
+    tokens, children, node = draft.lists[0][index], draft.children[index], -1
+    for level, token in enumerate(said):
+        node = next((child for child in children[node + 1] if tokens[child] == token), -1)
+        if node < 0:
+            return level
+    return len(said)
