@@ -40,11 +40,11 @@ from outrider import SamplingParams
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.progress import Quiet
 from outrider.lab.server.client import Client
-from outrider.lab.server.endpoint import Endpoint
-from outrider.lab.server.load import Load
+from outrider.lab.server.endpoint import ServerEndpoint
+from outrider.lab.server.load import LoadRun
 from outrider.lab.server.options import LoadOptions
-from outrider.lab.server.types import Answer, Level
-from outrider.lab.workload.types import Request
+from outrider.lab.server.types import MeasuredAnswer, Level
+from outrider.lab.workload.types import WorkloadRequest
 
 READY_S = 600
 LIBC = ctypes.CDLL(None)
@@ -126,12 +126,12 @@ def vllm_command(target: Path, draft: Path | None, port: int, rows: int) -> list
     return command
 
 
-async def window(setting: Setting, level: Level, requests: list[Request], options: LoadOptions) -> list[Answer]:
+async def window(setting: Setting, level: Level, requests: list[WorkloadRequest], options: LoadOptions) -> list[MeasuredAnswer]:
     """One stretch of work at one level."""
-    answers: list[Answer] = []
-    async with Client(Endpoint.parse(setting.url), timeout_s=300) as client:
+    answers: list[MeasuredAnswer] = []
+    async with Client(ServerEndpoint.parse(setting.url), timeout_s=300) as client:
         listed = json.loads(urllib.request.urlopen(f"{setting.url}/v1/models", timeout=10).read())
-        load = Load(setting.name, client, listed["data"][0]["id"], options, level, answers.append, Quiet())
+        load = LoadRun(setting.name, client, listed["data"][0]["id"], options, level, answers.append, Quiet())
         await load.run(requests, 0)
         if load.failures:
             raise RuntimeError(f"{setting.name}: {load.failures[0].message}")
@@ -159,12 +159,12 @@ def measure(settings: Sequence[Setting], levels: Sequence[Level], prompts: list[
     return cells
 
 
-def _request(prompts: list[str], number: int) -> Request:
+def _request(prompts: list[str], number: int) -> WorkloadRequest:
     # a beginning of its own: rounds are other texts
-    return Request(id=str(number), prompt=f"{number}. {prompts[number % len(prompts)]}")
+    return WorkloadRequest(id=str(number), prompt=f"{number}. {prompts[number % len(prompts)]}")
 
 
-def _summary(answers: list[Answer], wall_s: float) -> dict[str, Any]:
+def _summary(answers: list[MeasuredAnswer], wall_s: float) -> dict[str, Any]:
     first = sorted(answer.ttft_s for answer in answers)
     return {
         "requests": len(answers), "tokens": sum(answer.num_tokens for answer in answers), "seconds": round(wall_s, 4),

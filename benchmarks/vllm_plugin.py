@@ -33,7 +33,7 @@ from workload import PEERS, SHARED, console, model_name, write_result
 
 from outrider.lab.workload.load import load_workload
 from outrider.lab.workload.prompts import prepare
-from outrider.lab.workload.types import Request, Workload
+from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.llm import LLM
 
 MAX_MODEL_LEN = 2048
@@ -81,7 +81,7 @@ def summaries() -> Workload:
 
 def edits() -> Workload:
     """Short Python files, each to be written again with one function renamed."""
-    found: list[Request] = []
+    found: list[WorkloadRequest] = []
     for line in (SHARED / "data" / "code" / "python.jsonl").open(encoding="utf-8"):
         text = json.loads(line)["text"]
         names = Counter(NAME.findall(text))
@@ -91,7 +91,7 @@ def edits() -> Workload:
                 f"Here is a Python file:\n\n```python\n{text.strip()}\n```\n\nRewrite the whole file with the function `{name}` "
                 f"renamed to `{name}_v2`. Change nothing else. Answer with the code only."
             )
-            found.append(Request(str(len(found)), messages=({"role": "user", "content": question},)))
+            found.append(WorkloadRequest(str(len(found)), messages=({"role": "user", "content": question},)))
     return Workload("edits", tuple(found))
 
 

@@ -15,7 +15,7 @@ from outrider.cli.writable import check_file, check_folder
 if TYPE_CHECKING:
     from outrider.deploy.deployment import Deployment
     from outrider.deploy.source import DraftSource
-    from outrider.lab.tune.export.choice import Advice
+    from outrider.lab.tune.export.choice import EngineAdvice
 
 WHAT, WHERE, CONTAINERS, SEVERAL, KUBERNETES = "What is deployed", "Where it listens", "Containers", "Several", "Kubernetes"
 
@@ -117,7 +117,7 @@ def _deployment(source: DraftSource, options: DeployOptions) -> Deployment:
     )  # fmt: skip
 
 
-def _advice(source: DraftSource, options: DeployOptions) -> Advice:
+def _advice(source: DraftSource, options: DeployOptions) -> EngineAdvice:
     """In other engines' words, with folders that they can read for the embedded pair."""
     from outrider.demo import demo_paths
     from outrider.lab.tune.export.choice import DRAFT_MODEL

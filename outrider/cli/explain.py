@@ -110,13 +110,13 @@ def _chosen(target: str, model: ModelOptions, *, greedy: bool) -> tuple[Options,
 def _asked(target: str, prompt: str | None, prompts: ExplainedOptions) -> Workload:
     """The prompt given, or those of --prompts. Raises ConfigError for both."""
     from outrider.cli.prompt import read_prompt
-    from outrider.lab.workload.types import Request, Workload
+    from outrider.lab.workload.types import Workload, WorkloadRequest
 
     if prompt is None:
         return prompts.load(target, prompts.limit)
     if prompts.prompts is not None:
         raise ConfigError("a prompt and --prompts: give one of them")
-    return Workload(OWN_PROMPT, (Request(id=OWN_PROMPT, prompt=read_prompt(prompt)),))
+    return Workload(OWN_PROMPT, (WorkloadRequest(id=OWN_PROMPT, prompt=read_prompt(prompt)),))
 
 
 def _questions(runner: Runner, asked: Workload, prompts: ExplainedOptions, max_tokens: int) -> list[Question]:

@@ -14,7 +14,7 @@ from outrider.errors import ConfigError
 if TYPE_CHECKING:
     from outrider.lab.bench.bench_result import BenchResult
     from outrider.lab.progress import Progress
-    from outrider.lab.server import Endpoint
+    from outrider.lab.server import ServerEndpoint
     from outrider.lab.server.server_result import ServerResult
     from outrider.sampling.params import SamplingParams
 
@@ -34,9 +34,9 @@ def refuse_without_server(servers: ServerOptions) -> None:
     refuse_unused(changed(servers), "without a server's URL as the target")
 
 
-def endpoints_for(url: str, servers: ServerOptions, prompts: ConversationOptions) -> dict[str, Endpoint]:
+def endpoints_for(url: str, servers: ServerOptions, prompts: ConversationOptions) -> dict[str, ServerEndpoint]:
     """The server, after the one to compare it with where there is one. Raises ConfigError."""
-    from outrider.lab.server import Endpoint, key_from
+    from outrider.lab.server import ServerEndpoint, key_from
 
     if not prompts.chat_template:
         refuse_unused(["--set chat_template"], "when a server is measured: conversations go to its chat endpoint")
@@ -44,12 +44,12 @@ def endpoints_for(url: str, servers: ServerOptions, prompts: ConversationOptions
     if not isinstance(servers, BaselineOptions) or servers.baseline_url is None:
         if isinstance(servers, BaselineOptions) and servers.baseline_api_key_env is not None:
             raise ConfigError("--set baseline_api_key_env means nothing without --baseline-url")
-        return {"server": Endpoint.parse(url, api_key=key, model=servers.server_model)}
+        return {"server": ServerEndpoint.parse(url, api_key=key, model=servers.server_model)}
     named = servers.baseline_api_key_env
     its_key = key if named is None else key_from(named or None)
     return {
-        "plain": Endpoint.parse(servers.baseline_url, api_key=its_key, model=servers.server_model),
-        "speculative": Endpoint.parse(url, api_key=key, model=servers.server_model),
+        "plain": ServerEndpoint.parse(servers.baseline_url, api_key=its_key, model=servers.server_model),
+        "speculative": ServerEndpoint.parse(url, api_key=key, model=servers.server_model),
     }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outrider.deploy.source import DraftSource
 from outrider.errors import ConfigError
-from outrider.lab.tune.export.choice import Advice
+from outrider.lab.tune.export.choice import EngineAdvice
 
 LABEL = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")  # of Kubernetes, with room for a suffix
 MIB = 2**20
@@ -18,7 +18,7 @@ class Deployment:
     """One server. Raises ConfigError for values out of range."""
 
     source: DraftSource
-    advice: Advice  # `source` in other engines' words
+    advice: EngineAdvice  # `source` in other engines' words
     served_name: str  # what clients call the model
     name: str  # of the service
     host: str

@@ -8,7 +8,7 @@ from pathlib import Path
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.result import read_result
-from outrider.lab.tune.export.choice import Advice, Tuned
+from outrider.lab.tune.export.choice import EngineAdvice, Tuned
 from outrider.lab.tune.export.stated import Stated
 from outrider.lab.tune.tune_result import TuneResult
 from outrider.settings_file import SettingsFile, read_settings
@@ -24,7 +24,7 @@ class DraftSource:
     settings: SettingsFile
     result: TuneResult | None = None
 
-    def advice(self, temperature: float | None) -> Advice:
+    def advice(self, temperature: float | None) -> EngineAdvice:
         """The options for other engines. `temperature` is for settings files, which do not contain it. Raises ConfigError."""
         if self.result is None:
             return Stated(self.settings, temperature or 0.0)

@@ -32,7 +32,7 @@ SPOILT = 1.0  # of the logarithm, that a time may be too short: beyond it, earli
 MAX_ERROR = 3.0  # standard deviations that a time may be too long
 
 
-class StepCosts:
+class LengthCosts:
     """Steps of one number of rows that draft at most `max_nodes` in a row."""
 
     def __init__(self, max_nodes: int) -> None:
@@ -73,9 +73,9 @@ class StepCosts:
         """What is known is from another hour, in which the machine may have been faster and nodes cheaper."""
         self._spread = self._spread + ELSEWHERE * self._prior
 
-    def copy(self) -> StepCosts:
+    def copy(self) -> LengthCosts:
         """A first guess for another number of rows: nodes compare as they do here."""
-        other = StepCosts(self._max_nodes)
+        other = LengthCosts(self._max_nodes)
         other._log_s, other._timed_at, other.times = self._log_s, self._timed_at, Counter(self.times)
         other._spread = self._spread + ELSEWHERE * self._prior + LEVEL_DEVIATION**2
         return other

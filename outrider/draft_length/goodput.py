@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
-from outrider.draft_length.costs import EMPTY_DRAFT, StepCosts
+from outrider.draft_length.costs import EMPTY_DRAFT, LengthCosts
 from outrider.draft_length.survival import KeptNodes
 from outrider.types import VerdictLists
 
@@ -54,7 +54,7 @@ class ObservedStep(NamedTuple):
 class Crowd:
     """What is known of steps of one number of rows, and what comes next in them."""
 
-    costs: StepCosts
+    costs: LengthCosts
     settled: int  # the length believed best
     plan: list[int] = field(default_factory=list)  # sizes of the coming steps, the next one last
     planned: int = 0  # steps of the latest plan
@@ -214,7 +214,7 @@ class Goodput:
     def _crowd(self, num_rows: int) -> Crowd:
         """Crowds that differ little are one. One that was never timed compares sizes as the nearest one does."""
         near = num_rows - num_rows % (1 << max(0, num_rows.bit_length() - 4))
-        crowd = self._crowds.setdefault(near, Crowd(StepCosts(self.max_nodes), settled=max(1, self.max_nodes // 3)))
+        crowd = self._crowds.setdefault(near, Crowd(LengthCosts(self.max_nodes), settled=max(1, self.max_nodes // 3)))
         if not crowd.costs.times:
             timed = [rows for rows, other in self._crowds.items() if other.costs.times]
             nearest = min(timed, key=lambda rows: abs(rows - near), default=None)

@@ -105,7 +105,7 @@ class Speculative:
         self._parts = parts
         self._draft = draft
         self._loaded: nn.Module | None = None  # a draft given by name, ours to pack
-        self._known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
+        self._known: WeakKeyDictionary[nn.Module, _ProbedModule] = WeakKeyDictionary()
         self.stats: DecodeStats | None = None
 
     def __call__(
@@ -159,7 +159,7 @@ class Speculative:
         if known is None or known.seen != seen:
             lm = build_lm(module, name, module.dtype, seen[1])
             finish(lm, module, pack=pack)
-            self._known[module] = _Known(seen, lm.shape, lm.limits)
+            self._known[module] = _ProbedModule(seen, lm.shape, lm.limits)
         else:
             module.set_attn_implementation(attention.NAME)
             lm = LM(module_run(module), known.shape, module.dtype, seen[1])
@@ -179,7 +179,7 @@ class Speculative:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _ProbedModule:
     """What the probes found, and the look of the module they found it on."""
 
     seen: tuple[torch.dtype, torch.device, int]

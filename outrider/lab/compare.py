@@ -77,7 +77,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Origin:
+class ResultOrigin:
     """The origin of one side of a comparison."""
 
     created: datetime
@@ -90,8 +90,8 @@ class Comparison:
     """Two results of one kind beside each other."""
 
     kind: str
-    old: Origin
-    new: Origin
+    old: ResultOrigin
+    new: ResultOrigin
     machines: tuple[Difference, ...]
     versions: tuple[Difference, ...]
     settings: tuple[Difference, ...]  # what was asked for, and measured on
@@ -101,7 +101,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Gate:
+class ThresholdOutcome:
     """What a threshold says: `failed` are confirmed below it, `undecided` may be."""
 
     threshold: float
@@ -131,7 +131,7 @@ def compare(old: Result, new: Result) -> Comparison:
     )  # fmt: skip
 
 
-def gate(comparison: Comparison, threshold: float) -> Gate:
+def gate(comparison: Comparison, threshold: float) -> ThresholdOutcome:
     """Sort what has a ratio of new to old by `threshold`, 0.97 for "at most 3 % worse".
 
     A measured number fails if it is worse, not by chance, and its value is below the threshold; an exact one by its value.
@@ -151,7 +151,7 @@ def gate(comparison: Comparison, threshold: float) -> Gate:
     failed = tuple(change for change, gain in judged if change.verdict == "worse" and gain.value < threshold)
     rest = [(change, gain) for change, gain in judged if change not in failed]
     undecided = tuple(change for change, gain in rest if gain.low < threshold)
-    return Gate(threshold, failed, undecided, tuple(change for change, _ in rest if change not in undecided))
+    return ThresholdOutcome(threshold, failed, undecided, tuple(change for change, _ in rest if change not in undecided))
 
 
 def ratio(old: float | Interval, new: float | Interval) -> Interval:
@@ -228,8 +228,8 @@ def _verdict(change: Interval, no_change: float, higher_is_better: bool | None, 
     return "better" if grown == higher_is_better else "worse"
 
 
-def _run(result: Result) -> Origin:
-    return Origin(result.created, result.command, result.versions.get("outrider", "unknown"))
+def _run(result: Result) -> ResultOrigin:
+    return ResultOrigin(result.created, result.command, result.versions.get("outrider", "unknown"))
 
 
 def _machines(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Difference, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from outrider.lab.bench.bench_result import Acceptance, BenchResult, Cell, Measured
+from outrider.lab.bench.bench_result import BenchResult, Cell, DepthAcceptance, Measured
 from outrider.report.document import Block, Heading, Plot, Series
 
 MOST_CELLS = 4  # whose acceptance and time are plotted; the tables have all
@@ -54,7 +54,7 @@ def speedups_of(number: int, cells: Sequence[Cell | None], label: str) -> Series
 
 def _by_cell(result: BenchResult) -> Iterator[Plot]:
     for cell in main_cells(result)[:MOST_CELLS]:
-        wanted: list[tuple[str, str, Callable[[Acceptance], Sequence[float | None]]]] = [
+        wanted: list[tuple[str, str, Callable[[DepthAcceptance], Sequence[float | None]]]] = [
             ("Conditional acceptance", "P(kept | all before it kept)", lambda found: found.conditional),
             ("Survival", "P(this many draft tokens kept)", lambda found: found.survival),
         ]
@@ -69,7 +69,7 @@ def _by_cell(result: BenchResult) -> Iterator[Plot]:
 
 
 def _padded(
-    result: BenchResult, one: Measured, read: Callable[[Acceptance], Sequence[float | None]], length: int
+    result: BenchResult, one: Measured, read: Callable[[DepthAcceptance], Sequence[float | None]], length: int
 ) -> Series:
     """Values of the positions that enough steps reached."""
     found = one.acceptance

@@ -7,13 +7,13 @@ from typing import Any
 
 from outrider.lab.certify.certify_result import (
     CertifyResult,
-    Difference,
     ExactLaw,
     FirstTokenLaw,
     SameTexts,
     SampledLaw,
     Section,
     Status,
+    TextDifference,
     TextRun,
     Verdict,
 )
@@ -133,7 +133,7 @@ def _runs(runs: Sequence[TextRun]) -> Table:
     return Table(columns, [[run.name, f"{run.num_identical} of {run.num_prompts}", str(run.num_tokens)] for run in runs])
 
 
-def _differences(differences: Sequence[Difference]) -> Table:
+def _differences(differences: Sequence[TextDifference]) -> Table:
     columns = [
         Column("Decoded", "left"), Column("Prompt"), Column("Token"), Column("Plain says", "left"), Column("It says", "left"),
         Column("Gap", help=f"the target's score of the plain token minus that of the other one, {SPACINGS}"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from outrider.lab.compare import Change, Comparison, Difference, Gate, Origin
+from outrider.lab.compare import Change, Comparison, Difference, ResultOrigin, ThresholdOutcome
 from outrider.lab.result import Interval
 from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Plot, Series, Table
 from outrider.report.plotted import figure, with_interval
@@ -20,7 +20,7 @@ WORDS = {
 }  # fmt: skip
 
 
-def document(comparison: Comparison, gate: Gate | None = None) -> Document:
+def document(comparison: Comparison, gate: ThresholdOutcome | None = None) -> Document:
     """`gate`: the result of a threshold, where one was given."""
     blocks: list[Block] = [*_machines(comparison), *_verdict(comparison)]
     if gate is not None:
@@ -34,7 +34,7 @@ def document(comparison: Comparison, gate: Gate | None = None) -> Document:
     return Document(title, f"old: {_run(comparison.old)}; new: {_run(comparison.new)}", blocks)
 
 
-def _run(run: Origin) -> str:
+def _run(run: ResultOrigin) -> str:
     return f"{run.created:%Y-%m-%d %H:%M}, outrider {run.outrider}"
 
 
@@ -67,7 +67,7 @@ def _verdict(comparison: Comparison) -> Iterator[Block]:
         )
 
 
-def _gate(gate: Gate) -> Iterator[Block]:
+def _gate(gate: ThresholdOutcome) -> Iterator[Block]:
     bound = figure(gate.threshold)
     if gate.failed:
         names = ", ".join(change.label for change in gate.failed[:MAX_NAMES]) + (", ..." if len(gate.failed) > MAX_NAMES else "")

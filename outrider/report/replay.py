@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from outrider.counted import counted
 from outrider.lab.configuration import PLAIN
-from outrider.lab.replay.replay_result import Acceptance, ReplayedConfiguration, ReplayResult, SearchOutcome
+from outrider.lab.replay.replay_result import AcceptanceCounts, ReplayedConfiguration, ReplayResult, SearchOutcome
 from outrider.lab.result import Interval
 from outrider.report.document import (
     Block,
@@ -80,7 +80,7 @@ def _best(result: ReplayResult) -> ReplayedConfiguration | None:
     return max(drafting, key=lambda one: (_objective(one.overall), -one.overall.drafted), default=None)
 
 
-def _objective(found: Acceptance) -> float:
+def _objective(found: AcceptanceCounts) -> float:
     return found.tau if found.speedup is None else found.speedup
 
 
@@ -103,7 +103,7 @@ def _row(one: ReplayedConfiguration) -> list[str]:
 
 def _sweeps(result: ReplayResult) -> list[Block]:
     """Draft lengths, where a family has several."""
-    families: dict[str, dict[int, Acceptance]] = {}
+    families: dict[str, dict[int, AcceptanceCounts]] = {}
     for one in result.configurations:
         families.setdefault(one.family, {})[one.num_draft_tokens] = one.overall
     swept = {family: members for family, members in families.items() if len(members) > 1}
@@ -132,7 +132,7 @@ def _num_texts(result: ReplayResult, task: str) -> int:
     return next(one.by_task[task].num_texts for one in result.configurations if task in one.by_task)
 
 
-def _cell(found: Acceptance) -> str:
+def _cell(found: AcceptanceCounts) -> str:
     if found.speedup is None:
         return _with_interval(found.tau, found.tau_interval)
     return _with_interval(found.speedup, found.speedup_interval, "x")
@@ -157,7 +157,7 @@ def _champions(result: ReplayResult) -> list[ReplayedConfiguration]:
     return list(best.values())
 
 
-def _survival(found: Acceptance, length: int) -> Sequence[float]:
+def _survival(found: AcceptanceCounts, length: int) -> Sequence[float]:
     counts = [*found.accepted_per_position, *[0] * (length - len(found.accepted_per_position))]
     return [count / found.steps for count in counts]
 

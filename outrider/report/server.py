@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from outrider.lab.server.types import LevelMeasurement, Percentiles, ServerMeasurement, Speculation
+from outrider.lab.server.types import LevelMeasurement, Percentiles, ServerMeasurement, SpeculationCounts
 from outrider.report.document import Block, Bullets, Column, Heading, Paragraph, Plot, Series, Table
 from outrider.report.text import number
 
@@ -215,12 +215,12 @@ def _levels(measurements: Sequence[ServerMeasurement]) -> Iterator[tuple[ServerM
         yield from ((one, one.levels[index]) for one in measurements if index < len(one.levels))
 
 
-def _formulas(known: Sequence[tuple[ServerMeasurement, LevelMeasurement, Speculation]]) -> str:
+def _formulas(known: Sequence[tuple[ServerMeasurement, LevelMeasurement, SpeculationCounts]]) -> str:
     formulas = dict.fromkeys((counts.tau_formula, one.server.engine) for one, _, counts in known if counts.tau is not None)
     return "; ".join(f"{formula} ({engine})" for formula, engine in formulas) or "no server reports how many steps there were"
 
 
-def _counts(counts: Speculation) -> list[str]:
+def _counts(counts: SpeculationCounts) -> list[str]:
     whole = (counts.num_steps, counts.num_draft_tokens, counts.num_accepted_tokens)
     rates = (counts.tau, counts.alpha, counts.draft_utilisation)
     return [*map(number, rates), *("-" if value is None else str(value) for value in whole)]

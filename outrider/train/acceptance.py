@@ -106,7 +106,7 @@ class AcceptanceRecipe:
         return self._judged(loss, seen, batch)
 
     @torch.no_grad()
-    def _judged(self, loss: Tensor, seen: Seen, batch: FeatureBatch) -> LossReport:
+    def _judged(self, loss: Tensor, seen: Counted, batch: FeatureBatch) -> LossReport:
         """What drafts that stop by the head would bring on these texts, sampled ones and greedy ones."""
         longest = int(batch.mask.sum(dim=1).max())
         fixed, depth = self._settings.fixed, min(self._settings.depth, longest)
@@ -128,7 +128,7 @@ class AcceptanceRecipe:
         survival = [sum(both) / len(survivals) for both in zip(*survivals, strict=True)]
         return LossReport(loss, [], parts, survival, num)
 
-    def _said(self, seen: Seen, batch: FeatureBatch, *, greedy: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def _said(self, seen: Counted, batch: FeatureBatch, *, greedy: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The head's estimates (B, T), of the first token of a draft and of later ones: before the draw, then behind it."""
         flag = torch.full_like(seen.places.first, greedy)
 
@@ -139,7 +139,7 @@ class AcceptanceRecipe:
         drawn = seen.best if greedy else seen.drawn
         return (said(None, True), said(None, False)), (said(drawn, True), said(drawn, False))
 
-    def examples(self, seen: Seen, first: Tensor) -> tuple[Tensor, Tensor]:
+    def examples(self, seen: Counted, first: Tensor) -> tuple[Tensor, Tensor]:
         """(logits (4 N,), labels (4 N,)): each position to a sampled row, then to a greedy one, before the draw, then behind it.
         `first`: (N,) bool."""
         cases: list[tuple[bool, Tensor | None, Tensor]] = [(False, None, seen.sampled), (True, None, seen.agree)]
@@ -149,7 +149,7 @@ class AcceptanceRecipe:
         return torch.cat(logits), torch.cat([label for *_, label in cases])
 
     @torch.no_grad()
-    def read(self, batch: FeatureBatch) -> Seen:
+    def read(self, batch: FeatureBatch) -> Counted:
         """The distributions of draft and target at every position that counts."""
         logits = self._draft(input_ids=batch.tokens, attention_mask=batch.valid.long(), use_cache=False).logits
         own = fit_width(logits[batch.mask].float(), batch.logits.shape[-1])  # (N, V)
@@ -163,14 +163,15 @@ class AcceptanceRecipe:
         chances = law.gather(1, drawn)
         kept = (true.gather(1, drawn) / chances.clamp(min=LEAST)).clamp(max=1)[:, 0]
         agree = (best == wanted.argmax(-1)).float()
-        return Seen(DraftPositions.of(law, previous, before, columns == 0), acceptance(true, own), agree, drawn[:, 0], kept, best)
+        positions = DraftPositions.of(law, previous, before, columns == 0)
+        return Counted(positions, acceptance(true, own), agree, drawn[:, 0], kept, best)
 
     def save(self, folder: Path) -> None:
         self.head.save(folder)
 
 
 @dataclass(frozen=True)
-class Seen:
+class Counted:
     """The N positions of a batch that count."""
 
     places: DraftPositions  # first: there is no token before

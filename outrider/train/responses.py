@@ -22,7 +22,7 @@ from outrider.errors import CapabilityError, ConfigError, OutriderError, Request
 from outrider.lab.progress import Progress
 from outrider.lab.workload.bad import OnBad
 from outrider.lab.workload.load import load_workload
-from outrider.lab.workload.prompts import Prompt, end_of_answer, to_tokens
+from outrider.lab.workload.prompts import PreparedPrompt, end_of_answer, to_tokens
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.train.texts import TrainingText
@@ -105,7 +105,7 @@ class ResponseFile:
 
 
 def regenerate(
-    llm: LLM, prompts: Sequence[Prompt], plan: ResponsePlan, file: ResponseFile, batch_size: int, progress: Progress
+    llm: LLM, prompts: Sequence[PreparedPrompt], plan: ResponsePlan, file: ResponseFile, batch_size: int, progress: Progress
 ) -> list[TrainingText]:
     """The target's responses, in the order of the prompts; what `file` has already is not asked again."""
     asked = [(f"{prompt.request.id}/{sample}", prompt) for sample in range(plan.samples) for prompt in prompts]
@@ -124,7 +124,7 @@ def regenerate(
     return [file.texts[name] for _, name, _ in jobs]
 
 
-def _params(plan: ResponsePlan, place: int, prompt: Prompt) -> SamplingParams:
+def _params(plan: ResponsePlan, place: int, prompt: PreparedPrompt) -> SamplingParams:
     params = plan.params(place)
     return replace(params, max_tokens=params.limit(prompt.max_tokens))
 

@@ -32,7 +32,7 @@ from outrider.lab.runner import Runner, Trace
 from outrider.lab.tune.confirm import decode_phase
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.families import default_space
-from outrider.lab.tune.head import Head
+from outrider.lab.tune.head import TrainedHead
 from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.run import split
 from outrider.lab.tune.space import Space, SpaceOptions
@@ -51,8 +51,8 @@ WORLD_SPREAD, COST_SPREAD = 0.4, 0.2  # from world to world: log-odds, log costs
 SWEEP_LEVEL, SWEEP_SLOPE = 0.05, 0.01  # how far the steps of sweeps cost otherwise than those of real runs: at all, and per node
 POPULATION = 400  # prompts that the truth is computed over
 HEADS = (
-    Head(kind="block", folder="", most=8, confidence=True), Head(kind="eagle3", folder=""),
-    Head(kind="medusa", folder="", most=4),
+    TrainedHead(kind="block", folder="", most=8, confidence=True), TrainedHead(kind="eagle3", folder=""),
+    TrainedHead(kind="medusa", folder="", most=4),
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ SPARE = 256  # tokens that a text may grow by before its memory does
 
 
 @dataclass
-class _Text:
+class _History:
     """One text as of the last step."""
 
     tokens: np.ndarray  # (capacity,) int32, `length` of them valid
@@ -40,7 +40,7 @@ class Histories:
 
     def __init__(self) -> None:
         self._numbers = count()
-        self._texts: dict[int, _Text] = {}
+        self._texts: dict[int, _History] = {}
         self._places: list[int] = []  # row of the last step -> number of its text
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class Histories:
                 number = next((one for one in candidates if one in free and free[one].equals(before)), -1)
             if number < 0:
                 number = next(self._numbers)
-                self._texts[number] = _Text(before.astype(np.int32), len(before))
+                self._texts[number] = _History(before.astype(np.int32), len(before))
             else:
                 del free[number]
             numbers.append(number)

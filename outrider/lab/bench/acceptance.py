@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
-from outrider.lab.bench.bench_result import Acceptance
+from outrider.lab.bench.bench_result import DepthAcceptance
 from outrider.lab.bench.notes import RunNote
 
 
-def acceptance(notes: Sequence[RunNote]) -> Acceptance | None:
+def acceptance(notes: Sequence[RunNote]) -> DepthAcceptance | None:
     """Acceptance of all runs together; None where nothing was drafted."""
     num_steps = sum(note.num_drafts for note in notes)
     if not num_steps:
         return None
-    return Acceptance(
+    return DepthAcceptance(
         num_steps=num_steps, reached=_sums(note.reached for note in notes), kept=_sums(note.kept for note in notes)
     )
 

@@ -42,7 +42,7 @@ class Speedup(Record):
         return self.interval is not None and self.interval.high < 1
 
 
-class Acceptance(Record):
+class DepthAcceptance(Record):
     """Draft tokens by depth, from 1: index 0 is the first draft token."""
 
     num_steps: int  # that had a draft
@@ -123,7 +123,7 @@ class Measured(Record):
     tpot_s: Percentiles | None = None  # per run: seconds behind the first step / tokens behind it
     chunk_s: Percentiles | None = None  # from one step of a row to its next: how long a reader waits for more
     time_s: dict[str, float] = Field(default_factory=dict)  # by phase; the sum is the wall time of all runs
-    acceptance: Acceptance | None = None  # None: nothing was drafted
+    acceptance: DepthAcceptance | None = None  # None: nothing was drafted
     roof: float | None = None  # tokens per second / those of a plain pass that reads its bytes at full bandwidth
     step_s: dict[int, float] = Field(default_factory=dict)  # draft nodes of the widest row -> median seconds, all rows running
     identity: Identity | None = None  # None: sampled texts, which differ by design

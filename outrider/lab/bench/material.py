@@ -19,15 +19,15 @@ from outrider.errors import ConfigError
 from outrider.lab.bench.plan import CellKey, Plan
 from outrider.lab.workload.bad import OnBad
 from outrider.lab.workload.prompts import prepare
-from outrider.lab.workload.types import Request, Workload
+from outrider.lab.workload.types import WorkloadRequest, Workload
 
 
 @dataclass(frozen=True)
-class Prompt:
+class TaskPrompt:
     """One prompt of a task, ready to be fed."""
 
     number: int  # within its task, from 0
-    request: Request
+    request: WorkloadRequest
     tokens: list[int]
     max_tokens: int  # of the answer
 
@@ -36,11 +36,11 @@ class Prompt:
 class Material:
     """Prompts by task, as they are, and what had to be left out."""
 
-    by_task: dict[str, list[Prompt]]
+    by_task: dict[str, list[TaskPrompt]]
     first_token: int | None  # that begins every text
     notes: tuple[str, ...] = ()
 
-    def prompts(self, key: CellKey) -> list[Prompt]:
+    def prompts(self, key: CellKey) -> list[TaskPrompt]:
         """The prompts of a cell."""
         own, length = self.by_task[key.task], key.context
         return own if length is None else [filled(own, number, length, self.first_token) for number in range(len(own))]
@@ -63,16 +63,16 @@ def gather(
     wanted = workload if on_bad == "skip" else replace(workload, requests=tuple(firsts(workload.requests, plan.prompts)))
     prepared = prepare(wanted, tokenizer, context=context, max_tokens=max_tokens, on_bad=on_bad, chat_template=chat_template)
     by_request = {one.request.id: one for one in prepared.prompts}
-    by_task: dict[str, list[Prompt]] = {}
+    by_task: dict[str, list[TaskPrompt]] = {}
     for request in firsts([one.request for one in prepared.prompts], plan.prompts):
         of_task, found = by_task.setdefault(request.task, []), by_request[request.id]
-        of_task.append(Prompt(len(of_task), request, found.tokens, found.max_tokens))
+        of_task.append(TaskPrompt(len(of_task), request, found.tokens, found.max_tokens))
     out = prepared.skipped
     notes = [f"{counted(len(out), 'prompt')} left out, the first: {out[0].reason}"] if out else []
     return Material(by_task, getattr(tokenizer, "bos_token_id", None), tuple(notes))
 
 
-def filled(prompts: Sequence[Prompt], number: int, length: int, first_token: int | None) -> Prompt:
+def filled(prompts: Sequence[TaskPrompt], number: int, length: int, first_token: int | None) -> TaskPrompt:
     """Prompt `number` with exactly `length` tokens; see the module docstring."""
     own = prompts[number]
     head = own.tokens[:1] if own.tokens[0] == first_token else []
@@ -99,7 +99,7 @@ def runnable_cells(plan: Plan, material: Material) -> tuple[list[CellKey], list[
     return able, list(dict.fromkeys(notes))
 
 
-def groups(prompts: Sequence[Prompt], batch_size: int, turn: int, seed: int) -> list[list[Prompt]]:
+def groups(prompts: Sequence[TaskPrompt], batch_size: int, turn: int, seed: int) -> list[list[TaskPrompt]]:
     """What is decoded together in round `turn`: whole batches only. Batches of several are drawn by lot anew in every round, so
     that no prompt always has the same neighbours; what is left over takes part in another round."""
     order = list(prompts)
@@ -108,7 +108,7 @@ def groups(prompts: Sequence[Prompt], batch_size: int, turn: int, seed: int) -> 
     return [order[start : start + batch_size] for start in range(0, len(order) - batch_size + 1, batch_size)]
 
 
-def firsts(requests: Sequence[Request], count: int) -> Iterator[Request]:
+def firsts(requests: Sequence[WorkloadRequest], count: int) -> Iterator[WorkloadRequest]:
     """The first `count` of every task."""
     taken: Counter[str] = Counter()
     for request in requests:

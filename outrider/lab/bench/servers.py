@@ -8,12 +8,12 @@ from dataclasses import asdict, replace
 from outrider.lab.bench.bench_result import BenchResult, WorkloadInfo
 from outrider.lab.bench.material import firsts
 from outrider.lab.progress import Progress
-from outrider.lab.server import Endpoint, LoadOptions, measure_servers
+from outrider.lab.server import LoadOptions, ServerEndpoint, measure_servers
 from outrider.lab.workload.types import Workload
 
 
 def bench_servers(
-    endpoints: Mapping[str, Endpoint], workload: Workload, options: LoadOptions, *, prompts: int, progress: Progress
+    endpoints: Mapping[str, ServerEndpoint], workload: Workload, options: LoadOptions, *, prompts: int, progress: Progress
 ) -> BenchResult:
     """`prompts`: of each task. Raises what `measure_servers` raises."""
     asked = replace(workload, requests=tuple(firsts(workload.requests, prompts)))

@@ -25,7 +25,7 @@ WIDTH = 2 * 1.96  # of a 95 % interval, in standard errors
 
 
 @dataclass(frozen=True)
-class Sample:
+class TimedPair:
     """One prompt in one round, both sides over the same tokens."""
 
     prompt: int
@@ -34,7 +34,7 @@ class Sample:
     group: tuple[int, int] | None = None  # round and number, where several prompts were decoded together
 
 
-def samples(notes: Sequence[RunNote], *, end_to_end: bool = False) -> list[Sample]:
+def samples(notes: Sequence[RunNote], *, end_to_end: bool = False) -> list[TimedPair]:
     """Samples of one configuration; pairs without common tokens behind their first steps say nothing about decoding."""
     found = []
     for note in notes:
@@ -42,11 +42,11 @@ def samples(notes: Sequence[RunNote], *, end_to_end: bool = False) -> list[Sampl
             continue
         plain_s, own_s = (pairing.plain_all_s, pairing.own_all_s) if end_to_end else (pairing.plain_s, pairing.own_s)
         if (end_to_end or pairing.tokens) and plain_s > 0 and own_s > 0:
-            found.append(Sample(note.prompt, plain_s, own_s, (note.round, note.group) if note.shared else None))
+            found.append(TimedPair(note.prompt, plain_s, own_s, (note.round, note.group) if note.shared else None))
     return found
 
 
-def speedup(found: Sequence[Sample]) -> Speedup | None:
+def speedup(found: Sequence[TimedPair]) -> Speedup | None:
     """Plain / own seconds, each prompt with the mean of its rounds; None without a sample."""
     if not found:
         return None
@@ -62,7 +62,7 @@ def speedup(found: Sequence[Sample]) -> Speedup | None:
     return Speedup(value=interval.value, interval=interval, num_prompts=len(by_prompt))
 
 
-def _reaching(interval: Interval, groups: Sequence[Sequence[Sample]]) -> Interval:
+def _reaching(interval: Interval, groups: Sequence[Sequence[TimedPair]]) -> Interval:
     """The interval, widened as far as the groups' own interval."""
     other = ratio_of_sums([sum(s.plain_s for s in group) for group in groups], [sum(s.own_s for s in group) for group in groups])
     low, high = min(interval.low, other.low), max(interval.high, other.high)
@@ -76,7 +76,7 @@ def is_tight(found: Speedup | None, precision: float) -> bool:
     return found.interval is not None and (found.interval.high - found.interval.low) / found.value <= precision
 
 
-def prompts_needed(found: Sequence[Sample], precision: float) -> int | None:
+def prompts_needed(found: Sequence[TimedPair], precision: float) -> int | None:
     """The number of prompts that would reach the precision where more rounds cannot. None where they can, or where it
     is unknown (fewer than two rounds, or one prompt)."""
     by_prompt = _by_prompt(found)
@@ -91,8 +91,8 @@ def prompts_needed(found: Sequence[Sample], precision: float) -> int | None:
     return math.ceil(len(by_prompt) * (width / precision) ** 2) if width > precision else None
 
 
-def _by_prompt(found: Sequence[Sample]) -> dict[int, list[Sample]]:
-    by_prompt: dict[int, list[Sample]] = {}
+def _by_prompt(found: Sequence[TimedPair]) -> dict[int, list[TimedPair]]:
+    by_prompt: dict[int, list[TimedPair]] = {}
     for one in found:
         by_prompt.setdefault(one.prompt, []).append(one)
     return by_prompt

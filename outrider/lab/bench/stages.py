@@ -16,10 +16,10 @@ from typing import Any
 
 from outrider.errors import OutriderError
 from outrider.lab.bench.bench_result import Ending
-from outrider.lab.bench.material import Material, Prompt, groups
+from outrider.lab.bench.material import Material, TaskPrompt, groups
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.bench.plan import CellKey, Plan, baseline_of
-from outrider.lab.bench.speedup import Sample, is_tight, prompts_needed, samples, speedup
+from outrider.lab.bench.speedup import TimedPair, is_tight, prompts_needed, samples, speedup
 from outrider.lab.bench.turn import Field, one_line, order_of, run_group, teach
 from outrider.lab.disturbance import Repeats
 from outrider.lab.journal import Journal
@@ -33,7 +33,7 @@ class CellState:
     """What is known of a cell so far."""
 
     cell_key: CellKey
-    prompts: list[Prompt]
+    prompts: list[TaskPrompt]
     notes: list[RunNote] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
     rounds: int = 0
@@ -139,7 +139,7 @@ class Rounds:
         yield
         cell.seconds += time.perf_counter() - start
 
-    def _group(self, cell: CellState, key: str, group: list[Prompt], number: int, turn: int, until: float) -> None:
+    def _group(self, cell: CellState, key: str, group: list[TaskPrompt], number: int, turn: int, until: float) -> None:
         """From the journal, or measured and written there; nothing is repeated once the cell has used `until` seconds."""
         if key in self._journal:
             cell.take(self._journal[key])
@@ -187,7 +187,7 @@ class Rounds:
         if cell.ended_by is None and turn + 1 >= self._plan.max_rounds:
             cell.ended_by = "rounds"
 
-    def _prompts_needed(self, wide: list[list[Sample]]) -> int | None:
+    def _prompts_needed(self, wide: list[list[TimedPair]]) -> int | None:
         """Prompts for the least certain configuration, where no uncertain one gains from more rounds."""
         needed = [prompts_needed(one, self._plan.precision) for one in wide]
         known = [number for number in needed if number is not None]

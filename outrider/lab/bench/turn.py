@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from outrider.errors import OutriderError
-from outrider.lab.bench.material import Prompt
+from outrider.lab.bench.material import TaskPrompt
 from outrider.lab.bench.notes import RunNote, notes_of, pair
 from outrider.lab.bench.plan import CellKey, Plan
 from outrider.lab.configuration import Configuration
@@ -73,7 +73,7 @@ def order_of(numbers: Sequence[int], group: int, turn: int) -> list[int]:
 
 
 def run_group(
-    field: Field, numbers: Sequence[int], group: Sequence[Prompt], key: CellKey, plan: Plan, turn: int,
+    field: Field, numbers: Sequence[int], group: Sequence[TaskPrompt], key: CellKey, plan: Plan, turn: int,
     group_number: int, baselines: Mapping[int, int], failed: Callable[[int, OutriderError], None], done: Callable[[], None],
     repeats: Repeats,
 ) -> list[RunNote]:  # fmt: skip
@@ -98,7 +98,9 @@ def run_group(
     return notes
 
 
-def teach(field: Field, numbers: Sequence[int], groups: Sequence[Sequence[Prompt]], key: CellKey, plan: Plan, turn: int) -> None:
+def teach(
+    field: Field, numbers: Sequence[int], groups: Sequence[Sequence[TaskPrompt]], key: CellKey, plan: Plan, turn: int
+) -> None:
     """Groups that an interrupted run had finished, for those who must have seen them."""
     for group in groups:
         params = [plan.params(key.temperature, one.number, turn, one.max_tokens) for one in group]
@@ -113,7 +115,7 @@ def one_line(error: OutriderError) -> str:
 
 
 def _calmest(
-    contender: Contender, group: Sequence[Prompt], params: Sequence[SamplingParams], key: CellKey, repeats: Repeats
+    contender: Contender, group: Sequence[TaskPrompt], params: Sequence[SamplingParams], key: CellKey, repeats: Repeats
 ) -> tuple[list[Trace], int]:
     """The attempt with the fewest neighbours, and how many there were."""
     prompts = [one.tokens for one in group]
@@ -127,7 +129,7 @@ def _paired(note: RunNote, own: Trace, plain: Sequence[Trace] | None, row: int) 
     return note if plain is None else note.model_copy(update={"pairing": pair(plain[row], own)})
 
 
-def _graded(note: RunNote, trace: Trace, prompt: Prompt) -> RunNote:
+def _graded(note: RunNote, trace: Trace, prompt: TaskPrompt) -> RunNote:
     if prompt.request.reference is None:
         return note
     return note.model_copy(update={"right": grade(prompt.request, trace.completion.text)})

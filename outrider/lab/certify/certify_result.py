@@ -74,7 +74,7 @@ class FirstTokenLaw(Section):
     places: list[FirstToken]
 
 
-class Difference(Record):
+class TextDifference(Record):
     """The first position where two texts that should be equal are not."""
 
     prompt: int
@@ -105,7 +105,7 @@ class SameTexts(Section):
     """Token ids of several ways to decode, compared with plain decoding of each prompt alone."""
 
     runs: list[TextRun]
-    differences: list[Difference]
+    differences: list[TextDifference]
 
 
 class LawTest(Record):

@@ -30,7 +30,7 @@ PREFERENCE_CELLS = 10
 
 
 @dataclass
-class Table:
+class PositionTable:
     """Cells of the tests of one position."""
 
     groups: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)  # observed, expected

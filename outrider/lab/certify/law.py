@@ -17,7 +17,7 @@ import torch
 
 from outrider.kv.view import KVView
 from outrider.lab.certify.certify_result import LawTest, SampledLaw, Sampler, Status, View
-from outrider.lab.certify.gtest import LawStatistic, Table, detectable, holm
+from outrider.lab.certify.gtest import LawStatistic, PositionTable, detectable, holm
 from outrider.lab.certify.points import Beginning, Spot, conditionals
 from outrider.lab.certify.subject import Subject, WatchedDecoder, clear
 from outrider.lab.certify.units import Units
@@ -34,7 +34,7 @@ FILTER_EDGE = 0.01  # share of draws that rounding may move over the edge of top
 WORST_DETECTABLE = 0.25  # a test that would miss even this total variation says nothing
 SAMPLERS: tuple[Sampler, ...] = ("speculative", "plain")
 Counts = Counter[Beginning]
-Tables = Mapping[tuple[Sampler, int], Table]  # by position, from 0
+Tables = Mapping[tuple[Sampler, int], PositionTable]  # by position, from 0
 
 
 def sampled_law(
@@ -46,7 +46,7 @@ def sampled_law(
     size = _rows_at_once(subject)
     chunks = [min(size, each - start) for start in range(0, each, size)]
     units.progress.stage("sampled distribution", len(spots) * (2 * len(chunks) + 1))
-    tables: Tables = {(name, position): Table() for name in SAMPLERS for position in range(depth)}
+    tables: Tables = {(name, position): PositionTable() for name in SAMPLERS for position in range(depth)}
     origins: Counter[str] = Counter()
     rng = np.random.default_rng(seed)
     draft = _own_model(subject)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.counted import counted
-from outrider.lab.certify.certify_result import Difference, SameTexts, Status, TextRun
+from outrider.lab.certify.certify_result import TextDifference, SameTexts, Status, TextRun
 from outrider.lab.certify.subject import Subject, WatchedDecoder
-from outrider.lab.certify.ties import Comparison, difference
+from outrider.lab.certify.ties import RowComparison, difference
 from outrider.lab.certify.units import Units
 from outrider.sampling.params import SamplingParams
 
@@ -60,13 +60,13 @@ class Texts:
 
         return [self.units.get(f"{self.kind}/plain/{number}", text, number) for number in range(len(self.prompts))]
 
-    def compare(self, way: Way, expected: list[list[int]]) -> tuple[TextRun, list[Difference]]:
+    def compare(self, way: Way, expected: list[list[int]]) -> tuple[TextRun, list[TextDifference]]:
         """Decode in batches and compare."""
-        differences: list[Difference] = []
+        differences: list[TextDifference] = []
         identical = tokens = 0
         for numbers in batches(len(self.prompts), way.together):
             found = self.units.get(f"{self.kind}/{way.name}/{numbers[0]}", self._batch, way, numbers, expected)
-            differences += [Difference.model_validate(one) for one in found["differences"]]
+            differences += [TextDifference.model_validate(one) for one in found["differences"]]
             identical += found["num_identical"]
             tokens += found["num_tokens"]
         return TextRun(name=way.name, num_identical=identical, num_prompts=len(self.prompts), num_tokens=tokens), differences
@@ -74,7 +74,7 @@ class Texts:
     def _batch(self, way: Way, numbers: Sequence[int], expected: list[list[int]]) -> dict[str, Any]:
         wanted = [expected[number] for number in numbers]
         prompts, params = [self.prompts[n] for n in numbers], [self.params[n] for n in numbers]
-        comparison = way.decoder.watch = Comparison(wanted, {})
+        comparison = way.decoder.watch = RowComparison(wanted, {})
         if way.beside_sampled:
             prompts, params = [*prompts, prompts[0]], [*params, replace(params[0].drawn(), seed=numbers[0])]
         texts = self.subject.texts(way.decoder, prompts, params, together=len(prompts))[: len(numbers)]
@@ -96,7 +96,7 @@ def batches(count: int, size: int) -> list[range]:
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def judge(runs: Sequence[TextRun], differences: Sequence[Difference]) -> tuple[Status, str]:
+def judge(runs: Sequence[TextRun], differences: Sequence[TextDifference]) -> tuple[Status, str]:
     """Identical: passed. Different by rounding alone: nobody can say, since no verifier decided it. Else failed."""
     tokens, total = sum(run.num_tokens for run in runs), sum(run.num_prompts for run in runs)
     missing = total - sum(run.num_identical for run in runs)

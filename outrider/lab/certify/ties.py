@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from outrider.lab.certify.certify_result import Cause, Difference
+from outrider.lab.certify.certify_result import Cause, TextDifference
 from outrider.lab.certify.subject import Seen, Subject
 from outrider.models.lm import LM
 from outrider.models.tokens.token_bytes import token_name
@@ -35,7 +35,7 @@ ROUNDING = {torch.bfloat16: 16.0, torch.float16: 16.0, torch.float32: 512.0, tor
 
 
 @dataclass(frozen=True)
-class Parting:
+class Departure:
     """The position at which a run left the expected text, and what it saw there. None: one of the texts had ended."""
 
     position: int  # output token, from 0
@@ -46,11 +46,11 @@ class Parting:
 
 
 @dataclass
-class Comparison:
+class RowComparison:
     """A `Watch` that compares rows with expected texts while they grow. `partings[request]` is the first difference."""
 
     expected: list[list[int]]  # by request
-    partings: dict[int, Parting]
+    partings: dict[int, Departure]
 
     def __call__(self, rows: Rows, seen: Seen, taken: list[int]) -> None:
         for index, row in enumerate(rows):
@@ -64,14 +64,14 @@ class Comparison:
                 column = [0, *(node + 1 for node in seen.verdict.lists.path[index])][position]
                 logits = seen.logits[index, column].float().cpu()
                 choice = chosen(seen.laws[index, column], row.params, row.seed, row.num_prompt + begin + position)
-                self.partings[row.request] = Parting(begin + position, wanted[position], news[position], logits, choice)
+                self.partings[row.request] = Departure(begin + position, wanted[position], news[position], logits, choice)
 
     def finish(self, texts: list[list[int]]) -> None:
         """Texts of which one is the beginning of the other."""
         for number, (wanted, text) in enumerate(zip(self.expected, texts, strict=True)):
             if number not in self.partings and wanted != text:
                 at = min(len(wanted), len(text))
-                self.partings[number] = Parting(at, _at(wanted, at), _at(text, at))
+                self.partings[number] = Departure(at, _at(wanted, at), _at(text, at))
 
 
 def _at(text: list[int], position: int) -> int | None:
@@ -85,8 +85,10 @@ def chosen(law: Tensor, params: SamplingParams, seed: int, position: int) -> int
     return int(gumbel_choice(law.cpu(), RowStreams(seed).gumbel(position, law.shape[0])))
 
 
-def explain(subject: Subject, prompt: list[int], params: SamplingParams, seed: int, common: list[int], parting: Parting) -> dict:
-    """The fields of a `Difference` that come from scores. `common`: the output tokens before the difference."""
+def explain(
+    subject: Subject, prompt: list[int], params: SamplingParams, seed: int, common: list[int], parting: Departure
+) -> dict:
+    """The fields of a `TextDifference` that come from scores. `common`: the output tokens before the difference."""
     expected, found = parting.expected, parting.found
     if expected is None or found is None or parting.logits is None:
         return {"gap": None, "spacing": 0.0, "gap_in_spacings": None, "moved_in_spacings": None, "noise_in_spacings": 0.0,
@@ -106,11 +108,11 @@ def explain(subject: Subject, prompt: list[int], params: SamplingParams, seed: i
 
 def difference(
     subject: Subject, prompt: list[int], number: int, run: str, params: SamplingParams, seed: int, expected: list[int],
-    parting: Parting,
-) -> Difference:  # fmt: skip
+    parting: Departure,
+) -> TextDifference:  # fmt: skip
     """Everything about one difference."""
     found = explain(subject, prompt, params, seed, expected[: parting.position], parting)
-    return Difference(
+    return TextDifference(
         prompt=number, run=run, position=parting.position, expected=parting.expected, found=parting.found,
         expected_text=_text(subject, parting.expected), found_text=_text(subject, parting.found), **found,
     )  # fmt: skip
@@ -155,7 +157,7 @@ def _gap(
     return gap if math.isfinite(gap) else None
 
 
-def _cause(parting: Parting, gap: float | None, moved: float, limit: float) -> Cause:
+def _cause(parting: Departure, gap: float | None, moved: float, limit: float) -> Cause:
     if parting.choice != parting.found:
         return "verifier"
     return "rounding" if gap is not None and moved <= limit and abs(gap) <= 2 * limit else "state"

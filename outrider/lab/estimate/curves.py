@@ -10,7 +10,7 @@ how far drafts survive. No assumption of flat costs, none of equal acceptance at
 The expected goodput of SmartSpec (Liu et al. 2406.14066) for one fixed length; used by `estimate`, `bench` and `tune` alike:
 
     costs = StepCosts(target=CostPoints.of({1: .020, 4: .021, 8: .026}), draft_s_per_token=.002)
-    predict([.8, .64, .51], costs, gamma=3)      # -> Prediction(tau, step_s, tokens_per_s, speedup, ...)
+    predict([.8, .64, .51], costs, gamma=3)      # -> SpeedPrediction(tau, step_s, tokens_per_s, speedup, ...)
 
 What a prediction leaves out: rows end and prompts arrive in the middle of a batch; survival is taken to be the same in every
 step; the time of a step does not depend on what was drafted.
@@ -135,7 +135,7 @@ class StepCosts(Record):
         return self.step_s(gamma)[0] / self.step_s(0)[0]
 
 
-class Prediction(Record):
+class SpeedPrediction(Record):
     """The prediction for steps that draft `num_draft_tokens` per row."""
 
     num_draft_tokens: int
@@ -147,7 +147,7 @@ class Prediction(Record):
     survival_extrapolated: bool  # positions beyond the curve survive like its last one
 
 
-def predict(survival: Sequence[float], costs: StepCosts, gamma: int) -> Prediction:
+def predict(survival: Sequence[float], costs: StepCosts, gamma: int) -> SpeedPrediction:
     """What steps of `gamma` draft tokens bring. `survival`: S(1), S(2), ..., S(i) = P(at least i draft tokens kept); gamma = 0 is
     plain decoding. Raises ConfigError on a curve that is none.
     """
@@ -155,7 +155,7 @@ def predict(survival: Sequence[float], costs: StepCosts, gamma: int) -> Predicti
     tau = tau_of(extended(survival, gamma))
     step_s, outside = costs.step_s(gamma)
     plain_s, plain_outside = costs.step_s(0)
-    return Prediction(
+    return SpeedPrediction(
         num_draft_tokens=gamma,
         tau=tau,
         step_s=step_s,
@@ -166,7 +166,7 @@ def predict(survival: Sequence[float], costs: StepCosts, gamma: int) -> Predicti
     )
 
 
-def predict_best(survival: Sequence[float], costs: StepCosts, max_gamma: int, min_gamma: int = 0) -> Prediction:
+def predict_best(survival: Sequence[float], costs: StepCosts, max_gamma: int, min_gamma: int = 0) -> SpeedPrediction:
     """The length from `min_gamma` to `max_gamma` with the most tokens per second; ties: fewer tokens."""
     found = [predict(survival, costs, gamma) for gamma in range(min_gamma, max_gamma + 1)]
     return max(found, key=lambda one: (one.tokens_per_s, -one.num_draft_tokens))

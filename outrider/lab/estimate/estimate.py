@@ -23,7 +23,7 @@ from outrider.lab.estimate.estimate_result import (
     Sensitivity,
 )
 from outrider.lab.estimate.footprint import memory_overhead, roof_of
-from outrider.lab.estimate.inputs import Acceptance, Costs, acceptance_of, costs_of, knows_kv, load_of, longest
+from outrider.lab.estimate.inputs import AssumedAcceptance, Costs, acceptance_of, costs_of, knows_kv, load_of, longest
 from outrider.lab.estimate.notes import notes_of
 from outrider.lab.estimate.remote import remote_of
 from outrider.sampling.theory import (
@@ -104,7 +104,7 @@ def speedup_models(c: float, costs: StepCosts) -> tuple[SpeedupModel, ...]:
     )
 
 
-def _at(gamma: int, acceptance: Acceptance, costs: Costs) -> LengthEstimate:
+def _at(gamma: int, acceptance: AssumedAcceptance, costs: Costs) -> LengthEstimate:
     kept = sum(acceptance.survival[:gamma])
     return LengthEstimate(
         num_draft_tokens=gamma,
@@ -116,7 +116,7 @@ def _at(gamma: int, acceptance: Acceptance, costs: Costs) -> LengthEstimate:
     )
 
 
-def _opinion(model: SpeedupModel, acceptance: Acceptance, gamma: int, length: int) -> ModelEstimate:
+def _opinion(model: SpeedupModel, acceptance: AssumedAcceptance, gamma: int, length: int) -> ModelEstimate:
     speedups = [model.speedup(acceptance.alpha, acceptance.survival, tried) for tried in range(length + 1)]
     best = max(range(length + 1), key=lambda tried: (speedups[tried], -tried))
     edges = {tried: alpha for tried in range(1, length + 1) if (alpha := model.break_even(tried)) is not None}

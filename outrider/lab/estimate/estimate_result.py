@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from outrider.lab.estimate.curves import Prediction, StepCosts
+from outrider.lab.estimate.curves import SpeedPrediction, StepCosts
 from outrider.lab.estimate.roofline import Machine, ModelSize
 from outrider.lab.result import Record, Result
 
@@ -45,7 +45,7 @@ class LengthEstimate(Record):
     leviathan_speedup: float  # that / (gamma c + 1)
     effective_gamma: float  # kept draft tokens per step, tau - 1 = S(1) + ... + S(gamma)
     envelope_speedup: float  # effective_gamma T / (gamma t + T); 1 at gamma = 0
-    curve: Prediction  # its step_s and tokens_per_s mean something only where `EstimateResult.is_timed`
+    curve: SpeedPrediction  # its step_s and tokens_per_s mean something only where `EstimateResult.is_timed`
 
 
 class ModelEstimate(Record):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from outrider.lab.estimate.estimate_result import EstimateInput, MemoryOverhead, Roof
-from outrider.lab.estimate.roofline import Load, ModelSize, free_rows, free_tokens, pass_seconds
+from outrider.lab.estimate.roofline import DecodeLoad, ModelSize, free_rows, free_tokens, pass_seconds
 
 
-def memory_overhead(asked: EstimateInput, load: Load) -> MemoryOverhead | None:
+def memory_overhead(asked: EstimateInput, load: DecodeLoad) -> MemoryOverhead | None:
     """None where the draft's size is not known, or nothing."""
     if asked.draft is None or asked.draft.num_params == 0:
         return None
@@ -25,7 +25,7 @@ def memory_overhead(asked: EstimateInput, load: Load) -> MemoryOverhead | None:
     )
 
 
-def roof_of(asked: EstimateInput, load: Load, gamma: int) -> Roof | None:
+def roof_of(asked: EstimateInput, load: DecodeLoad, gamma: int) -> Roof | None:
     """None without the target's size and a bandwidth."""
     if asked.hardware is None or asked.target is None:
         return None
@@ -37,5 +37,5 @@ def roof_of(asked: EstimateInput, load: Load, gamma: int) -> Roof | None:
     )
 
 
-def _kv_bytes(model: ModelSize, load: Load) -> int | None:
+def _kv_bytes(model: ModelSize, load: DecodeLoad) -> int | None:
     return None if model.kv_bytes_per_token is None else model.kv_bytes(load.num_rows, load.context)

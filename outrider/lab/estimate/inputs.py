@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from outrider.errors import ConfigError
 from outrider.lab.estimate.curves import CostPoints, StepCosts
 from outrider.lab.estimate.estimate_result import CostSource, EstimateInput
-from outrider.lab.estimate.roofline import Load, Machine, memory_seconds, pass_curve, pass_seconds
+from outrider.lab.estimate.roofline import DecodeLoad, Machine, memory_seconds, pass_curve, pass_seconds
 from outrider.sampling.theory import alpha_of, survival_of
 
 MAX_DRAFT_TOKENS = 12
@@ -25,7 +25,7 @@ ENOUGH_COSTS = (
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class AssumedAcceptance:
     """How far drafts survive."""
 
     survival: list[float]
@@ -52,7 +52,7 @@ def longest(asked: EstimateInput) -> int:
     return max_drafted or max(MAX_DRAFT_TOKENS, wanted or 0)
 
 
-def acceptance_of(asked: EstimateInput, length: int) -> Acceptance:
+def acceptance_of(asked: EstimateInput, length: int) -> AssumedAcceptance:
     """Raises ConfigError where there is none, two, or a value outside 0..1."""
     if asked.alpha is not None and asked.acceptance is not None:
         raise ConfigError("--alpha and --acceptance both say how often draft tokens are accepted; give one of them")
@@ -62,10 +62,10 @@ def acceptance_of(asked: EstimateInput, length: int) -> Acceptance:
         given = [asked.alpha]
     else:
         raise ConfigError(f"nothing says how often draft tokens are accepted: {ENOUGH_ACCEPTANCE}")
-    return Acceptance(survival_of(given, length), alpha_of(survival_of(given, len(given))))
+    return AssumedAcceptance(survival_of(given, length), alpha_of(survival_of(given, len(given))))
 
 
-def load_of(asked: EstimateInput) -> Load:
+def load_of(asked: EstimateInput) -> DecodeLoad:
     """Rows and context. Raises ConfigError where they contradict the costs or change nothing."""
     measured = asked.costs.num_rows if asked.costs else None
     if measured and asked.num_rows not in (None, measured):
@@ -85,7 +85,7 @@ def load_of(asked: EstimateInput) -> Load:
         raise ConfigError(
             "--batch-size changes nothing without times or the size of keys and values: add --target-ms, --bandwidth or folders"
         )
-    return Load(num_rows=asked.num_rows or measured or 1, context=CONTEXT if asked.context is None else asked.context)
+    return DecodeLoad(num_rows=asked.num_rows or measured or 1, context=CONTEXT if asked.context is None else asked.context)
 
 
 def knows_kv(asked: EstimateInput) -> bool:
@@ -93,7 +93,7 @@ def knows_kv(asked: EstimateInput) -> bool:
     return any(model.kv_bytes_per_token is not None for model in (asked.target, asked.draft) if model is not None)
 
 
-def costs_of(asked: EstimateInput, length: int, load: Load) -> Costs:
+def costs_of(asked: EstimateInput, length: int, load: DecodeLoad) -> Costs:
     """Raises ConfigError where costs are missing, contradictory or unused."""
     if asked.target is not None and asked.target.params_per_pass == 0:
         raise ConfigError("--target-params must be above 0")
@@ -157,7 +157,7 @@ def _check_sizes(asked: EstimateInput) -> None:
         )
 
 
-def _target_curve(asked: EstimateInput, length: int, load: Load) -> tuple[CostPoints, bool]:
+def _target_curve(asked: EstimateInput, length: int, load: DecodeLoad) -> tuple[CostPoints, bool]:
     """Target passes, and whether in seconds: by the roof, flat, or flat in units of themselves."""
     if asked.hardware is not None and asked.target is not None:
         return pass_curve(asked.target, length + 1, asked.hardware, load), True
@@ -165,7 +165,7 @@ def _target_curve(asked: EstimateInput, length: int, load: Load) -> tuple[CostPo
     return CostPoints.of({1: seconds, length + 1: seconds}), asked.target_pass_s is not None
 
 
-def _c(asked: EstimateInput, plain_s: float, load: Load) -> float:
+def _c(asked: EstimateInput, plain_s: float, load: DecodeLoad) -> float:
     if asked.c is not None:
         return asked.c
     if asked.draft_token_s is not None:

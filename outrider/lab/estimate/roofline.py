@@ -63,7 +63,7 @@ class Machine(Record):
     )  # in the dtype of the arithmetic; None: no limit
 
 
-class Load(Record):
+class DecodeLoad(Record):
     """How much is decoded at once."""
 
     num_rows: int = Field(default=1, ge=1)
@@ -75,7 +75,7 @@ def size_of(name: str, num_params: int, dtype: DtypeName) -> ModelSize:
     return ModelSize(name=name, num_params=num_params, params_per_pass=num_params, dtype=dtype)
 
 
-def memory_seconds(model: ModelSize, machine: Machine, load: Load) -> float:
+def memory_seconds(model: ModelSize, machine: Machine, load: DecodeLoad) -> float:
     """Reading weights, keys and values, whatever the number of query tokens. Raises CapabilityError for mixtures of experts."""
     if model.is_mixture:
         raise CapabilityError(
@@ -85,23 +85,23 @@ def memory_seconds(model: ModelSize, machine: Machine, load: Load) -> float:
     return (model.pass_bytes + model.kv_bytes(load.num_rows, load.context)) / machine.bandwidth
 
 
-def compute_seconds(model: ModelSize, num_tokens: int, machine: Machine, load: Load) -> float:
+def compute_seconds(model: ModelSize, num_tokens: int, machine: Machine, load: DecodeLoad) -> float:
     """Multiplying `num_tokens` query tokens per row with all weights; 0 where FLOPS are not known."""
     return 2 * model.params_per_pass * num_tokens * load.num_rows / machine.flops if machine.flops else 0.0
 
 
-def pass_seconds(model: ModelSize, num_tokens: int, machine: Machine, load: Load) -> float:
+def pass_seconds(model: ModelSize, num_tokens: int, machine: Machine, load: DecodeLoad) -> float:
     """One pass over `num_tokens` query tokens per row."""
     return max(memory_seconds(model, machine, load), compute_seconds(model, num_tokens, machine, load))
 
 
-def pass_curve(model: ModelSize, max_tokens: int, machine: Machine, load: Load) -> CostPoints:
+def pass_curve(model: ModelSize, max_tokens: int, machine: Machine, load: DecodeLoad) -> CostPoints:
     """The roof as a cost curve, for 1 to `max_tokens` query tokens per row."""
     seconds = {count: pass_seconds(model, count, machine, load) for count in range(1, max_tokens + 1)}
     return CostPoints.of(seconds, context=load.context)
 
 
-def free_tokens(model: ModelSize, machine: Machine, load: Load) -> float | None:
+def free_tokens(model: ModelSize, machine: Machine, load: DecodeLoad) -> float | None:
     """Query tokens per row up to which a pass takes as long as over one: until arithmetic takes longer than reading. Below 1:
     not even plain decoding waits for memory. None without FLOPS.
     """
@@ -109,13 +109,13 @@ def free_tokens(model: ModelSize, machine: Machine, load: Load) -> float | None:
     return memory_seconds(model, machine, load) / one if one else None
 
 
-def free_rows(model: ModelSize, num_tokens: int, machine: Machine, load: Load) -> float | None:
+def free_rows(model: ModelSize, num_tokens: int, machine: Machine, load: DecodeLoad) -> float | None:
     """Rows up to which passes over `num_tokens` query tokens per row wait for memory. None: always (long contexts, where each
     further row brings more keys and values to read than arithmetic), or without FLOPS.
     """
     if machine.flops is None:
         return None
-    one_row = Load(num_rows=1, context=load.context)
+    one_row = DecodeLoad(num_rows=1, context=load.context)
     weights = model.pass_bytes / machine.bandwidth
     row = compute_seconds(model, num_tokens, machine, one_row) - model.kv_bytes(1, load.context) / machine.bandwidth
     return weights / row if row > 0 else None

@@ -45,7 +45,7 @@ FAINTEST = 1e-9  # path weight below which rounding would decide
 GainAlong = Callable[[int, int, float, bool], float | None]
 
 
-class Rule(Enum):
+class AcceptanceRule(Enum):
     """How a verifier decides on sampled rows."""
 
     TOP_DOWN = "node by node"
@@ -54,14 +54,16 @@ class Rule(Enum):
 
 
 RULES = {
-    "token": Rule.TOP_DOWN, "multi-round": Rule.TOP_DOWN, "block": Rule.PATHS, "traversal": Rule.PATHS, "gumbel": Rule.RACE,
+    "token": AcceptanceRule.TOP_DOWN, "multi-round": AcceptanceRule.TOP_DOWN,
+    "block": AcceptanceRule.PATHS, "traversal": AcceptanceRule.PATHS,
+    "gumbel": AcceptanceRule.RACE,
 }  # fmt: skip
 
 
-def rule_of(verifier: str, *, is_greedy: bool) -> Rule:
+def rule_of(verifier: str, *, is_greedy: bool) -> AcceptanceRule:
     """On greedy rows all lossless verifiers decide alike. Raises CapabilityError for a rule that is not known here."""
     if is_greedy:
-        return Rule.TOP_DOWN
+        return AcceptanceRule.TOP_DOWN
     if verifier not in RULES:
         raise CapabilityError(
             f"the causes of rejections are separated for the verifiers {', '.join(RULES)}, not for '{verifier}'; with "
@@ -94,7 +96,7 @@ class Account:
 
 
 @dataclass
-class _Walk:
+class _PathWalk:
     """The state along a step's kept path."""
 
     weight: float = 1.0  # a: what the best rule would enter the node with
@@ -106,7 +108,7 @@ class _Walk:
 class Drafting:
     """What a step's record does not say."""
 
-    rule: Rule
+    rule: AcceptanceRule
     replacement: bool = False
     seed: int = 0  # of simulations
     draws: bool = False  # sampled rows: whether the drafter draws from its law where it is asked for one token more
@@ -119,7 +121,7 @@ def account(step: Step, laws: Sequence[Laws], remaining: int, drafting: Drafting
     found = Account(
         float(ideal), np.zeros((step.taken, len(CAUSES))), np.full(step.taken, np.nan), np.zeros(step.taken), [None] * step.taken
     )
-    walk = _Walk()
+    walk = _PathWalk()
     for level in range(step.taken):
         lost, law = ideal - level - 1, laws[level]
         children = tree.children(walk.node)
@@ -174,7 +176,7 @@ class _Tree:
 
 
 def _node(
-    law: Laws, children: Children, walk: _Walk, kept: bool, tree: _Tree, drafting: Drafting
+    law: Laws, children: Children, walk: _PathWalk, kept: bool, tree: _Tree, drafting: Drafting
 ) -> tuple[float, np.ndarray]:
     """b, and the parts of 1 - kept."""
     expected, judged = _expected(law, children, walk, drafting)
@@ -193,12 +195,12 @@ def _node(
     return expected, parts
 
 
-def _expected(law: Laws, children: Children, walk: _Walk, drafting: Drafting) -> tuple[float, Children]:
+def _expected(law: Laws, children: Children, walk: _PathWalk, drafting: Drafting) -> tuple[float, Children]:
     """b, and the children as the bound must see them: the winners of a race are drawn from q, without replacement."""
-    if drafting.rule is Rule.RACE and law.q is not None:
+    if drafting.rule is AcceptanceRule.RACE and law.q is not None:
         raced = Children(children.tokens, [True] * len(children.tokens))
         return race_share(law.p, law.q, len(children.tokens), drafting.seed), raced
-    weight = walk.weight if drafting.rule is Rule.PATHS else 1.0
+    weight = walk.weight if drafting.rule is AcceptanceRule.PATHS else 1.0
     return kept_share(law.p, law.q, children, weight, drafting.seed), children
 
 
@@ -222,22 +224,22 @@ def _one_more(law: Laws, children: Children, weight: float, seed: int) -> float:
     return bound_share(law.p, law.q, more, weight, seed)
 
 
-def _enter(law: Laws, children: Children, walk: _Walk, kept: int, tree: _Tree, drafting: Drafting) -> None:
+def _enter(law: Laws, children: Children, walk: _PathWalk, kept: int, tree: _Tree, drafting: Drafting) -> None:
     """Take the weights along to the kept child."""
-    if law.is_greedy or drafting.rule is Rule.RACE:
+    if law.is_greedy or drafting.rule is AcceptanceRule.RACE:
         return
-    joint = drafting.rule is Rule.PATHS or (tree.is_chain and tree.draws)
+    joint = drafting.rule is AcceptanceRule.PATHS or (tree.is_chain and tree.draws)
     if not joint:
         return
     weight = max(child_weight(law.p, law.q, children, walk.weight, kept), FAINTEST)
-    if drafting.rule is Rule.TOP_DOWN:
+    if drafting.rule is AcceptanceRule.TOP_DOWN:
         alone = max(child_weight(law.p, law.q, children, 1.0, kept), FAINTEST)
         walk.ratio *= weight / walk.weight / alone
     walk.weight = weight
 
 
 def _end(
-    found: Account, level: int, lost: int, law: Laws, walk: _Walk, tree: _Tree, drafting: Drafting, remaining: int
+    found: Account, level: int, lost: int, law: Laws, walk: _PathWalk, tree: _Tree, drafting: Drafting, remaining: int
 ) -> None:
     """The kept path has no child here."""
     drawn = tree.draws or (drafting.draws and not tree.num_levels)
@@ -247,7 +249,7 @@ def _end(
         found.parts[level, LENGTH] = gain
     elif lost > 0:
         cause = STOPPED if tree.is_chain or not tree.num_levels else TREE_BUDGET
-        found.ended = Ended(level, lost, walk.weight if drafting.rule is Rule.PATHS else 1.0, cause, drawn)
+        found.ended = Ended(level, lost, walk.weight if drafting.rule is AcceptanceRule.PATHS else 1.0, cause, drawn)
         found.parts[level, cause] = lost
 
 
@@ -260,7 +262,7 @@ def _next_share(law: Laws, weight: float, drafting: Drafting, drawn: bool) -> fl
     if not drawn:
         return float(law.p[law.q_best])
     one = Children.one(drawn=True)
-    return kept_share(law.p, law.q, one, weight if drafting.rule is Rule.PATHS else 1.0, drafting.seed)
+    return kept_share(law.p, law.q, one, weight if drafting.rule is AcceptanceRule.PATHS else 1.0, drafting.seed)
 
 
 @dataclass

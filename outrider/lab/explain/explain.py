@@ -19,7 +19,7 @@ from outrider.drafters.composite import CompositeDrafter
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.explain.annotate import Annotated, annotate
-from outrider.lab.explain.causes import Drafting, Rule, rule_of
+from outrider.lab.explain.causes import AcceptanceRule, Drafting, rule_of
 from outrider.lab.explain.explain_result import ExplainResult
 from outrider.lab.explain.explained import Explained
 from outrider.lab.explain.forecast import placed_walk, walk_of
@@ -146,7 +146,7 @@ class Analyst:
         if self._params.is_greedy or not isinstance(drafter, CompositeDrafter):
             return
         models = [part for part in drafter.parts if part.is_model]
-        if self._rule is Rule.RACE and models:
+        if self._rule is AcceptanceRule.RACE and models:
             raise CapabilityError(
                 "with shared noise (verifier 'gumbel') the children of a composite's tree cannot be distinguished; explain its "
                 "parts one by one, or use another verifier"

@@ -8,7 +8,7 @@ from typing import Any
 from outrider.drafters.base import Drafter
 from outrider.drafters.composite import CompositeDrafter
 from outrider.lab.configuration import Configuration
-from outrider.lab.explain.causes import Rule
+from outrider.lab.explain.causes import AcceptanceRule
 from outrider.lab.explain.costs import Clock
 from outrider.lab.explain.explain_result import Times
 from outrider.lab.explain.forecast import Mode, TextWalk, walk_of
@@ -30,7 +30,7 @@ class Explained:
     """One configuration on all prompts so far. `times`: of its steps, once they are known."""
 
     def __init__(
-        self, contender: Contender, configuration: Configuration, params: SamplingParams, rule: Rule, *, lossy: bool
+        self, contender: Contender, configuration: Configuration, params: SamplingParams, rule: AcceptanceRule, *, lossy: bool
     ) -> None:
         self.contender, self.configuration, self.params, self.rule = contender, configuration, params, rule
         self.texts: list[Labelled] = []
@@ -81,7 +81,7 @@ class Explained:
     @property
     def is_guessed(self) -> bool:
         """Whether the draft's token at a position is known: greedy text, or noise shared with the target."""
-        return self.params.is_greedy or self.rule is Rule.RACE
+        return self.params.is_greedy or self.rule is AcceptanceRule.RACE
 
     @property
     def is_decided(self) -> bool:
@@ -93,7 +93,7 @@ class Explained:
         """How a walk over the text keeps draft tokens."""
         if self.is_guessed:
             return "guessed"
-        return "block" if self.rule is Rule.PATHS else "token"
+        return "block" if self.rule is AcceptanceRule.PATHS else "token"
 
     @property
     def longest(self) -> int:

@@ -101,7 +101,7 @@ def forced_laws(target: LM, drafter: Drafter, text: FinishedText) -> Iterator[La
     """One `Laws` per output token. The models must be idle: no rows in their caches."""
     laws = _LawMaker(target, text)
     source = _source(target, drafter, text)
-    reader = _Reader(target, text)
+    reader = _TextReader(target, text)
     try:
         for first, last in _cuts(text, source.chunks() if source else None, target):
             drafted = source.logits(first, last) if source else None
@@ -115,7 +115,7 @@ def forced_laws(target: LM, drafter: Drafter, text: FinishedText) -> Iterator[La
 def _source(target: LM, drafter: Drafter, text: FinishedText) -> LogitsSource | None:
     model = drafter.model
     if model is not None:
-        return _Viewer(model, text) if isinstance(model.kv, KVView) else _Reader(model, text, target.shape.vocab_size)
+        return _Viewer(model, text) if isinstance(model.kv, KVView) else _TextReader(model, text, target.shape.vocab_size)
     return _Asked(drafter, text, target) if drafter.requires.draft or drafter.requires.module else None
 
 
@@ -128,7 +128,7 @@ def _cuts(text: FinishedText, wanted: list[int] | None, target: LM) -> Iterator[
         first += length
 
 
-class _Reader:
+class _TextReader:
     """A model reads the text with a cache of its own."""
 
     def __init__(self, lm: LM, text: FinishedText, vocab_size: int | None = None) -> None:

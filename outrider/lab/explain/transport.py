@@ -51,7 +51,7 @@ def kept_share(p: Law, q: Law | None, children: Children, weight: float, seed: i
     Exact for at most one draw without replacement, and for any number with; else over `DRAWS` simulated sibling sets.
     """
     simulated = children.num_drawn > 1 and not children.replacement
-    walk = _Walk(p, q, weight, DRAWS if simulated else 1, np.random.default_rng(seed))
+    walk = _SiblingWalk(p, q, weight, DRAWS if simulated else 1, np.random.default_rng(seed))
     turns = list(zip(children.tokens, children.drawn, strict=True))
     for place, (token, drawn) in enumerate(turns):
         if drawn:
@@ -61,7 +61,7 @@ def kept_share(p: Law, q: Law | None, children: Children, weight: float, seed: i
     return min(1.0, max(0.0, (1 - float(walk.fails.mean())) / weight))
 
 
-class _Walk:
+class _SiblingWalk:
     """Siblings rejected one after another, M times at once: `tree.Residuals`, with tokens drawn from what is rejected."""
 
     def __init__(self, p: Law, q: Law | None, weight: float, count: int, rng: np.random.Generator) -> None:
@@ -137,7 +137,7 @@ def bound_share(p: Law, q: Law | None, children: Children, weight: float, seed: 
 
 def child_weight(p: Law, q: Law | None, children: Children, weight: float, kept: int) -> float:
     """The weight with which the child at place `kept` is entered, its earlier siblings rejected: min(1, a p/q)."""
-    walk = _Walk(p, q, weight, 1, np.random.default_rng(0))
+    walk = _SiblingWalk(p, q, weight, 1, np.random.default_rng(0))
     for token, drawn in list(zip(children.tokens, children.drawn, strict=True))[:kept]:
         before = walk.law
         if drawn:

@@ -72,7 +72,7 @@ def replay(
     parts = replayable_parts(configuration)
     _check(texts, max_num_seqs)
     target = target or text_target(None, 1 + max(max(*text.prompt, *text.answer) for text in texts))
-    run = _Run(texts, configuration, parts, target, max_num_seqs, progress or Quiet())
+    run = _ReplayRun(texts, configuration, parts, target, max_num_seqs, progress or Quiet())
     numbers = list(range(len(texts)))
     if order == "shuffled":
         random.Random(seed).shuffle(numbers)
@@ -98,7 +98,7 @@ def sum_stats(stats: Sequence[DecodeStats]) -> DecodeStats:
     return total
 
 
-class _Run:
+class _ReplayRun:
     """One configuration at work."""
 
     def __init__(

@@ -9,7 +9,7 @@ from outrider.lab.estimate.curves import StepCosts
 from outrider.lab.result import Interval, Record, Result
 
 
-class Acceptance(Record):
+class AcceptanceCounts(Record):
     """Counters of one configuration over some texts; ratios as in docs/glossary.md. Intervals are bootstrapped over texts (over
     blocks of consecutive texts where the drafter learns from one text for the next); None for too few texts."""
 
@@ -39,8 +39,8 @@ class ReplayedConfiguration(Record):
     settings: dict[str, Any]  # of the drafter, defaults filled in
     trees: bool
     learns: bool
-    overall: Acceptance
-    by_task: dict[str, Acceptance]
+    overall: AcceptanceCounts
+    by_task: dict[str, AcceptanceCounts]
     draft_s_per_step: float  # in the drafter, on the machine of this replay
     charged_draft_s: float  # of drafting, added to what the costs say of a step; 0 where drafting is in the costs
     tokens_per_s: float  # replayed, not decoded

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 from outrider.lab.estimate.curves import StepCosts
 from outrider.lab.replay.replay import Replay, ReplayedText, sum_stats
-from outrider.lab.replay.replay_result import Acceptance, ReplayedConfiguration
+from outrider.lab.replay.replay_result import AcceptanceCounts, ReplayedConfiguration
 from outrider.lab.replay.resampling import ratio_interval
 from outrider.lab.replay.texts import Text
 
@@ -43,14 +43,14 @@ def summarise(
     )
 
 
-def acceptance(texts: Sequence[ReplayedText], costs: StepCosts | None, draft_s: float, *, blocks: bool) -> Acceptance:
+def acceptance(texts: Sequence[ReplayedText], costs: StepCosts | None, draft_s: float, *, blocks: bool) -> AcceptanceCounts:
     """Acceptance of some texts, in the order they were replayed. `blocks`: they depend on one another."""
     total = sum_stats([text.stats for text in texts])
     widths = sum((text.widths for text in texts), Counter[int]())
     emitted = [text.stats.emitted for text in texts]
     paid = None if costs is None else [plain_steps(text, costs, draft_s) for text in texts]
     assert total.tau is not None, "a text has at least one step"
-    return Acceptance(
+    return AcceptanceCounts(
         num_texts=len(texts),
         steps=total.steps,
         emitted=total.emitted,

@@ -14,7 +14,7 @@ from typing import Any
 from outrider.errors import ConfigError, RequestError
 from outrider.lab.workload.bad import OnBad, listing
 from outrider.lab.workload.prompts import end_of_answer, to_tokens
-from outrider.lab.workload.types import Request, Workload
+from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.models.tokens.token_text import TokenText
 
 FORMS = 'a replay needs the answers, too: lines like {"prompt": "...", "answer": "..."}, or another log of docs/workloads.md'
@@ -59,7 +59,7 @@ def read_log(workload: Workload, tokenizer: Any, *, on_bad: OnBad = "refuse", ch
     return Log(texts, skipped)
 
 
-def _text(request: Request, tokenizer: Any, pieces: TokenText, chat_template: bool) -> Text:
+def _text(request: WorkloadRequest, tokenizer: Any, pieces: TokenText, chat_template: bool) -> Text:
     if not request.answer:
         raise RequestError("has no answer")
     prompt = to_tokens(request, tokenizer, chat_template=chat_template)

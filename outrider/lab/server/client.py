@@ -16,9 +16,9 @@ from typing import Any
 import httpx2
 
 from outrider.errors import OutriderError, RequestError, ServerError
-from outrider.lab.server.endpoint import Endpoint
+from outrider.lab.server.endpoint import ServerEndpoint
 from outrider.lab.server.stream import BadStreamError, Stream, error_text, mended, one_line
-from outrider.lab.server.types import Answer, Failure, FailureKind
+from outrider.lab.server.types import Failure, FailureKind, MeasuredAnswer
 
 CONNECT_S = 10.0
 CONNECT_PAUSES_S = (0.2, 1.0)  # before the second and the third attempt
@@ -36,7 +36,7 @@ HINTS = {
 class Client:
     """One server's connections. Use as an async context manager."""
 
-    def __init__(self, endpoint: Endpoint, *, timeout_s: float) -> None:
+    def __init__(self, endpoint: ServerEndpoint, *, timeout_s: float) -> None:
         self.endpoint = endpoint
         self._http = httpx2.AsyncClient(
             timeout=httpx2.Timeout(timeout_s, connect=CONNECT_S, pool=None),
@@ -55,7 +55,7 @@ class Client:
     ) -> None:
         await self._http.__aexit__(kind, error, trace)
 
-    async def ask(self, request_id: str, path: str, body: dict[str, Any]) -> Answer | Failure:
+    async def ask(self, request_id: str, path: str, body: dict[str, Any]) -> MeasuredAnswer | Failure:
         """POST, and read the stream to its end. Time starts with the attempt that found a connection."""
         for pause_s in CONNECT_PAUSES_S:
             outcome = await self._ask_once(request_id, path, body)
@@ -64,7 +64,7 @@ class Client:
             await asyncio.sleep(pause_s)
         return await self._ask_once(request_id, path, body)
 
-    async def _ask_once(self, request_id: str, path: str, body: dict[str, Any]) -> Answer | Failure:
+    async def _ask_once(self, request_id: str, path: str, body: dict[str, Any]) -> MeasuredAnswer | Failure:
         stream = Stream()
         begin = perf_counter()
         try:
@@ -124,8 +124,8 @@ def raised(failure: Failure) -> OutriderError:
     return (RequestError if at_fault else ServerError)(failure.message)
 
 
-def _answer(request_id: str, stream: Stream) -> Answer:
-    return Answer(
+def _answer(request_id: str, stream: Stream) -> MeasuredAnswer:
+    return MeasuredAnswer(
         id=request_id,
         chunks_s=[round(time, 6) for time in stream.chunks_s],
         seconds=round(stream.seconds, 6),

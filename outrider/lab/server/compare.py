@@ -15,13 +15,13 @@ from collections.abc import Sequence
 
 from outrider.lab.intervals import ratio_of_rates
 from outrider.lab.result import Interval
-from outrider.lab.server.types import Answer, Difference, LevelComparison, LevelMeasurement
+from outrider.lab.server.types import AnswerDifference, LevelComparison, LevelMeasurement, MeasuredAnswer
 
 MIN_PAIRS = 8  # for an interval
 MOST_DIFFERENCES = 20  # kept; all are counted
 AROUND = 60  # characters shown of each text
 
-Pair = tuple[Answer, Answer]  # baseline, other
+Pair = tuple[MeasuredAnswer, MeasuredAnswer]  # baseline, other
 
 
 def compare(baseline: LevelMeasurement, other: LevelMeasurement, *, greedy: bool) -> LevelComparison:
@@ -54,10 +54,10 @@ def _speedup(pairs: Sequence[Pair]) -> tuple[float | None, Interval | None]:
     return found.value, found if len(rows) >= MIN_PAIRS and math.isfinite(found.low + found.high) else None
 
 
-def _difference(pair: Pair) -> Difference:
+def _difference(pair: Pair) -> AnswerDifference:
     texts = [answer.text for answer in pair]
     position = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
-    return Difference(
+    return AnswerDifference(
         id=pair[0].id,
         position=position,
         baseline=texts[0][position : position + AROUND],

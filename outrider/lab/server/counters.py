@@ -24,7 +24,7 @@ from pydantic import Field
 from outrider.errors import ServerError
 from outrider.lab.result import Record
 from outrider.lab.server.client import Client
-from outrider.lab.server.types import Speculation
+from outrider.lab.server.types import SpeculationCounts
 
 GENERATED = {
     "vllm": "generation_tokens", "sglang": "generation_tokens", "outrider": "generation_tokens", "llamacpp": "tokens_predicted",
@@ -58,10 +58,10 @@ class Reading:
         return self.counters.get(GENERATED[self.engine]) if self.engine else None
 
 
-class Window(Record):
+class CounterWindow(Record):
     """What happened between two readings."""
 
-    speculation: Speculation | None = None
+    speculation: SpeculationCounts | None = None
     num_generated: int | None = None
     num_prompt_tokens: int | None = None  # that were looked up in the prefix cache
     num_cached_tokens: int | None = None  # of them found there
@@ -125,11 +125,11 @@ async def read_settled(client: Client, model: str | None, pause_s: float, earlie
     return last
 
 
-def difference(before: Reading, after: Reading) -> Window:
+def difference(before: Reading, after: Reading) -> CounterWindow:
     """What was counted between two readings of one server."""
     went_back = [name for name, value in before.counters.items() if after.counters.get(name, value) < value and _counts(name)]
     if went_back or before.engine != after.engine:
-        return Window(notes=["the server's counters went back: it was restarted meanwhile, and they are worthless"])
+        return CounterWindow(notes=["the server's counters went back: it was restarted meanwhile, and they are worthless"])
     generated = None if before.generated is None or after.generated is None else round(after.generated - before.generated)
     counts = _sglang(before, after, generated) if after.engine == "sglang" else _vllm(before, after)
     notes = []
@@ -140,13 +140,13 @@ def difference(before: Reading, after: Reading) -> Window:
     if after.gauges:
         notes.append("gauges are the server's running averages: they reach back before this level and cannot be cut to it")
     asked, cached = (_change(before, after, name) for name in (CACHE_ASKED, CACHE_FOUND))
-    return Window(
+    return CounterWindow(
         speculation=counts, num_generated=generated, num_prompt_tokens=asked, num_cached_tokens=cached, gauges=after.gauges,
         notes=notes,
     )  # fmt: skip
 
 
-def _vllm(before: Reading, after: Reading) -> Speculation | None:
+def _vllm(before: Reading, after: Reading) -> SpeculationCounts | None:
     if STEPS not in after.counters and DRAFTED not in after.counters:
         return None
     steps, drafted, accepted = (_change(before, after, name) for name in (STEPS, DRAFTED, ACCEPTED))
@@ -154,19 +154,19 @@ def _vllm(before: Reading, after: Reading) -> Speculation | None:
     positions = [round(after.positions.get(i, 0) - before.positions.get(i, 0)) for i in range(length)]
     # Every draft was a chain of the same length, so those accepted at the last position were kept whole; else it is not known.
     whole = positions[-1] if positions and steps and drafted == steps * length else None
-    return Speculation(
+    return SpeculationCounts(
         num_steps=steps, num_draft_tokens=drafted, num_accepted_tokens=accepted, num_full_steps=whole,
         accepted_per_position=positions,
     )  # fmt: skip
 
 
-def _sglang(before: Reading, after: Reading, generated: int | None) -> Speculation | None:
+def _sglang(before: Reading, after: Reading, generated: int | None) -> SpeculationCounts | None:
     """SGLang counts verify calls and tokens; a request's first token comes from its prompt's pass, not from a verify call."""
     steps, requests = (_change(before, after, name) for name in (SGLANG_STEPS, SGLANG_REQUESTS))
     if steps is None:
         return None
     tokens = None if generated is None or requests is None else generated - requests
-    return Speculation(num_steps=steps, num_step_tokens=tokens)
+    return SpeculationCounts(num_steps=steps, num_step_tokens=tokens)
 
 
 def _change(before: Reading, after: Reading, name: str) -> int | None:

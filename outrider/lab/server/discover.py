@@ -11,7 +11,7 @@ from typing import Any
 from outrider.errors import ConfigError, ServerError, did_you_mean
 from outrider.lab.server.client import HINTS, Client
 from outrider.lab.server.counters import read
-from outrider.lab.server.endpoint import Endpoint
+from outrider.lab.server.endpoint import ServerEndpoint
 from outrider.lab.server.stream import error_text, mended, one_line
 from outrider.lab.server.types import ServerInfo
 
@@ -66,7 +66,7 @@ async def _models(client: Client) -> tuple[list[str], str | None, str]:
     return names, one_line(owner, 40) if isinstance(owner, str) else None, one_line(instead, 60)
 
 
-def _chosen(models: list[str], endpoint: Endpoint, instead: str) -> str:
+def _chosen(models: list[str], endpoint: ServerEndpoint, instead: str) -> str:
     wanted, url = endpoint.model, endpoint.url
     if wanted is not None:
         if models and wanted not in models:

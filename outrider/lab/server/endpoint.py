@@ -19,7 +19,7 @@ API = "/v1"
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class ServerEndpoint:
     """`root`: the URL up to and without /v1, where /metrics and /version lie."""
 
     url: str  # as the user wrote it
@@ -28,7 +28,7 @@ class Endpoint:
     model: str | None = None  # None: the only one it serves
 
     @classmethod
-    def parse(cls, url: str, *, api_key: str | None = None, model: str | None = None) -> Endpoint:
+    def parse(cls, url: str, *, api_key: str | None = None, model: str | None = None) -> ServerEndpoint:
         """From `http://host:port`, with or without /v1 and what follows it. Raises ConfigError."""
         try:
             parts = urlsplit(url.strip())

@@ -15,14 +15,14 @@ from time import perf_counter
 from outrider.lab.progress import Progress
 from outrider.lab.server.client import Client
 from outrider.lab.server.options import LoadOptions
-from outrider.lab.server.types import Answer, Failure, Level
-from outrider.lab.workload.types import Request
+from outrider.lab.server.types import Failure, Level, MeasuredAnswer
+from outrider.lab.workload.types import WorkloadRequest
 
 PATIENCE = 10  # failures in a row
 
 
 @dataclass
-class Load:
+class LoadRun:
     """One server under one level. `keep` is called with every answer as soon as it is there."""
 
     label: str
@@ -30,24 +30,24 @@ class Load:
     model: str
     options: LoadOptions
     level: Level
-    keep: Callable[[Answer], None]
+    keep: Callable[[MeasuredAnswer], None]
     progress: Progress
     failures: list[Failure] = field(default_factory=list)
     given_up: str = ""  # why, once it is
     _in_a_row: int = 0
 
-    async def run(self, requests: Sequence[Request], window: int) -> None:
+    async def run(self, requests: Sequence[WorkloadRequest], window: int) -> None:
         """Ask them all, in order; returns when all are finished or the server was given up."""
         begin, waiting = perf_counter(), deque(requests)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(min(self.level.concurrency, len(waiting))):
                 tasks.create_task(self._work_off(waiting, window, begin))
 
-    async def _work_off(self, waiting: deque[Request], window: int, begin: float) -> None:
+    async def _work_off(self, waiting: deque[WorkloadRequest], window: int, begin: float) -> None:
         while waiting:
             await self._ask(waiting.popleft(), window, begin)
 
-    async def _ask(self, request: Request, window: int, begin: float) -> None:
+    async def _ask(self, request: WorkloadRequest, window: int, begin: float) -> None:
         if self.given_up:
             return
         path, body = self.options.body(request, self.model)

@@ -17,14 +17,14 @@ from outrider.lab.progress import Progress, Quiet
 from outrider.lab.server import salt
 from outrider.lab.server.client import Client, raised
 from outrider.lab.server.compare import compare
-from outrider.lab.server.counters import Reading, Window, difference, read, read_settled
+from outrider.lab.server.counters import CounterWindow, Reading, difference, read, read_settled
 from outrider.lab.server.discover import discover
-from outrider.lab.server.endpoint import Endpoint
-from outrider.lab.server.load import Load
+from outrider.lab.server.endpoint import ServerEndpoint
+from outrider.lab.server.load import LoadRun
 from outrider.lab.server.options import LoadOptions
 from outrider.lab.server.summary import summarise
-from outrider.lab.server.types import Answer, Failure, Level, LevelMeasurement, ServerInfo, ServerMeasurement
-from outrider.lab.workload.types import Request, Workload
+from outrider.lab.server.types import Failure, Level, LevelMeasurement, MeasuredAnswer, ServerInfo, ServerMeasurement
+from outrider.lab.workload.types import Workload, WorkloadRequest
 
 TURN = 4
 WARMUP_TOKENS = 16
@@ -34,7 +34,7 @@ SAMPLED = "sampling parameters that were not given are the server's own defaults
 
 
 def measure_servers(
-    endpoints: Mapping[str, Endpoint],
+    endpoints: Mapping[str, ServerEndpoint],
     workload: Workload,
     options: LoadOptions,
     *,
@@ -56,7 +56,7 @@ def measure_servers(
 
 
 async def _measure(
-    endpoints: Mapping[str, Endpoint], requests: Sequence[Request], options: LoadOptions, progress: Progress
+    endpoints: Mapping[str, ServerEndpoint], requests: Sequence[WorkloadRequest], options: LoadOptions, progress: Progress
 ) -> list[ServerMeasurement]:
     async with AsyncExitStack() as stack:
         servers = []
@@ -86,9 +86,9 @@ class _Server:
     info: ServerInfo
     reads_counters: bool
     notes: list[str]
-    answers: dict[str, list[Answer]] = field(default_factory=dict)  # by level
+    answers: dict[str, list[MeasuredAnswer]] = field(default_factory=dict)  # by level
     failures: dict[str, list[Failure]] = field(default_factory=dict)  # by level
-    windows: dict[str, Window] = field(default_factory=dict)  # by level, what the counters say
+    windows: dict[str, CounterWindow] = field(default_factory=dict)  # by level, what the counters say
 
     async def reading(self) -> Reading | None:
         return (await read(self.client, self.info.model))[0] if self.reads_counters else None
@@ -102,7 +102,7 @@ class _Measuring:
     """`given_up`: the server that ended it, or None."""
 
     def __init__(
-        self, servers: Sequence[_Server], requests: Sequence[Request], options: LoadOptions, progress: Progress
+        self, servers: Sequence[_Server], requests: Sequence[WorkloadRequest], options: LoadOptions, progress: Progress
     ) -> None:
         self.given_up: _Server | None = None
         self.stopped = False  # by Ctrl-C
@@ -152,7 +152,7 @@ class _Measuring:
         for start in range(0, number, at_once):
             asked = [(one.id, *options.body(one, server.info.model)) for one in requests[start : start + at_once]]
             for outcome in await asyncio.gather(*(server.client.ask(*one) for one in asked)):
-                if isinstance(outcome, Answer):
+                if isinstance(outcome, MeasuredAnswer):
                     received += outcome.num_tokens or 0
                 elif not isinstance(raised(outcome), RequestError):
                     self._cold = outcome
@@ -174,18 +174,18 @@ class _Measuring:
         self.given_up = server
         server.notes.append(f"given up: {reason}")
 
-    def _turns(self, level: Level) -> list[Sequence[Request]]:
+    def _turns(self, level: Level) -> list[Sequence[WorkloadRequest]]:
         """The requests, cut into turns. A server that is alone needs none."""
         size = TURN * level.concurrency if level.concurrency > 1 else 1
         if len(self._servers) == 1:
             size = len(self._requests)
         return [self._requests[start : start + size] for start in range(0, len(self._requests), size)]
 
-    def _load(self, server: _Server, level: Level) -> Load:
+    def _load(self, server: _Server, level: Level) -> LoadRun:
         answers = server.answers[level.label] = []
         failures = server.failures[level.label] = []
         options = salt.salted(server.info.engine, self._options)
-        return Load(server.label, server.client, server.info.model, options, level, answers.append, self._progress, failures)
+        return LoadRun(server.label, server.client, server.info.model, options, level, answers.append, self._progress, failures)
 
     async def _close_window(self, server: _Server, level: Level, before: Reading | None) -> None:
         if before is None or server is self.given_up:
@@ -226,7 +226,7 @@ class _Measuring:
         )
 
 
-def _lukewarm(request: Request) -> Request:
+def _lukewarm(request: WorkloadRequest) -> WorkloadRequest:
     """Another beginning, so that the prefix cache does not know the prompt when its time is measured."""
     if request.messages:
         first, *others = request.messages

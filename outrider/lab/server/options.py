@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from outrider.errors import ConfigError
 from outrider.lab.server.types import Level
-from outrider.lab.workload.types import Request
+from outrider.lab.workload.types import WorkloadRequest
 from outrider.sampling.params import SamplingParams
 
 ALWAYS = ("temperature", "max_tokens")  # sent whatever their value
@@ -51,7 +51,7 @@ class LoadOptions:
         """In the order they are measured, without doubles."""
         return [Level(concurrency=number) for number in dict.fromkeys(self.concurrency)]
 
-    def body(self, request: Request, model: str) -> tuple[str, dict[str, Any]]:
+    def body(self, request: WorkloadRequest, model: str) -> tuple[str, dict[str, Any]]:
         """(path, JSON body) of a request. Raises ConfigError for a conversation that must go to /completions."""
         path, content = self._content(request)
         defaults = SamplingParams()
@@ -64,7 +64,7 @@ class LoadOptions:
         }  # fmt: skip
         return path, {name: value for name, value in body.items() if value is not None}
 
-    def _content(self, request: Request) -> tuple[str, dict[str, Any]]:
+    def _content(self, request: WorkloadRequest) -> tuple[str, dict[str, Any]]:
         chat = self.api == "chat" or (self.api == "auto" and request.messages is not None)
         if chat:
             messages = request.messages or ({"role": "user", "content": request.prompt or ""},)

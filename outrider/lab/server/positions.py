@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.lab.intervals import proportion
 from outrider.lab.result import Interval, Record
-from outrider.lab.server.types import Speculation
+from outrider.lab.server.types import SpeculationCounts
 
 RARELY, OFTEN = 0.1, 0.5  # of the steps
 FEW_STEPS = 100
@@ -19,7 +19,7 @@ class PositionRow(Record):
     given: Interval | None  # of the steps that kept the position before; Wilson's interval, as if steps were independent
 
 
-def positions(counts: Speculation) -> list[PositionRow]:
+def positions(counts: SpeculationCounts) -> list[PositionRow]:
     """A row for every position that was counted; none where the server does not count them."""
     if not counts.num_steps:
         return []
@@ -31,7 +31,7 @@ def positions(counts: Speculation) -> list[PositionRow]:
     return rows
 
 
-def findings(counts: Speculation) -> list[str]:
+def findings(counts: SpeculationCounts) -> list[str]:
     """What the counts say about the drafts, a sentence each."""
     if counts.num_steps is None:
         return ["The server counts no passes with a draft, so its drafts cannot be judged."]
@@ -49,7 +49,7 @@ def findings(counts: Speculation) -> list[str]:
     return lines
 
 
-def _by_position(counts: Speculation) -> list[str]:
+def _by_position(counts: SpeculationCounts) -> list[str]:
     rows = positions(counts)
     if not rows:
         return ["The server does not count accepted tokens by position, so where drafts break off is unknown."]

@@ -10,13 +10,13 @@ from outrider.lab.comparable import Comparable
 from outrider.lab.result import Interval, Record, Result
 from outrider.lab.server.lengths import LevelAdvice
 from outrider.lab.server.positions import positions
-from outrider.lab.server.types import ServerMeasurement, Speculation
+from outrider.lab.server.types import ServerMeasurement, SpeculationCounts
 
 
 class Standing(Record):
     """What the server's counters say of all its traffic since it started, and its load when the run began."""
 
-    speculation: Speculation | None = None
+    speculation: SpeculationCounts | None = None
     num_generated: int | None = None  # tokens
     running: float | None = None  # requests
     waiting: float | None = None

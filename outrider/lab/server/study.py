@@ -13,13 +13,13 @@ from outrider.lab.progress import Progress
 from outrider.lab.server.client import Client
 from outrider.lab.server.counters import CACHE_ASKED, CACHE_FOUND, Reading, difference, read
 from outrider.lab.server.discover import discover
-from outrider.lab.server.endpoint import Endpoint
+from outrider.lab.server.endpoint import ServerEndpoint
 from outrider.lab.server.lengths import LevelAdvice, advise, schedule
 from outrider.lab.server.measure import measure_servers
 from outrider.lab.server.options import LoadOptions
 from outrider.lab.server.positions import findings
 from outrider.lab.server.server_result import ServerResult, Standing
-from outrider.lab.server.types import ServerMeasurement, Speculation
+from outrider.lab.server.types import ServerMeasurement, SpeculationCounts
 from outrider.lab.workload.types import Workload
 
 Question = Literal["explain", "tune"]
@@ -39,7 +39,7 @@ UNKNOWN = {
 
 
 def study(
-    question: Question, endpoints: Mapping[str, Endpoint], workload: Workload, options: LoadOptions, *, prompts: int,
+    question: Question, endpoints: Mapping[str, ServerEndpoint], workload: Workload, options: LoadOptions, *, prompts: int,
     progress: Progress,
 ) -> ServerResult:  # fmt: skip
     """The last endpoint is asked about, one before it is the plain server. Raises what `measure_servers` raises."""
@@ -70,7 +70,7 @@ def _check_counters(question: Question, servers: Sequence[ServerMeasurement]) ->
     )
 
 
-async def _standing(endpoint: Endpoint, timeout_s: float) -> Standing | None:
+async def _standing(endpoint: ServerEndpoint, timeout_s: float) -> Standing | None:
     async with Client(endpoint, timeout_s=timeout_s) as client:
         info = await discover(client)
         reading = (await read(client, info.model))[0] if info.metrics else None
@@ -113,7 +113,7 @@ def _explained(server: ServerMeasurement) -> list[str]:
     return lines
 
 
-def _length(counts: Speculation) -> float | None:
+def _length(counts: SpeculationCounts) -> float | None:
     return counts.num_draft_tokens / counts.num_steps if counts.num_draft_tokens and counts.num_steps else None
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from outrider.lab.server.counters import Window
-from outrider.lab.server.types import Answer, Failure, Level, LevelMeasurement, Percentiles
+from outrider.lab.server.counters import CounterWindow
+from outrider.lab.server.types import Failure, Level, LevelMeasurement, MeasuredAnswer, Percentiles
 
 SHARES = (50, 90, 99)
 BURST_TOKENS, BURST_TPOT_S = 16, 0.0002  # no model streams 16 tokens faster than that, one after the other
@@ -17,9 +17,9 @@ OTHERS = 1.02  # times the tokens received: a server that generated more served 
 def summarise(
     level: Level,
     num_requests: int,
-    answers: Sequence[Answer],
+    answers: Sequence[MeasuredAnswer],
     failures: Sequence[Failure],
-    window: Window | None,
+    window: CounterWindow | None,
 ) -> LevelMeasurement:
     """`window`: what the counters say; None for a server without counters, or a run that was cut short."""
     busy_s = busy_seconds(answers)
@@ -44,7 +44,7 @@ def summarise(
     )
 
 
-def busy_seconds(answers: Iterable[Answer]) -> float:
+def busy_seconds(answers: Iterable[MeasuredAnswer]) -> float:
     """Sum over windows of the time from a window's first request to its last answer."""
     spans: dict[int, tuple[float, float]] = {}
     for answer in answers:
@@ -53,7 +53,7 @@ def busy_seconds(answers: Iterable[Answer]) -> float:
     return sum(last - first for first, last in spans.values())
 
 
-def num_tokens(answers: Sequence[Answer]) -> int | None:
+def num_tokens(answers: Sequence[MeasuredAnswer]) -> int | None:
     """Tokens of all answers; None where one of them was not counted."""
     numbers = [answer.num_tokens for answer in answers]
     return None if None in numbers or not numbers else sum(number for number in numbers if number is not None)
@@ -68,7 +68,7 @@ def percentiles(values: Iterable[float | None]) -> Percentiles | None:
     return Percentiles(n=len(known), mean=float(np.mean(known)), p50=p50, p90=p90, p99=p99)
 
 
-def _notes(level: Level, answers: Sequence[Answer], window: Window | None) -> list[str]:
+def _notes(level: Level, answers: Sequence[MeasuredAnswer], window: CounterWindow | None) -> list[str]:
     notes = [] if window is None else [*window.notes, *_doubts(answers, window)]
     uncounted = sum(answer.num_tokens is None for answer in answers)
     if uncounted:
@@ -85,7 +85,7 @@ def _notes(level: Level, answers: Sequence[Answer], window: Window | None) -> li
     return notes
 
 
-def _cached_share(answers: Sequence[Answer], window: Window | None) -> float:
+def _cached_share(answers: Sequence[MeasuredAnswer], window: CounterWindow | None) -> float:
     """The cached share of the prompt tokens, as the answers say; else as the server's counters do. 0 where neither does."""
     cached = sum(answer.num_cached_tokens or 0 for answer in answers)
     prompts = sum(answer.num_prompt_tokens or 0 for answer in answers)
@@ -94,7 +94,7 @@ def _cached_share(answers: Sequence[Answer], window: Window | None) -> float:
     return cached / prompts if prompts else 0.0
 
 
-def _came_at_once(answer: Answer) -> bool:
+def _came_at_once(answer: MeasuredAnswer) -> bool:
     """Many tokens in no time, or in a chunk or two."""
     tokens = answer.num_tokens or 0
     if tokens < BURST_TOKENS or answer.tpot_s is None:
@@ -102,7 +102,7 @@ def _came_at_once(answer: Answer) -> bool:
     return answer.tpot_s < BURST_TPOT_S or tokens >= BURST_TOKENS * len(answer.chunks_s)
 
 
-def _doubts(answers: Sequence[Answer], window: Window) -> list[str]:
+def _doubts(answers: Sequence[MeasuredAnswer], window: CounterWindow) -> list[str]:
     """Why the counters may say something else than the answers."""
     generated, received = window.num_generated or 0, num_tokens(answers)
     if not received or generated <= OTHERS * received:

@@ -26,7 +26,7 @@ class Level(Record):
         return f"{self.concurrency} at once"
 
 
-class Speculation(Record):
+class SpeculationCounts(Record):
     """Counts of speculative steps, from a server's counters. What it does not say is None."""
 
     num_steps: int | None = None  # target passes that had a draft to verify
@@ -71,17 +71,17 @@ class Speculation(Record):
         """Share of the steps in which draft token i + 1 was accepted."""
         return [count / self.num_steps for count in self.accepted_per_position] if self.num_steps else []
 
-    def __add__(self, other: Speculation) -> Speculation:
+    def __add__(self, other: SpeculationCounts) -> SpeculationCounts:
         """Both together. A count that one of them lacks is unknown of the sum."""
         names = ("num_steps", "num_draft_tokens", "num_accepted_tokens", "num_full_steps", "num_step_tokens")
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in names}
         sums = {name: None if None in pair else sum(pair) for name, pair in pairs.items()}
         unknown = any(one.num_steps != 0 and not one.accepted_per_position for one in (self, other))
         columns = zip_longest(self.accepted_per_position, other.accepted_per_position, fillvalue=0)
-        return Speculation(**sums, accepted_per_position=[] if unknown else [sum(column) for column in columns])
+        return SpeculationCounts(**sums, accepted_per_position=[] if unknown else [sum(column) for column in columns])
 
 
-class Answer(Record):
+class MeasuredAnswer(Record):
     """One request that was answered to its end."""
 
     id: str
@@ -140,7 +140,7 @@ class LevelMeasurement(Record):
 
     level: Level
     num_requests: int  # asked for; finished + failed + never sent
-    answers: list[Answer]
+    answers: list[MeasuredAnswer]
     failures: list[Failure] = Field(default_factory=list)
     busy_s: float  # sum over windows, each from its first request to its last answer
     tokens_per_s: float | None  # tokens of all answers / busy_s; None where the server does not count tokens
@@ -150,12 +150,12 @@ class LevelMeasurement(Record):
     ttft_s: Percentiles | None
     tpot_s: Percentiles | None
     gap_s: Percentiles | None  # of all gaps between chunks of all answers (inter-token latency, as a reader sees it)
-    speculation: Speculation | None = None  # the server's counters over this level: everything it did meanwhile
+    speculation: SpeculationCounts | None = None  # the server's counters over this level: everything it did meanwhile
     gauges: dict[str, float] = Field(default_factory=dict)  # the server's running averages afterwards; they reach further back
     notes: list[str] = Field(default_factory=list)
 
 
-class Difference(Record):
+class AnswerDifference(Record):
     """Two greedy texts that part."""
 
     id: str
@@ -173,7 +173,7 @@ class LevelComparison(Record):
     speedup_interval: Interval | None = None  # bootstrap over pairs; None below MIN_PAIRS
     throughput_ratio: float | None  # tokens_per_s here / baseline
     num_identical: int | None = None  # texts; None when texts were sampled
-    differences: list[Difference] = Field(default_factory=list)  # the first ones
+    differences: list[AnswerDifference] = Field(default_factory=list)  # the first ones
 
 
 class ServerInfo(Record):

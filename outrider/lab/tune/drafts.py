@@ -17,7 +17,7 @@ from pathlib import Path
 
 from outrider.build import DEMO, Options, embedded_heads, target_config
 from outrider.errors import ConfigError
-from outrider.lab.tune.head import Head
+from outrider.lab.tune.head import TrainedHead
 from outrider.models.heads.block_files import outline_block
 from outrider.models.heads.eagle_files import TargetSizes, outline_eagle
 from outrider.models.heads.kinds import ACCEPTANCE, head_kind
@@ -33,7 +33,7 @@ class Drafts:
     """All that may draft beside what needs nothing."""
 
     model: str | None  # the draft model; None: none, or the one that comes with the target
-    heads: tuple[Head, ...] = ()
+    heads: tuple[TrainedHead, ...] = ()
 
 
 def read_drafts(options: Options, more: Sequence[str] = ()) -> Drafts:
@@ -72,22 +72,22 @@ def kind_of(name: str) -> str:
     return head_kind(folder) or MODEL  # a folder without weights is reported when it is loaded
 
 
-def _head(kind: str, path: str, folder: str, sizes: TargetSizes) -> Head:
+def _head(kind: str, path: str, folder: str, sizes: TargetSizes) -> TrainedHead:
     """`path`: where it lies; `folder`: what options call it."""
     if kind == "medusa":
-        return Head(kind=kind, folder=folder, most=outline_medusa(path, sizes.hidden_size, sizes.vocab_size).num_heads)
+        return TrainedHead(kind=kind, folder=folder, most=outline_medusa(path, sizes.hidden_size, sizes.vocab_size).num_heads)
     if kind == "block":
         config = outline_block(path, sizes.hidden_size, sizes.vocab_size, sizes.num_layers).config
-        return Head(
+        return TrainedHead(
             kind=kind, folder=folder, most=config.num_guesses, confidence=config.confidence, markov=bool(config.markov_rank)
         )
     if kind == "mtp":
         found = find_mtp(Path(path), sizes.num_layers)
         layers = 1 if found is None else len(found.layout.layers)
-        return Head(kind=kind, folder=folder, most=layers if layers > 1 else None)
+        return TrainedHead(kind=kind, folder=folder, most=layers if layers > 1 else None)
     if kind in ("eagle", "eagle3"):
         outline_eagle(path, "eagle3" if kind == "eagle3" else "eagle", sizes)  # refuses one that does not fit
-    return Head(kind=kind, folder=folder)
+    return TrainedHead(kind=kind, folder=folder)
 
 
 def _check_names(folders: Sequence[str]) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import LARGE_TREE, SMALL_TREE, Drafter
 from outrider.lab.configuration import PLAIN
-from outrider.lab.tune.head import Head
+from outrider.lab.tune.head import TrainedHead
 from outrider.lab.tune.space import Family, Space, SpaceOptions
 from outrider.models.heads.kinds import ACCEPTANCE, EARLY_EXIT
 from outrider.trees.plan import TreeSettings
@@ -77,7 +77,7 @@ def _draft_model(options: SpaceOptions) -> Iterator[Family]:
         yield from _trees("draft-model", ("best-first", "sequoia"), options)
 
 
-def _head(head: Head, options: SpaceOptions) -> Iterator[Family]:
+def _head(head: TrainedHead, options: SpaceOptions) -> Iterator[Family]:
     own, max_tokens = head.options, head.most or HEAD_SIZES[-1]
     if head.kind == ACCEPTANCE:
         yield Family.of("draft-model", CHAIN_SIZES, stop="acceptance", acceptance_head=head.folder)

@@ -7,7 +7,7 @@ from typing import Any
 from outrider.lab.result import Record
 
 
-class Head(Record):
+class TrainedHead(Record):
     """One trained part."""
 
     kind: str  # the drafter that drafts with it; ACCEPTANCE: a rule that ends the draft model's drafts

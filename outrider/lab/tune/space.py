@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.lab.configuration import PLAIN, Configuration
-from outrider.lab.tune.head import Head
+from outrider.lab.tune.head import TrainedHead
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class SpaceOptions:
     """What there is, and what the user allows."""
 
     has_draft: bool  # a draft model is there
-    heads: tuple[Head, ...] = ()  # trained for this target
+    heads: tuple[TrainedHead, ...] = ()  # trained for this target
     corpus: str | None = None  # text to copy from
     temperature: float = 0.0
     trees: bool = True

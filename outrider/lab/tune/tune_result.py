@@ -12,7 +12,7 @@ from outrider.lab.replay.replay_result import SearchOutcome
 from outrider.lab.result import Interval, Record, Result
 from outrider.lab.tune.confirm import Confirmed, Lap, paired_seconds
 from outrider.lab.tune.forecast import Forecast
-from outrider.lab.tune.head import Head
+from outrider.lab.tune.head import TrainedHead
 from outrider.lab.tune.load import LoadStep
 from outrider.lab.tune.remote import RemoteAdvice
 from outrider.settings_file import SettingsFile
@@ -70,7 +70,7 @@ class Tried(Record):
     workload: str
     target: str
     draft: str | None
-    heads: list[Head] = Field(default_factory=list)
+    heads: list[TrainedHead] = Field(default_factory=list)
     model_options: dict[str, Any]
 
 

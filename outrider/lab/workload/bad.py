@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
 
-from outrider.lab.workload.types import BadLine, Request
+from outrider.lab.workload.types import BadLine, WorkloadRequest
 
 OnBad = Literal["skip", "refuse"]
 SHOWN = 5  # in a message
@@ -22,10 +22,10 @@ class BadLines:
         self._kept: list[BadLine] = []
         self._keep_all = keep_all
 
-    def sorted_out(self, found: Iterable[Request | BadLine]) -> Iterator[Request]:
+    def sorted_out(self, found: Iterable[WorkloadRequest | BadLine]) -> Iterator[WorkloadRequest]:
         """The requests; bad lines stay here."""
         for one in found:
-            if isinstance(one, Request):
+            if isinstance(one, WorkloadRequest):
                 yield one
                 continue
             self.count += 1

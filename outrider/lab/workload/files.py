@@ -18,10 +18,10 @@ from typing import Any
 from outrider.errors import ConfigError
 from outrider.lab.workload.containers import Container, container_of
 from outrider.lab.workload.containers.blocks import read_blocks
-from outrider.lab.workload.containers.entry import Entry
+from outrider.lab.workload.containers.entry import FileEntry
 from outrider.lab.workload.formats import read_entry
 from outrider.lab.workload.formats.fields import Fields, Turns, UnusableError
-from outrider.lab.workload.types import BadLine, Request
+from outrider.lab.workload.types import BadLine, WorkloadRequest
 
 PEEK = 1 << 16  # bytes by which a file is recognised
 GZIP = b"\x1f\x8b"
@@ -46,7 +46,7 @@ class RequestFile:
         self.is_text = False  # plain text, which the user should know
         self._path, self._turns, self._wanted = path, turns, wanted
 
-    def requests(self) -> Iterator[Request | BadLine]:
+    def requests(self) -> Iterator[WorkloadRequest | BadLine]:
         """In the order of the file. Raises ConfigError when the file cannot be read or has no entries."""
         empty = True
         try:
@@ -63,7 +63,7 @@ class RequestFile:
         if empty:
             raise ConfigError(f"{self.name} is empty: it has no prompts")
 
-    def _entries(self, raw: io.RawIOBase) -> Iterator[Entry | BadLine]:
+    def _entries(self, raw: io.RawIOBase) -> Iterator[FileEntry | BadLine]:
         file: io.BufferedReader[Any] = io.BufferedReader(raw, PEEK)
         start = file.peek(PEEK)
         if start.startswith(GZIP):
@@ -76,7 +76,7 @@ class RequestFile:
         self.is_text = container is read_blocks
         return container(text)
 
-    def _read(self, entry: Entry | BadLine) -> Iterator[Request | BadLine]:
+    def _read(self, entry: FileEntry | BadLine) -> Iterator[WorkloadRequest | BadLine]:
         if isinstance(entry, BadLine):
             yield entry
             return

@@ -16,14 +16,14 @@ import re
 import string
 
 from outrider.lab.workload.answers import finished, is_right, number
-from outrider.lab.workload.types import Request
+from outrider.lab.workload.types import WorkloadRequest
 
 UNGRADED = ("code", "chat", "translation", "summarization")
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def grade(request: Request, text: str) -> bool | None:
+def grade(request: WorkloadRequest, text: str) -> bool | None:
     """True or False; None where the request has no reference or its task has no one right answer."""
     if request.reference is None or not request.reference.strip() or request.task in UNGRADED:
         return None

@@ -22,7 +22,7 @@ from outrider.lab.workload.bad import BadLines, OnBad
 from outrider.lab.workload.builtin import BUILTIN, Located, is_builtin, locate
 from outrider.lab.workload.files import RequestFile
 from outrider.lab.workload.formats.fields import Turns
-from outrider.lab.workload.types import Request, Workload
+from outrider.lab.workload.types import Workload, WorkloadRequest
 
 
 def load_workload(
@@ -45,15 +45,15 @@ def load_workload(
 
 
 @dataclass(frozen=True)
-class _Part:
+class _MixPart:
     """One name or file of a mix, read."""
 
     name: str
     located: Located
-    requests: list[Request]
+    requests: list[WorkloadRequest]
     bad: BadLines
 
-    def note(self, chosen: Sequence[Request]) -> str:
+    def note(self, chosen: Sequence[WorkloadRequest]) -> str:
         """A note on the origin of the prompts; `chosen` are those of all parts that are used."""
         own = set(map(id, self.requests))
         facts = [counted(sum(id(request) in own for request in chosen), "prompt")]
@@ -84,7 +84,7 @@ def _names(spec: str) -> list[str]:
     return names
 
 
-def _load(name: str, limit: int | None, on_bad: OnBad, data: Path | None, turns: Turns) -> _Part:
+def _load(name: str, limit: int | None, on_bad: OnBad, data: Path | None, turns: Turns) -> _MixPart:
     """The first `limit` requests of a part: all that a mix can need of it."""
     located = _locate(name, data, turns)
     bad = BadLines(keep_all=on_bad == "skip")
@@ -94,7 +94,7 @@ def _load(name: str, limit: int | None, on_bad: OnBad, data: Path | None, turns:
         raise ConfigError(bad.message(name, len(requests)))
     if not requests:
         raise ConfigError(f"{located.note} has no prompts for '{name}'")
-    return _Part(name, located, requests, bad)
+    return _MixPart(name, located, requests, bad)
 
 
 def _locate(name: str, data: Path | None, turns: Turns) -> Located:
@@ -121,14 +121,14 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _in_turn(parts: Sequence[Iterable[Request]]) -> Iterator[Request]:
+def _in_turn(parts: Sequence[Iterable[WorkloadRequest]]) -> Iterator[WorkloadRequest]:
     """One of each, again and again; a part that has run out is passed over."""
     if len(parts) == 1:
         return iter(parts[0])
     return (request for request in chain.from_iterable(zip_longest(*parts)) if request is not None)
 
 
-def _with_own_ids(requests: Iterable[Request]) -> tuple[list[Request], int]:
+def _with_own_ids(requests: Iterable[WorkloadRequest]) -> tuple[list[WorkloadRequest], int]:
     """The requests with ids that are unique, and how many had to be renamed."""
     taken: dict[str, int] = {}
     found, renamed = [], 0

@@ -11,15 +11,15 @@ from typing import Any
 
 from outrider.errors import ConfigError, RequestError
 from outrider.lab.workload.bad import OnBad, listing
-from outrider.lab.workload.types import Request, Workload
+from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.models.tokens.token_text import end_of_turn
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PreparedPrompt:
     """A request, ready to run."""
 
-    request: Request
+    request: WorkloadRequest
     tokens: list[int]
     max_tokens: int  # of the answer
 
@@ -36,11 +36,11 @@ class Unfit:
 class Prepared:
     """What `prepare` made of a workload."""
 
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[PreparedPrompt, ...]
     skipped: tuple[Unfit, ...] = ()
 
 
-def to_tokens(request: Request, tokenizer: Any, *, chat_template: bool = True) -> list[int]:
+def to_tokens(request: WorkloadRequest, tokenizer: Any, *, chat_template: bool = True) -> list[int]:
     """Token ids of a request: the ids `LLM.generate(prompt)` and `LLM.chat_prompt(messages)` would feed.
 
     `chat_template=False` feeds a conversation of one question as plain text, a system message before it, for base models.
@@ -57,7 +57,7 @@ def to_tokens(request: Request, tokenizer: Any, *, chat_template: bool = True) -
     return list(tokens)
 
 
-def end_of_answer(request: Request, tokenizer: Any, *, chat_template: bool = True) -> int | None:
+def end_of_answer(request: WorkloadRequest, tokenizer: Any, *, chat_template: bool = True) -> int | None:
     """The token with which a model ends its answer to a request: the chat template's where it is used, else the eos_token."""
     by_template = request.messages is not None and chat_template
     found: int | None = end_of_turn(tokenizer) if by_template else tokenizer.eos_token_id
@@ -87,7 +87,7 @@ def prepare(
         except RequestError as error:
             reason = str(error)
         if reason is None:
-            prompts.append(Prompt(request, tokens, room))
+            prompts.append(PreparedPrompt(request, tokens, room))
         else:
             unfit.append(Unfit(request.id, reason))
     if unfit and (on_bad == "refuse" or not prompts):
@@ -102,7 +102,7 @@ def _message(workload: Workload, unfit: list[Unfit], on_bad: OnBad) -> str:
     return listing(head, [f"{one.id}: {one.reason}" for one in unfit], len(unfit), remedy)
 
 
-def _by_template(request: Request, tokenizer: Any) -> list[int]:
+def _by_template(request: WorkloadRequest, tokenizer: Any) -> list[int]:
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
             f"request '{request.id}' is a conversation, and the model has no chat template; use a workload of plain prompts, "
@@ -116,7 +116,7 @@ def _by_template(request: Request, tokenizer: Any) -> list[int]:
     return list(encoded["input_ids"])
 
 
-def _as_text(request: Request) -> str:
+def _as_text(request: WorkloadRequest) -> str:
     roles = [message["role"] for message in request.messages or ()]
     if roles not in (["user"], ["system", "user"]):
         raise RequestError(f"request '{request.id}' has {len(roles)} turns; without a chat template only one question can be fed")

@@ -9,7 +9,7 @@ Task = Literal["reasoning", "code", "chat", "translation", "summarization", "qa"
 
 
 @dataclass(frozen=True)
-class Request:
+class WorkloadRequest:
     """One prompt. Exactly one of `prompt` and `messages` is given."""
 
     id: str  # unique in its workload, the same in every run
@@ -34,6 +34,6 @@ class Workload:
     """Requests under a name."""
 
     name: str
-    requests: tuple[Request, ...]
+    requests: tuple[WorkloadRequest, ...]
     skipped: tuple[BadLine, ...] = ()
     notes: tuple[str, ...] = field(default=())  # where it comes from, as a person should know

@@ -132,13 +132,13 @@ def long_list(file: GgufFile, key: str) -> list[Any]:
 
 @lru_cache(maxsize=64)
 def _read_once(path: Path, changed: int) -> tuple[dict[str, Any], tuple[TensorInfo, ...]]:
-    reader = _Reader(path)
+    reader = _HeaderReader(path)
     return reader.metadata(), reader.tensors()
 
 
 @lru_cache(maxsize=8)  # those of a target and a draft
 def _long_list(path: Path, changed: int, key: str) -> list[Any]:
-    return _Reader(path, keeps=key).metadata()[key]
+    return _HeaderReader(path, keeps=key).metadata()[key]
 
 
 def _shards(path: Path) -> list[Path]:
@@ -165,7 +165,7 @@ def _check_kind(path: Path, metadata: dict[str, Any]) -> None:
         )
 
 
-class _Reader:
+class _HeaderReader:
     """Reads a header front to back. `keeps`: a list that is wanted in full."""
 
     def __init__(self, path: Path, keeps: str | None = None) -> None:

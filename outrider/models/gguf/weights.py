@@ -67,7 +67,7 @@ def gguf_module(file: GgufFile, config: Any, dtype: torch.dtype, *, experts_stay
         raise CapabilityError(f"'{file.path}': transformers has no language model for it: {reason}") from error
     with torch.no_grad():
         make_buffers(module)
-        loading = _Loading(file, module, config, dtype, staying(file, experts=experts_stay))
+        loading = _GgufLoading(file, module, config, dtype, staying(file, experts=experts_stay))
         loading.run()
         _divide_frequencies(module, file)
     module.outrider_places = loading.places
@@ -161,7 +161,7 @@ def _divide_frequencies(module: nn.Module, file: GgufFile) -> None:
 
 
 @dataclass
-class _Loading:
+class _GgufLoading:
     """The way of each tensor to its place in one module."""
 
     file: GgufFile

@@ -55,7 +55,7 @@ def outline_v4(folder: Path, target_hidden: int, vocab_size: int, num_layers: in
     return _fitted(folder, target_hidden, vocab_size, num_layers, "meta")[0]
 
 
-def _fitted(folder: Path, target_hidden: int, vocab_size: int, num_layers: int, device: str) -> tuple[V4BlockHead, _Reader]:
+def _fitted(folder: Path, target_hidden: int, vocab_size: int, num_layers: int, device: str) -> tuple[V4BlockHead, _TensorReader]:
     """A fresh head, and what reads its weights."""
     what, said = f"head '{folder}'", read_config(folder)
     if (kind := (said.get("text_config") or said).get("model_type")) != FAMILY:
@@ -71,7 +71,7 @@ def _fitted(folder: Path, target_hidden: int, vocab_size: int, num_layers: int, 
         values[name] = (said.get("text_config") or said).get(f"dspark_{name}")
         if values[name] is None:
             raise CheckpointError(f"{what}: config.json does not say 'dspark_{name}', which its DSpark head needs")
-    reader = _Reader(folder, what)
+    reader = _TensorReader(folder, what)
     config = BlockConfig(
         hidden_size=text.hidden_size, intermediate_size=text.intermediate_size, num_layers=reader.num_layers,
         num_heads=text.num_attention_heads, num_kv_heads=1, head_dim=text.head_dim, vocab_size=vocab_size,
@@ -95,7 +95,7 @@ def _fitted(folder: Path, target_hidden: int, vocab_size: int, num_layers: int, 
     return head, reader
 
 
-class _Reader:
+class _TensorReader:
     """The tensors of a head by the names of its modules."""
 
     def __init__(self, folder: Path, what: str) -> None:

@@ -31,7 +31,7 @@ Span = Callable[[str, Sequence[Job]], AbstractContextManager[object]]
 
 
 @dataclass
-class _Answer:
+class _SentDraft:
     """What was sent for a row's present text."""
 
     stream: AskerCall
@@ -58,7 +58,7 @@ class Worker:
     ) -> None:  # fmt: skip
         self._host, self._texts, self._limits, self._counters, self._context = host, texts, limits, counters, context
         self._span = span
-        self._answers: dict[int, _Answer] = {}  # by uid
+        self._answers: dict[int, _SentDraft] = {}  # by uid
         self._ahead: dict[int, _Ahead] = {}
         self._survival = ChainSurvival()
         self._stopping = threading.Event()
@@ -204,7 +204,7 @@ class Worker:
         uid, base = job.text.uid, self._host.length(job.text.uid)
         answer = self._answers.get(uid)
         if answer is None or answer.stream is not job.stream or answer.base != base:
-            answer = self._answers[uid] = _Answer(job.stream, base)
+            answer = self._answers[uid] = _SentDraft(job.stream, base)
         answer.chain = _first_path(nodes)
         return [node.message() for node in answer.sent.add(nodes)[1]]
 

@@ -6,7 +6,15 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from outrider.serve.schema.anthropic import Block, ClientTool, CountBody, MessagesBody, TextBlock, ToolChoice, Turn
+from outrider.serve.schema.anthropic import (
+    AnthropicToolChoice,
+    ClientTool,
+    ContentBlock,
+    CountBody,
+    MessagesBody,
+    TextBlock,
+    Turn,
+)
 from outrider.serve.schema.base import made
 from outrider.serve.schema.chat import ChatBody
 
@@ -48,7 +56,7 @@ def _messages(turn: Turn) -> Iterator[dict[str, Any]]:
     elif turn.role == "assistant":
         yield _answer(turn.content)
     else:
-        texts: list[Block] = []
+        texts: list[ContentBlock] = []
         for block in turn.content:
             if block.type == "tool_result":
                 if texts:
@@ -62,7 +70,7 @@ def _messages(turn: Turn) -> Iterator[dict[str, Any]]:
             yield {"role": turn.role, "content": _text(texts)}
 
 
-def _answer(blocks: Sequence[Block]) -> dict[str, Any]:
+def _answer(blocks: Sequence[ContentBlock]) -> dict[str, Any]:
     calls = [
         {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": json.dumps(block.input)}}
         for block in blocks
@@ -76,7 +84,7 @@ def _answer(blocks: Sequence[Block]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _text(blocks: Sequence[Block | TextBlock]) -> str:
+def _text(blocks: Sequence[ContentBlock | TextBlock]) -> str:
     """Texts of several blocks stand on lines of their own, as in vLLM."""
     return "\n".join(block.text or "" for block in blocks if block.type == "text")
 
@@ -86,7 +94,7 @@ def _tool(tool: ClientTool) -> dict[str, Any]:
     return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 
-def _choice(choice: ToolChoice | None) -> dict[str, Any]:
+def _choice(choice: AnthropicToolChoice | None) -> dict[str, Any]:
     if choice is None:
         return {}
     names = {"auto": "auto", "any": "required", "none": "none"}

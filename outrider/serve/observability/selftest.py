@@ -118,7 +118,7 @@ def self_test(engine: Tested, *, max_tokens: int = MAX_TOKENS, budget_s: float =
     findings: list[Finding] = []
     prompts = _prompts(engine, max_tokens, findings)
     drafters = [name for name in engine.drafters if name != "none"]
-    runs: dict[str | None, _Run] = {None: _Run(), **{name: _Run() for name in drafters}}
+    runs: dict[str | None, _KindTotals] = {None: _KindTotals(), **{name: _KindTotals() for name in drafters}}
     try:
         for name in runs:  # the first request of a kind pays for what is made only once
             _ask(engine, prompts[0], name, min(WARMUP_TOKENS, max_tokens))
@@ -141,7 +141,7 @@ def self_test(engine: Tested, *, max_tokens: int = MAX_TOKENS, budget_s: float =
     return SelfTest(findings, numbers)
 
 
-class _Run:
+class _KindTotals:
     """Answers of one kind, added up."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class _Run:
     def tokens_per_s(self) -> float | None:
         return self.stats.emitted / self.seconds if self.seconds > 0 else None
 
-    def speedup_range(self, plain: _Run) -> list[float] | None:
+    def speedup_range(self, plain: _KindTotals) -> list[float] | None:
         """Lowest and highest speedup of a probe; None where a probe took no time that could be measured."""
         pairs = list(zip(self.rates, plain.rates, strict=False))
         if not pairs or not all(mine and base for mine, base in pairs):
@@ -170,7 +170,7 @@ class _Run:
         ratios = [mine / base for mine, base in pairs]
         return [min(ratios), max(ratios)]
 
-    def as_dict(self, plain: _Run) -> dict[str, Any]:
+    def as_dict(self, plain: _KindTotals) -> dict[str, Any]:
         rate, base = self.tokens_per_s, plain.tokens_per_s
         return {
             "tokens": self.stats.emitted, "tau": self.stats.tau, "alpha": self.stats.alpha, "drafted": self.stats.drafted,
@@ -236,7 +236,7 @@ def _prompts(engine: Tested, max_tokens: int, findings: list[Finding]) -> list[l
     return [prompt[-room:] for prompt in prompts if prompt]
 
 
-def _judge(engine: Tested, name: str, run: _Run, plain: _Run) -> list[Finding]:
+def _judge(engine: Tested, name: str, run: _KindTotals, plain: _KindTotals) -> list[Finding]:
     """Findings from the numbers of one drafter."""
     if not run.tokens:
         return []
@@ -270,7 +270,7 @@ def _why_unused(name: str, *, has_model: bool) -> str:
     return "it needs texts that repeat themselves"
 
 
-def _judge_speed(engine: Tested, name: str, run: _Run, plain: _Run) -> list[Finding]:
+def _judge_speed(engine: Tested, name: str, run: _KindTotals, plain: _KindTotals) -> list[Finding]:
     rate, base = run.tokens_per_s, plain.tokens_per_s
     if not rate or not base or rate >= SLOWER * base:
         return []

@@ -42,7 +42,7 @@ class TextBlock(Body):
         return self
 
 
-class Block(Body):
+class ContentBlock(Body):
     """A piece of a message."""
 
     type: str = Field(description="text, thinking, redacted_thinking, tool_use or tool_result.")
@@ -63,7 +63,7 @@ class Block(Body):
     }  # fmt: skip
 
     @model_validator(mode="after")
-    def _check_type(self) -> Block:
+    def _check_type(self) -> ContentBlock:
         if self.type not in NEEDS:
             raise refusal("type", f"a block of type '{self.type[:40]}' is not supported: {TEXT_ONLY}")
         for name in NEEDS[self.type]:
@@ -84,7 +84,7 @@ class Turn(Body):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    content: str | list[ContentBlock]
 
     @model_validator(mode="after")
     def _check_blocks(self) -> Turn:
@@ -121,7 +121,7 @@ class ClientTool(Body):
         return self
 
 
-class ToolChoice(Body):
+class AnthropicToolChoice(Body):
     """Whether tools are used, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -129,7 +129,7 @@ class ToolChoice(Body):
     disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")
-    def _check_name(self) -> ToolChoice:
+    def _check_name(self) -> AnthropicToolChoice:
         if (self.type == "tool") != (self.name is not None):
             raise refusal("name", "'name' belongs to 'tool_choice' of type tool, which needs it")
         return self
@@ -194,7 +194,7 @@ class CountBody(Body):
     messages: list[Turn] = Field(min_length=1)
     system: str | list[TextBlock] | None = None
     tools: list[ClientTool] | None = None
-    tool_choice: ToolChoice | None = None
+    tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.draft_length.costs import EMPTY_DRAFT, StepCosts
+from outrider.draft_length.costs import EMPTY_DRAFT, LengthCosts
 
 SIZES = range(9)
 
 
-def told(slow: float = 1.0) -> StepCosts:
+def told(slow: float = 1.0) -> LengthCosts:
     """Sizes 0 to 8 in another hour, in which the machine was `slow` times as slow: a node costs 5 %."""
-    costs = StepCosts(8)
+    costs = LengthCosts(8)
     for size in SIZES:
         costs.observe(size, slow * (1 + 0.05 * size), count=10)
     return costs
 
 
-def watched(costs: StepCosts, times: list[tuple[int, float]]) -> StepCosts:
+def watched(costs: LengthCosts, times: list[tuple[int, float]]) -> LengthCosts:
     """One time a step, after what `costs` knows."""
     for step, (size, seconds) in enumerate(times, 1):
         costs.observe(size, seconds, now=step)
@@ -25,20 +25,20 @@ def watched(costs: StepCosts, times: list[tuple[int, float]]) -> StepCosts:
 
 
 def test_sizes_between_and_beyond_follow_those_that_were_timed() -> None:
-    costs = watched(StepCosts(8), [(0, 1.0), (4, 1.4)] * 4)
+    costs = watched(LengthCosts(8), [(0, 1.0), (4, 1.4)] * 4)
     assert [costs.drafted()[size] for size in (0, 2, 4, 8)] == pytest.approx([1.0, 1.2, 1.4, 1.8], rel=0.06)
 
 
 def test_a_size_that_was_seen_often_speaks_for_itself() -> None:
     """A step in the cost must not be smoothed away by its neighbours."""
-    costs = watched(StepCosts(8), [(0, 1.0), (4, 1.0), (5, 2.0), (8, 2.0)] * 16)
+    costs = watched(LengthCosts(8), [(0, 1.0), (4, 1.0), (5, 2.0), (8, 2.0)] * 16)
     assert costs.drafted()[4] < 1.15
     assert costs.drafted()[5] > 1.8
 
 
 def test_a_plain_step_never_costs_more_than_a_longer_one() -> None:
     """One spoilt plain time would make drafting look good for ever."""
-    assert watched(StepCosts(8), [(0, 5.0), (4, 1.2), (4, 1.2)]).drafted()[0] <= 1.2
+    assert watched(LengthCosts(8), [(0, 5.0), (4, 1.2), (4, 1.2)]).drafted()[0] <= 1.2
 
 
 def test_slow_minutes_are_slow_for_all_sizes() -> None:
@@ -91,7 +91,8 @@ def test_one_size_may_have_become_expensive_alone() -> None:
 @pytest.mark.parametrize("times", [10, 1e3, 1e5])
 def test_a_spoilt_first_time_of_all_does_not_spoil_the_other_sizes(times: float) -> None:
     """A program that is built, a laptop that was asleep: the only time there is, and all sizes are guessed from it."""
-    costs = watched(StepCosts(8), [(3, 1.15 * times), *[(size, 1 + 0.05 * size) for size in [0, 1, 2, 3, 4, 3, 5, 4, 6, 5] * 8]])
+    steady = [(size, 1 + 0.05 * size) for size in [0, 1, 2, 3, 4, 3, 5, 4, 6, 5] * 8]
+    costs = watched(LengthCosts(8), [(3, 1.15 * times), *steady])
     assert costs.drafted()[:9] == pytest.approx([1 + 0.05 * size for size in SIZES], rel=0.1)
 
 

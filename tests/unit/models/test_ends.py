@@ -12,7 +12,7 @@ import pytest
 from outrider import LLM, SamplingParams
 from outrider.grammar import Grammars, regex
 from outrider.lab.replay.texts import read_log
-from outrider.lab.workload.types import Request, Workload
+from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.models.loading.load import eos_token_ids
 from outrider.models.tokens.alignment import TokenizerPair
 from outrider.models.tokens.token_text import end_of_turn
@@ -107,7 +107,7 @@ def test_the_end_of_a_turn_is_the_templates(template: str | None, end: str) -> N
 def test_recorded_answers_end_as_the_model_ends_them() -> None:
     """Those of conversations with the template's token. Catches a draft trained on, or replayed with, an end that never comes."""
     tokenizer, asked = chatml(), ({"role": "user", "content": "hi"},)
-    requests = (Request("a", messages=asked, answer="ho"), Request("b", prompt="hi", answer="ho"))
+    requests = (WorkloadRequest("a", messages=asked, answer="ho"), WorkloadRequest("b", prompt="hi", answer="ho"))
     log = read_log(Workload("log", requests), tokenizer)
     plain = read_log(Workload("log", requests), tokenizer, chat_template=False)
     ends = [tokenizer.convert_tokens_to_ids("<|im_end|>"), EOS]

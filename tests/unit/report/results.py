@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from outrider.lab.bench.bench_result import (
-    Acceptance,
     Accuracy,
     BenchResult,
     Cell,
     ConfigurationInfo,
+    DepthAcceptance,
     Divergence,
     Identity,
     Measured,
@@ -21,7 +21,6 @@ from outrider.lab.bench.bench_result import (
 from outrider.lab.certify.certify_result import (
     CaseFound,
     CertifyResult,
-    Difference,
     ExactLaw,
     FirstToken,
     FirstTokenLaw,
@@ -29,6 +28,7 @@ from outrider.lab.certify.certify_result import (
     SameTexts,
     SampledLaw,
     TestPoint,
+    TextDifference,
     TextRun,
 )
 from outrider.lab.estimate.curves import CostPoints, StepCosts
@@ -48,25 +48,24 @@ from outrider.lab.explain.explain_result import (
     TextColumns,
     Times,
 )
-from outrider.lab.replay.replay_result import Acceptance as ReplayCounts
-from outrider.lab.replay.replay_result import ReplayedConfiguration, ReplayResult, SearchOutcome
+from outrider.lab.replay.replay_result import AcceptanceCounts, ReplayedConfiguration, ReplayResult, SearchOutcome
 from outrider.lab.result import Interval, Result
-from outrider.lab.server.counters import Window
+from outrider.lab.server.counters import CounterWindow
 from outrider.lab.server.lengths import advise, schedule
 from outrider.lab.server.server_result import ServerResult, Standing
 from outrider.lab.server.summary import summarise
 from outrider.lab.server.types import (
-    Answer,
+    AnswerDifference,
     Failure,
     Level,
     LevelComparison,
     LevelMeasurement,
+    MeasuredAnswer,
     Percentiles,
     ServerInfo,
     ServerMeasurement,
-    Speculation,
+    SpeculationCounts,
 )
-from outrider.lab.server.types import Difference as TextDifference
 from outrider.lab.tune.confirm import Confirmed, Lap
 from outrider.lab.tune.forecast import Forecast
 from outrider.lab.tune.load import LoadStep
@@ -104,7 +103,7 @@ def measured(number: int, found: Speedup | None = None, **changes: Any) -> Measu
         "tokens_per_s_interval": Interval(value=50, low=45, high=55),
     }  # fmt: skip
     if found is not None:
-        values["acceptance"] = Acceptance(num_steps=30, reached=[30, 25, 2], kept=[25, 20, 1])
+        values["acceptance"] = DepthAcceptance(num_steps=30, reached=[30, 25, 2], kept=[25, 20, 1])
         values["step_s"] = {0: 0.013, 1: 0.015, 5: 0.02}
         values["identity"] = Identity(num_compared=9, num_identical=9)
     return Measured(**{**values, **changes})
@@ -172,7 +171,7 @@ def grid_bench() -> BenchResult:
 # ---------------------------------------------------------------- servers
 
 
-COUNTS = Speculation(
+COUNTS = SpeculationCounts(
     num_steps=10, num_draft_tokens=30, num_accepted_tokens=12, num_full_steps=1, accepted_per_position=[8, 3, 1]
 )
 
@@ -185,16 +184,16 @@ def server(label: str, *levels: LevelMeasurement, engine: str = "vllm", **facts:
 
 
 def level(
-    concurrency: int = 1, counts: Speculation | None = None, failures: tuple[Failure, ...] = (), num_requests: int = 1
+    concurrency: int = 1, counts: SpeculationCounts | None = None, failures: tuple[Failure, ...] = (), num_requests: int = 1
 ) -> LevelMeasurement:
-    answers = [Answer(id="1", chunks_s=[0.1, 0.3], seconds=0.3, text="a b", num_tokens=3)]
-    window = Window(speculation=counts) if counts else None
+    answers = [MeasuredAnswer(id="1", chunks_s=[0.1, 0.3], seconds=0.3, text="a b", num_tokens=3)]
+    window = CounterWindow(speculation=counts) if counts else None
     return summarise(Level(concurrency=concurrency), num_requests, answers, failures, window)
 
 
 def compared_servers() -> list[ServerMeasurement]:
     """A plain server and a speculating one at three loads, with everything that a report of servers can have."""
-    differences = [TextDifference(id="7", position=3, baseline="four", other="for")]
+    differences = [AnswerDifference(id="7", position=3, baseline="four", other="for")]
     comparison = LevelComparison(
         level=Level(concurrency=1), num_pairs=9, speedup=1.5, speedup_interval=interval(1.5, 1.4, 1.62), throughput_ratio=1.45,
         num_identical=8, differences=differences,
@@ -204,7 +203,7 @@ def compared_servers() -> list[ServerMeasurement]:
     levels = [one.model_copy(update={"notes": ["everywhere", *(["here"] if n else [])]}) for n, one in enumerate(levels)]
     levels[2] = levels[2].model_copy(update={"gauges": {"spec_accept_length": 2.75}})
     return [
-        server("plain", level(1, Speculation(num_steps=10, num_step_tokens=25)), level(4), level(16), engine="sglang"),
+        server("plain", level(1, SpeculationCounts(num_steps=10, num_step_tokens=25)), level(4), level(16), engine="sglang"),
         server("spec", *levels, baseline="plain", comparisons=[comparison], complete=False, notes=["given up: gone"]),
     ]
 
@@ -222,7 +221,7 @@ def server_result(question: Any) -> ServerResult:
 # ---------------------------------------------------------------- certify
 
 
-DIFFERENCE = Difference(
+DIFFERENCE = TextDifference(
     prompt=1, run="speculative, alone", position=6, expected=108, found=None, expected_text=" <b>", found_text="(end)", gap=0.1,
     spacing=0.01, gap_in_spacings=10.0, moved_in_spacings=None, noise_in_spacings=0.5, cause="verifier",
 )  # fmt: skip
@@ -344,9 +343,9 @@ def greedy_lookup_explanation() -> ExplainResult:
 # ---------------------------------------------------------------- replay
 
 
-def replayed_counts(tau: float, speedup: float | None, drafted: int = 10) -> ReplayCounts:
+def replayed_counts(tau: float, speedup: float | None, drafted: int = 10) -> AcceptanceCounts:
     interval = Interval(value=tau, low=tau - 0.1, high=tau + 0.1)
-    return ReplayCounts(
+    return AcceptanceCounts(
         num_texts=9, steps=100, emitted=round(100 * tau), drafted=drafted, tested=10, accepted=5, accepted_per_position=[4, 1],
         widths=[90, 10], tau=tau, tau_interval=interval, alpha=0.5, draft_utilisation=0.5, speedup=speedup, speedup_interval=None,
     )  # fmt: skip

@@ -21,10 +21,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from outrider.build import Options
 from outrider.engine.engine import make_engine
 from outrider.engine.request import EngineSettings
-from outrider.lab.server import Endpoint, LoadOptions, measure_servers
+from outrider.lab.server import LoadOptions, ServerEndpoint, measure_servers
 from outrider.lab.server.counters import parse
 from outrider.lab.workload.load import load_workload
-from outrider.lab.workload.types import Request, Workload
+from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.sampling.params import SamplingParams
 from outrider.serve.app import make_app
 from outrider.serve.observability.logs import Logging
@@ -78,11 +78,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
 def test_lab_measures_our_server_and_everything_is_told(server: SimpleNamespace) -> None:
     """`outrider bench URL`: the page's counts of engine, tokens and speculation agree with the server's log of requests."""
     assert parse(server.metrics.render()[0].decode()).generated == 0, "the self-test is nobody's request"
-    workload = Workload("w", tuple(Request(id=f"r{i}", prompt=f"prompt {i}") for i in range(PROMPTS)))
+    workload = Workload("w", tuple(WorkloadRequest(id=f"r{i}", prompt=f"prompt {i}") for i in range(PROMPTS)))
     options = LoadOptions(
         concurrency=(2,), warmup=1, settle_s=0.1, timeout_s=60.0, sampling=SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     )
-    (result,) = measure_servers({"ours": Endpoint.parse(server.url)}, workload, options)
+    (result,) = measure_servers({"ours": ServerEndpoint.parse(server.url)}, workload, options)
     assert (result.server.engine, result.server.model, result.server.metrics) == ("outrider", "tiny", True)
     (level,) = result.levels
     assert level.failures == []

@@ -1,6 +1,6 @@
 """The recommendation as options of other engines: what makes them do the same, and where they cannot.
 
-One module an engine, each a function from `Advice` to `Words`. Option names drift between versions, so notes say where they did.
+One module an engine, each a function from `EngineAdvice` to `Words`. Option names drift between versions, so notes say where.
 No engine has every drafter: where one lacks the recommended drafter, its words are about the best that it has, and say so. Speeds
 were measured here, on this machine: other engines have other costs; acceptance carries over.
 """

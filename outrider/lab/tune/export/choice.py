@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.lab.configuration import Configuration
-from outrider.lab.tune.head import Head
+from outrider.lab.tune.head import TrainedHead
 from outrider.lab.tune.tune_result import TuneResult
 from outrider.models.heads.kinds import EARLY_EXIT
 
@@ -21,7 +21,7 @@ BEST_FIRST = "best-first"  # EAGLE-2's trees, which some engines build, too
 
 
 @dataclass(frozen=True)
-class Choice:
+class EngineChoice:
     """A configuration with a fixed length, for one engine."""
 
     drafter: str
@@ -31,7 +31,7 @@ class Choice:
     measured: bool
     schedule: list[tuple[int, int]]  # (from so many rows on, draft tokens), ascending, the first at 1 row; one entry: no schedule
     notes: list[str]
-    head: Head | None = None  # that drafts
+    head: TrainedHead | None = None  # that drafts
 
     @property
     def is_tree(self) -> bool:
@@ -49,7 +49,7 @@ class Choice:
         return (self.head.most if self.head is not None else None) or self.size
 
 
-class Advice(ABC):
+class EngineAdvice(ABC):
     """How to draft for one target, as engines ask about it."""
 
     def __init__(self, target: str, draft: str | None, *, sampled: bool, speculate: bool, reason: str) -> None:
@@ -62,7 +62,7 @@ class Advice(ABC):
     @abstractmethod
     def choose(
         self, drafters: Collection[str], trees: Collection[str] = (), takes: Callable[[Configuration], bool] = lambda one: True
-    ) -> Choice | None:
+    ) -> EngineChoice | None:
         """The configuration for an engine that has `drafters`, best-first trees by `trees`, and `takes` it; None: none pays."""
 
     def off(self, how: str) -> str:
@@ -73,13 +73,13 @@ class Advice(ABC):
         """The sentence for an engine whose drafters were not worth it."""
         return f"It has no drafter that paid here; it has {', '.join(sorted(drafters))}."
 
-    def export_note(self, choice: Choice, layout: str) -> str:
+    def export_note(self, choice: EngineChoice, layout: str) -> str:
         """How an engine gets a head that it can read."""
         folder = choice.options.get("head") or f"outrider/demo/models/heads/{choice.drafter}"
         return f"First: outrider export {folder} --target {self.target} --to {layout} --out {EXPORTED}"
 
 
-class Tuned(Advice):
+class Tuned(EngineAdvice):
     """Advice from all that `outrider tune` measured and forecast."""
 
     def __init__(self, result: TuneResult) -> None:
@@ -92,7 +92,7 @@ class Tuned(Advice):
 
     def choose(
         self, drafters: Collection[str], trees: Collection[str] = (), takes: Callable[[Configuration], bool] = lambda one: True
-    ) -> Choice | None:
+    ) -> EngineChoice | None:
         """The best configuration that an engine takes and that pays; None where none does.
 
         A chain by one of `drafters`, or a best-first tree by one of `trees`, that the engine `takes` and that is forecast
@@ -116,7 +116,7 @@ class Tuned(Advice):
         schedule, notes = self._schedule(label, size), self._notes(label, speedup, drafters, trees)
         head = self._head(configuration)
         options = configuration.drafter_options
-        return Choice(configuration.drafter, size, options, speedup, label in measured, schedule, notes, head)
+        return EngineChoice(configuration.drafter, size, options, speedup, label in measured, schedule, notes, head)
 
     def _notes(self, label: str, speedup: float, drafters: Collection[str], trees: Collection[str]) -> list[str]:
         notes = []
@@ -140,7 +140,7 @@ class Tuned(Advice):
             return ", whose trees it does not have"
         return ""
 
-    def _head(self, configuration: Configuration) -> Head | None:
+    def _head(self, configuration: Configuration) -> TrainedHead | None:
         """The trained head of a configuration."""
         folder = str(configuration.drafter_options.get("head", ""))
         heads = self._result.tried.heads

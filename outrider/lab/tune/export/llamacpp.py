@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from outrider.lab.tune.export.choice import EXPORTED, Advice, Choice
+from outrider.lab.tune.export.choice import EXPORTED, EngineAdvice, EngineChoice
 from outrider.lab.tune.tune_result import Words
 
 ENGINE = "llama.cpp"
 DRAFTERS = ("draft-model", "ngram", "eagle3", "block")
 
 
-def words(advice: Advice) -> Words:
+def words(advice: EngineAdvice) -> Words:
     """A command line."""
     if not advice.speculate:
         return Words(engine=ENGINE, text="", notes=[advice.off("--spec-type none, and no draft model")])
@@ -24,19 +24,19 @@ def words(advice: Advice) -> Words:
     return Words(engine=ENGINE, text=text, language="bash", notes=[*choice.notes, *_notes(choice, advice)])
 
 
-def _type(choice: Choice) -> str:
+def _type(choice: EngineChoice) -> str:
     if choice.drafter == "block":
         return "draft-dspark" if choice.is_dspark else "draft-dflash"
     return {"draft-model": "draft-simple", "ngram": "ngram-simple"}.get(choice.drafter, "draft-eagle3")
 
 
-def _model(choice: Choice) -> str:
+def _model(choice: EngineChoice) -> str:
     if choice.drafter == "ngram":
         return ""
     return "-md DRAFT.gguf " if choice.drafter == "draft-model" else "-md HEAD.gguf "
 
 
-def _notes(choice: Choice, advice: Advice) -> list[str]:
+def _notes(choice: EngineChoice, advice: EngineAdvice) -> list[str]:
     notes = ["Models as GGUF files. Older builds call the length --draft-max."]
     if choice.drafter in ("eagle3", "block"):
         notes.append(advice.export_note(choice, "raw"))

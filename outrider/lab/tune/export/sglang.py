@@ -8,7 +8,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 
-from outrider.lab.tune.export.choice import EXPORTED, PLUGGED, Advice, Choice, takes_lookups
+from outrider.lab.tune.export.choice import EXPORTED, PLUGGED, EngineAdvice, EngineChoice, takes_lookups
 from outrider.lab.tune.tune_result import Words
 from outrider.trees.plan import TreeSettings
 
@@ -20,7 +20,7 @@ TREES = ("eagle", "eagle3")
 ALGORITHMS = {"draft-model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3"}
 
 
-def words(advice: Advice) -> Words:
+def words(advice: EngineAdvice) -> Words:
     """A command line."""
     flags, variables, notes = speculation(advice)
     if not flags:
@@ -29,7 +29,7 @@ def words(advice: Advice) -> Words:
     return Words(engine=ENGINE, text=text, language="bash", notes=notes)
 
 
-def speculation(advice: Advice) -> tuple[list[list[str]], dict[str, str], list[str]]:
+def speculation(advice: EngineAdvice) -> tuple[list[list[str]], dict[str, str], list[str]]:
     """The words of each line of --speculative-... arguments, none for plain decoding; variables of the environment; what to know
     about them."""
     if not advice.speculate:
@@ -55,7 +55,7 @@ def in_lines(lines: Sequence[Sequence[str]]) -> str:
     return " \\\n  ".join(map(shlex.join, lines))
 
 
-def _arguments(choice: Choice, advice: Advice) -> list[list[str]]:
+def _arguments(choice: EngineChoice, advice: EngineAdvice) -> list[list[str]]:
     if choice.drafter == "ngram" or choice.drafter in BROUGHT:
         algorithm = "NGRAM" if choice.drafter == "ngram" else "OUTRIDER"
         return [["--speculative-algorithm", algorithm, "--speculative-num-draft-tokens", f"{choice.size + 1}"]]
@@ -77,7 +77,7 @@ def _arguments(choice: Choice, advice: Advice) -> list[list[str]]:
     return lines
 
 
-def _shape(choice: Choice) -> tuple[int, int]:
+def _shape(choice: EngineChoice) -> tuple[int, int]:
     """(Levels, branches.)"""
     if not choice.is_tree:
         return choice.size, 1
@@ -85,7 +85,7 @@ def _shape(choice: Choice) -> tuple[int, int]:
     return min(int(choice.options.get("max_depth", usual.max_depth)), choice.size), int(choice.options.get("top_k", usual.top_k))
 
 
-def _notes(choice: Choice, advice: Advice) -> list[str]:
+def _notes(choice: EngineChoice, advice: EngineAdvice) -> list[str]:
     notes = []
     if choice.drafter in BROUGHT:
         notes.append("Needs outrider beside SGLang, on every node (docs/sglang.md): chains there, and not yet run on a GPU.")

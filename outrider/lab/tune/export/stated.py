@@ -8,12 +8,12 @@ from outrider.build import DEMO, Options, head_in, named_drafter
 from outrider.errors import ConfigError
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.tune.drafts import read_drafts
-from outrider.lab.tune.export.choice import BEST_FIRST, TRAINED, Advice, Choice, is_ours_alone, tree_of
-from outrider.lab.tune.head import Head
+from outrider.lab.tune.export.choice import BEST_FIRST, TRAINED, EngineAdvice, EngineChoice, is_ours_alone, tree_of
+from outrider.lab.tune.head import TrainedHead
 from outrider.settings_file import SettingsFile
 
 
-class Stated(Advice):
+class Stated(EngineAdvice):
     """The `options` of a settings file; `temperature` is what requests sample at, which such files do not say."""
 
     def __init__(self, settings: SettingsFile, temperature: float = 0.0) -> None:
@@ -32,7 +32,7 @@ class Stated(Advice):
 
     def choose(
         self, drafters: Collection[str], trees: Collection[str] = (), takes: Callable[[Configuration], bool] = lambda one: True
-    ) -> Choice | None:
+    ) -> EngineChoice | None:
         """The stated configuration; None where the engine lacks its drafter or its trees. Raises ConfigError for a block head
         that cannot be read here."""
         one = self._configuration
@@ -43,7 +43,7 @@ class Stated(Advice):
         if one.drafter == "draft-model" and self.draft is None:
             raise ConfigError("the settings say 'draft-model' and name no draft model: give one with --draft")
         schedule = [pair for pair in self._length.by_rows if pair[0] == 1 or pair[1] < self._length.most]
-        return Choice(
+        return EngineChoice(
             one.drafter, self._length.most, one.drafter_options, 0.0, False, schedule or [(1, self._length.most)],
             self._notes(), self._head(),
         )  # fmt: skip
@@ -65,13 +65,13 @@ class Stated(Advice):
             notes.append(f"Without the stop rule '{stop}', which it does not have.")
         return notes
 
-    def _head(self) -> Head | None:
+    def _head(self) -> TrainedHead | None:
         """What is known of the trained head that drafts; of a block head more than its kind is needed."""
         kind, folder = self._configuration.drafter, str(self._configuration.drafter_options.get("head", ""))
         if kind not in TRAINED:
             return None
         if kind != "block":
-            return Head(kind=kind, folder=folder)
+            return TrainedHead(kind=kind, folder=folder)
         found = read_drafts(Options(self.target), [folder] if folder else []).heads
         named = next((one for one in found if one.kind == kind and one.folder == folder), None)
         if named is None:

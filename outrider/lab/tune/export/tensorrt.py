@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.lab.tune.export.choice import EXPORTED, Advice, Choice
+from outrider.lab.tune.export.choice import EXPORTED, EngineAdvice, EngineChoice
 from outrider.lab.tune.tune_result import Words
 
 ENGINE = "TensorRT-LLM"
@@ -10,7 +10,7 @@ DRAFTERS = ("draft-model", "ngram", "eagle3", "block")  # its PyTorch backend; E
 CLASSES = {"draft-model": "DraftTargetDecodingConfig", "ngram": "NGramDecodingConfig", "eagle3": "Eagle3DecodingConfig"}
 
 
-def words(advice: Advice) -> Words:
+def words(advice: EngineAdvice) -> Words:
     """A piece of Python."""
     if not advice.speculate:
         return Words(engine=ENGINE, text="", notes=[advice.off("leave speculative_config out")])
@@ -33,17 +33,17 @@ def words(advice: Advice) -> Words:
     return Words(engine=ENGINE, text=text, language="python", notes=[*choice.notes, *_notes(choice, advice)])
 
 
-def _class(choice: Choice) -> str:
+def _class(choice: EngineChoice) -> str:
     if choice.drafter == "block":
         return "DSparkDecodingConfig" if choice.is_dspark else "DFlashDecodingConfig"
     return CLASSES[choice.drafter]
 
 
-def _schedule(choice: Choice) -> str:
+def _schedule(choice: EngineChoice) -> str:
     return "{" + ", ".join(f"{start}: {size}" for start, size in choice.schedule) + "}"
 
 
-def _notes(choice: Choice, advice: Advice) -> list[str]:
+def _notes(choice: EngineChoice, advice: EngineAdvice) -> list[str]:
     notes = []
     if choice.drafter in ("eagle3", "block"):
         notes.append(advice.export_note(choice, "raw"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.lab.tune.export.choice import Advice
+from outrider.lab.tune.export.choice import EngineAdvice
 from outrider.lab.tune.tune_result import Words
 
 ENGINE = "transformers"
@@ -14,7 +14,7 @@ FIXED = (
 )
 
 
-def words(advice: Advice) -> Words:
+def words(advice: EngineAdvice) -> Words:
     """A piece of Python."""
     if not advice.speculate:
         off = advice.off("give generate() neither assistant_model nor prompt_lookup_num_tokens")

@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.lab.tune.export.choice import EXPORTED, PLUGGED, Advice, Choice, takes_lookups
+from outrider.lab.tune.export.choice import EXPORTED, PLUGGED, EngineAdvice, EngineChoice, takes_lookups
 from outrider.lab.tune.tune_result import Words
 
 ENGINE = "vLLM"
@@ -30,14 +30,14 @@ SAMPLING = ("draft-model", "eagle", "eagle3")  # whose tokens it can draw
 LARGEST_BATCH = 4096  # rows that the last line of the table reaches to
 
 
-def words(advice: Advice) -> Words:
+def words(advice: EngineAdvice) -> Words:
     """A command line with the configuration as JSON."""
     found, notes = arguments(advice)
     text = shlex.join(command(advice.target, found)) if found else ""
     return Words(engine=ENGINE, text=text, language="bash" if found else "", notes=notes)
 
 
-def arguments(advice: Advice) -> tuple[dict[str, Any], list[str]]:
+def arguments(advice: EngineAdvice) -> tuple[dict[str, Any], list[str]]:
     """Engine arguments by name, none for plain decoding, and what to know about them."""
     if not advice.speculate:
         return {}, [advice.off("leave --speculative-config out")]
@@ -56,7 +56,7 @@ def command(target: str, found: dict[str, Any], more: Sequence[str] = ()) -> lis
     return ["vllm", "serve", target, *more, *drafting]
 
 
-def config(choice: Choice, advice: Advice) -> dict[str, Any]:
+def config(choice: EngineChoice, advice: EngineAdvice) -> dict[str, Any]:
     """The `speculative_config`."""
     is_block = choice.drafter == "block"
     size = choice.block if is_block else choice.size
@@ -92,13 +92,13 @@ def batch_size_table(steps: Sequence[tuple[int, int]]) -> list[list[int]]:
     return [[start, end, tokens] for (start, tokens), end in zip(steps, ends, strict=True)]
 
 
-def additional_config(choice: Choice) -> dict[str, Any]:
+def additional_config(choice: EngineChoice) -> dict[str, Any]:
     """What our proposer reads of vLLM's `additional_config`."""
     options = {name: value for name, value in choice.options.items() if name != "mode"}
     return {"outrider": {"drafter": choice.drafter, "drafter_options": options}}
 
 
-def method_of(choice: Choice) -> str:
+def method_of(choice: EngineChoice) -> str:
     """What vLLM calls it."""
     if choice.drafter in PLUGGED:
         return "custom_class"
@@ -107,7 +107,7 @@ def method_of(choice: Choice) -> str:
     return choice.drafter.replace("-", "_")
 
 
-def _notes(choice: Choice, advice: Advice) -> list[str]:
+def _notes(choice: EngineChoice, advice: EngineAdvice) -> list[str]:
     notes = []
     if choice.drafter in PLUGGED:
         notes.append("Needs outrider beside vLLM, on every node (docs/vllm.md); it drafts chains there, whatever was tried here.")

@@ -1,6 +1,6 @@
 """How entries lie in a file: one a line, JSON values one after another, or blocks of text. The beginning of a file decides.
 
-Each reader yields `Entry` or `BadLine`, keeps no more of the file than one entry, and counts lines from 1.
+Each reader yields `FileEntry` or `BadLine`, keeps no more of the file than one entry, and counts lines from 1.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from outrider.lab.workload.containers.blocks import read_blocks
-from outrider.lab.workload.containers.entry import Entry
+from outrider.lab.workload.containers.entry import FileEntry
 from outrider.lab.workload.containers.lines import read_lines
 from outrider.lab.workload.containers.values import read_array, read_documents
 from outrider.lab.workload.types import BadLine
 
-Container = Callable[[TextIO], Iterator[Entry | BadLine]]
+Container = Callable[[TextIO], Iterator[FileEntry | BadLine]]
 _ARRAY = re.compile(r'\s*\[\s*(?:[\[{"\]]|$)')  # "[INST] ..." and "[1] ..." are text
 
 

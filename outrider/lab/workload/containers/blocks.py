@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TextIO
 
-from outrider.lab.workload.containers.entry import Entry
+from outrider.lab.workload.containers.entry import FileEntry
 from outrider.lab.workload.types import BadLine
 
 
-def read_blocks(file: TextIO) -> Iterator[Entry | BadLine]:
+def read_blocks(file: TextIO) -> Iterator[FileEntry | BadLine]:
     """Every run of lines that are not blank."""
     block: list[str] = []
     number = 0
@@ -23,8 +23,8 @@ def read_blocks(file: TextIO) -> Iterator[Entry | BadLine]:
         yield _entry(number - len(block) + 1, block)
 
 
-def _entry(line: int, block: list[str]) -> Entry | BadLine:
+def _entry(line: int, block: list[str]) -> FileEntry | BadLine:
     text = "\n".join(block)
     if "\0" in text:
         return BadLine(line, "NUL bytes: this is no text; the file is binary, or UTF-16 without its mark")
-    return Entry(line, f":{line}", {"prompt": text})
+    return FileEntry(line, f":{line}", {"prompt": text})

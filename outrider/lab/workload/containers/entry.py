@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Entry:
+class FileEntry:
     """A JSON value, or a block of text as `{"prompt": text}`."""
 
     line: int  # where it begins, from 1

@@ -6,17 +6,17 @@ import json
 from collections.abc import Iterator
 from typing import TextIO
 
-from outrider.lab.workload.containers.entry import Entry
+from outrider.lab.workload.containers.entry import FileEntry
 from outrider.lab.workload.types import BadLine
 
 
-def read_lines(file: TextIO) -> Iterator[Entry | BadLine]:
+def read_lines(file: TextIO) -> Iterator[FileEntry | BadLine]:
     """Every line that is not blank."""
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
         try:
-            yield Entry(number, f":{number}", json.loads(line))
+            yield FileEntry(number, f":{number}", json.loads(line))
         except ValueError as error:
             yield BadLine(number, _reason(line, error))
         except RecursionError:

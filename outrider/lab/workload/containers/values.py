@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from outrider.lab.workload.containers.entry import Entry
+from outrider.lab.workload.containers.entry import FileEntry
 from outrider.lab.workload.types import BadLine
 
 WINDOW = 1 << 20  # characters read at a time
@@ -26,9 +26,9 @@ class BrokenError(Exception):
         self.line = line
 
 
-def read_array(file: TextIO, window: int = WINDOW) -> Iterator[Entry | BadLine]:
+def read_array(file: TextIO, window: int = WINDOW) -> Iterator[FileEntry | BadLine]:
     """The entries of `[entry, entry, ...]`."""
-    text = Window(file, window)
+    text = ReadWindow(file, window)
     try:
         text.expect("[")
         index = 0
@@ -37,7 +37,7 @@ def read_array(file: TextIO, window: int = WINDOW) -> Iterator[Entry | BadLine]:
                 text.expect(",")
             text.peek()
             index += 1
-            yield Entry(text.line, f"#{index}", text.take())
+            yield FileEntry(text.line, f"#{index}", text.take())
         text.expect("]")
         if text.peek():
             raise BrokenError(text.line, "something follows the end of the list")
@@ -45,14 +45,14 @@ def read_array(file: TextIO, window: int = WINDOW) -> Iterator[Entry | BadLine]:
         yield _end(error)
 
 
-def read_documents(file: TextIO, window: int = WINDOW) -> Iterator[Entry | BadLine]:
+def read_documents(file: TextIO, window: int = WINDOW) -> Iterator[FileEntry | BadLine]:
     """Entries with nothing but space between them."""
-    text = Window(file, window)
+    text = ReadWindow(file, window)
     index = 0
     try:
         while text.peek():
             index += 1
-            yield Entry(text.line, f"#{index}", text.take())
+            yield FileEntry(text.line, f"#{index}", text.take())
     except BrokenError as error:
         yield _end(error)
 
@@ -61,7 +61,7 @@ def _end(error: BrokenError) -> BadLine:
     return BadLine(error.line, f"{error}; nothing behind this place could be read")
 
 
-class Window:
+class ReadWindow:
     """The part of a file that holds the next value. Grows until the value fits, forgets what was taken."""
 
     def __init__(self, file: TextIO, size: int) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 from outrider.lab.workload.formats import datasets, openai, prompts, sharegpt
 from outrider.lab.workload.formats.fields import Fields, Turns, UnusableError
-from outrider.lab.workload.types import Request
+from outrider.lab.workload.types import WorkloadRequest
 
-Reader = Callable[[Fields, Turns], list[Request]]
+Reader = Callable[[Fields, Turns], list[WorkloadRequest]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ FORMATS = (
 _KEYS = sorted({key for form in FORMATS for key in form.needs})
 
 
-def read_entry(value: Any, turns: Turns = "first") -> list[Request]:
+def read_entry(value: Any, turns: Turns = "first") -> list[WorkloadRequest]:
     """The requests of one entry, mostly one. Raises UnusableError with the reason where there is none."""
     if isinstance(value, str):
         value = {"prompt": value}
@@ -70,7 +70,7 @@ def _no_prompt(entry: Fields) -> str:
     return f"no prompt: none of the known forms has the fields {', '.join(names)}{hint}"
 
 
-def _check_characters(request: Request) -> None:
+def _check_characters(request: WorkloadRequest) -> None:
     """Text that is no Unicode would break tokenizers, terminals and result files, each in its own way."""
     for text in _texts(request):
         try:
@@ -82,7 +82,7 @@ def _check_characters(request: Request) -> None:
             raise UnusableError(f"\\u{code:04x} is half of a character (a lone surrogate)") from error
 
 
-def _texts(request: Request) -> Iterator[str]:
+def _texts(request: WorkloadRequest) -> Iterator[str]:
     yield from filter(None, (request.id, request.prompt, request.task, request.reference, request.answer))
     for message in request.messages or ():
         yield from message.values()

@@ -14,12 +14,12 @@ from typing import Any
 
 from outrider.lab.workload.formats import prompts
 from outrider.lab.workload.formats.fields import Fields, Turns, UnusableError, identity, optional_text
-from outrider.lab.workload.types import Request
+from outrider.lab.workload.types import WorkloadRequest
 
 GENERATING = ("/completions", "/responses")  # ends of the addresses that write text
 
 
-def read_batch_request(entry: Fields, turns: Turns) -> list[Request]:
+def read_batch_request(entry: Fields, turns: Turns) -> list[WorkloadRequest]:
     """A line of a batch's input file."""
     url = entry.get("url")
     if isinstance(url, str) and not url.rstrip("/").endswith(GENERATING):
@@ -27,7 +27,7 @@ def read_batch_request(entry: Fields, turns: Turns) -> list[Request]:
     return [_request(entry, entry["body"])]
 
 
-def read_stored(entry: Fields, turns: Turns) -> list[Request]:
+def read_stored(entry: Fields, turns: Turns) -> list[WorkloadRequest]:
     """A request and, where one was recorded, its response."""
     asked = entry["request"]
     if isinstance(asked, dict) and isinstance(asked.get("body"), dict):
@@ -39,12 +39,12 @@ def read_stored(entry: Fields, turns: Turns) -> list[Request]:
     return [replace(found, id=found.id or identity(response, "id"))]
 
 
-def refuse_batch_output(entry: Fields, turns: Turns) -> list[Request]:
+def refuse_batch_output(entry: Fields, turns: Turns) -> list[WorkloadRequest]:
     """Answers without prompts."""
     raise UnusableError("a line of a batch's output: it has the answer but no prompt; give the batch's input file")
 
 
-def _request(entry: Fields, asked: Any, answer: str | None = None) -> Request:
+def _request(entry: Fields, asked: Any, answer: str | None = None) -> WorkloadRequest:
     if not isinstance(asked, dict):
         raise UnusableError("the request is no object with 'messages' or 'prompt'")
     asked = {key: value for key, value in asked.items() if value is not None}

@@ -22,13 +22,13 @@ from outrider.lab.workload.formats.fields import (
     optional_text,
     prompt_text,
 )
-from outrider.lab.workload.types import Request
+from outrider.lab.workload.types import WorkloadRequest
 
 ANSWERS = ("answer", "response", "completion")
 LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens")
 
 
-def read(entry: Fields, turns: Turns) -> list[Request]:
+def read(entry: Fields, turns: Turns) -> list[WorkloadRequest]:
     """One request. `turns` says nothing here: what is in `messages` is one question with its history."""
     if "prompt" in entry and "messages" in entry:
         raise UnusableError("both 'prompt' and 'messages': which of them is asked?")
@@ -39,7 +39,7 @@ def read(entry: Fields, turns: Turns) -> list[Request]:
         messages, reply = conversation(entry["messages"])
         answer = reply if answer is None else answer
     return [
-        Request(
+        WorkloadRequest(
             id=identity(entry, "id", "request_id", "custom_id"),
             prompt=prompt,
             messages=messages,

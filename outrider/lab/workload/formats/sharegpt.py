@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.lab.workload.formats.fields import Fields, Message, Turns, UnusableError, identity, optional_text
-from outrider.lab.workload.types import Request
+from outrider.lab.workload.types import WorkloadRequest
 
 ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant", "bard": "assistant",
@@ -20,7 +20,7 @@ ROLES = {
 }  # fmt: skip
 
 
-def read(entry: Fields, turns: Turns) -> list[Request]:
+def read(entry: Fields, turns: Turns) -> list[WorkloadRequest]:
     """One request of a conversation, or one of each question."""
     recorded = entry.get("conversations", entry.get("conversation"))
     if not isinstance(recorded, list) or not recorded:
@@ -43,9 +43,9 @@ def read(entry: Fields, turns: Turns) -> list[Request]:
     ]
 
 
-def _request(name: str, task: str, messages: list[Message], after: list[Message]) -> Request:
+def _request(name: str, task: str, messages: list[Message], after: list[Message]) -> WorkloadRequest:
     answer = after[0]["content"] if after and after[0]["role"] == "assistant" else None
-    return Request(id=name, messages=tuple(messages), task=task, answer=answer)
+    return WorkloadRequest(id=name, messages=tuple(messages), task=task, answer=answer)
 
 
 def _message(number: int, turn: Any) -> Message:

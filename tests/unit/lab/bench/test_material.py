@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
-from outrider.lab.bench.material import Prompt, filled, gather, groups, runnable_cells
+from outrider.lab.bench.material import TaskPrompt, filled, gather, groups, runnable_cells
 from outrider.lab.bench.plan import CellKey, Plan
 from outrider.lab.configuration import Configuration
-from outrider.lab.workload.types import Request, Workload
+from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.sampling.params import SamplingParams
 from tests.unit.lab.bench.fakes import fake_tokenizer
 
 
-def prompt(number: int, *tokens: int) -> Prompt:
-    return Prompt(number, Request(str(number), prompt="-"), list(tokens), 8)
+def prompt(number: int, *tokens: int) -> TaskPrompt:
+    return TaskPrompt(number, WorkloadRequest(str(number), prompt="-"), list(tokens), 8)
 
 
 def workload(*tasks: str, words: str = "5 6 7", **changes: Any) -> Workload:
-    return Workload("w", tuple(Request(f"r{n}", prompt=words, task=task, **changes) for n, task in enumerate(tasks)))
+    return Workload("w", tuple(WorkloadRequest(f"r{n}", prompt=words, task=task, **changes) for n, task in enumerate(tasks)))
 
 
 def plan(**changes: Any) -> Plan:
@@ -79,7 +79,7 @@ def test_a_log_that_asked_for_fewer_tokens_gets_fewer() -> None:
 
 
 def test_what_does_not_fit_is_refused_or_replaced() -> None:
-    many = Workload("w", (Request("long", prompt="5 " * 60, task="a"), *workload("a", "a", "a").requests))
+    many = Workload("w", (WorkloadRequest("long", prompt="5 " * 60, task="a"), *workload("a", "a", "a").requests))
     with pytest.raises(ConfigError, match="long"):
         gather(many, fake_tokenizer(), plan(prompts=2), context=64)
     found = gather(many, fake_tokenizer(), plan(prompts=2), context=64, on_bad="skip")
@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_refused_or_replaced() -> None:
 
 
 def test_a_bad_prompt_that_is_not_asked_for_is_nobodys_business() -> None:
-    many = Workload("w", (*workload("a", "a").requests, Request("long", prompt="5 " * 60, task="a")))
+    many = Workload("w", (*workload("a", "a").requests, WorkloadRequest("long", prompt="5 " * 60, task="a")))
     assert len(gather(many, fake_tokenizer(), plan(prompts=2), context=64).by_task["a"]) == 2
 
 

@@ -10,20 +10,20 @@ from outrider.lab.bench.bench_result import BenchResult
 from outrider.lab.bench.servers import bench_servers
 from outrider.lab.comparable import comparables
 from outrider.lab.progress import Quiet
-from outrider.lab.server import Endpoint, LoadOptions
-from outrider.lab.workload.types import BadLine, Request, Workload
+from outrider.lab.server import LoadOptions, ServerEndpoint
+from outrider.lab.workload.types import BadLine, Workload, WorkloadRequest
 from outrider.report.bench import document
 from outrider.report.markdown import to_markdown
 from outrider.report.render import render
 from tests.unit.lab.server.fake_server import Fake
 
 WORKLOAD = Workload(
-    "w", tuple(Request(f"r{n}", prompt=f"prompt {n}", task="ab"[n % 2]) for n in range(10)), (BadLine(3, "bad"),)
+    "w", tuple(WorkloadRequest(f"r{n}", prompt=f"prompt {n}", task="ab"[n % 2]) for n in range(10)), (BadLine(3, "bad"),)
 )
 
 
 def run(*fakes: Fake, prompts: int = 2) -> BenchResult:
-    endpoints = {name: Endpoint.parse(one.url) for name, one in zip(("plain", "speculative"), fakes, strict=False)}
+    endpoints = {name: ServerEndpoint.parse(one.url) for name, one in zip(("plain", "speculative"), fakes, strict=False)}
     options = LoadOptions(concurrency=(1,), warmup=1, settle_s=0.0, timeout_s=5.0)
     return bench_servers(endpoints, WORKLOAD, options, prompts=prompts, progress=Quiet())
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from outrider.lab.bench.notes import notes_of, pair
-from outrider.lab.bench.speedup import WIDTH, Sample, is_tight, prompts_needed, samples, speedup
+from outrider.lab.bench.speedup import WIDTH, TimedPair, is_tight, prompts_needed, samples, speedup
 from tests.unit.lab.bench.fakes import trace_of
 
 
-def drawn(num_prompts: int, rounds: int, *, between: float, within: float, seed: int = 0) -> list[Sample]:
+def drawn(num_prompts: int, rounds: int, *, between: float, within: float, seed: int = 0) -> list[TimedPair]:
     """Log ratios with a spread between prompts and one between the rounds of a prompt, around a speedup of 2."""
     random = np.random.default_rng(seed)
     offsets = random.normal(0, between, num_prompts)
     return [
-        Sample(prompt, 2 * math.exp(offset + random.normal(0, within)), 1.0)
+        TimedPair(prompt, 2 * math.exp(offset + random.normal(0, within)), 1.0)
         for prompt, offset in enumerate(offsets)
         for _ in range(rounds)
     ]
@@ -25,14 +25,14 @@ def drawn(num_prompts: int, rounds: int, *, between: float, within: float, seed:
 
 def test_every_prompt_counts_once_however_many_rounds_it_had() -> None:
     """Three rounds of a prompt with speedup 1 do not outweigh one round of a prompt with speedup 3."""
-    found = speedup([*[Sample(0, 1.0, 1.0)] * 3, Sample(1, 3.0, 1.0)])
+    found = speedup([*[TimedPair(0, 1.0, 1.0)] * 3, TimedPair(1, 3.0, 1.0)])
     assert found is not None
     assert found.value == pytest.approx(2.0)
     assert found.num_prompts == 2
 
 
 def test_long_prompts_weigh_by_their_seconds() -> None:
-    found = speedup([Sample(0, 10.0, 5.0), Sample(1, 1.0, 1.0)])
+    found = speedup([TimedPair(0, 10.0, 5.0), TimedPair(1, 1.0, 1.0)])
     assert found is not None
     assert found.value == pytest.approx(11 / 6)
 
@@ -50,7 +50,7 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
 
 
 def test_one_prompt_has_no_interval_and_is_never_tight() -> None:
-    found = speedup([Sample(0, 2.0, 1.0)] * 5)
+    found = speedup([TimedPair(0, 2.0, 1.0)] * 5)
     assert found is not None
     assert found.interval is None
     assert not found.is_gain
@@ -59,11 +59,11 @@ def test_one_prompt_has_no_interval_and_is_never_tight() -> None:
 
 def test_prompts_of_one_batch_are_one_witness() -> None:
     """Two rows that shared every step have the same times: that is no precision."""
-    together = [Sample(prompt, 2.0, 1.0, group=(0, 0)) for prompt in range(4)]
+    together = [TimedPair(prompt, 2.0, 1.0, group=(0, 0)) for prompt in range(4)]
     found = speedup(together)
     assert found is not None
     assert (found.value, found.interval, found.num_prompts) == (2.0, None, 4)
-    later = [Sample(prompt, 3.0, 1.0, group=(1, 0)) for prompt in range(4)]
+    later = [TimedPair(prompt, 3.0, 1.0, group=(1, 0)) for prompt in range(4)]
     found = speedup([*together, *later])
     assert found is not None
     assert found.interval is not None
@@ -77,7 +77,7 @@ def test_nothing_to_compare() -> None:
 
 
 def test_tight_is_relative_to_the_speedup() -> None:
-    found = speedup([Sample(0, 2.0, 1.0), Sample(1, 2.1, 1.0)])
+    found = speedup([TimedPair(0, 2.0, 1.0), TimedPair(1, 2.1, 1.0)])
     assert found is not None
     assert found.interval is not None
     width = (found.interval.high - found.interval.low) / found.value

@@ -18,7 +18,7 @@ from outrider.lab.bench.turn import Field, order_of
 from outrider.lab.configuration import Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Quiet
-from outrider.lab.workload.types import Request, Workload
+from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.sampling.params import SamplingParams
 from tests.unit.lab.bench.fakes import Clock, FakeContender, FakeRunner, fake_tokenizer
 
@@ -58,7 +58,7 @@ class Setting:
             }
         )
         requests = [
-            Request(f"{task} {n}", prompt=f"{n + 1} {task}", task=f"t{task}")
+            WorkloadRequest(f"{task} {n}", prompt=f"{n + 1} {task}", task=f"t{task}")
             for n in range(prompts)
             for task in range(tasks)
         ]

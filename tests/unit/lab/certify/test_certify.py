@@ -14,13 +14,14 @@ from outrider.lab.certify.enumerate import UnsoundError
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.units import Units
 from outrider.lab.result import read_result
-from outrider.lab.workload.types import Request, Workload
+from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.sampling.params import SamplingParams
 from tests.unit.lab.certify.conftest import PROMPTS, Open
 
 pytestmark = pytest.mark.usefixtures("bank_once")
 PLAN = CertifyPlan(samples=400, sampling=SamplingParams(max_tokens=10))
-WORKLOAD = Workload("words", tuple(Request(str(n), " ".join(f"w{t}" for t in prompt)) for n, prompt in enumerate(PROMPTS[:3])))
+REQUESTS = [WorkloadRequest(str(n), " ".join(f"w{t}" for t in prompt)) for n, prompt in enumerate(PROMPTS[:3])]
+WORKLOAD = Workload("words", tuple(REQUESTS))
 
 
 def run(subject: Subject, plan: CertifyPlan = PLAN) -> CertifyResult:

@@ -21,7 +21,7 @@ from outrider.lab.certify.certify import CertifyPlan, certify, identity, setting
 from outrider.lab.certify.certify_result import CertifyResult
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.units import Units
-from outrider.lab.workload.types import Request, Workload
+from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.models.lm import PassLimits
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers import VERIFIERS
@@ -98,7 +98,7 @@ def open_subject(root: Path) -> Open:
 
 
 def run(subject: Subject, plan: CertifyPlan = PLAN, texts: tuple[str, ...] = TEXTS) -> CertifyResult:
-    workload = Workload("texts", tuple(Request(str(n), text) for n, text in enumerate(texts)))
+    workload = Workload("texts", tuple(WorkloadRequest(str(n), text) for n, text in enumerate(texts)))
     return certify(subject, workload, tokens_of(subject, workload, plan), plan, Units())
 
 

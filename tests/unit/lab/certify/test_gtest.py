@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from outrider.lab.certify.gtest import MIN_EXPECTED, LawStatistic, Table, cells, detectable, holm, quantiles
+from outrider.lab.certify.gtest import MIN_EXPECTED, LawStatistic, PositionTable, cells, detectable, holm, quantiles
 
 V = 60
 
@@ -25,9 +25,9 @@ def statistic(num: int, df: int) -> LawStatistic:
     return LawStatistic(num_draws=num, num_uncertain=num, num_cells=df + 1, g=0.0, df=df, p_value=1.0, impossible=0)
 
 
-def table_of(seed: int, true: np.ndarray, told: np.ndarray, draft: np.ndarray, most: int = 150) -> Table:
+def table_of(seed: int, true: np.ndarray, told: np.ndarray, draft: np.ndarray, most: int = 150) -> PositionTable:
     """Draws from `true` tested against `told`, some laws often and some rarely."""
-    rng, table = np.random.default_rng(seed), Table()
+    rng, table = np.random.default_rng(seed), PositionTable()
     for number, (law, said, guess) in enumerate(zip(true, told, draft, strict=True)):
         table.add(said, rng.choice(V, size=max(2, most // (number + 1)), p=law).tolist(), rng, guess)
     return table
@@ -55,7 +55,7 @@ def test_power_is_as_stated() -> None:
     assert promised <= 0.5 * np.abs(wrong - own).sum() < 1.2 * promised
     found = []
     for _ in range(150):
-        table = Table()
+        table = PositionTable()
         table.add(own, rng.choice(V, size=num, p=wrong).tolist(), rng, draft)
         found.append([table.tokens().p_value < level, table.preference().p_value < level])
     assert (np.mean(found, axis=0) >= power - 0.05).all(), np.mean(found, axis=0)
@@ -72,25 +72,25 @@ def test_a_bias_towards_the_draft_shows_in_the_order_of_its_preference() -> None
 
 def test_tokens_that_the_law_forbids_end_the_matter() -> None:
     law = np.array([0.5, 0.5, 0.0])
-    table = Table()
+    table = PositionTable()
     table.add(law, [0] * 20 + [1] * 20 + [2], np.random.default_rng(0))
     assert table.impossible == 1
     assert table.tokens().p_value == 0
 
 
 def test_a_certain_law_has_nothing_to_test() -> None:
-    table = Table()
+    table = PositionTable()
     table.add(np.array([1.0, 0.0]), [0] * 50, np.random.default_rng(0), np.array([0.5, 0.5]))
     found = table.tokens()
     assert (found.df, found.p_value, found.num_draws, found.num_uncertain) == (0, 1.0, 50, 0)
     assert table.preference() is None
     assert (1 - detectable(found, 1e-3, 0.9)) ** 50 == pytest.approx(0.1)  # one wrong token is enough
-    assert detectable(Table().tokens(), 1e-3, 0.9) is None
+    assert detectable(PositionTable().tokens(), 1e-3, 0.9) is None
 
 
 def test_a_nearly_certain_law_goes_by_places() -> None:
     """0.98 and 0.02, 100 draws: two cells are too many. A sampler that is wrong every tenth time must be seen all the same."""
-    law, rng, table = np.array([0.98, 0.02]), np.random.default_rng(0), Table()
+    law, rng, table = np.array([0.98, 0.02]), np.random.default_rng(0), PositionTable()
     for _ in range(4):  # as many beginnings
         table.add(law, [0] * 90 + [1] * 10, rng)
     assert table.groups == []
@@ -140,7 +140,7 @@ def test_certain_draws_dilute_what_must_be_found_elsewhere() -> None:
 
 def test_a_few_impossible_tokens_can_be_tolerated() -> None:
     """Where passes differ by rounding, top-p may keep a token in one of them and not in the other."""
-    table, law = Table(), np.array([0.5, 0.5, 0.0])
+    table, law = PositionTable(), np.array([0.5, 0.5, 0.0])
     table.add(law, [0] * 500 + [1] * 498 + [2] * 2, np.random.default_rng(0))
     assert table.tokens().p_value == 0
     assert table.tokens(0.01).p_value > 0.5

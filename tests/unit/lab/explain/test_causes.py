@@ -29,9 +29,9 @@ from outrider.lab.explain.causes import (
     TREE_BUDGET,
     VERIFIER,
     VOCABULARY,
+    AcceptanceRule,
     Account,
     Drafting,
-    Rule,
     account,
     rule_of,
 )
@@ -108,7 +108,7 @@ def test_chains(verifier: str, seed: int, kinds: str) -> None:
     assert parts[LUCK] == pytest.approx(0, abs=1e-9)
     assert parts[VERIFIER] == pytest.approx(best - tokens, abs=1e-9)
     assert parts[DRAFT] == pytest.approx(4 - best, abs=1e-9)
-    if RULES[verifier] is Rule.TOP_DOWN and kinds == "sss":
+    if RULES[verifier] is AcceptanceRule.TOP_DOWN and kinds == "sss":
         assert parts[VERIFIER] > 1e-3
 
 
@@ -232,7 +232,7 @@ def test_a_cut_vocabulary_is_named() -> None:
     q = np.where(outside, 0, p) / 0.6
     law = Laws(1, False, p, q, p, q, outside, 0, 0, None)
     step = Step(0, 3, [2, 0, 0], None, [True] * 3, [], 1, False, 1, 1, 0.0, 0.0)
-    parts = account(step, [law], 99, Drafting(Rule.PATHS)).parts[0]
+    parts = account(step, [law], 99, Drafting(AcceptanceRule.PATHS)).parts[0]
     assert parts[VOCABULARY] == pytest.approx(3 * 0.4)
     assert parts[DRAFT] == pytest.approx(0)
     assert parts[LUCK] == pytest.approx(3 * 0.6)
@@ -290,7 +290,7 @@ def test_a_path_that_ends_in_the_middle_of_a_tree() -> None:
     p = np.array([0.0, 1.0, 0.0])
     laws = [Laws(1, True, p, p, p, p, None, 1, 1, 1), Laws(2, True, p, p, p, p, None, 1, 1, 1)]
     step = Step(0, 3, [1, 0, 2], [-1, -1, 1], None, [0], 2, True, 2, 1, 0.0, 0.0)
-    one = account(step, laws, 99, Drafting(Rule.TOP_DOWN))
+    one = account(step, laws, 99, Drafting(AcceptanceRule.TOP_DOWN))
     assert one.ideal == 3
     assert one.parts[1, TREE_BUDGET] == pytest.approx(1)
     assert one.parts.sum() == pytest.approx(1)
@@ -303,6 +303,6 @@ def test_filters_are_named(pair: tuple[str, str]) -> None:
 
 
 def test_an_unknown_verifier_is_refused_on_sampled_rows() -> None:
-    assert rule_of("my-verifier", is_greedy=True) is Rule.TOP_DOWN
+    assert rule_of("my-verifier", is_greedy=True) is AcceptanceRule.TOP_DOWN
     with pytest.raises(CapabilityError, match="my-verifier"):
         rule_of("my-verifier", is_greedy=False)

@@ -13,7 +13,7 @@ from outrider.lab.certify.proposals import sampled_drafts
 from outrider.lab.certify.tables import Path as Tokens
 from outrider.lab.certify.tables import TableModel
 from outrider.lab.explain.annotate import Positions, annotate
-from outrider.lab.explain.causes import Drafting, Rule
+from outrider.lab.explain.causes import AcceptanceRule, Drafting
 from outrider.lab.explain.forecast import Mode, TextWalk, favourites_walk, walk_of
 from outrider.lab.explain.laws import forced_laws
 from outrider.lab.runner import Contender, Runner, Trace
@@ -40,7 +40,7 @@ def opened(runner: Runner, configuration: str) -> Contender:
 def positions_of(contender: Contender, trace: Trace, params: SamplingParams) -> tuple[Positions, int]:
     text = finished(contender, trace, params)
     decoder = contender.built.decoder
-    found = annotate(text, trace.steps, forced_laws(decoder.target, decoder.drafter, text), Drafting(Rule.TOP_DOWN))
+    found = annotate(text, trace.steps, forced_laws(decoder.target, decoder.drafter, text), Drafting(AcceptanceRule.TOP_DOWN))
     return found.positions, text.limit
 
 

@@ -10,7 +10,7 @@ from outrider.demo import demo_paths
 from outrider.errors import CheckpointError, ConfigError
 from outrider.lab.replay import load_text_target, read_log
 from outrider.lab.replay.texts import Text
-from outrider.lab.workload.types import Request, Workload
+from outrider.lab.workload.types import Workload, WorkloadRequest
 from tests.helpers import EOS, byte_tokenizer, save_checkpoint, tiny_llama, widened, word_tokenizer
 
 TEMPLATE = (
@@ -19,7 +19,7 @@ TEMPLATE = (
 )
 
 
-def workload(*requests: Request) -> Workload:
+def workload(*requests: WorkloadRequest) -> Workload:
     return Workload("a log", requests)
 
 
@@ -28,9 +28,9 @@ def test_prompts_and_answers() -> None:
     tokenizer = word_tokenizer(20)
     log = read_log(
         workload(
-            Request("a", prompt="w1 w2", answer="w3 w4", task="code"),
-            Request("b", prompt="w1", answer="w3 w4 w5", max_tokens=3),
-            Request("c", prompt="w1", answer="w3 w4 w5", max_tokens=8),
+            WorkloadRequest("a", prompt="w1 w2", answer="w3 w4", task="code"),
+            WorkloadRequest("b", prompt="w1", answer="w3 w4 w5", max_tokens=3),
+            WorkloadRequest("c", prompt="w1", answer="w3 w4 w5", max_tokens=8),
         ),
         tokenizer,
     )
@@ -46,7 +46,7 @@ def test_an_answer_is_the_same_tokens_behind_its_prompt() -> None:
     """Catches a space that the tokenizer puts before every text: the demo's does."""
     target = load_text_target(str(demo_paths().target))
     prompt, answer = "Question: Sam has 3 lemons.\nAnswer:", " Sam has 3 lemons.\nSo there are 3."
-    (text,) = read_log(workload(Request("a", prompt=prompt, answer=answer)), target.tokenizer).texts
+    (text,) = read_log(workload(WorkloadRequest("a", prompt=prompt, answer=answer)), target.tokenizer).texts
     whole = target.tokenizer(prompt + answer)["input_ids"]
     assert [*text.prompt, *text.answer] == [*whole, target.tokenizer.eos_token_id]
 
@@ -54,7 +54,7 @@ def test_an_answer_is_the_same_tokens_behind_its_prompt() -> None:
 def test_conversations_need_a_template() -> None:
     """Catches messages that are fed without it, and an answer that is asked for twice."""
     tokenizer = byte_tokenizer()
-    request = Request("a", messages=({"role": "user", "content": "hi"},), answer="ho")
+    request = WorkloadRequest("a", messages=({"role": "user", "content": "hi"},), answer="ho")
     with pytest.raises(ConfigError, match="no chat template"):
         read_log(workload(request), tokenizer)
     (plain,) = read_log(workload(request), tokenizer, chat_template=False).texts
@@ -67,7 +67,7 @@ def test_conversations_need_a_template() -> None:
 
 def test_requests_without_answers() -> None:
     """Catches prompts alone that count as texts, and a refusal that does not say which."""
-    asked, said = Request("asked", prompt="w1"), Request("said", prompt="w1", answer="w2")
+    asked, said = WorkloadRequest("asked", prompt="w1"), WorkloadRequest("said", prompt="w1", answer="w2")
     with pytest.raises(ConfigError, match=r"1 of 2 requests.*\n.*asked: has no answer\.\n.*--set on_bad=skip"):
         read_log(workload(asked, said), word_tokenizer(20))
     log = read_log(workload(asked, said), word_tokenizer(20), on_bad="skip")

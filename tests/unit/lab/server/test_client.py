@@ -11,21 +11,21 @@ import pytest
 from outrider.errors import ConfigError, RequestError, ServerError
 from outrider.lab.server.client import Client, raised
 from outrider.lab.server.discover import discover
-from outrider.lab.server.endpoint import Endpoint
+from outrider.lab.server.endpoint import ServerEndpoint
 from outrider.lab.server.options import LoadOptions
-from outrider.lab.server.types import Answer, Failure, ServerInfo
-from outrider.lab.workload.types import Request
+from outrider.lab.server.types import Failure, MeasuredAnswer, ServerInfo
+from outrider.lab.workload.types import WorkloadRequest
 from tests.unit.lab.server.fake_server import MODEL, Fake
 
-PROMPT = Request(id="p1", prompt="Hello")
-CONVERSATION = Request(id="p2", messages=({"role": "user", "content": "Hello"},))
+PROMPT = WorkloadRequest(id="p1", prompt="Hello")
+CONVERSATION = WorkloadRequest(id="p2", messages=({"role": "user", "content": "Hello"},))
 
 
 def ask(
-    url: str, request: Request = PROMPT, times: int = 1, *, key: str | None = None, timeout_s: float = 5.0
-) -> list[Answer | Failure]:
-    async def run() -> list[Answer | Failure]:
-        async with Client(Endpoint.parse(url, api_key=key), timeout_s=timeout_s) as client:
+    url: str, request: WorkloadRequest = PROMPT, times: int = 1, *, key: str | None = None, timeout_s: float = 5.0
+) -> list[MeasuredAnswer | Failure]:
+    async def run() -> list[MeasuredAnswer | Failure]:
+        async with Client(ServerEndpoint.parse(url, api_key=key), timeout_s=timeout_s) as client:
             return [await client.ask(request.id, *LoadOptions().body(request, MODEL)) for _ in range(times)]
 
     return asyncio.run(run())
@@ -33,17 +33,17 @@ def ask(
 
 def found(url: str, **facts: Any) -> ServerInfo:
     async def run() -> ServerInfo:
-        async with Client(Endpoint.parse(url, **facts), timeout_s=5.0) as client:
+        async with Client(ServerEndpoint.parse(url, **facts), timeout_s=5.0) as client:
             return await discover(client)
 
     return asyncio.run(run())
 
 
 @pytest.mark.parametrize("request_", [PROMPT, CONVERSATION], ids=["completions", "chat"])
-def test_an_answer(request_: Request) -> None:
+def test_an_answer(request_: WorkloadRequest) -> None:
     with Fake(chunk_s=0.02, first_s=0.03, cached=4) as fake:
         (answer,) = ask(fake.url, request_)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, MeasuredAnswer)
     assert answer.text == " ".join(f"w{i}" for i in range(13))
     assert (answer.num_tokens, answer.num_prompt_tokens, answer.num_cached_tokens) == (13, 10, 4)
     assert answer.finish_reason == "length"
@@ -70,7 +70,7 @@ def test_connections_are_used_again() -> None:
 
         server.process_request = counted  # type: ignore[method-assign]
         answers = ask(fake.url, times=4)
-    assert all(isinstance(answer, Answer) for answer in answers)
+    assert all(isinstance(answer, MeasuredAnswer) for answer in answers)
     assert len(ports) == 1
 
 
@@ -78,7 +78,7 @@ def failure_of(fault: str, **facts: Any) -> Failure:
     with Fake(faults={0: fault}) as fake:
         failure, after = ask(fake.url, times=2, **facts)
     assert isinstance(failure, Failure)
-    assert isinstance(after, Answer), "the next request is served"
+    assert isinstance(after, MeasuredAnswer), "the next request is served"
     assert "\n" not in failure.message
     return failure
 
@@ -127,22 +127,22 @@ def test_what_happens_after_the_end_mark_does_not_matter() -> None:
     """Text, reason and usage have come: a connection that breaks then takes nothing back."""
     with Fake(faults={0: "rude"}) as fake:
         answer, after = ask(fake.url, times=2)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, MeasuredAnswer)
     assert answer.num_tokens == 13
-    assert isinstance(after, Answer)
+    assert isinstance(after, MeasuredAnswer)
 
 
 def test_heartbeats_do_not_disturb() -> None:
     with Fake(faults={0: "heartbeat"}) as fake:
         (answer,) = ask(fake.url)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, MeasuredAnswer)
     assert len(answer.chunks_s) == 5
 
 
 def test_usage_that_is_missing_is_not_made_up() -> None:
     with Fake(usage=False) as fake:
         (answer,) = ask(fake.url)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, MeasuredAnswer)
     assert answer.num_tokens is None
     assert answer.tpot_s is None
 
@@ -175,7 +175,7 @@ def test_the_environments_proxy_is_not_asked_for_loopback(monkeypatch: pytest.Mo
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
     with Fake() as fake:
         (answer,) = ask(fake.url)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, MeasuredAnswer)
 
 
 def test_the_key_is_sent_and_cut_out_of_errors() -> None:

@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.lab.server.compare import MIN_PAIRS, compare
-from outrider.lab.server.counters import Window
+from outrider.lab.server.counters import CounterWindow
 from outrider.lab.server.summary import busy_seconds, percentiles, summarise
-from outrider.lab.server.types import Answer, Level, LevelMeasurement, Speculation
+from outrider.lab.server.types import Level, LevelMeasurement, MeasuredAnswer, SpeculationCounts
 
 ONE = Level(concurrency=1)
 
 
 def answer(
     name: int, seconds: float = 1.0, tokens: int | None = 10, text: str = "same", window: int = 0, start: float = 0.0
-) -> Answer:
-    return Answer(
+) -> MeasuredAnswer:
+    return MeasuredAnswer(
         id=str(name),
         chunks_s=[0.2, seconds],
         seconds=seconds,
@@ -28,7 +28,7 @@ def answer(
     )
 
 
-def level(*answers: Answer, window: Window | None = None) -> LevelMeasurement:
+def level(*answers: MeasuredAnswer, window: CounterWindow | None = None) -> LevelMeasurement:
     return summarise(ONE, len(answers), answers, [], window)
 
 
@@ -38,7 +38,7 @@ def test_latencies_of_one_answer() -> None:
     assert one.tpot_s == pytest.approx(1.8 / 9)
     assert one.gaps_s == [1.8]
     assert answer(1, tokens=1).tpot_s is None
-    silent = Answer(id="1", chunks_s=[], seconds=0.5, text="", num_tokens=1)
+    silent = MeasuredAnswer(id="1", chunks_s=[], seconds=0.5, text="", num_tokens=1)
     assert (silent.ttft_s, silent.tpot_s, silent.gaps_s) == (None, None, [])
 
 
@@ -68,7 +68,7 @@ def test_percentiles() -> None:
 def test_tokens_of_others_are_noticed() -> None:
     answers = [answer(n, window=n) for n in range(3)]
     for generated, is_said in ((40, True), (30, False)):
-        measured = level(*answers, window=Window(speculation=Speculation(num_steps=3), num_generated=generated))
+        measured = level(*answers, window=CounterWindow(speculation=SpeculationCounts(num_steps=3), num_generated=generated))
         assert any("other traffic" in note for note in measured.notes) is is_said
 
 
@@ -109,7 +109,7 @@ def test_streams_that_were_held_back_are_noticed() -> None:
 
     def one(tokens: int, *chunks_s: float) -> list[str]:
         return level(
-            Answer(id="1", chunks_s=list(chunks_s), seconds=chunks_s[-1], text="a", num_tokens=tokens),
+            MeasuredAnswer(id="1", chunks_s=list(chunks_s), seconds=chunks_s[-1], text="a", num_tokens=tokens),
             answer(2, tokens=10),
         ).notes
 

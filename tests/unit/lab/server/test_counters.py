@@ -6,14 +6,14 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from outrider.errors import ServerError
-from outrider.lab.server.counters import Window, difference, parse
-from outrider.lab.server.types import Speculation
+from outrider.lab.server.counters import CounterWindow, difference, parse
+from outrider.lab.server.types import SpeculationCounts
 from tests.unit.lab.server.fake_server import MODEL, Fake
 
 STEPS = 4  # of a request of 13 tokens
 
 
-def between(fake: Fake, requests: int = 2) -> Window:
+def between(fake: Fake, requests: int = 2) -> CounterWindow:
     before = parse(fake.page(), MODEL)
     for _ in range(requests):
         fake.count(fake.num_tokens)
@@ -26,7 +26,7 @@ def test_counters_are_differences(engine: str) -> None:
     window = between(Fake(engine=engine))
     assert window.num_generated == 26
     counts = window.speculation
-    assert counts == Speculation(
+    assert counts == SpeculationCounts(
         num_steps=2 * STEPS, num_draft_tokens=6 * STEPS, num_accepted_tokens=4 * STEPS, num_full_steps=0,
         accepted_per_position=[2 * STEPS, 2 * STEPS, 0],
     )  # fmt: skip
@@ -42,7 +42,7 @@ def test_sglang_counts_verify_calls() -> None:
     """Its first token comes from the prompt's pass; with it tau would be 26 / 8."""
     window = between(Fake(engine="sglang"))
     counts = window.speculation
-    assert counts == Speculation(num_steps=2 * STEPS, num_step_tokens=24)
+    assert counts == SpeculationCounts(num_steps=2 * STEPS, num_step_tokens=24)
     assert counts is not None
     assert counts.tau == 3.0
     assert counts.draft_utilisation is None
@@ -64,7 +64,7 @@ def test_tensorrt_llm_counts_tokens_but_no_steps() -> None:
         )
 
     window = difference(parse(page(100, 50, 90), "m"), parse(page(160, 80, 150), "m"))
-    assert window.speculation == Speculation(num_draft_tokens=60, num_accepted_tokens=30)
+    assert window.speculation == SpeculationCounts(num_draft_tokens=60, num_accepted_tokens=30)
     assert window.speculation is not None
     assert window.speculation.tau is None
     assert window.speculation.draft_utilisation == 0.5

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.lab.server import Endpoint, LoadOptions, key_from
-from outrider.lab.workload.types import Request
+from outrider.lab.server import LoadOptions, ServerEndpoint, key_from
+from outrider.lab.workload.types import WorkloadRequest
 from outrider.sampling.params import SamplingParams
 
-PROMPT = Request(id="1", prompt="Hello")
-CONVERSATION = Request(id="2", messages=({"role": "user", "content": "Hello"},))
+PROMPT = WorkloadRequest(id="1", prompt="Hello")
+CONVERSATION = WorkloadRequest(id="2", messages=({"role": "user", "content": "Hello"},))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ CONVERSATION = Request(id="2", messages=({"role": "user", "content": "Hello"},))
 )
 def test_the_root_is_where_metrics_lie(url: str, root: str) -> None:
     """A path that is cut in the wrong place asks /v1/v1/models."""
-    assert Endpoint.parse(url).root == root
+    assert ServerEndpoint.parse(url).root == root
 
 
 @pytest.mark.parametrize(
@@ -38,18 +38,18 @@ def test_the_root_is_where_metrics_lie(url: str, root: str) -> None:
 )
 def test_what_is_no_url(url: str) -> None:
     with pytest.raises(ConfigError):
-        Endpoint.parse(url)
+        ServerEndpoint.parse(url)
 
 
 @pytest.mark.parametrize("url", ["http://me:secret@host", "http://host/?key=secret"])
 def test_secrets_in_a_url_would_be_in_results(url: str) -> None:
     with pytest.raises(ConfigError, match="environment") as error:
-        Endpoint.parse(url)
+        ServerEndpoint.parse(url)
     assert "secret" not in str(error.value)
 
 
 def test_the_key_is_shown_nowhere() -> None:
-    endpoint = Endpoint.parse("http://host", api_key="sk-123456")
+    endpoint = ServerEndpoint.parse("http://host", api_key="sk-123456")
     assert "sk-123456" not in repr(endpoint)
     assert endpoint.clean("Incorrect API key provided: sk-123456") == "Incorrect API key provided: ***"
 
@@ -65,7 +65,7 @@ def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_key_that_no_header_can_carry() -> None:
     with pytest.raises(ConfigError, match="header"):
-        Endpoint.parse("http://host", api_key="sk\n1")
+        ServerEndpoint.parse("http://host", api_key="sk\n1")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_key_that_no_header_can_carry() -> None:
     [("http://127.0.0.1:1", True), ("http://localhost", True), ("http://[::1]", True), ("http://host", False)],
 )
 def test_loopback(url: str, local: bool) -> None:
-    assert Endpoint.parse(url).is_local is local
+    assert ServerEndpoint.parse(url).is_local is local
 
 
 def test_only_what_was_asked_for_is_sent() -> None:
@@ -105,7 +105,7 @@ def test_conversations_and_prompts_find_their_way() -> None:
 
 
 def test_a_logged_length_is_a_limit_not_a_wish() -> None:
-    request = Request(id="1", prompt="x", max_tokens=5)
+    request = WorkloadRequest(id="1", prompt="x", max_tokens=5)
     assert LoadOptions(sampling=SamplingParams(max_tokens=9)).body(request, "m")[1]["max_tokens"] == 5
     assert LoadOptions(sampling=SamplingParams(max_tokens=3)).body(request, "m")[1]["max_tokens"] == 3
 

@@ -8,15 +8,15 @@ import pytest
 
 from outrider.errors import ConfigError, RequestError, ServerError
 from outrider.lab.progress import Quiet
-from outrider.lab.server import Endpoint, LoadOptions, ServerMeasurement, measure_servers
-from outrider.lab.workload.types import Request, Workload
+from outrider.lab.server import LoadOptions, ServerEndpoint, ServerMeasurement, measure_servers
+from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.sampling.params import SamplingParams
 from tests.unit.lab.server.fake_server import Fake
 
 
 def workload(number: int = 6) -> Workload:
     return Workload(
-        "test", tuple(Request(id=f"r{i}", prompt=f"prompt {i}", task="code" if i % 2 else "qa") for i in range(number))
+        "test", tuple(WorkloadRequest(id=f"r{i}", prompt=f"prompt {i}", task="code" if i % 2 else "qa") for i in range(number))
     )
 
 
@@ -27,7 +27,7 @@ def options(**facts: Any) -> LoadOptions:
 def measure(
     *fakes: Fake, number: int = 6, progress: Any = None, **facts: Any
 ) -> list[ServerMeasurement]:
-    endpoints = {name: Endpoint.parse(fake.url) for name, fake in zip(("plain", "spec"), fakes, strict=False)}
+    endpoints = {name: ServerEndpoint.parse(fake.url) for name, fake in zip(("plain", "spec"), fakes, strict=False)}
     return measure_servers(endpoints, workload(number), options(**facts), progress=progress)
 
 
@@ -65,10 +65,10 @@ def test_one_server_at_two_levels() -> None:
 def test_the_warm_up_does_not_fill_the_prefix_cache() -> None:
     talk = Workload(
         "talk",
-        (Request(id="1", messages=({"role": "system", "content": "Be brief."}, {"role": "user", "content": "x"})),),
+        (WorkloadRequest(id="1", messages=({"role": "system", "content": "Be brief."}, {"role": "user", "content": "x"})),),
     )
     with Fake() as fake:
-        measure_servers({"a": Endpoint.parse(fake.url)}, talk, options())
+        measure_servers({"a": ServerEndpoint.parse(fake.url)}, talk, options())
         assert [body["messages"][0]["content"] for body in fake.seen] == ["Warming up. Be brief.", "Be brief."]
         assert fake.seen[0]["messages"][1] == fake.seen[1]["messages"][1]
 
@@ -298,12 +298,12 @@ def test_one_server_under_two_labels_has_no_counters() -> None:
 
 def test_what_is_refused_before_anything_is_sent() -> None:
     with Fake() as fake:
-        endpoint = Endpoint.parse(fake.url)
+        endpoint = ServerEndpoint.parse(fake.url)
         with pytest.raises(ConfigError, match="at least one"):
             measure_servers({}, workload(), options())
         with pytest.raises(ConfigError, match="no requests"):
             measure_servers({"a": endpoint}, Workload("empty", ()), options())
-        talk = Workload("talk", (Request(id="1", messages=({"role": "user", "content": "x"},)),))
+        talk = Workload("talk", (WorkloadRequest(id="1", messages=({"role": "user", "content": "x"},)),))
         with pytest.raises(ConfigError, match="chat template"):
             measure_servers({"a": endpoint}, talk, options(api="completions"))
         assert fake.seen == fake.paths == []

@@ -15,7 +15,7 @@ import pytest
 
 from outrider.lab.server.counters import difference, parse
 from outrider.lab.server.stream import BadStreamError, Stream
-from outrider.lab.server.types import Speculation
+from outrider.lab.server.types import SpeculationCounts
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -37,7 +37,7 @@ def test_vllm_counters() -> None:
     """The numbers that vLLM's own log summed up over the run: accepted 52 + 184, drafted 213 + 828."""
     window = difference(parse(page("vllm_before"), "pair-14M"), parse(page("vllm_after"), "pair-14M"))
     counts = window.speculation
-    assert counts == Speculation(
+    assert counts == SpeculationCounts(
         num_steps=347, num_draft_tokens=213 + 828, num_accepted_tokens=52 + 184, num_full_steps=36,
         accepted_per_position=[136, 64, 36],
     )  # fmt: skip

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.lab.server.stream import BadStreamError, Stream, error_text, mended, one_line
-from outrider.lab.server.types import Speculation
+from outrider.lab.server.types import SpeculationCounts
 
 
 def played(*events: Any) -> Stream:
@@ -172,13 +172,13 @@ def test_long_errors_are_cut() -> None:
 
 def test_sums_do_not_invent() -> None:
     """A count that one side lacks must not become the other side's."""
-    whole = Speculation(
+    whole = SpeculationCounts(
         num_steps=2, num_draft_tokens=6, num_accepted_tokens=4, num_full_steps=0, accepted_per_position=[2, 2, 0]
     )
-    both = whole + Speculation(num_steps=1, num_draft_tokens=3, num_accepted_tokens=1, accepted_per_position=[1])
-    assert both == Speculation(num_steps=3, num_draft_tokens=9, num_accepted_tokens=5, accepted_per_position=[3, 2, 0])
-    assert (whole + Speculation(num_draft_tokens=3, num_accepted_tokens=1)).accepted_per_position == []
-    nothing = Speculation(num_steps=0, num_draft_tokens=0, num_accepted_tokens=0, num_full_steps=0)
+    both = whole + SpeculationCounts(num_steps=1, num_draft_tokens=3, num_accepted_tokens=1, accepted_per_position=[1])
+    assert both == SpeculationCounts(num_steps=3, num_draft_tokens=9, num_accepted_tokens=5, accepted_per_position=[3, 2, 0])
+    assert (whole + SpeculationCounts(num_draft_tokens=3, num_accepted_tokens=1)).accepted_per_position == []
+    nothing = SpeculationCounts(num_steps=0, num_draft_tokens=0, num_accepted_tokens=0, num_full_steps=0)
     assert whole + nothing == whole
     assert nothing.tau is None
     assert nothing.draft_utilisation is None

@@ -15,7 +15,7 @@ from outrider.lab.comparable import comparables
 from outrider.lab.result import read_result
 from outrider.lab.server.lengths import LevelAdvice, advise, schedule
 from outrider.lab.server.positions import findings, positions
-from outrider.lab.server.types import Answer, Level, LevelMeasurement, Percentiles, Speculation
+from outrider.lab.server.types import Level, LevelMeasurement, MeasuredAnswer, Percentiles, SpeculationCounts
 from outrider.report.markdown import to_markdown
 from outrider.report.render import render
 from tests.unit.cli.conftest import cli  # noqa: F401  # a fixture
@@ -25,9 +25,9 @@ Run = Callable[..., Any]
 ONE = Level(concurrency=1)
 
 
-def measured(counts: Speculation | None, token_ms: float, *, tokens: int = 41, level: Level = ONE) -> LevelMeasurement:
+def measured(counts: SpeculationCounts | None, token_ms: float, *, tokens: int = 41, level: Level = ONE) -> LevelMeasurement:
     """One request of so many tokens, each behind the first `token_ms` late."""
-    answer = Answer(id="a", chunks_s=[0.1], seconds=1.0, text="x", num_tokens=tokens)
+    answer = MeasuredAnswer(id="a", chunks_s=[0.1], seconds=1.0, text="x", num_tokens=tokens)
     mean = Percentiles(n=1, mean=token_ms / 1000, p50=1, p90=1, p99=1)
     return LevelMeasurement(
         level=level, num_requests=1, answers=[answer], busy_s=1.0, tokens_per_s=None, requests_per_s=None, tokens_per_chunk=None,
@@ -35,8 +35,8 @@ def measured(counts: Speculation | None, token_ms: float, *, tokens: int = 41, l
     )  # fmt: skip
 
 
-def counted(steps: int, drafted: int, *accepted: int) -> Speculation:
-    return Speculation(
+def counted(steps: int, drafted: int, *accepted: int) -> SpeculationCounts:
+    return SpeculationCounts(
         num_steps=steps, num_draft_tokens=drafted, num_accepted_tokens=sum(accepted), accepted_per_position=list(accepted)
     )
 
@@ -75,12 +75,12 @@ def test_passes_without_a_draft_count() -> None:
     ("counts", "plain", "missing"),
     [
         (counted(10, 40, 9, 8), None, "--baseline-url"), (None, 10.0, "which the server does not say"),
-        (Speculation(num_steps=10, num_step_tokens=30), 10.0, "which the server does not say"),
-        (Speculation(num_steps=10, num_draft_tokens=40, num_accepted_tokens=20), 10.0, "by position"),
-        (Speculation(num_steps=0, num_draft_tokens=0, num_accepted_tokens=0), 10.0, "a pass with a draft"),
+        (SpeculationCounts(num_steps=10, num_step_tokens=30), 10.0, "which the server does not say"),
+        (SpeculationCounts(num_steps=10, num_draft_tokens=40, num_accepted_tokens=20), 10.0, "by position"),
+        (SpeculationCounts(num_steps=0, num_draft_tokens=0, num_accepted_tokens=0), 10.0, "a pass with a draft"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_told_is_said(counts: Speculation | None, plain: float | None, missing: str) -> None:
+def test_what_cannot_be_told_is_said(counts: SpeculationCounts | None, plain: float | None, missing: str) -> None:
     found = advise(measured(counts, 5.0), None if plain is None else measured(None, plain))
     assert found.best is None
     assert missing in found.why_not
@@ -107,10 +107,10 @@ def test_positions_are_conditional_shares() -> None:
         (counted(200, 1000, 60, 20, 5, 2, 1), "The first draft token is rejected in 70% of the passes"),
         (counted(200, 1000, 160, 90, 15, 5, 2), "drafts of 2 would keep 92% of what is kept now"),
         (counted(200, 600, 190, 180, 170), "longer drafts may pay"), (counted(20, 60, 18, 17, 16), "rests on 20 passes"),
-        (counted(0, 0), "does not speculate"), (Speculation(num_steps=200, num_step_tokens=600), "where drafts break off"),
+        (counted(0, 0), "does not speculate"), (SpeculationCounts(num_steps=200, num_step_tokens=600), "where drafts break off"),
     ],
 )  # fmt: skip
-def test_findings(counts: Speculation, says: str) -> None:
+def test_findings(counts: SpeculationCounts, says: str) -> None:
     assert says in " ".join(findings(counts))
 
 

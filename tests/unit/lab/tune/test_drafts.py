@@ -9,7 +9,7 @@ import pytest
 from outrider.build import Options, embedded_heads
 from outrider.errors import CheckpointError, ConfigError
 from outrider.lab.tune.drafts import kind_of, read_drafts
-from outrider.lab.tune.head import Head
+from outrider.lab.tune.head import TrainedHead
 from outrider.models.heads.exit import ExitConfig, ExitHead
 from tests.heads import ACCEPTANCE, HEADS
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
@@ -53,8 +53,9 @@ def test_one_model_and_many_heads(root: Path) -> None:
     drafts = read_drafts(Options(str(root / "target")), names)
     assert drafts.model == names[0]
     assert drafts.heads == (
-        Head(kind="eagle3", folder=names[1]), Head(kind="medusa", folder=names[2], most=3),
-        Head(kind="block", folder=names[3], most=6, confidence=True, markov=True), Head(kind="acceptance", folder=names[4]),
+        TrainedHead(kind="eagle3", folder=names[1]), TrainedHead(kind="medusa", folder=names[2], most=3),
+        TrainedHead(kind="block", folder=names[3], most=6, confidence=True, markov=True),
+        TrainedHead(kind="acceptance", folder=names[4]),
     )  # fmt: skip
 
 
@@ -75,8 +76,8 @@ def test_a_checkpoint_brings_its_mtp_head(tmp_path: Path) -> None:
     """One of several layers drafts a token with each."""
     for layers in (1, 3):
         save_with_mtp(tmp_path / f"{layers}", lambda seed: tiny_llama(257, seed=seed), "deepseek", num_layers=layers)
-    assert read_drafts(Options(str(tmp_path / "1"))).heads == (Head(kind="mtp", folder=""),)
-    assert read_drafts(Options(str(tmp_path / "3"))).heads == (Head(kind="mtp", folder="", most=3),)
+    assert read_drafts(Options(str(tmp_path / "1"))).heads == (TrainedHead(kind="mtp", folder=""),)
+    assert read_drafts(Options(str(tmp_path / "3"))).heads == (TrainedHead(kind="mtp", folder="", most=3),)
 
 
 def test_two_models_cannot_be_tuned_at_once(root: Path) -> None:

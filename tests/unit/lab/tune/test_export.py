@@ -13,7 +13,7 @@ import pytest
 from outrider.lab.result import Interval
 from outrider.lab.tune.export import in_other_words
 from outrider.lab.tune.forecast import Forecast
-from outrider.lab.tune.head import Head
+from outrider.lab.tune.head import TrainedHead
 from outrider.lab.tune.load import LoadStep
 from outrider.lab.tune.tune_result import Recommendation, Tried, TuneResult, Words
 
@@ -28,7 +28,7 @@ SPEEDUPS = {"draft-model k=5": 2.0, "draft-model k=3": 1.8, "ngram k=4 max_ngram
 
 def result(
     recommended: str = "draft-model k=5", speedups: dict[str, float] | None = None, temperature: float = 0.0,
-    schedule: list[tuple[int, str, int]] = (), *, speculate: bool = True, heads: tuple[Head, ...] = (),
+    schedule: list[tuple[int, str, int]] = (), *, speculate: bool = True, heads: tuple[TrainedHead, ...] = (),
     target: str = "org/target",
 ) -> TuneResult:  # fmt: skip
     speedups = SPEEDUPS if speedups is None else speedups
@@ -199,15 +199,15 @@ def test_trees_are_not_told_as_chains() -> None:
 
 # ---------------------------------------------------------------- trained heads
 
-DFLASH = Head(kind="block", folder="runs/block", most=7)
-DSPARK = Head(kind="block", folder="runs/block", most=8, confidence=True, markov=True)
+DFLASH = TrainedHead(kind="block", folder="runs/block", most=7)
+DSPARK = TrainedHead(kind="block", folder="runs/block", most=8, confidence=True, markov=True)
 OF = {
-    "eagle": Head(kind="eagle", folder="runs/eagle"), "eagle3": Head(kind="eagle3", folder="runs/eagle3"),
-    "medusa": Head(kind="medusa", folder="runs/medusa", most=4),
+    "eagle": TrainedHead(kind="eagle", folder="runs/eagle"), "eagle3": TrainedHead(kind="eagle3", folder="runs/eagle3"),
+    "medusa": TrainedHead(kind="medusa", folder="runs/medusa", most=4),
 }  # fmt: skip
 
 
-def headed(head: Head, size: int = 4, more: str = "", **others: Any) -> dict[str, Words]:
+def headed(head: TrainedHead, size: int = 4, more: str = "", **others: Any) -> dict[str, Words]:
     """Words about this head, with look-up as the second best."""
     label = f"{head.kind} k={size}{more} head={head.folder}"
     return words(result(label, {label: 2.0, "ngram k=4": 1.2}, heads=(head,), **others))
@@ -220,7 +220,7 @@ def headed(head: Head, size: int = 4, more: str = "", **others: Any) -> dict[str
         (DFLASH, "dflash", 7, "raw"), (DSPARK, "dspark", 8, "raw"),
     ],
 )  # fmt: skip
-def test_vllm_is_told_the_method_and_how_to_get_the_head(head: Head, method: str, size: int, layout: str) -> None:
+def test_vllm_is_told_the_method_and_how_to_get_the_head(head: TrainedHead, method: str, size: int, layout: str) -> None:
     """As `benchmarks/head_in_vllm.py` runs them. Block heads are run whole: fewer masks would be another computation."""
     found = headed(head)["vLLM"]
     config = json.loads(re.search(r"--speculative-config '(.*)'$", found.text)[1])
@@ -254,7 +254,7 @@ def test_sglang_builds_eagle_s_trees() -> None:
 @pytest.mark.parametrize(
     ("head", "algorithm", "size"), [(DFLASH, "DFLASH", " --speculative-num-draft-tokens 8"), (DSPARK, "DSPARK", "")]
 )
-def test_sglang_block(head: Head, algorithm: str, size: str) -> None:
+def test_sglang_block(head: TrainedHead, algorithm: str, size: str) -> None:
     line = headed(head)["SGLang"].text.splitlines()[-1].strip()
     assert line == f"--speculative-algorithm {algorithm} --speculative-draft-model-path EXPORTED_HEAD{size}"
 
@@ -262,7 +262,7 @@ def test_sglang_block(head: Head, algorithm: str, size: str) -> None:
 @pytest.mark.parametrize(
     ("head", "name", "size"), [(OF["eagle3"], "Eagle3", 4), (DFLASH, "DFlash", 7), (DSPARK, "DSpark", 8)]
 )
-def test_tensorrt_heads(head: Head, name: str, size: int) -> None:
+def test_tensorrt_heads(head: TrainedHead, name: str, size: int) -> None:
     text = headed(head)["TensorRT-LLM"].text
     ast.parse(text)
     assert f'{name}DecodingConfig(max_draft_len={size}, speculative_model="EXPORTED_HEAD")' in text
@@ -271,7 +271,7 @@ def test_tensorrt_heads(head: Head, name: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("head", "kind", "size"), [(OF["eagle3"], "eagle3", 4), (DFLASH, "dflash", 7), (DSPARK, "dspark", 8)]
 )
-def test_llamacpp_heads(head: Head, kind: str, size: int) -> None:
+def test_llamacpp_heads(head: TrainedHead, kind: str, size: int) -> None:
     found = headed(head)["llama.cpp"]
     assert found.text.endswith(f"--spec-type draft-{kind} -md HEAD.gguf --spec-draft-n-max {size}")
     assert any("--target-model-dir org/target" in note for note in found.notes)
@@ -299,7 +299,7 @@ def test_who_has_the_head_but_not_the_tree_says_that() -> None:
 
 
 def test_the_demo_s_own_heads_can_be_exported() -> None:
-    made = words(result("eagle3 k=4", {"eagle3 k=4": 2.0}, heads=(Head(kind="eagle3", folder=""),), target="demo"))
+    made = words(result("eagle3 k=4", {"eagle3 k=4": 2.0}, heads=(TrainedHead(kind="eagle3", folder=""),), target="demo"))
     assert any("outrider export outrider/demo/models/heads/eagle3 --target demo" in note for note in made["vLLM"].notes)
 
 
@@ -313,6 +313,6 @@ def test_transformers_exits_early() -> None:
 
 def test_a_trained_exit_is_ours_alone() -> None:
     label = "early-exit k=3 head=runs/exit"
-    made = words(result(label, {label: 1.4, "ngram k=4": 1.2}, heads=(Head(kind="early-exit", folder="runs/exit"),)))
+    made = words(result(label, {label: 1.4, "ngram k=4": 1.2}, heads=(TrainedHead(kind="early-exit", folder="runs/exit"),)))
     for one in made.values():
         assert any("which no other program reads; this is ngram k=4" in note for note in one.notes)

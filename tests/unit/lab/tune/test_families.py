@@ -8,13 +8,13 @@ import pytest
 
 from outrider.errors import ConfigError
 from outrider.lab.tune.families import default_space, exit_layers, up_to
-from outrider.lab.tune.head import Head
+from outrider.lab.tune.head import TrainedHead
 from outrider.lab.tune.space import SpaceOptions
 
 HEADS = (
-    Head(kind="eagle", folder="runs/eagle"), Head(kind="eagle3", folder="runs/eagle3"),
-    Head(kind="medusa", folder="runs/medusa", most=3),
-    Head(kind="block", folder="runs/block", most=7, confidence=True, markov=True),
+    TrainedHead(kind="eagle", folder="runs/eagle"), TrainedHead(kind="eagle3", folder="runs/eagle3"),
+    TrainedHead(kind="medusa", folder="runs/medusa", most=3),
+    TrainedHead(kind="block", folder="runs/block", most=7, confidence=True, markov=True),
 )  # fmt: skip
 
 
@@ -27,7 +27,7 @@ def labels(**options: object) -> list[str]:
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("heads", [(), HEADS])
 def test_every_family_is_a_configuration_that_exists(
-    has_draft: bool, temperature: float, heads: tuple[Head, ...], tmp_path: Path
+    has_draft: bool, temperature: float, heads: tuple[TrainedHead, ...], tmp_path: Path
 ) -> None:
     """Guards against options that drafters do not have, and against one configuration that is tried twice."""
     corpus = tmp_path / "corpus.txt"
@@ -54,7 +54,7 @@ def test_trained_heads_compete() -> None:
     assert "eagle3 tree=best-first head=runs/eagle3" in found, "EAGLE-2's trees"
     assert "medusa tree=medusa head=runs/medusa" in found
     assert "block stop=confidence head=runs/block" in found
-    assert labels(heads=(Head(kind="block", folder="b", most=7),)).count("block stop=confidence head=b") == 0
+    assert labels(heads=(TrainedHead(kind="block", folder="b", most=7),)).count("block stop=confidence head=b") == 0
 
 
 def test_a_head_bounds_its_chains() -> None:
@@ -68,11 +68,11 @@ def test_a_head_bounds_its_chains() -> None:
 
 
 def test_heads_that_come_with_the_target_need_no_folder() -> None:
-    assert "eagle3" in labels(heads=(Head(kind="eagle3", folder=""),))
+    assert "eagle3" in labels(heads=(TrainedHead(kind="eagle3", folder=""),))
 
 
 def test_rules_and_exits_that_were_trained() -> None:
-    trained = (Head(kind="acceptance", folder="runs/stop"), Head(kind="early-exit", folder="runs/exit"))
+    trained = (TrainedHead(kind="acceptance", folder="runs/stop"), TrainedHead(kind="early-exit", folder="runs/exit"))
     found = labels(heads=trained, own_weights=False)
     assert "draft-model stop=acceptance acceptance_head=runs/stop" in found
     assert [one for one in found if one.startswith("early-exit")] == ["early-exit head=runs/exit"], "not one of the own weights"

@@ -16,13 +16,13 @@ from outrider.lab.tune.confirm import Lap, run_lap
 from outrider.lab.tune.drafts import read_drafts
 from outrider.lab.tune.run import TuneRequest, choose_space, run_tune
 from outrider.lab.tune.tune_result import TuneResult
-from outrider.lab.workload.types import Request, Workload
+from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.report.markdown import to_markdown
 from outrider.report.render import render
 from tests.heads import ACCEPTANCE, HEADS
 from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
 
-PROMPTS = Workload("tests", tuple(Request(str(number), "abc " * (number + 2), task="code") for number in range(4)))
+PROMPTS = Workload("tests", tuple(WorkloadRequest(str(number), "abc " * (number + 2), task="code") for number in range(4)))
 TRAINED = ("eagle3", "medusa", "block", "acceptance")
 
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from outrider.errors import ConfigError, OutriderError
 from outrider.lab.workload.containers import container_of
 from outrider.lab.workload.containers.blocks import read_blocks
-from outrider.lab.workload.containers.entry import Entry
+from outrider.lab.workload.containers.entry import FileEntry
 from outrider.lab.workload.containers.lines import read_lines
 from outrider.lab.workload.containers.values import read_array, read_documents
 from outrider.lab.workload.files import RequestFile
-from outrider.lab.workload.types import BadLine, Request
+from outrider.lab.workload.types import BadLine, WorkloadRequest
 
 MANY = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 VALUES = st.recursive(
@@ -30,9 +30,9 @@ VALUES = st.recursive(
 )
 
 
-def read(path: Path, **options: Any) -> tuple[list[Request], list[BadLine]]:
+def read(path: Path, **options: Any) -> tuple[list[WorkloadRequest], list[BadLine]]:
     found = list(RequestFile(path, path.name, **options).requests())
-    return [one for one in found if isinstance(one, Request)], [one for one in found if isinstance(one, BadLine)]
+    return [one for one in found if isinstance(one, WorkloadRequest)], [one for one in found if isinstance(one, BadLine)]
 
 
 def saved(folder: Path, content: bytes | str, name: str = "prompts") -> Path:
@@ -66,8 +66,8 @@ def test_bad_lines_have_their_own_numbers(tmp_path: Path, lines: list[str]) -> N
     source = RequestFile(saved(tmp_path, "\n".join(texts)), "x")
     read_back = [one for entry in found for one in source._read(entry)]
     assert [one.number for one in read_back if isinstance(one, BadLine)] == bad
-    assert [one.prompt for one in read_back if isinstance(one, Request)] == [f"p{n}" for n in good]
-    assert [one.id for one in read_back if isinstance(one, Request)] == [f"x:{n}" for n in good]
+    assert [one.prompt for one in read_back if isinstance(one, WorkloadRequest)] == [f"p{n}" for n in good]
+    assert [one.id for one in read_back if isinstance(one, WorkloadRequest)] == [f"x:{n}" for n in good]
 
 
 def test_first_line_may_be_the_bad_one(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_what_exhausts_the_parser(tmp_path: Path, text: str) -> None:
 # ---------------------------------------------------------------- arrays and documents
 
 
-def stepwise(reader: Callable[[io.StringIO, int], Iterator[Entry | BadLine]], text: str, window: int) -> list[Any]:
+def stepwise(reader: Callable[[io.StringIO, int], Iterator[FileEntry | BadLine]], text: str, window: int) -> list[Any]:
     return [one if isinstance(one, BadLine) else (one.line, one.value) for one in reader(io.StringIO(text), window)]
 
 
@@ -227,7 +227,7 @@ def test_reading_stops_where_the_reader_stops(tmp_path: Path) -> None:
 def test_plain_text_is_a_prompt_per_block(tmp_path: Path) -> None:
     source = RequestFile(saved(tmp_path, "\n\nfirst\r\n  second line\n \t\nthird\n\n\n"), "t")
     found = list(source.requests())
-    assert [(r.prompt, r.id) for r in found if isinstance(r, Request)] == [
+    assert [(r.prompt, r.id) for r in found if isinstance(r, WorkloadRequest)] == [
         ("first\n  second line", "t:3"),
         ("third", "t:6"),
     ]

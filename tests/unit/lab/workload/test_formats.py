@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from outrider.lab.workload.formats import FORMATS, read_entry
 from outrider.lab.workload.formats.fields import UnusableError
-from outrider.lab.workload.types import Request
+from outrider.lab.workload.types import WorkloadRequest
 
 USER = {"role": "user", "content": "Hello"}
 BOT = {"role": "assistant", "content": "Hi!"}
 
 
-def one(entry: Any) -> Request:
+def one(entry: Any) -> WorkloadRequest:
     (request,) = read_entry(entry)
     return request
 
@@ -41,7 +41,7 @@ def test_prompt_with_everything() -> None:
         "temperature": 0.3,
         "model": "x",
     }
-    assert one(entry) == Request("7", " p\n", None, "law", "18", "a", 5)
+    assert one(entry) == WorkloadRequest("7", " p\n", None, "law", "18", "a", 5)
 
 
 @pytest.mark.parametrize("name", ["answer", "response", "completion"])
@@ -57,11 +57,11 @@ def test_names_of_the_limit(name: str) -> None:
 def test_null_is_absent() -> None:
     """Tables exported by pandas have every column in every line."""
     entry = {"prompt": "p", "messages": None, "id": None, "answer": None, "max_tokens": None, "conversations": None}
-    assert one(entry) == Request("", "p")
+    assert one(entry) == WorkloadRequest("", "p")
 
 
 def test_messages_end_with_the_question() -> None:
-    assert one({"messages": [USER]}) == Request("", None, (USER,), "chat")
+    assert one({"messages": [USER]}) == WorkloadRequest("", None, (USER,), "chat")
     fine_tuning = one(
         {"messages": [{"role": "system", "content": "s"}, USER, BOT, USER, {**BOT, "content": "last", "weight": 1}]}
     )
@@ -132,7 +132,7 @@ TALK = [
 
 def test_sharegpt_first_question() -> None:
     expected = ({"role": "system", "content": "be kind"}, {"role": "user", "content": "one"})
-    assert one({"id": "x_0", "conversations": TALK}) == Request("x_0", None, expected, "chat", None, "1")
+    assert one({"id": "x_0", "conversations": TALK}) == WorkloadRequest("x_0", None, expected, "chat", None, "1")
     unanswered = one({"conversations": [turn("human", "q"), turn("human", "r"), turn("gpt", "a")]})
     assert unanswered.answer is None  # the answer belongs to the second question
 
@@ -169,13 +169,13 @@ def batch(body: Any, **more: Any) -> dict[str, Any]:
 
 
 def test_batch_requests() -> None:
-    assert one(batch({"model": "m", "messages": [USER], "max_tokens": 3})) == Request(
+    assert one(batch({"model": "m", "messages": [USER], "max_tokens": 3})) == WorkloadRequest(
         "r1", None, (USER,), "chat", max_tokens=3
     )
     plain = batch({"prompt": "p", "max_completion_tokens": 4}, url="https://host/v1/completions")
-    assert one(plain) == Request("r1", "p", max_tokens=4)
+    assert one(plain) == WorkloadRequest("r1", "p", max_tokens=4)
     response = batch({"input": "Hello", "instructions": "s", "max_output_tokens": 6}, url="/v1/responses")
-    assert one(response) == Request("r1", None, ({"role": "system", "content": "s"}, USER), "chat", max_tokens=6)
+    assert one(response) == WorkloadRequest("r1", None, ({"role": "system", "content": "s"}, USER), "chat", max_tokens=6)
     listed = batch({"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hello"}]}]})
     assert one(listed).messages == (USER,)
 
@@ -199,7 +199,7 @@ def chat_response(text: Any) -> dict[str, Any]:
 
 
 def test_stored_requests_with_their_responses() -> None:
-    assert one({"request": {"messages": [USER]}, "response": chat_response("Hi!")}) == Request(
+    assert one({"request": {"messages": [USER]}, "response": chat_response("Hi!")}) == WorkloadRequest(
         "chatcmpl-1", None, (USER,), "chat", None, "Hi!"
     )
     completion = {
@@ -207,7 +207,7 @@ def test_stored_requests_with_their_responses() -> None:
         "request": {"body": {"prompt": "p"}},
         "response": {"status_code": 200, "body": {"choices": [{"text": "t"}]}},
     }
-    assert one(completion) == Request("e1", "p", answer="t")
+    assert one(completion) == WorkloadRequest("e1", "p", answer="t")
     assert one({"request": {"prompt": "p"}, "response": "t"}).answer == "t"
     assert one({"messages": [USER], "response": chat_response("Hi!")}).answer == "Hi!"
     assert one({"request": {"messages": [USER, BOT]}}).answer == "Hi!"
@@ -225,15 +225,15 @@ def test_a_failed_response_leaves_the_request(response: Any) -> None:
 
 def test_gsm8k() -> None:
     entry = {"question": "How many? ", "answer": "3*4 = <<3*4=12>>12\n#### 1,212"}
-    assert one(entry) == Request("", "Question: How many?\nAnswer:", None, "reasoning", "1,212")
+    assert one(entry) == WorkloadRequest("", "Question: How many?\nAnswer:", None, "reasoning", "1,212")
     assert one({"question": "q", "answer": "#### marks come last\n#### 4"}).reference == "4"
-    assert one({"question": "Who?", "answer": "Ada"}) == Request("", "Question: Who?\nAnswer:", None, "qa", "Ada")
+    assert one({"question": "Who?", "answer": "Ada"}) == WorkloadRequest("", "Question: Who?\nAnswer:", None, "qa", "Ada")
 
 
 def test_math() -> None:
     solution = "so $\\boxed{7}$, no: $\\boxed{\\frac{1}{2}}$."
     entry = {"problem": "p", "level": "Level 3", "type": "Algebra", "solution": solution, "idx": 12}
-    assert one(entry) == Request("12", "Question: p\nAnswer:", None, "reasoning", "\\frac{1}{2}")
+    assert one(entry) == WorkloadRequest("12", "Question: p\nAnswer:", None, "reasoning", "\\frac{1}{2}")
     assert one({**entry, "answer": "x", "unique_id": "test/1"}).reference == "x"
     assert one({"problem": "p", "solution": "no box"}).reference is None
 
@@ -246,19 +246,19 @@ def test_humaneval_is_not_graded() -> None:
         "test": "t",
         "entry_point": "f",
     }
-    assert one(entry) == Request("HumanEval/0", "def f():\n", None, "code")
+    assert one(entry) == WorkloadRequest("HumanEval/0", "def f():\n", None, "code")
 
 
 def test_spec_bench() -> None:
     asked = {"question_id": 81, "category": "writing", "turns": ["one", "two"]}
-    assert one(asked) == Request("81", None, ({"role": "user", "content": "one"},), "chat")
+    assert one(asked) == WorkloadRequest("81", None, ({"role": "user", "content": "one"},), "chat")
     reasoning = {
         "question_id": 401,
         "category": "math_reasoning",
         "turns": ["How many?"],
         "reference": ["work\n#### 10"],
     }
-    assert one(reasoning) == Request("401", "Question: How many?\nAnswer:", None, "reasoning", "10")
+    assert one(reasoning) == WorkloadRequest("401", "Question: How many?\nAnswer:", None, "reasoning", "10")
     for category in ("translation", "summarization", "qa", "rag"):
         found = one({"category": category, "turns": ["x"], "reference": ["r"]})
         assert (found.task, found.reference) == (category, None)

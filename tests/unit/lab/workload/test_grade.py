@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from outrider.lab.workload import answers
 from outrider.lab.workload.answers import is_right, number, numbers_in, same
 from outrider.lab.workload.grade import grade
-from outrider.lab.workload.types import Request
+from outrider.lab.workload.types import WorkloadRequest
 from tools.demo_models.problems import is_correct, problems
 
 
-def asked(reference: str | None, task: str = "reasoning") -> Request:
-    return Request("r", "p", task=task, reference=reference)
+def asked(reference: str | None, task: str = "reasoning") -> WorkloadRequest:
+    return WorkloadRequest("r", "p", task=task, reference=reference)
 
 
 @pytest.mark.parametrize(

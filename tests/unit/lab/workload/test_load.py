@@ -15,7 +15,7 @@ from outrider.errors import ConfigError
 from outrider.lab.workload import builtin
 from outrider.lab.workload.builtin import BUILTIN, EMBEDDED
 from outrider.lab.workload.load import _with_own_ids, load_workload
-from outrider.lab.workload.types import Request
+from outrider.lab.workload.types import WorkloadRequest
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_doubled_ids_are_made_unique_and_it_is_said(tmp_path: Path) -> None:
 @given(ids=st.lists(st.sampled_from(["x", "x#2", "x#2#2", "x#3", "y"]), max_size=12))
 def test_ids_are_unique_whatever_they_were(ids: list[str]) -> None:
     """A renamed id may itself be taken, before or behind."""
-    found, renamed = _with_own_ids(Request(name, "p") for name in ids)
+    found, renamed = _with_own_ids(WorkloadRequest(name, "p") for name in ids)
     assert len({request.id for request in found}) == len(ids)
     assert renamed == sum(a != b.id for a, b in zip(ids, found, strict=True))
     assert all(request.id.startswith(name) for name, request in zip(ids, found, strict=True))

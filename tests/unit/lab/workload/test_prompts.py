@@ -9,13 +9,13 @@ from outrider.demo import demo_paths
 from outrider.errors import ConfigError, RequestError
 from outrider.lab.workload.load import load_workload
 from outrider.lab.workload.prompts import fit, prepare, to_tokens
-from outrider.lab.workload.types import Request, Workload
+from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from tests.helpers import byte_tokenizer
 
 PLAIN = byte_tokenizer()
-ASKED = Request("r1", messages=({"role": "user", "content": "How many?"},))
+ASKED = WorkloadRequest("r1", messages=({"role": "user", "content": "How many?"},))
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def words() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(demo_paths().target)
 
 
-def workload(*requests: Request) -> Workload:
+def workload(*requests: WorkloadRequest) -> Workload:
     return Workload("w", requests)
 
 
@@ -39,7 +39,7 @@ def test_equal_to_what_llm_feeds() -> None:
 
 
 def test_begin_token_and_template(words: PreTrainedTokenizerBase) -> None:
-    plain = Request("r", "Question: How many?\nAnswer:")
+    plain = WorkloadRequest("r", "Question: How many?\nAnswer:")
     assert to_tokens(plain, words)[0] == words.bos_token_id
     assert to_tokens(plain, words).count(words.bos_token_id) == 1
     assert to_tokens(ASKED, words) == to_tokens(plain, words)  # the demo's template
@@ -64,9 +64,9 @@ def test_no_template_is_the_model_s_fault_and_named() -> None:
 
 
 def test_plain_text_instead_of_a_template() -> None:
-    with_system = Request("r", messages=({"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}))
+    with_system = WorkloadRequest("r", messages=({"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}))
     assert to_tokens(with_system, PLAIN, chat_template=False) == PLAIN("Be kind.\n\nHi")["input_ids"]
-    long = Request(
+    long = WorkloadRequest(
         "r",
         messages=(*(ASKED.messages or ()), {"role": "assistant", "content": "3"}, {"role": "user", "content": "Why?"}),
     )
@@ -75,7 +75,7 @@ def test_plain_text_instead_of_a_template() -> None:
 
 
 def test_a_template_that_refuses_is_the_request_s_fault(words: PreTrainedTokenizerBase) -> None:
-    wrong = Request("odd", messages=({"role": "wizard", "content": "x"},))
+    wrong = WorkloadRequest("odd", messages=({"role": "wizard", "content": "x"},))
     with pytest.raises(RequestError, match="request 'odd': the chat template refused"):
         to_tokens(wrong, words)
     prepared = prepare(workload(wrong, ASKED), words, context=100, max_tokens=5, on_bad="skip")
@@ -89,7 +89,7 @@ def test_fit_counts_prompt_and_answer() -> None:
 
 
 def test_what_does_not_fit_is_refused_or_left_out_by_name() -> None:
-    requests = [Request(f"r{n}", "x" * n) for n in (5, 50, 96, 97, 200)]
+    requests = [WorkloadRequest(f"r{n}", "x" * n) for n in (5, 50, 96, 97, 200)]
     with pytest.raises(
         ConfigError, match=r"(?s)2 of 5 requests of w cannot run.*r97: 97 prompt tokens and 4.*r200.*--set on_bad=skip"
     ):
@@ -103,9 +103,9 @@ def test_what_does_not_fit_is_refused_or_left_out_by_name() -> None:
 
 def test_a_log_may_ask_for_less_but_not_for_more() -> None:
     requests = [
-        Request("less", "x" * 95, max_tokens=5),
-        Request("more", "x" * 50, max_tokens=500),
-        Request("none", "x"),
+        WorkloadRequest("less", "x" * 95, max_tokens=5),
+        WorkloadRequest("more", "x" * 50, max_tokens=500),
+        WorkloadRequest("none", "x"),
     ]
     prepared = prepare(workload(*requests), PLAIN, context=100, max_tokens=40)
     assert [p.max_tokens for p in prepared.prompts] == [5, 40, 40]
@@ -117,7 +117,7 @@ def test_no_tokens_is_an_error() -> None:
             return {"input_ids": []}
 
     with pytest.raises(RequestError, match="'r' is empty"):
-        to_tokens(Request("r", "\u200b"), Silent())
+        to_tokens(WorkloadRequest("r", "\u200b"), Silent())
 
 
 def test_every_embedded_prompt_fits_the_demo(words: PreTrainedTokenizerBase) -> None:
