@@ -29,7 +29,6 @@ from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Quiet
 from outrider.lab.runner import Contender, Runner
-from outrider.lab.tune.confirm import decode_phase
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.drafts import read_drafts
 from outrider.lab.tune.probe import Sample
@@ -43,11 +42,7 @@ FINALISTS = 4  # of the exhaustive search, measured again
 
 def seconds_per_token(contender: Contender, samples: Sequence[Sample]) -> list[float]:
     """Decode phase, prompt by prompt."""
-    found = []
-    for sample in samples:
-        seconds, tokens = decode_phase(contender.run([sample.tokens], [sample.params]))
-        found.append(seconds / max(tokens, 1))
-    return found
+    return [contender.run([one.tokens], [one.params])[0].seconds_per_token for one in samples]
 
 
 def measure(
@@ -66,7 +61,7 @@ def measure(
 
     began = time.perf_counter()
     probe, confirm = split(samples)
-    plan = TunePlan(probe, confirm, search_trials=0, greedy=temperature == 0)
+    plan = TunePlan(probe, confirm, search_trials=0)
     journal = Journal.open(PEERS / "tune.journal", {}, resume=False)
     found = Tuner(runner, space, plan, journal, Quiet()).run()
     journal.close()

@@ -62,7 +62,7 @@ class TuneOptions:
     corpus: Annotated[
         str | None, option(SPACE, "Text to copy from, for retrieval.", metavar="FILE", show_default=False)
     ] = None
-    finalists: Annotated[int, option(SPACE, "Configurations confirmed by measurement at a time.", min=1)] = 4
+    finalists: Annotated[int, option(SPACE, "Families whose best member is confirmed by measurement.", min=1)] = 4
     most_share: Annotated[
         float, option(SPACE, "Most of the cost, as a share of running everything on all prompts; a few are run all the same.")
     ] = 0.075

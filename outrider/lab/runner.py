@@ -68,6 +68,11 @@ class Trace:
         """Tokens behind the first step's."""
         return max(len(self.completion.token_ids) - self.steps[0].taken, 0)
 
+    @property
+    def seconds_per_token(self) -> float:
+        """Of the decode phase; 0 where the first step ended the text."""
+        return (self.steps[-1].at_s - self.steps[0].at_s) / max(self.decode_tokens(), 1)
+
 
 class Contender:
     """One configuration, ready to run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.lab.result import Interval
-from outrider.lab.tune.confirm import MAX_OTHER_CPU
+from outrider.lab.tune.confirm import Confirmed
 from outrider.lab.tune.tune_result import Recommendation, TuneResult
 from outrider.report.document import (
     Block,
@@ -67,18 +67,15 @@ def _sentence(one: Recommendation) -> Paragraph:
 
 
 def _disturbed(result: TuneResult) -> list[Block]:
-    """Runs beside other processes: how many, of which configurations, and how much of the processors those used."""
-    busy = [lap for lap in result.laps if lap.other_cpu > MAX_OTHER_CPU]
-    if not busy:
+    """Runs beside other processes: how many, and how much of the processors those used."""
+    others = result.others
+    if others is None or not others.num_disturbed:
         return []
-    labels = dict.fromkeys(lap.configuration for lap in busy)
-    which = "all configurations" if len(labels) == len({lap.configuration for lap in result.laps}) else ", ".join(labels)
-    shares = [lap.other_cpu for lap in result.laps]
     return [
         Paragraph(
-            f"Disturbed: during {len(busy)} of {len(shares)} confirming runs ({which}) other processes used more than "
-            f"{MAX_OTHER_CPU:.0%} of the processors, on average over all runs {sum(shares) / len(shares):.0%}, at most "
-            f"{max(shares):.0%}. Speeds are too low, and speedups are uncertain beyond their intervals.",
+            f"Disturbed: during {others.num_disturbed} of {others.num_runs} confirming runs other processes used more than "
+            f"{others.allowed:.0%} of the processors, on average over all runs {others.mean:.0%}, at most {others.highest:.0%}. "
+            "Speeds are too low, and speedups are uncertain beyond their intervals.",
             "caution",
         )
     ]
@@ -91,20 +88,18 @@ def _confirmed(result: TuneResult) -> list[Block]:
     best = next((index for index, one in enumerate(order) if one.configuration == result.recommendations[0].configuration), None)
     rows = [
         [
-            one.configuration, _interval(one.speedup), times(one.estimates.get("all")),
-            times(result.overall_speedup.get(one.configuration)),
-            number(one.tokens_per_s, 0), number(one.tau), str(one.groups), _same(one.identical, one.texts),
+            one.configuration, _interval(one.speedup), times(result.overall_speedup.get(one.configuration)),
+            number(one.tokens_per_s, 0), number(one.tau), str(one.texts), _same(result, one),
         ]
         for one in order
     ]  # fmt: skip
     columns = (
         Column("configuration", "left"),
         Column("speedup", help="plain seconds per token / its seconds per token, decode phase; 95 % bootstrap over prompts"),
-        Column("estimate", help="measurement and forecasts together, of all members at once: the choice is made by it"),
         Column("forecast", help="from probes alone, before this was run"),
-        Column("tokens/s", help="decode phase, all rows together"),
+        Column("tokens/s", help="of one row's decode phase"),
         Column("τ", help="tokens per target pass and row, the bonus token included"),
-        Column("groups", help="of prompts; one that is surely slower than the leader retires early"),
+        Column("prompts"),
         Column("identical", help="greedy texts equal to plain decoding's"),
     )
     marked = frozenset() if best is None else frozenset({best})
@@ -260,5 +255,7 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
 
 
-def _same(identical: int | None, texts: int) -> str:
-    return "-" if identical is None else "yes" if identical == texts else f"no ({identical}/{texts})"
+def _same(result: TuneResult, one: Confirmed) -> str:
+    if result.tried.temperature > 0:
+        return "-"
+    return "yes" if one.identical == one.texts else f"no ({one.identical}/{one.texts})"

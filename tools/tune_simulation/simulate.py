@@ -29,7 +29,6 @@ from outrider.lab.journal import Journal
 from outrider.lab.progress import Quiet
 from outrider.lab.recording import Step
 from outrider.lab.runner import Runner, Trace
-from outrider.lab.tune.confirm import decode_phase
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.head import TrainedHead
@@ -64,7 +63,7 @@ class Outcome:
     best: str
     of_best: float  # true speed of the advice / of the truly best fixed configuration
     of_exhaustive: float  # / of the one that looks best when every member has run every prompt once: it is misled by noise, too
-    cost_share: float  # seconds of probes and laps / seconds of every member on every prompt
+    cost_share: float  # seconds of probes and confirming runs / seconds of every member on every prompt
 
 
 @dataclass
@@ -170,7 +169,8 @@ class RehearsedContender:
             step = self._step(done, len(steps), float(world.prompts[prompt[0]]), coins)
             steps.append(step)
             done += step.taken
-        completion = Completion([1], "", list(range(done)), "length", [], None, DecodeStats(), lossless=True, seed=0)
+        stats = DecodeStats(steps=len(steps), emitted=done)
+        completion = Completion([1], "", list(range(done)), "length", [], None, stats, lossless=True, seed=0)
         return Trace(completion, steps, began, 0.0)
 
     def _step(self, start: int, number: int, prompt: float, coins: np.ndarray) -> Step:
@@ -226,8 +226,8 @@ def _exhaustive(world: World, space: Space, samples: Sequence[Sample]) -> str:
     seconds = {}
     for one in (Configuration(PLAIN), *(member for family in space.families for _, member in family.members())):
         contender = world.open(one)
-        laps = [decode_phase(contender.run([sample.tokens], [sample.params])) for sample in samples]
-        seconds[one.label] = sum(taken / max(tokens, 1) for taken, tokens in laps)
+        traces = [contender.run([sample.tokens], [sample.params])[0] for sample in samples]
+        seconds[one.label] = sum(trace.seconds_per_token for trace in traces)
     return min(seconds, key=lambda label: seconds[label])
 
 

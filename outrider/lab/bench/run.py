@@ -14,7 +14,7 @@ from outrider.lab.bench.material import Material, digest, gather, runnable_cells
 from outrider.lab.bench.plan import COUPLED, CellKey, Plan
 from outrider.lab.bench.stages import CellState, Rounds
 from outrider.lab.bench.summary import measured, others_during, run_line
-from outrider.lab.bench.turn import Field
+from outrider.lab.bench.turn import Contenders
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress, Quiet
 from outrider.lab.runner import Runner
@@ -39,7 +39,7 @@ def run_bench(
     runner = Runner(options, plan.all_configurations, status)
     material = gather(workload, runner.tokenizer, plan, runner.context, on_bad=on_bad, chat_template=chat_template)
     keys, notes = runnable_cells(plan, material)
-    field, failures = Field.open(runner, plan.all_configurations)
+    field, failures = Contenders.open(runner, plan.all_configurations)
     status("measuring the memory's bandwidth")
     target = describe_target(runner.models, options.target, options.draft)
     journal = journal or Journal.open(journal_path, identity, resume=False)
@@ -100,7 +100,7 @@ def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, toke
     )  # fmt: skip
 
 
-def _describe(rounds: Rounds, field: Field, failures: dict[int, str]) -> list[ConfigurationInfo]:
+def _describe(rounds: Rounds, field: Contenders, failures: dict[int, str]) -> list[ConfigurationInfo]:
     found = []
     for number, configuration in enumerate(rounds.configurations):
         info = ConfigurationInfo(

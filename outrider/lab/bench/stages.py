@@ -20,7 +20,7 @@ from outrider.lab.bench.material import Material, TaskPrompt, groups
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.bench.plan import CellKey, Plan, baseline_of
 from outrider.lab.bench.speedup import TimedPair, is_tight, prompts_needed, samples, speedup
-from outrider.lab.bench.turn import Field, one_line, order_of, run_group, teach
+from outrider.lab.bench.turn import Contenders, one_line, order_of, run_group, teach
 from outrider.lab.disturbance import Repeats
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
@@ -56,7 +56,7 @@ class Rounds:
     """Measures configurations in rounds until the intervals are narrow enough."""
 
     def __init__(
-        self, field: Field, plan: Plan, material: Material, keys: list[CellKey], journal: Journal, progress: Progress
+        self, field: Contenders, plan: Plan, material: Material, keys: list[CellKey], journal: Journal, progress: Progress
     ) -> None:
         self._field, self._plan, self._journal, self._progress = field, plan, journal, progress
         self.configurations = plan.all_configurations

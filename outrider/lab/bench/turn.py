@@ -23,7 +23,7 @@ from outrider.sampling.params import SamplingParams
 REPEATS = 3  # further attempts beside busy neighbours
 
 
-class Field:
+class Contenders:
     """The configurations of a bench, ready to run, by number. Those that learn are opened afresh for every round."""
 
     def __init__(self, runner: Runner, kept: Mapping[int, Contender]) -> None:
@@ -32,7 +32,7 @@ class Field:
         self._now = dict(kept)
 
     @classmethod
-    def open(cls, runner: Runner, configurations: Sequence[Configuration]) -> tuple[Field, dict[int, str]]:
+    def open(cls, runner: Runner, configurations: Sequence[Configuration]) -> tuple[Contenders, dict[int, str]]:
         """Everyone who can be built, and why the others cannot. Raises what a plain one raises, and the first error where none
         but plain ones are left."""
         kept: dict[int, Contender] = {}
@@ -73,7 +73,7 @@ def order_of(numbers: Sequence[int], group: int, turn: int) -> list[int]:
 
 
 def run_group(
-    field: Field, numbers: Sequence[int], group: Sequence[TaskPrompt], key: CellKey, plan: Plan, turn: int,
+    field: Contenders, numbers: Sequence[int], group: Sequence[TaskPrompt], key: CellKey, plan: Plan, turn: int,
     group_number: int, baselines: Mapping[int, int], failed: Callable[[int, OutriderError], None], done: Callable[[], None],
     repeats: Repeats,
 ) -> list[RunNote]:  # fmt: skip
@@ -99,7 +99,7 @@ def run_group(
 
 
 def teach(
-    field: Field, numbers: Sequence[int], groups: Sequence[Sequence[TaskPrompt]], key: CellKey, plan: Plan, turn: int
+    field: Contenders, numbers: Sequence[int], groups: Sequence[Sequence[TaskPrompt]], key: CellKey, plan: Plan, turn: int
 ) -> None:
     """Groups that an interrupted run had finished, for those who must have seen them."""
     for group in groups:

@@ -1,8 +1,7 @@
 """From findings to advice. Measured numbers decide; forecasts only where nothing was measured, and then they say so.
 
-Among measured configurations the one with the best estimate is chosen, which is measurement and forecast together
-(`beliefs.py`): of many noisy measurements the largest looks better than it is. `auto` must be better than the best fixed length
-by more than BY_FAR: it costs what it takes to try other lengths.
+Among measured configurations the fastest is chosen. `auto` must be better than the best fixed length by more than BY_FAR: it
+costs what it takes to try other lengths.
 
 Do not speculate: when no finalist's measured speedup reaches WORTH, or its interval does not lie above 1 while the value is below
 SURE. A task gets advice of its own when another finalist is better for it by more than WORTH, measured on that task's prompts.
@@ -26,43 +25,31 @@ BY_FAR = 0.05
 def recommendations(found: Findings, configurations: Sequence[Configuration], draft: str | None) -> list[Recommendation]:
     """First for all traffic, then for each task that wants something else. `configurations`: all that were confirmed."""
     known = {one.label: one for one in configurations}
-    measured = {one.configuration: one.speedup for one in found.confirmed}
-    first = _recommend(ALL, measured, _estimates(ALL, found), found, known, draft)
+    first = _recommend(ALL, found, known, draft)
     others = []
     for task in found.shares if len(found.shares) > 1 else ():
-        speedups = {one.configuration: one.by_task[task] for one in found.confirmed if task in one.by_task}
-        estimates = _estimates(task, found)
-        recommended = _recommend(task, speedups, estimates, found, known, draft)
-        gain = estimates.get(recommended.configuration, 1.0) / estimates.get(first.configuration, 1.0)  # not speculating is 1
-        if recommended.configuration != first.configuration and gain > WORTH:
+        recommended = _recommend(task, found, known, draft)
+        speedups = _speedups(task, found) | {PLAIN: Interval(value=1.0, low=1.0, high=1.0)}
+        gain = speedups[recommended.configuration].value
+        before = speedups.get(first.configuration)
+        if recommended.configuration != first.configuration and (before is None or gain > WORTH * before.value):
             others.append(recommended)
     return [first, *others]
 
 
-def _estimates(task: str, found: Findings) -> dict[str, float]:
-    """Speedups to choose by; where there is no estimate, as measured."""
-    measured = {one.configuration: one.speedup if task == ALL else one.by_task.get(task) for one in found.confirmed}
-    return {
-        one.configuration: one.estimates.get(task, speedup.value)
-        for one in found.confirmed
-        if (speedup := measured[one.configuration]) is not None
-    }
+def _speedups(task: str, found: Findings) -> dict[str, Interval]:
+    return {one.configuration: speedup for one in found.confirmed if (speedup := one.of_task(task)) is not None}
 
 
-def _best(estimates: dict[str, float], known: dict[str, Configuration]) -> str:
+def _best(speedups: dict[str, Interval], known: dict[str, Configuration]) -> str:
     """A fixed length, unless `auto` is better by far."""
-    best = max(estimates, key=lambda label: estimates[label])
-    fixed = {label: one for label, one in estimates.items() if not str(known[label].num_draft_tokens).startswith("auto")}
-    if not fixed:
-        return best
-    best_fixed = max(fixed, key=lambda label: fixed[label])
-    return best if estimates[best] > (1 + BY_FAR) * estimates[best_fixed] else best_fixed
+    ranking = sorted(speedups, key=lambda label: -speedups[label].value)
+    fixed = next((label for label in ranking if not str(known[label].num_draft_tokens).startswith("auto")), ranking[0])
+    return ranking[0] if speedups[ranking[0]].value > (1 + BY_FAR) * speedups[fixed].value else fixed
 
 
-def _recommend(
-    task: str, speedups: dict[str, Interval], estimates: dict[str, float], found: Findings, known: dict[str, Configuration],
-    draft: str | None,
-) -> Recommendation:  # fmt: skip
+def _recommend(task: str, found: Findings, known: dict[str, Configuration], draft: str | None) -> Recommendation:
+    speedups = _speedups(task, found)
     forecasts = {**found.overall, **{one.configuration: one.speedup for one in found.forecasts if one.task == task}}
     if not speedups:
         best = max(forecasts, key=lambda label: forecasts[label], default=None)
@@ -70,7 +57,7 @@ def _recommend(
         if best is not None:
             reason += f"; the best forecast is {best} with {forecasts[best]:.2f}x"
         return _plain(task, reason, None, forecasts.get(best or "", 1.0))
-    best = _best(estimates, known)
+    best = _best(speedups, known)
     gain = speedups[best]
     if not pays(gain):
         return _plain(task, f"the best that was measured, {best}, reaches {_words(gain)}", gain, forecasts.get(best, 1.0))

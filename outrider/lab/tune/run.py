@@ -44,7 +44,7 @@ class TuneRequest:
     prompts: int = 24  # most of each task
     batch_size: int = 1
     load_sizes: tuple[int, ...] = (4,)
-    finalists: int = 4  # at a time
+    finalists: int = 4  # families whose best member is confirmed
     search_trials: int = 24
     seed: int = 0
     drafters: frozenset[str] = field(default_factory=frozenset)  # empty: all
@@ -84,11 +84,12 @@ def run_tune(
     runner = Runner(options, [family.largest for family in space.families], status)
     samples, notes = gather_samples(workload, runner, request, on_bad=on_bad, chat_template=chat_template)
     probe, confirm = split(samples)
+    if (smallest := min(_count(confirm).values())) < request.batch_size:
+        raise ConfigError(f"{smallest} prompts of a task are no batch of {request.batch_size}: raise --limit")
     others = [size for size in request.load_sizes if size != request.batch_size]
     plan = TunePlan(
-        probe, confirm, request.batch_size, others, request.finalists, request.most_share, request.search_trials,
-        request.sampling.is_greedy,
-    )  # fmt: skip
+        probe, confirm, request.batch_size, others, request.finalists, request.most_share, request.search_trials
+    )
     journal = journal or Journal.open(journal_path, identity, resume=False)
     sizes = f"{len(space.families)} families with {space.num_members} members"
     status(f"{sizes}; {counted(len(probe), 'prompt')} to probe, {len(confirm)} to confirm")

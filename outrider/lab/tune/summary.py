@@ -18,11 +18,12 @@ def summarise_tuning(
     costs = step_costs(found.plain, plan.batch_size)
     plain_step_s = costs.step_s(0)[0] if costs is not None else 0.0
     advice, missing = _about_service(found, space, plan, line, plain_step_s)
+    failed = [f"{label} could not be confirmed: {why}" for label, why in found.failures.items() if label in found.family_of]
     return TuneResult(
-        notes=[*notes, *missing], interrupted=found.interrupted, tried=tried,
+        notes=[*notes, *missing, *failed], interrupted=found.interrupted, tried=tried,
         families=[_family(family, found) for family in space.families],
-        plain_step_s=plain_step_s, forecasts=found.forecasts, overall_speedup=found.overall, laps=found.laps,
-        confirmed=found.confirmed, recommendations=recommendations(found, found.finalists, tried.draft),
+        plain_step_s=plain_step_s, forecasts=found.forecasts, overall_speedup=found.overall,
+        confirmed=found.confirmed, others=found.others, recommendations=recommendations(found, found.finalists, tried.draft),
         schedule=found.schedule, by_load=found.by_load, stages=found.stages,
         exhaustive_s=exhaustive_seconds(found, plan), num_members=space.num_members,
         search=None if found.search is None else found.search.outcome, remote=advice,

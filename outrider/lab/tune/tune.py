@@ -4,7 +4,7 @@
                is not run on the others
     forecast   tokens per second of every size of every family, from the probes alone
     search     options of the best model-free drafter, replayed on the texts that plain decoding wrote: no model runs
-    confirm    the likeliest best race against plain decoding on other prompts, as long as the budget allows
+    confirm    the best member of each of the best families against plain decoding, in a round of `bench` over other prompts
     load       what steps of the best two families cost at other batch sizes, and which size is best there, none included
     decide     a recommendation for all traffic and for each task that wants another one; "do not speculate" when nothing pays
 """
@@ -12,33 +12,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from outrider.errors import OutriderError
+from outrider.lab.bench.bench_result import OtherProcesses
+from outrider.lab.bench.stages import Rounds
+from outrider.lab.bench.summary import others_during
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 from outrider.lab.replay.search import Found, search
 from outrider.lab.replay.texts import Text
 from outrider.lab.runner import Runner
-from outrider.lab.tune.beliefs import MEMBER_ERROR, NESTED_ERROR, Member
-from outrider.lab.tune.confirm import ALL, Confirmed, Lap, summarise
+from outrider.lab.tune.confirm import MAX_OTHER_CPU, Confirmed, confirmation, summarise
 from outrider.lab.tune.forecast import Forecast, forecast, overall, plain_tokens_per_s, step_costs
 from outrider.lab.tune.load import LoadStep, best_at
 from outrider.lab.tune.probe import Probe, Sample, run_probe
-from outrider.lab.tune.race import Race, Rules
 from outrider.lab.tune.space import PLAIN_FAMILY, Family, Space
 from outrider.lab.tune.tune_result import Stage
 
 GIVE_UP = 0.6  # a family whose every size is forecast below this after a glance is not run on
 AUTO_MOST = 8  # of the `auto` member of the best family
 SEARCHED = ("ngram", "suffix")  # cheap, replayable, and with options that texts decide
-AUTO_SHARE = 0.97  # of the best fixed length: what `auto` keeps in every cell, over all prompts measured (benchmarks/README.md)
-AUTO_ERROR = 0.06  # standard deviation of the logarithm of that
 MIN_SEARCH_TEXTS = 8
+MIN_PROMPTS = 6  # that finalists run whatever the budget: nothing is recommended on fewer
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,9 @@ class TunePlan:
     confirm: Sequence[Sample]
     batch_size: int = 1
     load_sizes: Sequence[int] = ()  # further batch sizes for the schedule
-    num_finalists: int = 4  # at a time
-    most_share: float = 0.075  # of what running every member on every prompt would cost: probes and laps together
+    num_finalists: int = 4  # families
+    most_share: float = 0.075  # of what running every member on every prompt would cost: probes and confirmation together
     search_trials: int = 24  # 0: no search
-    greedy: bool = True
 
 
 @dataclass
@@ -66,9 +65,9 @@ class Findings:
     overall: dict[str, float] = field(default_factory=dict)
     search: Found | None = None
     finalists: list[Configuration] = field(default_factory=list)
-    laps: list[Lap] = field(default_factory=list)
+    family_of: dict[str, str] = field(default_factory=dict)  # of the finalists
     confirmed: list[Confirmed] = field(default_factory=list)
-    family_of: dict[str, str] = field(default_factory=dict)  # of everybody who may have raced
+    others: OtherProcesses | None = None  # beside the confirming runs
     schedule: list[LoadStep] = field(default_factory=list)  # the best of the families that were timed, at each load
     by_load: dict[str, list[LoadStep]] = field(default_factory=dict)  # family -> its best size, at each load
     stages: list[Stage] = field(default_factory=list)
@@ -156,30 +155,30 @@ class Tuner:
         )  # fmt: skip
 
     def _confirm(self, found: Findings) -> None:
-        groups = list(_grouped(self._plan.confirm, self._plan.batch_size))
-        known = self._known(found)
-        found.family_of = {label: str(member.family) for label, (member, _) in known.items()}
-        if not known or not groups:
+        chosen = self._chosen(found)
+        if not chosen or not self._plan.confirm:
             return
-        race = Race(
-            [Member(PLAIN, None, 1.0, 0.0), *(member for member, _ in known.values())],
-            lambda label: self._runner.open(known[label][1] if label in known else Configuration(PLAIN), any_length=True),
-            groups, self._plan.batch_size, self._journal, self._progress,
-            Rules(self._plan.num_finalists, self._budget_s(found)),
-        )  # fmt: skip
+        found.finalists, found.family_of = [one for _, one in chosen], {one.label: family.label for family, one in chosen}
         try:
-            race.run(self._invited(found, known))
+            rounds, failures = confirmation(
+                self._runner, found.finalists, self._plan.confirm, self._plan.batch_size, self._budget_s(found), self._journal,
+                self._progress,
+            )  # fmt: skip
+        except OutriderError as error:
+            found.failures.update(dict.fromkeys(found.family_of, str(error)))
+            return
+        found.failures |= failures
+        try:
+            rounds.run()
         finally:
-            self._judge(found, race, known)
+            self._judge(found, rounds)
 
-    def _judge(self, found: Findings, race: Race, known: Mapping[str, tuple[Member, Configuration]]) -> None:
-        """What the laps say, all of them or those before Ctrl-C."""
-        found.laps = race.laps
-        found.failures |= race.failures
-        tasks = list(found.shares) if len(found.shares) > 1 else []
-        beliefs = {ALL: race.belief(), **{task: race.belief(task) for task in tasks}}
-        found.confirmed = summarise(found.laps, Configuration(PLAIN), greedy=self._plan.greedy, beliefs=beliefs)
-        found.finalists = [known[one.configuration][1] for one in found.confirmed]
+    def _judge(self, found: Findings, rounds: Rounds) -> None:
+        """What all runs say, or those before Ctrl-C."""
+        found.confirmed = summarise(rounds)
+        found.others = others_during([note for cell in rounds.cells for note in cell.notes], MAX_OTHER_CPU)
+        for cell in rounds.cells:
+            found.failures.update({rounds.configurations[number].label: why for number, why in cell.failures.items()})
 
     def _load(self, found: Findings) -> None:
         """Measures the two best families and plain decoding under load."""
@@ -209,33 +208,25 @@ class Tuner:
         self._journal.add(key, probe.model_dump())
         return probe
 
-    def _known(self, found: Findings) -> dict[str, tuple[Member, Configuration]]:
-        """The candidates by label: everything that was forecast, the best family with a free length, what the search found."""
+    def _chosen(self, found: Findings) -> list[tuple[Family, Configuration]]:
+        """The finalists: the best member of the best families and of every task, the best nested family with a free length, and
+        what the search found."""
         families = {family.label: family for family in self._space.families}
-        known = {}
-        for family in families.values():
-            for _, configuration in family.members():
-                if (speedup := found.overall.get(configuration.label)) is not None and speedup > 0:
-                    error = NESTED_ERROR if family.nested else MEMBER_ERROR
-                    known[configuration.label] = Member(configuration.label, family.label, speedup, error), configuration
-        if (nested := self._best_nested(found)) is not None:
-            best = max((one for one in known.values() if one[0].family == nested.label), key=lambda one: one[0].forecast)[0]
-            auto = nested.member(f"auto:{min(AUTO_MOST, nested.sizes[-1])}")
-            known[auto.label] = Member(auto.label, nested.label, AUTO_SHARE * best.forecast, AUTO_ERROR), auto
-        if (better := self._searched(found)) is not None and found.search is not None:
-            start = known[found.search.outcome.start.configuration][0]
-            known[better.label] = replace(start, label=better.label, error=MEMBER_ERROR), better
-        return known
-
-    def _invited(self, found: Findings, known: Mapping[str, object]) -> list[str]:
-        """The candidates that run whatever the forecasts for all traffic say: the best of every task, and what the search
-        found."""
-        chosen = []
+        whole = [one for one in found.forecasts if one.configuration in found.overall]
+        best = [
+            max((one for one in whole if one.family == family.label), key=lambda one: found.overall[one.configuration])
+            for family in self._best_families(found)[: self._plan.num_finalists]
+        ]
         for task in found.shares if len(found.shares) > 1 else ():
-            of_task = [one for one in found.forecasts if one.task == task and one.configuration in known]
-            chosen.append(max(of_task, key=lambda one: one.speedup).configuration)
-        better = self._searched(found)
-        return [*dict.fromkeys(chosen), *([better.label] if better is not None else [])]
+            best += [max((one for one in whole if one.task == task), key=lambda one: one.speedup)] if whole else []
+        chosen = {one.configuration: (families[one.family], families[one.family].member(one.size)) for one in best}
+        if (nested := self._best_nested(found)) is not None:
+            auto = nested.member(f"auto:{min(AUTO_MOST, nested.sizes[-1])}")
+            chosen[auto.label] = nested, auto
+        if (better := self._searched(found)) is not None and found.search is not None:
+            start = found.search.outcome.start.configuration
+            chosen[better.label] = next(families[one.family] for one in whole if one.configuration == start), better
+        return list(chosen.values())
 
     def _searched(self, found: Findings) -> Configuration | None:
         """What the search found, if it is better than the family's own on texts it had not seen."""
@@ -249,14 +240,15 @@ class Tuner:
         return next((family for family in self._best_families(found) if family.nested and len(family.sizes) > 1), None)
 
     def _budget_s(self, found: Findings) -> float:
-        """For the laps: what the probes left."""
+        """For the confirmation: what the probes left, and time for MIN_PROMPTS prompts whatever they left."""
         probes = sum(probe.seconds for probe in (found.plain, *found.probes.values()))
-        return self._plan.most_share * exhaustive_seconds(found, self._plan) - probes
+        min_s = _seconds(found, self._plan, [PLAIN, *found.family_of], self._plan.confirm[:MIN_PROMPTS])
+        return max(self._plan.most_share * exhaustive_seconds(found, self._plan) - probes, min_s)
 
     def _favourites(self, found: Findings) -> list[Family]:
-        """By what their best fixed length is believed to reach; behind these, those that were forecast only."""
+        """By what their best fixed length reached; behind these, those that were forecast only."""
         fixed = [one for one in found.confirmed if not _is_auto(one.configuration)]
-        fixed.sort(key=lambda one: -one.estimates.get(ALL, one.speedup.value))
+        fixed.sort(key=lambda one: -one.speedup.value)
         by_label = {family.label: family for family in self._space.families}
         measured = [by_label[found.family_of[one.configuration]] for one in fixed]
         return list({family.label: family for family in (*measured, *self._best_families(found))}.values())
@@ -282,26 +274,20 @@ class Tuner:
 
 def exhaustive_seconds(found: Findings, plan: TunePlan) -> float:
     """Forecast of running plain decoding and every member on every prompt."""
-    tokens = sum(sample.params.required_max_tokens for sample in (*plan.probe, *plan.confirm))
+    return _seconds(found, plan, [PLAIN, *found.overall], [*plan.probe, *plan.confirm])
+
+
+def _seconds(found: Findings, plan: TunePlan, labels: Iterable[str], samples: Sequence[Sample]) -> float:
+    """Forecast of running some configurations; one that was not forecast is taken to be as fast as plain decoding."""
+    tokens = sum(sample.params.required_max_tokens for sample in samples)
     base = plain_tokens_per_s(found.plain, plan.batch_size)
-    return sum(1 / speedup for speedup in {PLAIN: 1.0, **found.overall}.values()) * tokens / base if base else 0.0
+    return sum(1 / found.overall.get(label, 1.0) for label in labels) * tokens / base if base else 0.0
 
 
 def _is_auto(label: str) -> bool:
     return str(Configuration.parse(label).num_draft_tokens).startswith("auto")
 
 
-def _grouped(samples: Sequence[Sample], size: int) -> Iterator[list[Sample]]:
-    """Groups of one task each, so that a group's time can be charged to a task; tasks take turns."""
-    by_task: dict[str, list[Sample]] = {}
-    for sample in samples:
-        by_task.setdefault(sample.task, []).append(sample)
-    queues = [[of_task[i : i + size] for i in range(0, len(of_task), size)] for of_task in by_task.values()]
-    for turn in range(max(map(len, queues), default=0)):
-        yield from (queue[turn] for queue in queues if turn < len(queue))
-
-
 def _as_many(samples: Sequence[Sample], count: int) -> list[Sample]:
     """`count` samples, again from the first one when there are fewer."""
     return [samples[i % len(samples)] for i in range(count)]
-

@@ -6,11 +6,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from outrider.lab.bench.bench_result import OtherProcesses
 from outrider.lab.comparable import Comparable
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.replay.replay_result import SearchOutcome
 from outrider.lab.result import Interval, Record, Result
-from outrider.lab.tune.confirm import Confirmed, Lap, paired_seconds
+from outrider.lab.tune.confirm import Confirmed
 from outrider.lab.tune.forecast import Forecast
 from outrider.lab.tune.head import TrainedHead
 from outrider.lab.tune.load import LoadStep
@@ -83,8 +84,8 @@ class TuneResult(Result):
     plain_step_s: float
     forecasts: list[Forecast]  # of every size of every family, by task
     overall_speedup: dict[str, float]  # configuration -> forecast over the whole workload
-    laps: list[Lap]
     confirmed: list[Confirmed]
+    others: OtherProcesses | None = None  # beside the confirming runs; None: there were none
     recommendations: list[Recommendation]  # first of all traffic, then of tasks that want another one
     schedule: list[LoadStep]  # at each load the best of the families that were timed there
     by_load: dict[str, list[LoadStep]] = Field(default_factory=dict)  # each of these families alone; not before 2026-11-22
@@ -130,20 +131,11 @@ class TuneResult(Result):
         return Configuration.parse(load.configuration).options(self.tried.draft)
 
     def comparable(self) -> list[Comparable]:
-        """Measured speedups, group by group."""
-        base = {lap.group: lap for lap in self.laps if lap.configuration == PLAIN}
+        """Measured speedups, prompt by prompt."""
         return [
-            Comparable(
-                f"{one.configuration}: speedup", one.speedup, higher_is_better=True, unit="x",
-                parts={
-                    f"group {group}": pair
-                    for group, pair in paired_seconds(
-                        [lap for lap in self.laps if lap.configuration == one.configuration], base
-                    ).items()
-                },
-            )
+            Comparable(f"{one.configuration}: speedup", one.speedup, higher_is_better=True, unit="x", parts=one.seconds)
             for one in self.confirmed
-        ]  # fmt: skip
+        ]
 
     @property
     def seconds(self) -> float:

@@ -66,7 +66,7 @@ from outrider.lab.server.types import (
     ServerMeasurement,
     SpeculationCounts,
 )
-from outrider.lab.tune.confirm import Confirmed, Lap
+from outrider.lab.tune.confirm import Confirmed
 from outrider.lab.tune.forecast import Forecast
 from outrider.lab.tune.load import LoadStep
 from outrider.lab.tune.tune_result import FamilySummary, Recommendation, Stage, Tried, TuneResult, Words
@@ -400,12 +400,6 @@ def roofline_estimate() -> Result:
 
 
 def tune_result() -> TuneResult:
-    def lap(configuration: str, group: int, seconds: float) -> Lap:
-        return Lap(
-            configuration=configuration, group=group, task="code", seconds=seconds, tokens=10, steps=5, texts=["x"],
-            other_cpu=0.3 if group else 0.0,
-        )  # fmt: skip
-
     sizes = {1: 1.2, 3: 1.6, 5: 1.8}
     forecasts = [
         Forecast(
@@ -425,11 +419,11 @@ def tune_result() -> TuneResult:
             FamilySummary(family="suffix", survival={}, step_s={}, seconds=0.0, failure="not run"),
         ],
         plain_step_s=0.01, forecasts=forecasts, overall_speedup={f"draft-model k={k}": value for k, value in sizes.items()},
-        laps=[lap(name, group, seconds) for group in (0, 1) for name, seconds in (("none", 2.0), ("draft-model k=5", 1.0))],
+        others=OtherProcesses(mean=0.15, highest=0.3, allowed=0.15, num_runs=4, num_disturbed=2, num_repeated=1),
         confirmed=[
             Confirmed(
-                configuration="draft-model k=5", speedup=interval(2.0, 1.9, 2.1), by_task={}, estimates={"all": 1.95},
-                tokens_per_s=200.0, tau=2.7, groups=2, identical=2, texts=2,
+                configuration="draft-model k=5", speedup=interval(2.0, 1.9, 2.1), by_task={},
+                tokens_per_s=200.0, tau=2.7, identical=2, texts=2, seconds={"prompt 0": (2.0, 1.0), "prompt 1": (2.0, 1.0)},
             )
         ],
         recommendations=[

@@ -14,7 +14,7 @@ from outrider.lab.bench import stages
 from outrider.lab.bench.material import gather, runnable_cells
 from outrider.lab.bench.plan import Plan
 from outrider.lab.bench.stages import CellState, Rounds
-from outrider.lab.bench.turn import Field, order_of
+from outrider.lab.bench.turn import Contenders, order_of
 from outrider.lab.configuration import Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Quiet
@@ -72,7 +72,7 @@ class Setting:
         return self.runner.contenders[label]
 
     def rounds(self, *, resume: bool = False) -> Rounds:
-        field, _ = Field.open(self.runner, self.plan.all_configurations)  # type: ignore[arg-type]
+        field, _ = Contenders.open(self.runner, self.plan.all_configurations)  # type: ignore[arg-type]
         journal = Journal.open(self.path, self.plan.identity(), resume=resume)
         keys, _ = runnable_cells(self.plan, self.material)
         return Rounds(field, self.plan, self.material, keys, journal, Quiet())
@@ -176,12 +176,12 @@ def test_plain_decoding_may_not_fail(setting: Setting) -> None:
 
 def test_what_cannot_be_built_is_left_out_unless_nothing_else_is_there(setting: Setting) -> None:
     setting.runner.unbuildable = {FAST.label}
-    field, failures = Field.open(setting.runner, setting.plan.all_configurations)  # type: ignore[arg-type]
+    field, failures = Contenders.open(setting.runner, setting.plan.all_configurations)  # type: ignore[arg-type]
     assert field.numbers == [0, 2]
     assert failures == {1: "draft-model k=3 cannot be built"}
     setting.runner.unbuildable = {FAST.label, LEARNER.label}
     with pytest.raises(CapabilityError, match="draft-model k=3 cannot be built"):
-        Field.open(setting.runner, setting.plan.all_configurations)  # type: ignore[arg-type]
+        Contenders.open(setting.runner, setting.plan.all_configurations)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- endings

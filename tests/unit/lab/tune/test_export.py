@@ -37,7 +37,7 @@ def result(
             temperature=temperature, max_new_tokens=8, batch_size=1, probe_prompts=1, confirm_prompts=1, tasks={"code": 2},
             workload="w", target=target, draft="org/draft", heads=list(heads), model_options={},
         ),
-        families=[], plain_step_s=0.01, overall_speedup=speedups, laps=[], confirmed=[], stages=[], exhaustive_s=1.0,
+        families=[], plain_step_s=0.01, overall_speedup=speedups, confirmed=[], stages=[], exhaustive_s=1.0,
         num_members=3, search=None,
         forecasts=[
             Forecast(

@@ -10,8 +10,8 @@ import pytest
 from outrider.build import Options, choose
 from outrider.cli.options import ModelOptions
 from outrider.draft_length import LengthByRows
+from outrider.lab.bench.bench_result import OtherProcesses
 from outrider.lab.result import Interval
-from outrider.lab.tune.confirm import Lap
 from outrider.lab.tune.load import LoadStep
 from outrider.lab.tune.tune_result import Recommendation, Tried, TuneResult
 from outrider.report.tune import document
@@ -34,7 +34,7 @@ def result(
             temperature=0.0, max_new_tokens=8, batch_size=batch_size, probe_prompts=1, confirm_prompts=1, tasks={"code": 2},
             workload="w", target="org/target", draft=None, model_options={},
         ),
-        families=[], plain_step_s=0.01, overall_speedup={}, laps=[], confirmed=[], stages=[], exhaustive_s=1.0, num_members=3,
+        families=[], plain_step_s=0.01, overall_speedup={}, confirmed=[], stages=[], exhaustive_s=1.0, num_members=3,
         search=None, forecasts=[], schedule=schedule or [], by_load=by_load,
         recommendations=[
             Recommendation(
@@ -107,18 +107,13 @@ def test_the_report_says_what_a_server_does() -> None:
     assert "With --settings, serve drafts by ngram: 5 from 1 row on, 3 from 4 rows on, none from 16 rows on." in texts
 
 
-def test_disturbed_runs_are_named_with_the_share_that_others_used() -> None:
-    def lap(label: str, group: int, share: float) -> Lap:
-        return Lap(
-            configuration=label, group=group, task="t", seconds=1, tokens=9, steps=3, texts=["a"], other_cpu=share, wall_s=1
-        )
-
+def test_disturbed_runs_are_counted_with_the_share_that_others_used() -> None:
     calm = result({})
-    laps = [lap("none", 0, 0.02), lap("ngram k=3", 0, 0.5), lap("none", 1, 0.1), lap("ngram k=3", 1, 0.3)]
-    busy = calm.model_copy(update={"laps": laps})
+    others = OtherProcesses(mean=0.23, highest=0.5, allowed=0.15, num_runs=4, num_disturbed=2, num_repeated=0)
+    busy = calm.model_copy(update={"others": others})
     sentence = (
-        "during 2 of 4 confirming runs (ngram k=3) other processes used more than 15% of the processors, on average over all "
-        "runs 23%, at most 50%"
+        "during 2 of 4 confirming runs other processes used more than 15% of the processors, on average over all runs 23%, at "
+        "most 50%"
     )
     assert any(sentence in getattr(block, "text", "") for block in document(busy).blocks)
     assert not any("Disturbed" in getattr(block, "text", "") for block in document(calm).blocks)

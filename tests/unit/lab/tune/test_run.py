@@ -11,8 +11,9 @@ from outrider import LLM, SamplingParams
 from outrider.build import Options
 from outrider.cli.app import run
 from outrider.errors import ConfigError
-from outrider.lab.tune import race
-from outrider.lab.tune.confirm import Lap, run_lap
+from outrider.lab.bench import stages
+from outrider.lab.bench.notes import RunNote
+from outrider.lab.bench.turn import run_group
 from outrider.lab.tune.drafts import read_drafts
 from outrider.lab.tune.run import TuneRequest, choose_space, run_tune
 from outrider.lab.tune.tune_result import TuneResult
@@ -116,27 +117,26 @@ def test_two_models_on_the_command_line(root: Path, capsys: pytest.CaptureFixtur
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize("laps", [0, 3])
+@pytest.mark.parametrize("groups", [0, 1])
 def test_ctrl_c_behind_the_forecasts_leaves_what_is_known(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, laps: int
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: int
 ) -> None:
-    """Forecasts, and the laps that were run, as a result that says that it was cut short; the same command can go on."""
+    """Forecasts, and what was confirmed, as a result that says that it was cut short; the same command can go on."""
     done: list[int] = []
 
-    def counted(*arguments: Any) -> Lap:
-        if len(done) == laps:
+    def counted(*arguments: Any, **more: Any) -> list[RunNote]:
+        if len(done) == groups:
             raise KeyboardInterrupt
         done.append(1)
-        return run_lap(*arguments)
+        return run_group(*arguments, **more)
 
-    monkeypatch.setattr(race, "run_lap", counted)
+    monkeypatch.setattr(stages, "run_group", counted)
     request = TuneRequest(
         SamplingParams(max_tokens=16, ignore_eos=True), prompts=4, load_sizes=(), finalists=1, drafters=frozenset({"ngram"})
     )
     result, journal = run_tune(options(root), request, PROMPTS, tmp_path / "journal")
     assert result.interrupted
     assert result.forecasts
-    assert len(result.laps) == laps
-    assert bool(result.confirmed) == bool(laps)
+    assert bool(result.confirmed) == bool(groups)
     assert "this is what was known" in to_markdown(render(result))
     assert journal.path.exists()
