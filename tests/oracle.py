@@ -20,10 +20,9 @@ from outrider.lab.certify.enumerate import (
     emitted_tokens,
     enumerate_step,
     select_rows,
-    step_law,
-    target_laws,
+    target_pass,
 )
-from outrider.lab.certify.intervals import Interval, IntervalRandomness, Key, interval_law
+from outrider.lab.certify.intervals import Interval, IntervalRandomness, Key
 from outrider.lab.certify.proposals import (
     Proposals,
     Stop,
@@ -56,16 +55,16 @@ __all__ = [
     "expected_accepted",
     "fixed_drafts",
     "greedy_draft",
-    "interval_law",
+    "interval_joint",
     "never",
     "sampled_drafts",
     "select_rows",
-    "step_law",
+    "step_joint",
     "total_variation",
 ]
 
 
 def expected_accepted(verify: Verify, target: TableModel, proposals: Proposals) -> float:
     """Mean number of kept draft tokens of one step."""
-    outcomes = enumerate_step(verify, proposals, target_laws(target, proposals))
+    outcomes = enumerate_step(verify, proposals, target_pass(target, proposals))
     return float((outcomes.weights * outcomes.verdict.num_accepted).sum())

@@ -13,12 +13,12 @@ from outrider.lab.certify.tables import TableModel
 from outrider.types import Draft
 from tests.oracle import expected_accepted
 
-__all__ = ["Growth", "Nodes", "laws_on", "shape", "tree_accepted", "tree_bias", "tree_drafts"]
+__all__ = ["Growth", "Nodes", "probs_on", "shape", "tree_accepted", "tree_bias", "tree_drafts"]
 
 tree_bias = bias
 tree_accepted = expected_accepted
 
 
-def laws_on(model: TableModel, draft: Draft) -> Tensor:
+def probs_on(model: TableModel, draft: Draft) -> Tensor:
     """(B, N+1, V): one pass over padded trees."""
-    return model.laws_on(draft)
+    return model.probs_on(draft)

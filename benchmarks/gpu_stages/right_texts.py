@@ -12,8 +12,8 @@ from gpu_stages.context import Context
 from outrider.build import Models, Needs, Options, assemble, choose, load_models
 from outrider.drafters import DRAFTERS
 from outrider.errors import CapabilityError
-from outrider.lab.certify.law import sampled_law
 from outrider.lab.certify.points import find_spots
+from outrider.lab.certify.sampled import sampled_distribution
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.units import Units
 from outrider.llm import LLM
@@ -145,6 +145,6 @@ def law(context: Context) -> dict[str, Any]:
     prompts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
     answers = subject.texts(subject.plain, prompts, [SamplingParams(max_tokens=TINY_TOKENS)] * len(prompts))
     spots = find_spots(subject, prompts, answers, params, 2 if context.tiny else 4, Units().progress)
-    found = sampled_law(subject, spots, params, TINY_SAMPLES if context.tiny else SAMPLES, 0, Units())
+    found = sampled_distribution(subject, spots, params, TINY_SAMPLES if context.tiny else SAMPLES, 0, Units())
     said_of_it = {"passed": True, "failed": False}.get(found.status)
     return {"right": said_of_it, "told": f"{found.status}: {found.why}", "detectable": found.detectable_total_variation}

@@ -7,10 +7,10 @@ from typing import Any
 
 from outrider.lab.certify.certify_result import (
     CertifyResult,
-    ExactLaw,
-    FirstTokenLaw,
+    ExactDistribution,
+    FirstTokenDistribution,
     SameTexts,
-    SampledLaw,
+    SampledDistribution,
     Section,
     Status,
     TextDifference,
@@ -48,10 +48,10 @@ def document(result: CertifyResult) -> Document:
         *([] if result.verdict == "lossless" else [Bullets(result.reasons)]),  # the table has them all
         _overview(result.sections),
         Paragraph(_decoded(result)),
-        *_exact(result.exact_law),
+        *_exact(result.exact_distribution),
         *_first(result.first_token),
         *_texts("Greedy text", "Token ids at temperature 0, compared with plain decoding of each prompt alone.", result.greedy),
-        *_sampled(result.sampled_law),
+        *_sampled(result.sampled_distribution),
         *_texts(
             "Independence of the drafter",
             "Token ids of seeded sampled texts, compared with plain decoding with the same seeds.",
@@ -85,7 +85,7 @@ def _head(title: str, section: Section, about: str) -> list[Block]:
     return [Heading(title), Paragraph(about), Paragraph(f"{section.status}: {section.why}", TONES[section.status])]
 
 
-def _exact(found: ExactLaw) -> list[Block]:
+def _exact(found: ExactDistribution) -> list[Block]:
     blocks = _head(
         "Exact distribution of the verifier", found,
         "The verifier's own code over every outcome of small pairs of random tables (3 or 4 tokens, drafts of 2 or 3), in fp64, "
@@ -99,7 +99,7 @@ def _exact(found: ExactLaw) -> list[Block]:
     return blocks
 
 
-def _first(found: FirstTokenLaw) -> list[Block]:
+def _first(found: FirstTokenDistribution) -> list[Block]:
     blocks = _head(
         "Exact distribution of the first token", found,
         "The verifier on this pair's own distributions, whole vocabulary, precision of real runs: every draft of one token, "
@@ -155,7 +155,7 @@ def _spacings(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def _sampled(found: SampledLaw) -> list[Block]:
+def _sampled(found: SampledDistribution) -> list[Block]:
     blocks = _head(
         "Sampled distribution", found,
         "Seeded continuations, counted, against the target's own conditionals from teacher-forced passes: G-tests for each "

@@ -43,12 +43,12 @@ def stop_after_unlikely(drafter: oracle.TableModel) -> oracle.Stop:
     """Stop AFTER keeping a token whose q was low: depends on drafted tokens and q only, so it must be
     harmless.
     """
-    return lambda path: bool(path) and float(drafter.law(path[:-1])[path[-1]]) < 0.4
+    return lambda path: bool(path) and float(drafter.probs(path[:-1])[path[-1]]) < 0.4
 
 
 def stop_before_uncertain(drafter: oracle.TableModel) -> oracle.Stop:
     """Stop before a draw whose law is flat."""
-    return lambda path: float(drafter.law(path).max()) < 0.5
+    return lambda path: float(drafter.probs(path).max()) < 0.5
 
 
 def one_of_each_length(drafter: oracle.TableModel, gamma: int) -> oracle.Proposals:
@@ -146,7 +146,7 @@ def accepted_at_least(
     verifier: str, target: oracle.TableModel, proposals: oracle.Proposals, num: int
 ) -> float:
     width = proposals.draft.num_nodes
-    laws = target.laws_along(proposals.paths, width)
+    laws = target.probs_along(proposals.paths, width)
     outcomes = oracle.enumerate_step(verifier_named(verifier), proposals, laws)
     return float(outcomes.weights[outcomes.verdict.num_accepted >= num].sum())
 
@@ -158,8 +158,8 @@ def test_acceptance_identity_token_level(seed: int) -> None:
     """
     target, drafter = pair(seed, 3, 2, FILTERS["plain"], FILTERS["plain"])
     proposals = oracle.sampled_drafts(drafter, 2)
-    kept = torch.minimum(target.law(()), drafter.law(()))
-    both = sum(float(kept[x] * torch.minimum(target.law((x,)), drafter.law((x,))).sum()) for x in range(3))
+    kept = torch.minimum(target.probs(()), drafter.probs(()))
+    both = sum(float(kept[x] * torch.minimum(target.probs((x,)), drafter.probs((x,))).sum()) for x in range(3))
     assert accepted_at_least("token", target, proposals, 1) == pytest.approx(float(kept.sum()), abs=EXACT)
     assert accepted_at_least("token", target, proposals, 2) == pytest.approx(both, abs=EXACT)
 
@@ -171,9 +171,9 @@ def test_acceptance_identity_deterministic(verifier: str, seed: int) -> None:
     target, drafter = pair(seed, 3, 2, FILTERS["plain"], FILTERS["plain"])
     proposals = oracle.greedy_draft(drafter, 2)
     first, second = proposals.paths[0]
-    prob = float(target.law(())[first])
+    prob = float(target.probs(())[first])
     assert accepted_at_least(verifier, target, proposals, 1) == pytest.approx(prob, abs=EXACT)
-    prob *= float(target.law((first,))[second])
+    prob *= float(target.probs((first,))[second])
     assert accepted_at_least(verifier, target, proposals, 2) == pytest.approx(prob, abs=EXACT)
 
 
@@ -184,7 +184,7 @@ def test_block_accepts_what_the_paper_says_and_never_less_than_token(seed: int) 
     """
     target, drafter = pair(seed, 3, 3, FILTERS["plain"], FILTERS["temperature"])
     proposals = oracle.sampled_drafts(drafter, 3)
-    rho = path_weights(target.laws_along(proposals.paths, 3), proposals.draft)
+    rho = path_weights(target.probs_along(proposals.paths, 3), proposals.draft)
     weights = torch.tensor(proposals.weights, dtype=torch.float64)
     block, token = (
         oracle.expected_accepted(verifier_named(name), target, proposals) for name in ("block", "token")
@@ -224,7 +224,7 @@ def test_steps_in_a_row_with_keyed_numbers(verifier: str) -> None:
     bias.
     """
     target, drafter = pair(2, 2, 2, FILTERS["plain"], FILTERS["plain"])
-    law = oracle.interval_law(verifier_named(verifier), target, drafter, 2, keyed_by_step, num_steps=2)
+    law = oracle.interval_joint(verifier_named(verifier), target, drafter, 2, keyed_by_step, num_steps=2)
     assert oracle.total_variation(law, target.joint(3)) < EXACT
 
 
@@ -263,7 +263,7 @@ def decode_with_noise(
     while len(text) < 3:
         drafted = guess[len(text) : 2]
         draft = Draft(torch.tensor([drafted], dtype=torch.int64).view(1, -1), torch.tensor([len(drafted)]))
-        laws = torch.stack([target.law(text + drafted[:n]) for n in range(len(drafted) + 1)])[None]
+        laws = torch.stack([target.probs(text + drafted[:n]) for n in range(len(drafted) + 1)])[None]
         verdict: Verdict = verify(draft, laws, rng, torch.tensor([len(text)]))
         text = (*text, *drafted[: int(verdict.num_accepted)], int(verdict.next_token))
     return text

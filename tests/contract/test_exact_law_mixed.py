@@ -18,7 +18,7 @@ from outrider.verifiers.base import Verifier
 from outrider.verifiers.batch import verdict_by_rule
 from tests import oracle
 from tests.contract.test_exact_law import EXACT, FILTERS, pair
-from tests.oracle_trees import laws_on, shape, tree_drafts
+from tests.oracle_trees import probs_on, shape, tree_drafts
 
 
 class SomeRows:
@@ -95,14 +95,14 @@ def test_chains(names: tuple[str, str], kinds: str) -> None:
     """Catches one rule's verdict, coins or law handed to the other's rows."""
     target, drafter = pair(6, 2, 2, FILTERS["plain"], FILTERS["plain"])
     proposals = oracle.sampled_drafts(drafter, 2, kinds=kinds)
-    assert worst_bias(names, target, proposals, target.laws_along(proposals.paths, 2), 3) < EXACT
+    assert worst_bias(names, target, proposals, target.probs_along(proposals.paths, 2), 3) < EXACT
 
 
 @pytest.mark.parametrize("names", [("traversal", "multi-round"), ("multi-round", "gumbel")])
 def test_trees(names: tuple[str, str]) -> None:
     target, drafter = pair(8, 3, 2, FILTERS["plain"], FILTERS["plain"])
     proposals = tree_drafts(drafter, shape([-1, -1], "ss"))
-    assert worst_bias(names, target, proposals, laws_on(target, proposals.draft), 2) < EXACT
+    assert worst_bias(names, target, proposals, probs_on(target, proposals.draft), 2) < EXACT
 
 
 def test_a_swapped_row_would_be_seen() -> None:
@@ -110,5 +110,5 @@ def test_a_swapped_row_would_be_seen() -> None:
     target, drafter = pair(6, 2, 2, FILTERS["plain"], FILTERS["plain"])
     other, _ = pair(7, 2, 2, FILTERS["plain"], FILTERS["plain"])
     proposals = oracle.sampled_drafts(drafter, 2)
-    wrong = other.laws_along(proposals.paths, 2)
+    wrong = other.probs_along(proposals.paths, 2)
     assert worst_bias(("block", "token"), target, proposals, wrong, 3) > 0.01

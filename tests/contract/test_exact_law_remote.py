@@ -134,7 +134,7 @@ def outcomes(
     draft = draft_of([nodes], V, torch.device("cpu"))
     if draft.probs is not None:
         draft.probs = draft.probs.double()
-    laws = torch.stack([target.law((*text, *path[:kept])) for kept in range(len(path) + 1)])[None]
+    laws = torch.stack([target.probs((*text, *path[:kept])) for kept in range(len(path) + 1)])[None]
     proposals = oracle.Proposals([path], [1.0], draft if nodes else Draft.empty(1))
     ends = oracle.enumerate_step(verify, proposals, laws)
     together: dict[oracle.Path, float] = {}

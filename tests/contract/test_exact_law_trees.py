@@ -11,7 +11,7 @@ from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
 from tests import oracle
 from tests.contract.test_exact_law import EXACT, FILTERS, pair, verifier_named
-from tests.oracle_trees import Growth, Nodes, laws_on, shape, tree_accepted, tree_bias, tree_drafts
+from tests.oracle_trees import Growth, Nodes, probs_on, shape, tree_accepted, tree_bias, tree_drafts
 
 TREE_VERIFIERS = [
     name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless and VERIFIERS.load(name).shape == "tree"
@@ -36,7 +36,7 @@ def follow_the_likely(drafter: oracle.TableModel) -> Growth:
     the likelier of the two. It looks at drawn tokens that stay in the tree, never at one it then withholds."""
 
     def growth(nodes: Nodes) -> tuple[int, str] | None:
-        law = drafter.law(())
+        law = drafter.probs(())
         if not nodes:
             return -1, "s"
         first = float(law[nodes[0][1]])
@@ -154,7 +154,7 @@ def test_a_row_is_verified_alike_alone_and_beside_other_trees(verifier: str) -> 
     """Different shapes in one batch: padding, order and neighbours must not reach a row."""
     target, drafter = pair(2, 3, 2, FILTERS["plain"], FILTERS["plain"])
     proposals = tree_drafts(drafter, follow_the_likely(drafter))
-    draft, p = proposals.draft, laws_on(target, proposals.draft)
+    draft, p = proposals.draft, probs_on(target, proposals.draft)
     rng, start = KeyedStreams(list(range(draft.num_rows))), torch.arange(draft.num_rows)
     together = verifier_named(verifier)(draft, p, rng, start).lists
     for row, length in enumerate(draft.lengths.tolist()):
@@ -172,8 +172,8 @@ def test_gumbel_walks_the_tree_that_holds_its_choice() -> None:
     target, drafter = pair(6, 3, 2, FILTERS["plain"], FILTERS["plain"])
     proposals = tree_drafts(drafter, shape(FORK, "ddddd"))
     tokens = proposals.draft.tokens[0].tolist()
-    first = sum(float(target.law(())[tokens[n]]) for n in (0, 1))
-    second = sum(float(target.law(())[tokens[a]] * target.law((tokens[a],))[tokens[b]]) for a, b in ((0, 2), (0, 3), (1, 4)))
+    first = sum(float(target.probs(())[tokens[n]]) for n in (0, 1))
+    second = sum(float(target.probs(())[tokens[a]] * target.probs((tokens[a],))[tokens[b]]) for a, b in ((0, 2), (0, 3), (1, 4)))
     assert tree_accepted(verifier_named("gumbel"), target, proposals) == pytest.approx(first + second, abs=EXACT)
 
 
@@ -184,9 +184,9 @@ GREEDY = SamplingParams()
 def test_all_accepted_means_a_leaf_was_reached(verifier: str) -> None:
     """A token after a leaf is a bonus; one after an inner node corrects its children."""
     target, _ = pair(1, 3, 2, GREEDY, FILTERS["plain"])
-    best = int(target.law(()).argmax())
-    next_best = int(target.law((best,)).argmax())
-    p = target.laws_along([(best, next_best)], 2)[:, [0, 1, 0, 2]]
+    best = int(target.probs(()).argmax())
+    next_best = int(target.probs((best,)).argmax())
+    p = target.probs_along([(best, next_best)], 2)[:, [0, 1, 0, 2]]
     tokens, parents = torch.tensor([[best, (best + 1) % 3, next_best]]), torch.tensor([[-1, -1, 0]])
     verdict = verifier_named(verifier)(Draft(tokens, torch.tensor([3]), parents), p, KeyedStreams([0]), torch.tensor([4]))
     assert (verdict.lists.path, verdict.lists.all_accepted) == ([[0, 2, -1]], [True])

@@ -23,7 +23,7 @@ from outrider.runtime.run import use_native_run
 from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
 from tests.contract import own_cache_families
-from tests.oracle import Law, Path, total_variation
+from tests.oracle import Joint, Path, total_variation
 from tests.unit.runtime import families
 
 PROMPT, ALLOWED = (5, 9, 17, 4), (11, 40)
@@ -68,7 +68,7 @@ def distributions(logits: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def expected(family: str) -> Law:
+def expected(family: str) -> Joint:
     """The joint distribution of the next tokens, from transformers' passes over whole texts."""
     module, law = made(family), {(): 1.0}
     for _ in range(HORIZON):
@@ -107,9 +107,9 @@ def walk(lm: Any, rng: IntervalRandomness) -> Path:
     return path[:HORIZON]
 
 
-def speculated(lm: Any) -> Law:
+def speculated(lm: Any) -> Joint:
     """The joint distribution of what speculative steps emit."""
-    law: Law = {}
+    law: Joint = {}
     script: list[int] | None = []
     while script is not None:
         rng = IntervalRandomness(keyed_by_step, script)

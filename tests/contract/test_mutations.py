@@ -54,18 +54,18 @@ def drop_unlikely(drafter: oracle.TableModel) -> oracle.Proposals:
     complete = oracle.sampled_drafts(drafter, GAMMA)
     shortened: dict[oracle.Path, float] = {}
     for path, weight in zip(complete.paths, complete.weights, strict=True):
-        low = [n for n in range(len(path)) if float(drafter.law(path[:n])[path[n]]) < 0.4]
+        low = [n for n in range(len(path)) if float(drafter.probs(path[:n])[path[n]]) < 0.4]
         kept = path[: low[0]] if low else path
         shortened[kept] = shortened.get(kept, 0.0) + weight
     paths = list(shortened)
     draft = oracle.chain(paths, GAMMA)
-    draft.probs = drafter.laws_along(paths, GAMMA)
+    draft.probs = drafter.probs_along(paths, GAMMA)
     return oracle.Proposals(paths, list(shortened.values()), draft)
 
 
 def raw_laws(proposals: oracle.Proposals, told: oracle.TableModel) -> oracle.Proposals:
     """Replace the laws a drafter reports; the drafts and their true weights stay."""
-    draft = replace(proposals.draft, probs=told.laws_along(proposals.paths, GAMMA))
+    draft = replace(proposals.draft, probs=told.probs_along(proposals.paths, GAMMA))
     return replace(proposals, draft=draft)
 
 
@@ -286,20 +286,20 @@ def test_the_rules_with_exchangeable_parts_are_sound_when_nothing_is_broken() ->
 class PenaltiesOncePerPass(oracle.TableModel):
     """BUG: every node is penalised for the committed history only, not for the path that leads to it."""
 
-    def laws_along(self, drafts: list[oracle.Path], width: int) -> Tensor:
-        laws = super().laws_along(drafts, width)
+    def probs_along(self, drafts: list[oracle.Path], width: int) -> Tensor:
+        laws = super().probs_along(drafts, width)
         for row, draft in enumerate(drafts):
             for output in range(len(draft) + 1):
                 bare = oracle.TableModel({(): self.logits[draft[:output]]}, self.params, self.prompt)
-                laws[row, output] = bare.law(())
+                laws[row, output] = bare.probs(())
         return laws
 
 
 class SoftGreedy(oracle.TableModel):
     """BUG: at temperature 0 acceptance is tested on softmax(T = 1) instead of the point mass (litgpt)."""
 
-    def laws_along(self, drafts: list[oracle.Path], width: int) -> Tensor:
-        return oracle.TableModel(self.logits, PLAIN, self.prompt).laws_along(drafts, width)
+    def probs_along(self, drafts: list[oracle.Path], width: int) -> Tensor:
+        return oracle.TableModel(self.logits, PLAIN, self.prompt).probs_along(drafts, width)
 
 
 PENALTIES = SamplingParams(temperature=1.0, presence_penalty=1.5, repetition_penalty=1.8)
@@ -334,7 +334,7 @@ def test_block_verification_with_position_keyed_coins_is_biased() -> None:
     them.
     """
     target, drafter = small_pair()
-    law = oracle.interval_law(verifier_named("block"), target, drafter, 2, keyed_by_position, num_steps=2)
+    law = oracle.interval_joint(verifier_named("block"), target, drafter, 2, keyed_by_position, num_steps=2)
     assert oracle.total_variation(law, target.joint(3)) > 0.003
 
 
@@ -343,7 +343,7 @@ def test_token_level_rule_survives_position_keyed_coins() -> None:
     only there.
     """
     target, drafter = small_pair()
-    law = oracle.interval_law(verifier_named("token"), target, drafter, 2, keyed_by_position, num_steps=2)
+    law = oracle.interval_joint(verifier_named("token"), target, drafter, 2, keyed_by_position, num_steps=2)
     assert oracle.total_variation(law, target.joint(3)) < 1e-12
 
 

@@ -14,7 +14,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
 from tests import oracle
-from tests.oracle_trees import laws_on, shape, tree_bias, tree_drafts
+from tests.oracle_trees import probs_on, shape, tree_bias, tree_drafts
 
 PLAIN = SamplingParams(temperature=1.0)
 SEEDS = range(4)
@@ -53,7 +53,7 @@ def repeats_called_distinct(drafter: oracle.TableModel) -> oracle.Proposals:
 def sorted_by_score(drafter: oracle.TableModel) -> oracle.Proposals:
     """BUG: sampled siblings re-sorted by q before they are verified."""
     proposals = tree_drafts(drafter, shape([-1, -1], "ss"))
-    score = drafter.law(())[proposals.draft.tokens]
+    score = drafter.probs(())[proposals.draft.tokens]
     order = score.argsort(dim=1, descending=True)
     return replace(proposals, draft=replace(proposals.draft, tokens=proposals.draft.tokens.gather(1, order)))
 
@@ -61,18 +61,18 @@ def sorted_by_score(drafter: oracle.TableModel) -> oracle.Proposals:
 def pruned_by_score(drafter: oracle.TableModel) -> oracle.Proposals:
     """BUG: of two sampled siblings only the likelier is submitted: pruning sampled nodes by their own scores."""
     proposals = tree_drafts(drafter, shape([-1, -1], "ss"))
-    score = drafter.law(())[proposals.draft.tokens]
+    score = drafter.probs(())[proposals.draft.tokens]
     best = proposals.draft.tokens.gather(1, score.argmax(dim=1, keepdim=True))
     parents = torch.full_like(best, -1)
     draft = Draft(best, torch.ones(len(best), dtype=torch.int64), parents)
-    draft.probs = laws_on(drafter, draft)
+    draft.probs = probs_on(drafter, draft)
     return replace(proposals, draft=draft)
 
 
 def likeliest_called_sampled(drafter: oracle.TableModel) -> oracle.Proposals:
     """BUG: the top tokens placed deterministically, reported as drawn."""
     proposals = tree_drafts(drafter, shape(FORK, "ddddd"))
-    return replace(proposals, draft=replace(proposals.draft, probs=laws_on(drafter, proposals.draft)))
+    return replace(proposals, draft=replace(proposals.draft, probs=probs_on(drafter, proposals.draft)))
 
 
 @pytest.mark.parametrize("verifier", LOSSLESS)

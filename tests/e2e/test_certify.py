@@ -46,7 +46,7 @@ def run(plan: CertifyPlan = PLAN, prompts: int = 2, **options: Any) -> CertifyRe
 def test_the_embedded_pair_is_lossless(options: dict[str, Any]) -> None:
     result = run(**options)
     assert result.verdict == "lossless", result.reasons
-    assert result.sampled_law.origins["accepted"] > 20
+    assert result.sampled_distribution.origins["accepted"] > 20
     assert result.settings["target"] == "demo"
 
 
@@ -63,4 +63,4 @@ def test_a_third_party_verifier_that_resamples_from_the_target_gets_none(monkeyp
     monkeypatch.setitem(VERIFIERS._builtin, "resamples", entry)
     result = run(drafter="draft-model", verifier="resamples")
     assert result.verdict == "not lossless"
-    assert (result.exact_law.status, result.first_token.status, result.greedy.status) == ("failed", "failed", "passed")
+    assert (result.exact_distribution.status, result.first_token.status, result.greedy.status) == ("failed", "failed", "passed")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.lab.certify.enumerate import Verify, bias
-from outrider.lab.certify.intervals import interval_law, keyed_by_step
+from outrider.lab.certify.intervals import interval_joint, keyed_by_step
 from outrider.lab.certify.proposals import (
     Growth,
     Nodes,
@@ -56,7 +56,7 @@ TREES: dict[str, tuple[list[int], str]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One exact computation: the total variation between what a verifier emits and the target's law."""
+    """One exact computation: the total variation between what a verifier emits and the target's distribution."""
 
     kind: str  # of draft
     name: str  # unique in the bank
@@ -96,7 +96,7 @@ def _chain_cases() -> Iterator[Case]:
     for kind, drafting in CHAINS.items():
         for name, params in FILTERS.items():
             yield _chain_case(kind, f"{kind}, {name}", drafting, 2, _pair(11, 3, 3, params, params))
-    for seed in range(3):  # a drafter whose law is not the target's filtered alike: q = 0 where p > 0 included
+    for seed in range(3):  # a drafter whose distribution is not the target's filtered alike: q = 0 where p > 0 included
         for kind in ("drawn", "drawn and placed", "stopped after an unlikely token"):
             pair = _pair(seed, 3, 4, PLAIN, FILTERS["top-k"])
             yield _chain_case(kind, f"{kind}, three tokens of a filtered drafter, pair {seed}", CHAINS[kind], 3, pair)
@@ -118,8 +118,8 @@ def steps_in_a_row() -> Case:
     target, drafter = _pair(2, 2, 3, PLAIN, PLAIN)
 
     def measure(verify: Verify) -> float:
-        law = interval_law(verify, target, drafter, 2, keyed_by_step, num_steps=2)
-        return total_variation(law, target.joint(3))
+        joint = interval_joint(verify, target, drafter, 2, keyed_by_step, num_steps=2)
+        return total_variation(joint, target.joint(3))
 
     return Case("two steps in a row", "two steps in a row", measure)
 
@@ -132,12 +132,12 @@ def _placed(drafter: TableModel, gamma: int) -> Proposals:
 
 def _after_unlikely(drafter: TableModel) -> Stop:
     """Stop AFTER keeping a token whose q was low: depends on drafted tokens and q only, so it must be harmless."""
-    return lambda path: bool(path) and float(drafter.law(path[:-1])[path[-1]]) < 0.4
+    return lambda path: bool(path) and float(drafter.probs(path[:-1])[path[-1]]) < 0.4
 
 
 def _before_uncertain(drafter: TableModel) -> Stop:
-    """Stop before a draw whose law is flat."""
-    return lambda path: float(drafter.law(path).max()) < 0.5
+    """Stop before a draw whose distribution is flat."""
+    return lambda path: float(drafter.probs(path).max()) < 0.5
 
 
 # ------------------------------------------------ trees
@@ -178,14 +178,14 @@ def _follow_the_likely(drafter: TableModel) -> Growth:
     tokens that stay in the tree, never at one it then withholds."""
 
     def growth(nodes: Nodes) -> tuple[int, str] | None:
-        law = drafter.law(())
+        probs = drafter.probs(())
         if not nodes:
             return -1, "s"
-        first = float(law[nodes[0][1]])
+        first = float(probs[nodes[0][1]])
         if len(nodes) == 1:
-            return (-1, "s") if first < float(law.max()) else (0, "s")
+            return (-1, "s") if first < float(probs.max()) else (0, "s")
         if len(nodes) == 2 and nodes[1][0] == -1 and nodes[1][1] != 0:
-            return (0 if first > float(law[nodes[1][1]]) else 1), "s"
+            return (0 if first > float(probs[nodes[1][1]]) else 1), "s"
         return None
 
     return growth

@@ -18,17 +18,17 @@ from outrider.errors import ConfigError
 from outrider.lab.certify.certify_result import (
     LEFT_OUT,
     CertifyResult,
-    FirstTokenLaw,
+    FirstTokenDistribution,
     SameTexts,
-    SampledLaw,
+    SampledDistribution,
     verdict_of,
 )
-from outrider.lab.certify.exact import exact_law
+from outrider.lab.certify.exact import exact_distribution
 from outrider.lab.certify.first_token import first_token
 from outrider.lab.certify.greedy import greedy
 from outrider.lab.certify.invariance import invariance, not_claimed
-from outrider.lab.certify.law import FALSE_ALARMS, POWER, sampled_law
 from outrider.lab.certify.points import find_spots
+from outrider.lab.certify.sampled import FALSE_ALARMS, POWER, sampled_distribution
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.units import Units
 from outrider.lab.workload.prompts import prepare
@@ -36,7 +36,7 @@ from outrider.lab.workload.types import Workload
 from outrider.sampling.params import SamplingParams
 from outrider.version import __version__
 
-MOST_PLACES = 8
+MAX_POINTS = 8
 LOSSY = "the verifier is lossy"
 NOT_CERTIFIED = f"{LEFT_OUT}: a lossy verifier changes the model's distribution"
 
@@ -55,7 +55,7 @@ class CertifyPlan:
 
     @property
     def drawing(self) -> SamplingParams:
-        """Options of the sampled sections: greedy text has no law, so there they are at temperature 1."""
+        """Options of the sampled sections: greedy text has no distribution, so there they are at temperature 1."""
         return self.sampling.drawn() if self.sampling.is_greedy else self.sampling
 
 
@@ -95,19 +95,19 @@ def certify(
     """Every section that applies; `prompts` are `tokens_of` the workload."""
     began = time.perf_counter()
     verifier, lossless = subject.speculative.verifier, subject.is_lossless
-    exact = exact_law(verifier, trees=subject.built.draws_trees, progress=units.progress)
+    exact = exact_distribution(verifier, trees=subject.built.draws_trees, progress=units.progress)
     text, answers = greedy(subject, list(prompts), plan.sampling, units)
     if lossless:
-        spots = find_spots(subject, prompts, answers, plan.drawing, MOST_PLACES, units.progress)
+        spots = find_spots(subject, prompts, answers, plan.drawing, MAX_POINTS, units.progress)
         first = first_token(subject, spots, plan.drawing, units)
-        sampled = sampled_law(subject, spots, plan.drawing, plan.samples, plan.seed, units)
+        sampled = sampled_distribution(subject, spots, plan.drawing, plan.samples, plan.seed, units)
         same = invariance(subject, prompts, plan.drawing, plan.seed, units)
     else:
-        text, first, sampled, same = _lossy(text), _no_first_token(), _no_law(plan), not_claimed(NOT_CERTIFIED)
+        text, first, sampled, same = _lossy(text), _no_first_token(), _no_samples(plan), not_claimed(NOT_CERTIFIED)
     result = CertifyResult(
         command=command, verdict="inconclusive", reasons=[], settings=settings_of(subject), sampling=asdict(plan.drawing),
         workload=workload.name, num_prompts=len(prompts), max_new_tokens=plan.sampling.required_max_tokens, seed=plan.seed,
-        exact_law=exact, first_token=first, greedy=text, sampled_law=sampled, invariance=same,
+        exact_distribution=exact, first_token=first, greedy=text, sampled_distribution=sampled, invariance=same,
         notes=_notes(subject, workload, plan, sampled), elapsed_s=time.perf_counter() - began,
     )  # fmt: skip
     verdict, reasons = verdict_of(result.sections, lossless=lossless)
@@ -123,18 +123,18 @@ def _lossy(section: SameTexts) -> SameTexts:
     )
 
 
-def _no_first_token() -> FirstTokenLaw:
-    return FirstTokenLaw(status="not claimed", why=NOT_CERTIFIED, limit=0.0, max_total_variation=None, places=[])
+def _no_first_token() -> FirstTokenDistribution:
+    return FirstTokenDistribution(status="not claimed", why=NOT_CERTIFIED, limit=0.0, max_total_variation=None, places=[])
 
 
-def _no_law(plan: CertifyPlan) -> SampledLaw:
-    return SampledLaw(
+def _no_samples(plan: CertifyPlan) -> SampledDistribution:
+    return SampledDistribution(
         status="not claimed", why=NOT_CERTIFIED, temperature=plan.drawing.temperature, false_alarms=FALSE_ALARMS, power=POWER,
         num_samples=0, num_tokens=0, origins={}, places=[], tests=[], detectable_total_variation=None,
     )  # fmt: skip
 
 
-def _notes(subject: Subject, workload: Workload, plan: CertifyPlan, sampled: SampledLaw) -> list[str]:
+def _notes(subject: Subject, workload: Workload, plan: CertifyPlan, sampled: SampledDistribution) -> list[str]:
     notes = [*subject.built.notes, *workload.notes]
     if plan.sampling.is_greedy:
         notes.append("no --temperature was given: greedy text is tested as such, the sampled sections at temperature 1")

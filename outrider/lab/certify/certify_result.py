@@ -39,7 +39,7 @@ class CaseFound(Record):
     problem: str | None = None  # what it raised
 
 
-class ExactLaw(Section):
+class ExactDistribution(Section):
     """The verifier's own code over every outcome of small pairs, in fp64, no random number involved."""
 
     num_cases: int
@@ -54,11 +54,11 @@ class TestPoint(Record):
 
     prompt: int  # number of the prompt, from 0
     num_output_tokens: int  # of the target's greedy answer that precede the test point
-    entropy_nats: float  # of the target's law there, under the sampling options
+    entropy_nats: float  # of the target's distribution there, under the sampling options
 
 
 class FirstToken(Record):
-    """The exact law of one emitted token at one test point."""
+    """The exact distribution of one emitted token at one test point."""
 
     place: int  # number of the test point, from 0
     draft: Literal["drawn", "placed"]
@@ -66,8 +66,8 @@ class FirstToken(Record):
     total_variation: float  # that they prove: sum of the probability they put on tokens beyond the target's
 
 
-class FirstTokenLaw(Section):
-    """Exact, on this pair's own laws over the whole vocabulary, in the precision of real runs; drafts of one token."""
+class FirstTokenDistribution(Section):
+    """Exact, on this pair's own distributions over the whole vocabulary, in the precision of real runs; drafts of one token."""
 
     limit: float
     max_total_variation: float | None
@@ -108,7 +108,7 @@ class SameTexts(Section):
     differences: list[TextDifference]
 
 
-class LawTest(Record):
+class DistributionTest(Record):
     """One G-test of drawn tokens against the target's teacher-forced conditionals, see gtest.py.
 
     G = 2 sum O ln(O / E) over cells expected at least 5 times. View "tokens": a group of cells for each beginning that was drawn;
@@ -119,7 +119,7 @@ class LawTest(Record):
     view: View
     position: int  # of the token in the drawn continuation, from 1
     num_draws: int
-    num_uncertain: int  # of those, from laws that leave a choice
+    num_uncertain: int  # of those, from distributions that leave a choice
     num_cells: int
     g: float
     df: int  # degrees of freedom: cells minus groups
@@ -129,7 +129,7 @@ class LawTest(Record):
     detectable_total_variation: float | None  # average over the draws; found with probability `power` at Holm's strictest level
 
 
-class SampledLaw(Section):
+class SampledDistribution(Section):
     """Drawn continuations against the target's own conditionals."""
 
     temperature: float
@@ -139,7 +139,7 @@ class SampledLaw(Section):
     num_tokens: int  # tokens tested per continuation
     origins: dict[str, int]  # of the speculative tokens: accepted, correction, bonus, plain
     places: list[TestPoint]
-    tests: list[LawTest]
+    tests: list[DistributionTest]
     detectable_total_variation: float | None  # the worst of the speculative tests
 
 
@@ -155,10 +155,10 @@ class CertifyResult(Result):
     num_prompts: int
     max_new_tokens: int
     seed: int
-    exact_law: ExactLaw
-    first_token: FirstTokenLaw
+    exact_distribution: ExactDistribution
+    first_token: FirstTokenDistribution
     greedy: SameTexts  # at temperature 0
-    sampled_law: SampledLaw
+    sampled_distribution: SampledDistribution
     invariance: SameTexts  # at the sampling temperature, same seeds, several drafters and lengths
     elapsed_s: float = Field(ge=0)  # since it was started, or resumed
 
@@ -166,10 +166,10 @@ class CertifyResult(Result):
     def sections(self) -> dict[str, Section]:
         """By title, in the order of the report."""
         return {
-            "Exact distribution of the verifier": self.exact_law,
+            "Exact distribution of the verifier": self.exact_distribution,
             "Exact distribution of the first token": self.first_token,
             "Greedy text": self.greedy,
-            "Sampled distribution": self.sampled_law,
+            "Sampled distribution": self.sampled_distribution,
             "Independence of the drafter": self.invariance,
         }
 

@@ -1,10 +1,10 @@
-"""The joint law of emitted tokens under the REAL verifier code, without a single random number.
+"""The joint distribution of emitted tokens under the REAL verifier code, without a single random number.
 
-Every outcome becomes a row of one big batch: every draft the drafter can propose (weighted with the law it is drawn from),
-every vector of accept/reject coins and every next token. The verifier runs once on that batch; in place of random streams
-it gets an `Enumeration`, which hands each row its prescribed outcome and multiplies the row's weight by that outcome's
-probability. What was emitted is then continued with the target's law to the depth of the draft plus one and added up. A
-lossless verifier gives the target's own joint law, to rounding (total variation < 1e-12 in fp64).
+Every outcome becomes a row of one big batch: every draft the drafter can propose (weighted with the distribution it is drawn
+from), every vector of accept/reject coins and every next token. The verifier runs once on that batch; in place of random
+streams it gets an `Enumeration`, which hands each row its prescribed outcome and multiplies the row's weight by that outcome's
+probability. What was emitted is then continued with the target's distribution to the depth of the draft plus one and added up.
+A lossless verifier gives the target's own joint distribution, to rounding (total variation < 1e-12 in fp64).
 
 The Gumbel-coupled verifier uses continuous noise. For it the WINNER of each position's race is prescribed (noise 0 for it,
 -inf for all others) with the probability the race gives it: p(v), the Gumbel-max theorem.
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from outrider.errors import OutriderError
 from outrider.lab.certify.proposals import Proposals
-from outrider.lab.certify.tables import Law, Path, TableModel, continued, total_variation
+from outrider.lab.certify.tables import Joint, Path, TableModel, continued, total_variation
 from outrider.sampling.rng import Purpose, Randomness
 from outrider.types import Draft, Verdict
 
@@ -45,10 +45,10 @@ class NeedsOutcomesError(Exception):
 class Enumeration:
     """A Randomness that returns prescribed outcomes and multiplies each row's weight by their probability."""
 
-    def __init__(self, weights: Tensor, plan: list[Tensor], race_laws: Tensor) -> None:
+    def __init__(self, weights: Tensor, plan: list[Tensor], race_probs: Tensor) -> None:
         self.weights = weights.clone()  # (B,) fp64
         self._plan = list(plan)
-        self._race_laws = race_laws  # (B, N+1, V): who wins a race with Gumbel noise, and how often
+        self._race_probs = race_probs  # (B, N+1, V): who wins a race with Gumbel noise, and how often
 
     def bernoulli(self, probs: Tensor, purpose: Purpose, start: Tensor) -> Tensor:
         num = probs.shape[1]
@@ -68,9 +68,9 @@ class Enumeration:
 
     def gumbel(self, positions: Tensor, vocab_size: int) -> Tensor:
         num = positions.shape[1]
-        _require(num == self._race_laws.shape[1], "there is not one race per output")
+        _require(num == self._race_probs.shape[1], "there is not one race per output")
         winners = self._next(torch.tensor(list(itertools.product(range(vocab_size), repeat=num))))
-        self.weights *= self._race_laws.gather(-1, winners[..., None])[..., 0].prod(dim=1)
+        self.weights *= self._race_probs.gather(-1, winners[..., None])[..., 0].prod(dim=1)
         return torch.where(torch.nn.functional.one_hot(winners, vocab_size) > 0, 0.0, -torch.inf).double()
 
     def _next(self, outcomes: Tensor) -> Tensor:
@@ -134,20 +134,21 @@ def emitted_tokens(outcomes: Outcomes, proposals: Proposals) -> list[Path]:
     return texts
 
 
-def step_law(verify: Verify, target: TableModel, proposals: Proposals) -> Law:
-    """Joint law of the next tokens: one step of `verify`, continued with the target's law to the draft's depth plus one."""
-    outcomes = enumerate_step(verify, proposals, target_laws(target, proposals))
-    law: Law = {}
+def step_joint(verify: Verify, target: TableModel, proposals: Proposals) -> Joint:
+    """Joint distribution of the next tokens: one step of `verify`, continued with the target's distribution to the draft's
+    depth plus one."""
+    outcomes = enumerate_step(verify, proposals, target_pass(target, proposals))
+    joint: Joint = {}
     for tokens, weight in zip(emitted_tokens(outcomes, proposals), outcomes.weights.tolist(), strict=True):
         if weight > 0:
-            law[tokens] = law.get(tokens, 0.0) + weight
-    return continued(law, target, horizon_of(proposals))
+            joint[tokens] = joint.get(tokens, 0.0) + weight
+    return continued(joint, target, horizon_of(proposals))
 
 
-def target_laws(target: TableModel, proposals: Proposals) -> Tensor:
+def target_pass(target: TableModel, proposals: Proposals) -> Tensor:
     """(B, N+1, V): the target's pass over all proposals."""
     draft = proposals.draft
-    return target.laws_on(draft) if draft.parents is not None else target.laws_along(proposals.paths, draft.num_nodes)
+    return target.probs_on(draft) if draft.parents is not None else target.probs_along(proposals.paths, draft.num_nodes)
 
 
 def horizon_of(proposals: Proposals) -> int:
@@ -156,8 +157,8 @@ def horizon_of(proposals: Proposals) -> int:
 
 
 def bias(verify: Verify, target: TableModel, proposals: Proposals) -> float:
-    """TV distance between what the verifier emits and the target's own joint law."""
-    return total_variation(step_law(verify, target, proposals), target.joint(horizon_of(proposals)))
+    """TV distance between what the verifier emits and the target's own joint distribution."""
+    return total_variation(step_joint(verify, target, proposals), target.joint(horizon_of(proposals)))
 
 
 def _require(holds: bool, what: str) -> None:

@@ -1,14 +1,14 @@
-"""The configured verifier over the bank of small cases: exact laws, no random number involved."""
+"""The configured verifier over the bank of small cases: exact distributions, no random number involved."""
 
 from __future__ import annotations
 
 from outrider.lab.certify.bank import Case, bank, steps_in_a_row
-from outrider.lab.certify.certify_result import CaseFound, ExactLaw, Status
+from outrider.lab.certify.certify_result import CaseFound, ExactDistribution, Status
 from outrider.lab.progress import Progress
 from outrider.verifiers.base import Verifier
 
 LIMIT = 1e-9  # total variation; sound rules stay below 1e-12, the smallest known bug is at 0.003
-MOST_FAILURES = 20  # listed
+MAX_FAILURES = 20  # listed
 
 
 def cases_of(verifier: Verifier, *, trees: bool) -> list[Case]:
@@ -24,7 +24,7 @@ def run_case(case: Case, verifier: Verifier) -> CaseFound:
         return CaseFound(kind=case.kind, name=case.name, total_variation=None, problem=f"{type(error).__name__}: {error}")
 
 
-def exact_law(verifier: Verifier, *, trees: bool, progress: Progress) -> ExactLaw:
+def exact_distribution(verifier: Verifier, *, trees: bool, progress: Progress) -> ExactDistribution:
     """Every case."""
     cases = cases_of(verifier, trees=trees)
     progress.stage("exact distribution of the verifier", len(cases))
@@ -35,7 +35,7 @@ def exact_law(verifier: Verifier, *, trees: bool, progress: Progress) -> ExactLa
     return judge(found, lossless=verifier.lossless)
 
 
-def judge(found: list[CaseFound], *, lossless: bool) -> ExactLaw:
+def judge(found: list[CaseFound], *, lossless: bool) -> ExactDistribution:
     """The section."""
     failures = [one for one in found if not _is_exact(one)]
     by_kind: dict[str, float | None] = {}
@@ -47,9 +47,9 @@ def judge(found: list[CaseFound], *, lossless: bool) -> ExactLaw:
     status, why = _judgement(found, failures, worst)
     if not lossless:
         status, why = "not claimed", f"a lossy verifier; {why}"
-    return ExactLaw(
+    return ExactDistribution(
         status=status, why=why, num_cases=len(found), limit=LIMIT, max_total_variation=worst, by_kind=by_kind,
-        failures=failures[:MOST_FAILURES],
+        failures=failures[:MAX_FAILURES],
     )  # fmt: skip
 
 

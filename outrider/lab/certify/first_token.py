@@ -1,10 +1,11 @@
-"""The law of one emitted token, computed exactly on the pair's own laws: whole vocabulary, precision of real runs.
+"""The distribution of one emitted token, computed exactly on the pair's own distributions: whole vocabulary, precision of real
+runs.
 
-At every place the target's law p and the draft's law q are what a real step saw there. The verifier then runs on every draft of
-one token with the coin that decides it shown both ways, and what it would draw after a rejection is read off its weights instead
-of being drawn. Added up over q, that is the law of the next token. Where the vocabulary is too large for all draft tokens, the
-likeliest are taken; what they put on a token beyond p can be taken back by none of the others, so the sum of that excess is a
-total variation that is proved, however much was left out.
+At every place the target's distribution p and the draft's distribution q are what a real step saw there. The verifier then runs
+on every draft of one token with the coin that decides it shown both ways, and what it would draw after a rejection is read off
+its weights instead of being drawn. Added up over q, that is the distribution of the next token. Where the vocabulary is too
+large for all draft tokens, the likeliest are taken; what they put on a token beyond p can be taken back by none of the others,
+so the sum of that excess is a total variation that is proved, however much was left out.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import OutriderError
-from outrider.lab.certify.certify_result import FirstToken, FirstTokenLaw, Status
+from outrider.lab.certify.certify_result import FirstToken, FirstTokenDistribution, Status
 from outrider.lab.certify.points import Spot, first_draft
 from outrider.lab.certify.subject import Seen, Subject
 from outrider.lab.certify.units import Units
@@ -25,10 +26,10 @@ from outrider.sampling.rng import Purpose
 from outrider.types import Draft
 from outrider.verifiers.base import Verifier
 
-LIMIT = 1e-4  # total variation; fp32 laws over 152k tokens were seen to miss a sum of 1 by 1.2e-5
+LIMIT = 1e-4  # total variation; fp32 distributions over 152k tokens were seen to miss a sum of 1 by 1.2e-5
 COVERED = 1 - 1e-9  # enough
-MOST_WORK = 1 << 26  # draft tokens enumerated at a test point, times the vocabulary
-MOST_NUMBERS = 1 << 22  # of one batch of laws
+MAX_WORK = 1 << 26  # draft tokens enumerated at a test point, times the vocabulary
+MAX_NUMBERS = 1 << 22  # of one batch of distributions
 
 
 class UnfamiliarError(OutriderError):
@@ -62,7 +63,7 @@ class _Prescribed:
         return noise.scatter_(2, self.winners[:, None, None].expand(-1, positions.shape[1], 1), 0.0)
 
 
-def first_token(subject: Subject, spots: Sequence[Spot], params: SamplingParams, units: Units) -> FirstTokenLaw:
+def first_token(subject: Subject, spots: Sequence[Spot], params: SamplingParams, units: Units) -> FirstTokenDistribution:
     """Every test point where something is drafted."""
     units.progress.stage("exact distribution of the first token", len(spots))
     found: list[FirstToken] = []
@@ -76,7 +77,8 @@ def first_token(subject: Subject, spots: Sequence[Spot], params: SamplingParams,
         found += [FirstToken.model_validate(one)] if one else []
     worst = max((one.total_variation for one in found), default=None)
     status, why = _judgement(found, unfamiliar)
-    return FirstTokenLaw(status=status, why=why, limit=LIMIT, max_total_variation=worst, places=[] if unfamiliar else found)
+    places = [] if unfamiliar else found
+    return FirstTokenDistribution(status=status, why=why, limit=LIMIT, max_total_variation=worst, places=places)
 
 
 def _at(subject: Subject, number: int, spot: Spot, params: SamplingParams) -> dict | None:
@@ -85,26 +87,27 @@ def _at(subject: Subject, number: int, spot: Spot, params: SamplingParams) -> di
         return None
     p, q, token = roots(seen)
     verifier = subject.speculative.verifier
-    covered, law = emitted_law(verifier, p, q, token, as_tree=seen.draft.parents is not None)
-    excess = float((law - p.double() / p.sum(dtype=torch.float64)).clamp(min=0).sum())
+    covered, probs = emitted_probs(verifier, p, q, token, as_tree=seen.draft.parents is not None)
+    excess = float((probs - p.double() / p.sum(dtype=torch.float64)).clamp(min=0).sum())
     found = FirstToken(place=number, draft="placed" if q is None else "drawn", covered=covered, total_variation=excess)
     return found.model_dump()
 
 
 def roots(seen: Seen) -> tuple[Tensor, Tensor | None, int]:
-    """The start of a one-row step on the host: the target's law (V,), the first draft token's law, and that token."""
+    """The start of a one-row step on the host: the target's distribution (V,), the first draft token's distribution, and that
+    token."""
     draft = seen.draft
     first = draft.children[0][0][0]
     drawn = draft.probs is not None and bool(draft.is_sampled()[0, first])
     q = draft.probs[0, 0].cpu() if drawn and draft.probs is not None else None
-    return seen.laws[0, 0].cpu(), q, int(draft.tokens[0, first])
+    return seen.probs[0, 0].cpu(), q, int(draft.tokens[0, first])
 
 
 @torch.inference_mode()
-def emitted_law(verifier: Verifier, p: Tensor, q: Tensor | None, token: int, *, as_tree: bool) -> tuple[float, Tensor]:
-    """How much probability was enumerated, and the law (V,) fp64 of the first token that it gives, which sums to that.
+def emitted_probs(verifier: Verifier, p: Tensor, q: Tensor | None, token: int, *, as_tree: bool) -> tuple[float, Tensor]:
+    """How much probability was enumerated, and the distribution (V,) fp64 of the first token that it gives, which sums to that.
 
-    q: the law of the draft token; None: `token` was placed. Raises UnfamiliarError.
+    q: the distribution of the draft token; None: `token` was placed. Raises UnfamiliarError.
     """
     size = p.shape[0]
     if verifier.coupled:
@@ -116,18 +119,18 @@ def emitted_law(verifier: Verifier, p: Tensor, q: Tensor | None, token: int, *, 
     winners, shares = _likeliest(p) if verifier.coupled else (torch.zeros(2, dtype=torch.int64), torch.ones(2).double())
     # one row for each pair of a draft token and a way the dice fall: heads or tails, or who wins the race
     rows = torch.cartesian_prod(torch.arange(len(drafts)), torch.arange(len(winners)))
-    law = torch.zeros(size, dtype=torch.float64)
-    for part in rows.split(max(1, MOST_NUMBERS // (2 * size))):
+    probs = torch.zeros(size, dtype=torch.float64)
+    for part in rows.split(max(1, MAX_NUMBERS // (2 * size))):
         which, dice = part.unbind(1)
         weight = chances[which] * shares[dice]
-        law += _emitted(verifier, p, q, drafts[which], dice, winners[dice], weight, as_tree)
-    return float(law.sum()), law
+        probs += _emitted(verifier, p, q, drafts[which], dice, winners[dice], weight, as_tree)
+    return float(probs.sum()), probs
 
 
-def _likeliest(law: Tensor) -> tuple[Tensor, Tensor]:
+def _likeliest(probs: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens and their probabilities, likeliest first, until nearly all is covered."""
-    exact = law.double() / law.sum(dtype=torch.float64)
-    probs, tokens = exact.topk(min(len(exact), max(2, MOST_WORK // len(exact))))
+    exact = probs.double() / probs.sum(dtype=torch.float64)
+    probs, tokens = exact.topk(min(len(exact), max(2, MAX_WORK // len(exact))))
     needed = int((probs.cumsum(0) < COVERED).sum()) + 1
     keep = probs[:needed] > 0
     return tokens[:needed][keep], probs[:needed][keep]
@@ -136,7 +139,7 @@ def _likeliest(law: Tensor) -> tuple[Tensor, Tensor]:
 def _emitted(
     verifier: Verifier, p: Tensor, q: Tensor | None, tokens: Tensor, dice: Tensor, winners: Tensor, weight: Tensor, as_tree: bool
 ) -> Tensor:
-    """What these rows add to the law: (V,) fp64."""
+    """What these rows add to the distribution: (V,) fp64."""
     count, size = len(tokens), len(p)
     draft = Draft(
         tokens[:, None], torch.ones(count, dtype=torch.int64), torch.full((count, 1), -1) if as_tree else None,
@@ -149,13 +152,13 @@ def _emitted(
     elif not verifier.coupled:
         raise UnfamiliarError("it tosses no coin")
     accepted = verdict.num_accepted > 0
-    law = torch.zeros(size, dtype=torch.float64).index_add_(0, tokens[accepted], weight[accepted])
+    probs = torch.zeros(size, dtype=torch.float64).index_add_(0, tokens[accepted], weight[accepted])
     if rng.weights is None or rng.token is None:
-        return law.index_add_(0, verdict.next_token[~accepted], weight[~accepted])
+        return probs.index_add_(0, verdict.next_token[~accepted], weight[~accepted])
     if not torch.equal(verdict.next_token[~accepted], rng.token[~accepted]):
         raise UnfamiliarError("the token it emits is not the one it drew")
     drawn = rng.weights[~accepted].double()
-    return law + (drawn * (weight[~accepted] / drawn.sum(dim=1))[:, None]).sum(dim=0)
+    return probs + (drawn * (weight[~accepted] / drawn.sum(dim=1))[:, None]).sum(dim=0)
 
 
 def _judgement(found: Sequence[FirstToken], unfamiliar: str) -> tuple[Status, str]:

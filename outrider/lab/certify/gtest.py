@@ -1,20 +1,22 @@
-"""Counted tokens against the laws they should have been drawn from: G-tests over many laws at once, and what they can see.
+"""Counted tokens against the distributions they should have been drawn from: G-tests over many distributions at once, and what
+they can see.
 
 Two views of the same draws, each with its cells:
 
-* **tokens**: a group is one beginning of the text: the tokens that followed it are n draws from one law. Tokens expected at least
-  MIN_EXPECTED times are cells of their own; rarer ones are put together, likeliest first, until a cell is expected often enough.
-  Where that leaves a single cell (a beginning drawn too rarely, or a law with one likely token) the draw goes by its *place*.
+* **tokens**: a group is one beginning of the text: the tokens that followed it are n draws from one distribution. Tokens
+  expected at least MIN_EXPECTED times are cells of their own; rarer ones are put together, likeliest first, until a cell is
+  expected often enough. Where that leaves a single cell (a beginning drawn too rarely, or a distribution with one likely token)
+  the draw goes by its *place*.
 * **preference**: the places of all draws, tokens in the order in which the draft prefers them to the target (q / p). What goes
   wrong between a draft and its target moves probability along this order, so it shows here long before it shows in single tokens.
 
-A token's place in its own law is the probability of the tokens before it, plus a random share of its own: uniform on [0, 1) when
-the law is right, whichever law it was. So draws from many laws make one group of cells.
+A token's place in its own distribution is the probability of the tokens before it, plus a random share of its own: uniform on
+[0, 1) when the distribution is right, whichever distribution it was. So draws from many distributions make one group of cells.
 
 G = 2 sum O ln(O / E) over all cells, each group's share divided by Williams' factor, is then chi-squared with cells minus
-groups degrees of freedom, given how often each beginning was drawn. Under another law it is noncentral with 2 n KL >= 4 n TV^2
-(Pinsker), so the smallest total variation that is found with a given probability follows from the noncentral chi-squared
-distribution. A difference inside one cell cannot be seen.
+groups degrees of freedom, given how often each beginning was drawn. Under another distribution it is noncentral with 2 n KL >=
+4 n TV^2 (Pinsker), so the smallest total variation that is found with a given probability follows from the noncentral
+chi-squared distribution. A difference inside one cell cannot be seen.
 """
 
 from __future__ import annotations
@@ -39,46 +41,46 @@ class PositionTable:
     _quantiles: list[float] = field(default_factory=list)  # of draws without a group
     _preferred: list[float] = field(default_factory=list)  # of all draws, in the order of the draft's preference
 
-    def add(self, law: np.ndarray, drawn: Sequence[int], rng: np.random.Generator, draft: np.ndarray | None = None) -> None:
-        """Tokens `drawn` from `law` (V,) fp64, which sums to 1; `draft` (V,) fp64, the drafter's own law there."""
+    def add(self, probs: np.ndarray, drawn: Sequence[int], rng: np.random.Generator, draft: np.ndarray | None = None) -> None:
+        """Tokens `drawn` from `probs` (V,) fp64, which sums to 1; `draft` (V,) fp64, the drafter's own distribution there."""
         tokens = np.asarray(drawn)
         self.num_draws += len(tokens)
-        self.impossible += int((law[tokens] <= 0).sum())
-        observed, expected = cells(law, tokens)
+        self.impossible += int((probs[tokens] <= 0).sum())
+        observed, expected = cells(probs, tokens)
         if len(observed) > 1:
             self.groups.append((observed, expected))
-        elif law.max() < 1:
-            self._quantiles += quantiles(law, tokens, rng, law)
-        if draft is not None and law.max() < 1:
-            ratio = np.divide(draft, law, where=law > 0, out=np.zeros_like(law))
-            self._preferred += quantiles(law, tokens, rng, ratio)
+        elif probs.max() < 1:
+            self._quantiles += quantiles(probs, tokens, rng, probs)
+        if draft is not None and probs.max() < 1:
+            ratio = np.divide(draft, probs, where=probs > 0, out=np.zeros_like(probs))
+            self._preferred += quantiles(probs, tokens, rng, ratio)
 
-    def tokens(self, tolerated: float = 0.0) -> LawStatistic:
+    def tokens(self, tolerated: float = 0.0) -> GStatistic:
         """The test of single tokens. `tolerated`: share of impossible tokens that does not end the matter."""
         found = self._statistic([*self.groups, *_uniform(self._quantiles, _halving(len(self._quantiles)))])
         return replace(found, p_value=0.0) if self.impossible > tolerated * self.num_draws else found
 
-    def preference(self) -> LawStatistic | None:
-        """The test in the draft's order; None where no draft law was given."""
+    def preference(self) -> GStatistic | None:
+        """The test in the draft's order; None where no draft distribution was given."""
         if not self._preferred:
             return None
         num_cells = min(PREFERENCE_CELLS, int(len(self._preferred) / MIN_EXPECTED))
         return self._statistic(_uniform(self._preferred, np.linspace(0, 1, num_cells + 1)))
 
-    def _statistic(self, groups: list[tuple[np.ndarray, np.ndarray]]) -> LawStatistic:
+    def _statistic(self, groups: list[tuple[np.ndarray, np.ndarray]]) -> GStatistic:
         num_cells = sum(len(observed) for observed, _ in groups)
         g, df = float(sum(_corrected(*group) for group in groups)), num_cells - len(groups)
         num_uncertain = int(sum(observed.sum() for observed, _ in groups))
         p_value = float(stats.chi2.sf(g, df)) if df else 1.0
-        return LawStatistic(self.num_draws, num_uncertain, num_cells, g, df, p_value, self.impossible)
+        return GStatistic(self.num_draws, num_uncertain, num_cells, g, df, p_value, self.impossible)
 
 
 @dataclass(frozen=True)
-class LawStatistic:
+class GStatistic:
     """One finished G-test."""
 
     num_draws: int
-    num_uncertain: int  # of those, from laws that leave a choice: all others can only be right or impossible
+    num_uncertain: int  # of those, from distributions that leave a choice: all others can only be right or impossible
     num_cells: int
     g: float
     df: int
@@ -86,15 +88,15 @@ class LawStatistic:
     impossible: int
 
 
-def cells(law: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def cells(probs: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(observed, expected) of one group, likeliest tokens first."""
-    order = np.argsort(-law, kind="stable")
-    expected = law[order] * len(tokens)
-    observed = np.bincount(tokens, minlength=len(law))[order]
+    order = np.argsort(-probs, kind="stable")
+    expected = probs[order] * len(tokens)
+    observed = np.bincount(tokens, minlength=len(probs))[order]
     alone = int((expected >= MIN_EXPECTED).sum())
     ends = [*range(1, alone + 1), *_ends_of_rare(expected[alone:], alone)]
     if not ends or expected[ends[-1] :].sum() > 0 or observed[ends[-1] :].any():  # too little is left for a cell
-        ends = [*ends[:-1], len(law)]
+        ends = [*ends[:-1], len(probs)]
     starts = [0, *ends[:-1]]
     return np.add.reduceat(observed, starts), np.add.reduceat(expected, starts)
 
@@ -110,12 +112,12 @@ def _ends_of_rare(expected: np.ndarray, offset: int) -> list[int]:
     return ends
 
 
-def quantiles(law: np.ndarray, tokens: np.ndarray, rng: np.random.Generator, score: np.ndarray) -> list[float]:
-    """Positions of tokens in their law, ordered by falling `score` (V,): uniform numbers in [0, 1)."""
+def quantiles(probs: np.ndarray, tokens: np.ndarray, rng: np.random.Generator, score: np.ndarray) -> list[float]:
+    """Positions of tokens in their distribution, ordered by falling `score` (V,): uniform numbers in [0, 1)."""
     order = np.argsort(-score, kind="stable")
-    before = np.empty_like(law)
-    before[order] = np.cumsum(law[order]) - law[order]
-    return np.clip(before[tokens] + rng.random(len(tokens)) * law[tokens], 0, np.nextafter(1, 0)).tolist()
+    before = np.empty_like(probs)
+    before[order] = np.cumsum(probs[order]) - probs[order]
+    return np.clip(before[tokens] + rng.random(len(tokens)) * probs[tokens], 0, np.nextafter(1, 0)).tolist()
 
 
 def _uniform(found: list[float], edges: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -149,10 +151,10 @@ def holm(p_values: Sequence[float], level: float) -> list[bool]:
     return rejected
 
 
-def detectable(found: LawStatistic, level: float, power: float) -> float | None:
+def detectable(found: GStatistic, level: float, power: float) -> float | None:
     """The smallest total variation, on average over the draws, that this test at `level` finds with probability `power`.
 
-    Where laws leave no choice one wrong token is enough. None: nothing was drawn.
+    Where distributions leave no choice one wrong token is enough. None: nothing was drawn.
     """
     if found.num_draws == 0:
         return None
@@ -167,6 +169,6 @@ def detectable(found: LawStatistic, level: float, power: float) -> float | None:
     return min(1.0, among_uncertain) * found.num_uncertain / found.num_draws
 
 
-def as_laws(rows: Iterable[np.ndarray]) -> list[np.ndarray]:
-    """fp64, normalised: what fp32 laws lack to 1 must not look like a bias."""
+def normalised(rows: Iterable[np.ndarray]) -> list[np.ndarray]:
+    """fp64, normalised: what fp32 distributions lack to 1 must not look like a bias."""
     return [row.astype(np.float64) / row.sum(dtype=np.float64) for row in rows]

@@ -1,7 +1,7 @@
 """Several steps in a row on one set of keyed numbers: a number met again by a later step would be conditioned by the first.
 
 Instead of drawing, each uniform is known only up to an interval, which every outcome that it decided narrows; the whole tree
-of outcomes is walked. Independent numbers give the product of the steps' laws; a number used twice does not.
+of outcomes is walked. Independent numbers give the product of the steps' distributions; a number used twice does not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.lab.certify.enumerate import UnsoundError, Verify
-from outrider.lab.certify.tables import Law, Path, TableModel, continued
+from outrider.lab.certify.tables import Joint, Path, TableModel, continued
 from outrider.sampling.rng import Purpose
 from outrider.types import Draft
 
@@ -69,10 +69,10 @@ class IntervalRandomness:
         return outcome
 
 
-def interval_law(verify: Verify, target: TableModel, drafter: TableModel, gamma: int, key: Key, num_steps: int) -> Law:
-    """Joint law of `num_steps` real steps in a row (horizon gamma + 1) when `key` names the uniform each draw uses."""
+def interval_joint(verify: Verify, target: TableModel, drafter: TableModel, gamma: int, key: Key, num_steps: int) -> Joint:
+    """Joint distribution of `num_steps` real steps in a row (horizon gamma + 1) when `key` names the uniform each draw uses."""
     horizon = gamma + 1
-    law: Law = {}
+    joint: Joint = {}
     script: list[int] | None = []
     while script is not None:
         rng = IntervalRandomness(key, script)
@@ -80,9 +80,9 @@ def interval_law(verify: Verify, target: TableModel, drafter: TableModel, gamma:
         for _ in range(num_steps):
             if len(path) < horizon:
                 path = path + _one_step(verify, target, drafter, rng, path, min(gamma, horizon - len(path) - 1))
-        law[path] = law.get(path, 0.0) + rng.weight
+        joint[path] = joint.get(path, 0.0) + rng.weight
         script = next_script(script, rng.branches)
-    return continued(law, target, horizon)
+    return continued(joint, target, horizon)
 
 
 def _one_step(
@@ -90,12 +90,12 @@ def _one_step(
 ) -> Path:
     start, drafted = torch.tensor([len(path)]), path
     for offset in range(gamma):
-        token = rng.categorical(drafter.law(drafted)[None], Purpose.DRAFT, start, offset)
+        token = rng.categorical(drafter.probs(drafted)[None], Purpose.DRAFT, start, offset)
         drafted = (*drafted, int(token))
     ends = [drafted[:n] for n in range(len(path), len(drafted) + 1)]
     draft = Draft(torch.tensor([drafted[len(path) :]], dtype=torch.int64).view(1, -1), torch.tensor([gamma]))
-    draft.probs = torch.stack([drafter.law(end) for end in ends])[None]
-    verdict = verify(draft, torch.stack([target.law(end) for end in ends])[None], rng, start)
+    draft.probs = torch.stack([drafter.probs(end) for end in ends])[None]
+    verdict = verify(draft, torch.stack([target.probs(end) for end in ends])[None], rng, start)
     kept = drafted[len(path) : len(path) + int(verdict.num_accepted)]
     return (*kept, int(verdict.next_token))
 

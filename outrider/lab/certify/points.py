@@ -1,4 +1,5 @@
-"""Chooses positions at which laws are tested: in the middle of the target's own answers, at tokens of which it was unsure.
+"""Chooses positions at which distributions are tested: in the middle of the target's own answers, at tokens of which it was
+unsure.
 
 At a place where one token has all the probability every sampler looks right; where thousands share it, few draws say little
 about each. So those are taken whose entropy is nearest to WANTED, among those where the drafter proposes something.
@@ -15,7 +16,7 @@ from scipy import stats
 from torch import Tensor
 
 from outrider.lab.certify.certify_result import TestPoint
-from outrider.lab.certify.gtest import as_laws
+from outrider.lab.certify.gtest import normalised
 from outrider.lab.certify.subject import Seen, Subject, clear, share_prefix
 from outrider.lab.progress import Progress
 from outrider.models.lm import LM
@@ -58,7 +59,7 @@ def find_spots(
     candidates = [
         Spot(number, prompt, answer[:position], entropy)
         for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
-        for position, entropy in enumerate(map(_entropy, laws_along(subject, prompt, answer, params)))
+        for position, entropy in enumerate(map(_entropy, probs_along(subject, prompt, answer, params)))
     ]
     candidates.sort(key=lambda spot: abs(spot.entropy - WANTED))
     max_of_answer = -(-count // len(prompts)) + 1  # of one answer
@@ -71,9 +72,9 @@ def find_spots(
     return chosen or candidates[:count]
 
 
-def _entropy(law: np.ndarray) -> float:
+def _entropy(probs: np.ndarray) -> float:
     """In nats."""
-    return float(stats.entropy(law))
+    return float(stats.entropy(probs))
 
 
 @torch.inference_mode()
@@ -96,8 +97,8 @@ def first_draft(subject: Subject, spot: Spot, params: SamplingParams) -> Seen | 
 
 
 @torch.inference_mode()
-def laws_along(subject: Subject, prompt: list[int], answer: list[int], params: SamplingParams) -> Iterator[np.ndarray]:
-    """The target's law before every token of an answer, (V,) fp64 each."""
+def probs_along(subject: Subject, prompt: list[int], answer: list[int], params: SamplingParams) -> Iterator[np.ndarray]:
+    """The target's distribution before every token of an answer, (V,) fp64 each."""
     lm = subject.target
     row = lm.kv.add_row()
     lm.catch_up([prompt])
@@ -106,7 +107,7 @@ def laws_along(subject: Subject, prompt: list[int], answer: list[int], params: S
         for start in range(0, len(text), CHUNK):
             piece = text[start : start + CHUNK]
             logits = lm.forward(torch.tensor([piece], device=lm.device))
-            yield from as_laws(_laws(subject, logits, [piece[1:]], prompt, answer[:start], params)[0].cpu().numpy())
+            yield from normalised(_probs(subject, logits, [piece[1:]], prompt, answer[:start], params)[0].cpu().numpy())
             lm.kv.advance(row, len(piece))
     finally:
         lm.kv.swap_remove(row)
@@ -116,7 +117,7 @@ def laws_along(subject: Subject, prompt: list[int], answer: list[int], params: S
 def conditionals(
     subject: Subject, lm: LM, spot: Spot, texts: Sequence[Beginning], params: SamplingParams
 ) -> Iterator[tuple[Beginning, np.ndarray]]:
-    """The law (V,) fp64 after every beginning of every text, the empty one and the text itself included, once each.
+    """The distribution (V,) fp64 after every beginning of every text, the empty one and the text itself included, once each.
 
     Teacher-forced: the beginnings are fed as they are, no drafter and no verifier takes part. `lm`: the target, or a
     draft, whose logits are brought to the target's width as its drafter does.
@@ -124,12 +125,12 @@ def conditionals(
     known: set[Beginning] = set()
     for start in range(0, len(texts), CHUNK):
         rows = texts[start : start + CHUNK]
-        laws = _teacher_forced(subject, lm, spot, rows, params)
-        for text, own in zip(rows, laws, strict=True):
+        probs = _teacher_forced(subject, lm, spot, rows, params)
+        for text, own in zip(rows, probs, strict=True):
             for length in range(len(text) + 1):
                 if text[:length] not in known:
                     known.add(text[:length])
-                    yield text[:length], as_laws([own[length].cpu().numpy()])[0]
+                    yield text[:length], normalised([own[length].cpu().numpy()])[0]
 
 
 def _teacher_forced(
@@ -143,13 +144,13 @@ def _teacher_forced(
     try:
         share_prefix(lm, spot.tokens, len(texts))
         logits = fit_width(lm.forward(fed), subject.target.shape.vocab_size)
-        return _laws(subject, logits, texts, spot.prompt, spot.output, params)
+        return _probs(subject, logits, texts, spot.prompt, spot.output, params)
     finally:
         for row in reversed(range(len(texts))):
             lm.kv.swap_remove(row)
 
 
-def _laws(
+def _probs(
     subject: Subject, logits: Tensor, texts: Sequence[Sequence[int]], prompt: list[int], output: list[int],
     params: SamplingParams,
 ) -> Tensor:  # fmt: skip

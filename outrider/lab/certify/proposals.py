@@ -3,9 +3,9 @@
 A `Growth` decides, from the nodes drawn so far, where the next one goes and how it is chosen; so it can stand for fixed
 shapes and for trees that follow what was drawn. Kinds of node:
 
-    s   sampled from the parent's law (without its earlier siblings' tokens, or from all of it with replacement)
+    s   sampled from the parent's distribution (without its earlier siblings' tokens, or from all of it with replacement)
     d   the likeliest token that no earlier sibling has
-    f   a foreign guess: a token fixed in advance, whatever the law
+    f   a foreign guess: a token fixed in advance, whatever the distribution
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def never(_: Path) -> bool:
 
 
 def sampled_drafts(drafter: TableModel, gamma: int, stop: Stop = never, kinds: str = "") -> Proposals:
-    """Drafts drawn from the drafter's law, up to `gamma` tokens or until `stop`.
+    """Drafts drawn from the drafter's distribution, up to `gamma` tokens or until `stop`.
 
     `kinds` may make single nodes deterministic: "sds" = sampled, argmax, sampled.
     """
@@ -53,12 +53,12 @@ def sampled_drafts(drafter: TableModel, gamma: int, stop: Stop = never, kinds: s
         if len(path) == gamma or stop(path):
             proposals.append((path, weight))
             continue
-        law = drafter.law(path)
-        law = law if kinds[len(path)] == "s" else torch.nn.functional.one_hot(law.argmax(), len(law))
-        growing += [((*path, token), weight * prob) for token, prob in enumerate(law.tolist()) if prob > 0]
+        probs = drafter.probs(path)
+        probs = probs if kinds[len(path)] == "s" else torch.nn.functional.one_hot(probs.argmax(), len(probs))
+        growing += [((*path, token), weight * prob) for token, prob in enumerate(probs.tolist()) if prob > 0]
     paths = [path for path, _ in proposals]
     draft = chain(paths, gamma)
-    draft.probs = drafter.laws_on(draft)
+    draft.probs = drafter.probs_on(draft)
     if "d" in kinds:
         draft.sampled = torch.tensor([[kind == "s" for kind in kinds]] * len(paths))
     return Proposals(paths, [weight for _, weight in proposals], draft)
@@ -73,7 +73,7 @@ def greedy_draft(drafter: TableModel, gamma: int) -> Proposals:
     """The drafter's argmax path as a deterministic draft."""
     path: Path = ()
     for _ in range(gamma):
-        path = (*path, int(drafter.law(path).argmax()))
+        path = (*path, int(drafter.probs(path).argmax()))
     return fixed_drafts([path], gamma)
 
 
@@ -86,7 +86,7 @@ def shape(parents: list[int], kinds: str) -> Growth:
 
 
 def tree_drafts(drafter: TableModel, growth: Growth, *, replacement: bool = False) -> Proposals:
-    """Every tree that `growth` can give with this drafter's laws."""
+    """Every tree that `growth` can give with this drafter's distributions."""
     complete: list[tuple[Nodes, tuple[bool, ...], float]] = []
     growing: list[tuple[Nodes, tuple[bool, ...], float]] = [((), (), 1.0)]
     while growing:
@@ -108,7 +108,7 @@ def tree_drafts(drafter: TableModel, growth: Growth, *, replacement: bool = Fals
         replacement=replacement,
     )
     if bool(draft.is_sampled().any()):
-        draft.probs = drafter.laws_on(draft)
+        draft.probs = drafter.probs_on(draft)
     else:
         draft.sampled = None
     return Proposals([()] * len(trees), weights, draft)
@@ -117,18 +117,18 @@ def tree_drafts(drafter: TableModel, growth: Growth, *, replacement: bool = Fals
 def _choices(
     drafter: TableModel, nodes: Nodes, parent: int, kind: str, replacement: bool
 ) -> list[tuple[int, float, bool]]:
-    """(token, probability, drawn from the law?) of every way to fill the next node."""
+    """(token, probability, drawn from the distribution?) of every way to fill the next node."""
     siblings = [token for other, token in nodes if other == parent]
-    law = drafter.law(text_of([token for _, token in nodes], [up for up, _ in nodes], parent)).clone()
+    probs = drafter.probs(text_of([token for _, token in nodes], [up for up, _ in nodes], parent)).clone()
     if kind == "f":
         return [(len(nodes) % drafter.vocab_size, 1.0, False)]
     if not replacement or kind == "d":
-        law[siblings] = 0
-    if law.sum() == 0:  # nothing is left to draw from: any guess, not drawn
+        probs[siblings] = 0
+    if probs.sum() == 0:  # nothing is left to draw from: any guess, not drawn
         return [(0, 1.0, False)]
     if kind == "d":
-        return [(int(law.argmax()), 1.0, False)]
-    return [(token, prob, True) for token, prob in enumerate((law / law.sum()).tolist()) if prob > 0]
+        return [(int(probs.argmax()), 1.0, False)]
+    return [(token, prob, True) for token, prob in enumerate((probs / probs.sum()).tolist()) if prob > 0]
 
 
 def _padded(rows: list[list[int]], width: int, fill: int) -> Tensor:

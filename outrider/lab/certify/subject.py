@@ -1,7 +1,7 @@
 """What is certified: one decoder as it was configured, and plain decoding on the same loaded target, watched step by step.
 
 Plain decoding never uses the configured verifier: it has an empty draft and a built-in rule, which then only draws from the
-target's law. The coupled (drafter-invariant) case is the exception: its plain text is defined by its own noise.
+target's distribution. The coupled (drafter-invariant) case is the exception: its plain text is defined by its own noise.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Seen:
 
     draft: Draft
     logits: Tensor  # (B, N+1, V)
-    laws: Tensor  # (B, N+1, V) as the verifier should see them
+    probs: Tensor  # (B, N+1, V) as the verifier should see them
     verdict: Verdict
 
 
@@ -66,8 +66,8 @@ class WatchedDecoder(Decoder):
         except Exception as error:  # a verifier may be anybody's code: what it raises is about it, not a bug of ours
             raise UnsoundError(f"verifier '{self.verifier.name}' raised {type(error).__name__}: {error}") from error
         if self.watch is not None:
-            laws = distribution(logits, self.rows.sampling, self.rows.history, draft)
-            self._seen = Seen(draft, logits, laws, verdict)
+            probs = distribution(logits, self.rows.sampling, self.rows.history, draft)
+            self._seen = Seen(draft, logits, probs, verdict)
         return verdict
 
     def _keep(self, verdict: Verdict, taken: list[int]) -> list[list[int]]:

@@ -1,6 +1,7 @@
-"""Language models small enough to write down: a law for every text, so that whole laws of texts can be computed.
+"""Language models small enough to write down: a distribution for every text, so that whole distributions of texts can be
+computed.
 
-The logits are a table; what turns them into laws, penalties along a draft's path included, is the real `distribution`.
+The logits are a table; what turns them into distributions, penalties along a draft's path included, is the real `distribution`.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from outrider.sampling.distribution import BatchSampling, History, distribution
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
 
-SCALE = 1.5  # of random logits: laws that are neither flat nor certain
+SCALE = 1.5  # of random logits: distributions that are neither flat nor certain
 
 Path = tuple[int, ...]
-Law = dict[Path, float]  # text -> its probability
+Joint = dict[Path, float]  # text -> its probability
 
 
 @dataclass
 class TableModel:
-    """A language model as a table: logits for every text up to a depth, then a law through the real `distribution`."""
+    """A language model as a table: logits for every text up to a depth, then a distribution through the real `distribution`."""
 
     logits: dict[Path, Tensor]  # output so far -> (V,) fp64
     params: SamplingParams
     prompt: list[int]
-    known: dict[Path, Tensor] = field(default_factory=dict)  # laws computed so far
+    known: dict[Path, Tensor] = field(default_factory=dict)  # distributions computed so far
 
     @classmethod
     def random(
@@ -43,20 +44,20 @@ class TableModel:
     def vocab_size(self) -> int:
         return self.logits[()].shape[0]
 
-    def law(self, path: Path) -> Tensor:
-        """(V,) the plain law after `path`: its history is committed text, no draft is involved."""
+    def probs(self, path: Path) -> Tensor:
+        """(V,) the plain distribution after `path`: its history is committed text, no draft is involved."""
         if path not in self.known:
             history = History.start([self.prompt], [list(path)], self.vocab_size)
             sampling = BatchSampling.of([self.params], self.vocab_size)
-            law = distribution(self.logits[path][None, None], sampling, history, dtype=torch.float64)
-            self.known[path] = law[0, 0]
+            probs = distribution(self.logits[path][None, None], sampling, history, dtype=torch.float64)
+            self.known[path] = probs[0, 0]
         return self.known[path]
 
-    def laws_along(self, drafts: list[Path], width: int) -> Tensor:
+    def probs_along(self, drafts: list[Path], width: int) -> Tensor:
         """(B, width + 1, V): one pass over padded chains, penalties applied per draft path by `distribution` itself."""
-        return self.laws_on(chain(drafts, width))
+        return self.probs_on(chain(drafts, width))
 
-    def laws_on(self, draft: Draft) -> Tensor:
+    def probs_on(self, draft: Draft) -> Tensor:
         """(B, N+1, V): one pass over chains or trees; NaN logits in the padding, which must never be looked at."""
         nan = torch.full((self.vocab_size,), torch.nan, dtype=torch.float64)
         rows = []
@@ -67,8 +68,8 @@ class TableModel:
         sampling = BatchSampling.of([self.params] * len(rows), self.vocab_size)
         return distribution(torch.stack(rows), sampling, history, draft, dtype=torch.float64)
 
-    def joint(self, horizon: int) -> Law:
-        """The target's own joint law over the next `horizon` tokens."""
+    def joint(self, horizon: int) -> Joint:
+        """The target's own joint distribution over the next `horizon` tokens."""
         return continued({(): 1.0}, self, horizon)
 
 
@@ -86,20 +87,20 @@ def text_of(tokens: list[int], parents: list[int], node: int) -> Path:
     return path
 
 
-def continued(law: Law, target: TableModel, horizon: int) -> Law:
-    """Extend every shorter text with the target's law."""
-    done: Law = {}
-    growing = list(law.items())
+def continued(joint: Joint, target: TableModel, horizon: int) -> Joint:
+    """Extend every shorter text with the target's distribution."""
+    done: Joint = {}
+    growing = list(joint.items())
     while growing:
         path, weight = growing.pop()
         if len(path) == horizon:
             done[path] = done.get(path, 0.0) + weight
         else:
-            probs = target.law(path).tolist()
+            probs = target.probs(path).tolist()
             growing += [((*path, token), weight * prob) for token, prob in enumerate(probs) if prob > 0]
     return done
 
 
-def total_variation(left: Law, right: Law) -> float:
+def total_variation(left: Joint, right: Joint) -> float:
     """Half the sum of absolute differences: the largest difference in the probability of any event."""
     return 0.5 * sum(abs(left.get(path, 0.0) - right.get(path, 0.0)) for path in left.keys() | right.keys())

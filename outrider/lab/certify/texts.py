@@ -13,7 +13,7 @@ from outrider.lab.certify.ties import RowComparison, difference
 from outrider.lab.certify.units import Units
 from outrider.sampling.params import SamplingParams
 
-MOST_EXPLAINED = 10  # differences per batch; each costs a few passes over the text
+MAX_EXPLAINED = 10  # differences per batch; each costs a few passes over the text
 CAUSES = {
     "rounding": "a near-tie within the rounding of the model's dtype",
     "verifier": "the token kept is not the one that the run's own scores favour",
@@ -82,7 +82,7 @@ class Texts:
         comparison.finish(texts)
         differences = [
             difference(self.subject, prompts[i], numbers[i], way.name, params[i], params[i].seed or 0, wanted[i], parting)
-            for i, parting in list(comparison.partings.items())[:MOST_EXPLAINED]
+            for i, parting in list(comparison.partings.items())[:MAX_EXPLAINED]
         ]
         return {
             "num_identical": len(numbers) - len(comparison.partings),

@@ -63,7 +63,7 @@ class RowComparison:
             if position is not None:
                 column = [0, *(node + 1 for node in seen.verdict.lists.path[index])][position]
                 logits = seen.logits[index, column].float().cpu()
-                choice = chosen(seen.laws[index, column], row.params, row.seed, row.num_prompt + begin + position)
+                choice = chosen(seen.probs[index, column], row.params, row.seed, row.num_prompt + begin + position)
                 self.partings[row.request] = Departure(begin + position, wanted[position], news[position], logits, choice)
 
     def finish(self, texts: list[list[int]]) -> None:
@@ -78,11 +78,12 @@ def _at(text: list[int], position: int) -> int | None:
     return text[position] if position < len(text) else None
 
 
-def chosen(law: Tensor, params: SamplingParams, seed: int, position: int) -> int:
-    """The token that a law (V,) leads to: its largest when greedy, else the winner of the noise at that text position."""
+def chosen(probs: Tensor, params: SamplingParams, seed: int, position: int) -> int:
+    """The token that a distribution (V,) leads to: its largest when greedy, else the winner of the noise at that text
+    position."""
     if params.is_greedy:
-        return int(law.argmax())
-    return int(gumbel_choice(law.cpu(), RowStreams(seed).gumbel(position, law.shape[0])))
+        return int(probs.argmax())
+    return int(gumbel_choice(probs.cpu(), RowStreams(seed).gumbel(position, probs.shape[0])))
 
 
 def explain(
@@ -149,8 +150,8 @@ def _gap(
     size = logits.shape[0]
     soft = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
     history = History.start([prompt], [common], size)
-    law = distribution(logits[None, None], BatchSampling.of([soft], size), history, dtype=torch.float64)[0, 0].log()
-    gap = float(law[expected] - law[found])
+    probs = distribution(logits[None, None], BatchSampling.of([soft], size), history, dtype=torch.float64)[0, 0].log()
+    gap = float(probs[expected] - probs[found])
     if not params.is_greedy:
         noise = RowStreams(seed).gumbel(len(prompt) + len(common), size)
         gap += params.temperature * float(noise[expected] - noise[found])

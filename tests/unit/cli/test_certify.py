@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.lab.certify import certify as lab
-from outrider.lab.certify import law
+from outrider.lab.certify import sampled
 from outrider.lab.certify.certify_result import CertifyResult
 from outrider.lab.certify.subject import Subject
 from outrider.lab.result import read_result
@@ -124,7 +124,7 @@ def test_an_interrupted_run_goes_on(
     cli: Cli, here: Path, models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C while sampling: exit code 130, no half result; --resume draws the rest and another plan is refused."""
-    real, calls = law.draw, []
+    real, calls = sampled.draw, []
 
     def draw(*given: Any) -> Any:
         calls.append(given)
@@ -132,7 +132,7 @@ def test_an_interrupted_run_goes_on(
             raise KeyboardInterrupt
         return real(*given)
 
-    monkeypatch.setattr(law, "draw", draw)
+    monkeypatch.setattr(sampled, "draw", draw)
     stopped = cli(*arguments(models, "--out", "c.json"))
     assert stopped.code == 130
     assert "--resume" in stopped.err

@@ -77,11 +77,11 @@ def test_a_forbidden_token_is_refused() -> None:
 
 @dataclass
 class Constrained(oracle.TableModel):
-    """A table model under the grammar; `law` commits, `laws_on` asks along the draft, both through `distribution`."""
+    """A table model under the grammar; `law` commits, `probs_on` asks along the draft, both through `distribution`."""
 
     asked: dict[oracle.Path, Tensor] = field(default_factory=dict)
 
-    def law(self, path: oracle.Path) -> Tensor:
+    def probs(self, path: oracle.Path) -> Tensor:
         if path not in self.asked:
             constraint = fresh()
             constraint.commit(path)
@@ -90,8 +90,8 @@ class Constrained(oracle.TableModel):
             self.asked[path] = distribution(self.logits[path][None, None], sampling, history, dtype=torch.float64)[0, 0]
         return self.asked[path]
 
-    def laws_on(self, draft: Draft) -> Tensor:
-        free = super().laws_on(draft).log()  # plain logits would do; these have penalties and NaN padding as they come
+    def probs_on(self, draft: Draft) -> Tensor:
+        free = super().probs_on(draft).log()  # plain logits would do; these have penalties and NaN padding as they come
         num, soft = draft.num_rows, SamplingParams(temperature=1.0)
         sampling = BatchSampling.of([soft] * num, self.vocab_size, constraints=[fresh() for _ in range(num)])
         return distribution(free, sampling, None, draft, dtype=torch.float64)
@@ -111,7 +111,7 @@ def test_the_law_is_that_of_constrained_plain_decoding(verifier: str, seed: int)
     """Catches a mask of the wrong node, one side without a mask, a law renormalised twice, an end that is no end."""
     target, drafter, free = pair(seed, 2)
     verify = VERIFIERS.load(verifier)().verify
-    assert sum(len(names(target.law(path))) for path in [(), (A,), (A, B)]) == 8, "the grammar bites, by path"
+    assert sum(len(names(target.probs(path))) for path in [(), (A,), (A, B)]) == 8, "the grammar bites, by path"
     for proposals in (oracle.sampled_drafts(drafter, 2), oracle.sampled_drafts(free, 2), oracle.greedy_draft(free, 2)):
         assert oracle.bias(verify, target, proposals) < EXACT
 

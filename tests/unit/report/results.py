@@ -21,12 +21,12 @@ from outrider.lab.bench.bench_result import (
 from outrider.lab.certify.certify_result import (
     CaseFound,
     CertifyResult,
-    ExactLaw,
+    DistributionTest,
+    ExactDistribution,
     FirstToken,
-    FirstTokenLaw,
-    LawTest,
+    FirstTokenDistribution,
     SameTexts,
-    SampledLaw,
+    SampledDistribution,
     TestPoint,
     TextDifference,
     TextRun,
@@ -227,8 +227,8 @@ DIFFERENCE = TextDifference(
 )  # fmt: skip
 
 
-def law_test(sampler: str, *, rejected: bool = False) -> LawTest:
-    return LawTest(
+def law_test(sampler: str, *, rejected: bool = False) -> DistributionTest:
+    return DistributionTest(
         sampler=sampler, view="tokens", position=1, num_draws=900, num_uncertain=870, num_cells=40, g=31.5, df=32, p_value=0.49,
         rejected=rejected, impossible=0, detectable_total_variation=0.0734,
     )  # fmt: skip
@@ -239,15 +239,15 @@ def certificate(**changes: Any) -> CertifyResult:
         "verdict": "lossless", "reasons": ["Exact distribution of the verifier: fine"], "workload": "words", "num_prompts": 4,
         "settings": {"target": "demo", "verifier": "block", "exact": True, "drafter_options": {"tree": "chain"}},
         "sampling": {"temperature": 1.0}, "max_new_tokens": 48, "seed": 7, "elapsed_s": 61.0, "notes": ["a note"],
-        "exact_law": ExactLaw(
+        "exact_law": ExactDistribution(
             status="passed", why="84 cases", num_cases=84, limit=1e-9, max_total_variation=2e-16,
             by_kind={"chain: drawn": 2e-16, "chain: none": None}, failures=[],
         ),
-        "first_token": FirstTokenLaw(status="passed", why="8 places", limit=1e-4, max_total_variation=3e-7, places=[
+        "first_token": FirstTokenDistribution(status="passed", why="8 places", limit=1e-4, max_total_variation=3e-7, places=[
             FirstToken(place=0, draft="drawn", covered=0.99, total_variation=3e-7)]),
         "greedy": SameTexts(status="passed", why="all identical", differences=[], runs=[
             TextRun(name="speculative, alone", num_identical=4, num_prompts=4, num_tokens=192)]),
-        "sampled_law": SampledLaw(
+        "sampled_law": SampledDistribution(
             status="passed", why="1000 continuations", temperature=1.0, false_alarms=1e-3, power=0.9, num_samples=1000,
             num_tokens=3,
             origins={"accepted": 5, "bonus": 2},
@@ -265,12 +265,13 @@ def failed_certificate() -> CertifyResult:
         CaseFound(kind="chain: drawn", name="case one", total_variation=0.25),
         CaseFound(kind="chain: drawn", name="case two", total_variation=None, problem="KeyError: 3"),
     ]
-    exact = sections.exact_law.model_copy(update={"status": "failed", "failures": failures})
+    exact = sections.exact_distribution.model_copy(update={"status": "failed", "failures": failures})
     greedy = sections.greedy.model_copy(update={"status": "failed", "differences": [DIFFERENCE]})
     tests = [law_test("speculative"), law_test("plain", rejected=True)]
-    sampled = sections.sampled_law.model_copy(update={"tests": tests})
+    sampled = sections.sampled_distribution.model_copy(update={"tests": tests})
     return certificate(
-        verdict="not lossless", reasons=["Greedy text: not"], exact_law=exact, greedy=greedy, sampled_law=sampled
+        verdict="not lossless", reasons=["Greedy text: not"], exact_distribution=exact, greedy=greedy,
+        sampled_distribution=sampled,
     )
 
 

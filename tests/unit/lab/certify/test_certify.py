@@ -72,7 +72,7 @@ def test_lossy_verifiers_are_called_lossy(open_subject: Open) -> None:
     result = run(open_subject(verifier="typical", lossy=True))
     assert result.verdict == "lossy"
     assert set(statuses(result)) == {"not claimed"}
-    assert result.exact_law.max_total_variation > 0.1
+    assert result.exact_distribution.max_total_variation > 0.1
     assert any("total variation" in reason for reason in result.reasons)
     assert any("greedy texts" in reason for reason in result.reasons)
 

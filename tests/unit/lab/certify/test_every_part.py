@@ -106,8 +106,8 @@ def check(result: CertifyResult) -> None:
     """Lossless, and not because nothing was drafted."""
     assert result.verdict == "lossless", result.reasons
     assert result.first_token.places
-    assert result.sampled_law.origins["accepted"]
-    assert result.sampled_law.origins["correction"] + result.sampled_law.origins["bonus"]
+    assert result.sampled_distribution.origins["accepted"]
+    assert result.sampled_distribution.origins["correction"] + result.sampled_distribution.origins["bonus"]
 
 
 @pytest.mark.parametrize(("drafter", "settings"), [
@@ -154,9 +154,9 @@ def test_a_faulty_verifier_gets_none_whoever_drafts(open_subject: Open, drafter:
     """Sections about this drafter's own drafts find it, not only the bank of cases."""
     result = run(open_subject(drafter, {}, "resamples"), CertifyPlan(samples=1500, sampling=PLAN.sampling))
     assert result.verdict == "not lossless"
-    assert result.exact_law.status == "failed"
+    assert result.exact_distribution.status == "failed"
     assert result.first_token.status == "failed"
-    assert result.sampled_law.status == "failed"
+    assert result.sampled_distribution.status == "failed"
 
 
 # ------------------------------------------------ grammars
@@ -183,7 +183,7 @@ def test_a_faulty_verifier_gets_none_under_a_grammar(open_subject: Open) -> None
     """On the two letters that a grammar leaves there is little to see, but enough."""
     result = run(open_subject("draft-model", {}, "resamples", LETTERS), CertifyPlan(samples=1000, sampling=PLAN.sampling))
     assert result.verdict == "not lossless"
-    assert result.sampled_law.status == "failed"
+    assert result.sampled_distribution.status == "failed"
 
 
 def test_a_wrong_grammar_is_refused_at_once(open_subject: Open) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from outrider.lab.certify.bank import bank
 from outrider.lab.certify.certify_result import CaseFound
-from outrider.lab.certify.exact import LIMIT, cases_of, exact_law, judge
+from outrider.lab.certify.exact import LIMIT, cases_of, exact_distribution, judge
 from outrider.lab.progress import Quiet
 from outrider.sampling import traversal, tree
 from outrider.sampling.rng import Randomness
@@ -21,7 +21,7 @@ from tests.unit.lab.certify import broken
 
 
 def section(verifier: Verifier, *, trees: bool = False) -> object:
-    return exact_law(verifier, trees=trees, progress=Quiet())
+    return exact_distribution(verifier, trees=trees, progress=Quiet())
 
 
 @pytest.mark.parametrize("name", [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from outrider.lab.certify import first_token as module
-from outrider.lab.certify.first_token import LIMIT, UnfamiliarError, emitted_law
+from outrider.lab.certify.first_token import LIMIT, UnfamiliarError, emitted_probs
 from outrider.verifiers import VERIFIERS
 from outrider.verifiers.base import Verifier
 from tests.unit.lab.certify import broken
@@ -22,7 +22,7 @@ def random_laws(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def excess(verifier: Verifier, p: Tensor, q: Tensor | None, token: int = 3) -> float:
-    _, law = emitted_law(verifier, p, q, token, as_tree=verifier.shape == "tree")
+    _, law = emitted_probs(verifier, p, q, token, as_tree=verifier.shape == "tree")
     return float((law - p.double()).clamp(min=0).sum())
 
 
@@ -31,7 +31,7 @@ def excess(verifier: Verifier, p: Tensor, q: Tensor | None, token: int = 3) -> f
 def test_sound_verifiers_emit_p(name: str, kind: str) -> None:
     p, q = random_laws()
     verifier = VERIFIERS.load(name)()
-    covered, law = emitted_law(verifier, p, q if kind == "drawn" else None, 3, as_tree=verifier.shape == "tree")
+    covered, law = emitted_probs(verifier, p, q if kind == "drawn" else None, 3, as_tree=verifier.shape == "tree")
     assert covered == pytest.approx(1, abs=1e-6)
     assert torch.allclose(law, p.double(), atol=1e-6)
 
@@ -41,7 +41,7 @@ def test_the_classic_bug_in_closed_form() -> None:
     p, q = random_laws()
     kept = torch.minimum(p, q).double()
     expected = kept + (1 - kept.sum()) * p.double()
-    _, law = emitted_law(broken.ResamplesFromTarget(), p, q, 0, as_tree=False)
+    _, law = emitted_probs(broken.ResamplesFromTarget(), p, q, 0, as_tree=False)
     assert torch.allclose(law, expected, atol=1e-6)
     assert excess(broken.ResamplesFromTarget(), p, q) > 0.05
 
@@ -58,7 +58,7 @@ def test_what_is_left_out_cannot_accuse(monkeypatch: pytest.MonkeyPatch) -> None
     """With only the likeliest draft tokens the covered share is told, and a sound verifier stays innocent."""
     monkeypatch.setattr(module, "MOST_WORK", 10 * V)
     p, q = random_laws()
-    covered, law = emitted_law(VERIFIERS.load("block")(), p, q, 0, as_tree=False)
+    covered, law = emitted_probs(VERIFIERS.load("block")(), p, q, 0, as_tree=False)
     assert covered == pytest.approx(float(q.topk(10).values.sum()), abs=1e-6)
     assert float(law.sum()) == pytest.approx(covered)
     assert excess(VERIFIERS.load("block")(), p, q) < 1e-6
@@ -69,12 +69,12 @@ def test_what_is_left_out_cannot_accuse(monkeypatch: pytest.MonkeyPatch) -> None
 def test_rules_without_coins_are_refused_not_judged(verifier: Verifier) -> None:
     p, q = random_laws()
     with pytest.raises(UnfamiliarError):
-        emitted_law(verifier, p, q, 0, as_tree=False)
+        emitted_probs(verifier, p, q, 0, as_tree=False)
 
 
 def test_batches_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """One batch or many: the same law."""
     p, q = random_laws()
-    whole = emitted_law(VERIFIERS.load("block")(), p, q, 0, as_tree=False)[1]
+    whole = emitted_probs(VERIFIERS.load("block")(), p, q, 0, as_tree=False)[1]
     monkeypatch.setattr(module, "MOST_NUMBERS", 7 * V)
-    assert torch.allclose(whole, emitted_law(VERIFIERS.load("block")(), p, q, 0, as_tree=False)[1], atol=1e-12)
+    assert torch.allclose(whole, emitted_probs(VERIFIERS.load("block")(), p, q, 0, as_tree=False)[1], atol=1e-12)

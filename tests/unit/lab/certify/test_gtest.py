@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from outrider.lab.certify.gtest import MIN_EXPECTED, LawStatistic, PositionTable, cells, detectable, holm, quantiles
+from outrider.lab.certify.gtest import MIN_EXPECTED, GStatistic, PositionTable, cells, detectable, holm, quantiles
 
 V = 60
 
@@ -21,8 +21,8 @@ def laws(seed: int, count: int = 25, spread: float = 1.5) -> np.ndarray:
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-def statistic(num: int, df: int) -> LawStatistic:
-    return LawStatistic(num_draws=num, num_uncertain=num, num_cells=df + 1, g=0.0, df=df, p_value=1.0, impossible=0)
+def statistic(num: int, df: int) -> GStatistic:
+    return GStatistic(num_draws=num, num_uncertain=num, num_cells=df + 1, g=0.0, df=df, p_value=1.0, impossible=0)
 
 
 def table_of(seed: int, true: np.ndarray, told: np.ndarray, draft: np.ndarray, most: int = 150) -> PositionTable:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from outrider.lab.certify.certify_result import SampledLaw
-from outrider.lab.certify.law import FALSE_ALARMS, draw, followers, longest, sampled_law
-from outrider.lab.certify.points import Spot, conditionals, find_spots, laws_along
+from outrider.lab.certify.sampled import FALSE_ALARMS, draw, followers, longest, sampled_distribution
+from outrider.lab.certify.points import Spot, conditionals, find_spots, probs_along
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.units import Units
 from outrider.lab.journal import Journal
@@ -29,7 +29,7 @@ def spots_of(subject: Subject, params: SamplingParams = WARM, count: int = 4) ->
 
 
 def section(subject: Subject, samples: int = 600, seed: int = 0, params: SamplingParams = WARM) -> SampledLaw:
-    return sampled_law(subject, spots_of(subject, params), params, samples, seed, Units())
+    return sampled_distribution(subject, spots_of(subject, params), params, samples, seed, Units())
 
 
 @pytest.mark.parametrize(("drafter", "verifier", "options"), [
@@ -80,8 +80,8 @@ def test_a_broken_reference_accuses_nobody(open_subject: Open, monkeypatch: pyte
     def colder(subject: Subject, decoder: Any, spot: Spot, params: Any, seeds: Any, depth: int) -> dict[str, Any]:
         return draw(subject, decoder, spot, cold, seeds, depth)
 
-    monkeypatch.setattr("outrider.lab.certify.law.draw", colder)
-    found = sampled_law(subject, spots, WARM, 800, 0, Units())
+    monkeypatch.setattr("outrider.lab.certify.sampled.draw", colder)
+    found = sampled_distribution(subject, spots, WARM, 800, 0, Units())
     assert found.status == "inconclusive"
     assert "plain sampler itself deviates" in found.why
 
@@ -96,7 +96,7 @@ def test_nothing_drafted_passes_nothing(open_subject: Open) -> None:
     """N-gram lookup on texts in which nothing repeats: then only plain sampling was tested."""
     subject = open_subject("ngram", "block", drafter_options={"min_ngram": "3", "max_ngram": "3"})
     spot = Spot(0, [5, 6, 7, 8, 9, 10], [], 3.0)
-    found = sampled_law(subject, [spot], WARM, 600, 0, Units())
+    found = sampled_distribution(subject, [spot], WARM, 600, 0, Units())
     assert found.status == "inconclusive"
     assert "proposed nothing" in found.why
 
@@ -105,12 +105,12 @@ def test_certain_laws_are_tested_by_every_draw(open_subject: Open, monkeypatch: 
     """Nearly greedy: one token that the target never says is enough."""
     subject, cold = open_subject(), SamplingParams(temperature=1e-4)
     spots = spots_of(subject, cold)
-    found = sampled_law(subject, spots, cold, 200, 0, Units())
+    found = sampled_distribution(subject, spots, cold, 200, 0, Units())
     assert found.status == "passed"
     assert found.detectable_total_variation < 0.05
     real = subject.drafting.verifier.verify
     monkeypatch.setattr(subject.drafting.verifier, "verify", lambda draft, p, rng, at: real(draft, p.roll(1, dims=-1), rng, at))
-    wrong = sampled_law(subject, spots, cold, 200, 0, Units())
+    wrong = sampled_distribution(subject, spots, cold, 200, 0, Units())
     assert wrong.status == "failed"
     assert "never emits" in wrong.why
 
@@ -123,7 +123,7 @@ def test_false_alarms_are_as_rare_as_stated(open_subject: Open, verifier: str, m
     """Certificates of one sound pair with several seeds: none fails, and p-values are not crowded at 0."""
     subject = open_subject(verifier=verifier)
     spots = spots_of(subject)
-    found = [sampled_law(subject, spots, WARM, 400, seed, Units()) for seed in range(many)]
+    found = [sampled_distribution(subject, spots, WARM, 400, seed, Units()) for seed in range(many)]
     assert not any(one.rejected for section in found for one in section.tests)
     p_values = np.array([one.p_value for section in found for one in section.tests])
     assert (p_values < 0.01).mean() < 0.05
@@ -142,7 +142,7 @@ def test_conditionals_are_those_of_plain_decoding(open_subject: Open, params: Sa
     assert set(found) == {(), (3,), (3, 9), (3, 44), (8,)}
     for beginning, law in found.items():
         seen: list[torch.Tensor] = []
-        subject.plain.watch = lambda rows, step, taken, seen=seen: seen.append(step.laws[0, 0])
+        subject.plain.watch = lambda rows, step, taken, seen=seen: seen.append(step.probs[0, 0])
         tokens = [*spot.tokens, *beginning]
         subject.plain.add(subject.row(0, tokens, len(spot.prompt), params, seed=0, room=2))
         subject.plain.step()
@@ -159,7 +159,7 @@ def test_laws_along_an_answer_are_the_conditionals(open_subject: Open) -> None:
     """Two ways to the same laws, the first in chunks."""
     subject = open_subject()
     answer = list(range(10, 50))
-    along = list(laws_along(subject, PROMPTS[0], answer, PENALISED))
+    along = list(probs_along(subject, PROMPTS[0], answer, PENALISED))
     assert len(along) == 40
     for place in (0, 5, 31, 32, 39):
         law = dict(conditionals(subject, subject.target, Spot(0, PROMPTS[0], answer[:place], 0.0), [()], PENALISED))[()]
@@ -206,9 +206,9 @@ def test_a_resumed_run_draws_what_is_missing_only(open_subject: Open, tmp_path: 
     subject, path = open_subject(), tmp_path / "journal"
     spots = spots_of(subject)
     units = Units(Journal.open(path, {}, resume=False))
-    whole = sampled_law(subject, spots, WARM, 300, 0, units)
+    whole = sampled_distribution(subject, spots, WARM, 300, 0, units)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:4]))
-    resumed = sampled_law(subject, spots, WARM, 300, 0, Units(Journal.open(path, {}, resume=True)))
+    resumed = sampled_distribution(subject, spots, WARM, 300, 0, Units(Journal.open(path, {}, resume=True)))
     assert resumed == whole
     assert len(path.read_text().splitlines()) == len(lines)

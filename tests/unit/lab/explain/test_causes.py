@@ -57,7 +57,7 @@ def tables(seed: int, params: SamplingParams = OPEN, draft_params: SamplingParam
 
 
 def law_at(target: TableModel, draft: TableModel, path: Tokens, token: int) -> Laws:
-    p, q = target.law(path).numpy(), draft.law(path).numpy()
+    p, q = target.probs(path).numpy(), draft.probs(path).numpy()
     return Laws(token, False, p, q, p, q, None, int(p.argmax()), int(q.argmax()), None)
 
 
@@ -151,7 +151,7 @@ def test_the_next_token_of_a_draft_kept_whole() -> None:
     for weight, step, one in outcomes("token", *pair, sampled_drafts(pair[1], 2), is_tree=False):
         if step.complete and weight > 0:
             text = tuple(step.tokens)
-            overlap = np.minimum(pair[0].law(text).numpy(), pair[1].law(text).numpy()).sum()
+            overlap = np.minimum(pair[0].probs(text).numpy(), pair[1].probs(text).numpy()).sum()
             assert one.parts[-1, LENGTH] == pytest.approx(overlap)
             assert one.ideal == pytest.approx(3 + overlap)
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from outrider.kv.view import KVView
-from outrider.lab.certify.certify_result import LawTest, SampledLaw, Sampler, Status, View
-from outrider.lab.certify.gtest import LawStatistic, PositionTable, detectable, holm
+from outrider.lab.certify.certify_result import DistributionTest, SampledDistribution, Sampler, Status, View
+from outrider.lab.certify.gtest import GStatistic, PositionTable, detectable, holm
 from outrider.lab.certify.points import Beginning, Spot, conditionals
 from outrider.lab.certify.subject import Subject, WatchedDecoder, clear
 from outrider.lab.certify.units import Units
@@ -28,8 +28,8 @@ from outrider.sampling.params import SamplingParams
 FALSE_ALARMS = 1e-3  # of a whole certificate
 POWER = 0.9
 DEPTH = 3  # tokens tested per continuation, at most
-MOST_ROWS = 64  # at a time
-MOST_BYTES = 1 << 28  # of laws of one batch
+MAX_ROWS = 64  # at a time
+MAX_BYTES = 1 << 28  # of distributions of one batch
 FILTER_EDGE = 0.01  # share of draws that rounding may move over the edge of top-k or top-p, where passes are not exact
 WORST_DETECTABLE = 0.25  # a test that would miss even this total variation says nothing
 SAMPLERS: tuple[Sampler, ...] = ("speculative", "plain")
@@ -37,9 +37,9 @@ Counts = Counter[Beginning]
 Tables = Mapping[tuple[Sampler, int], PositionTable]  # by position, from 0
 
 
-def sampled_law(
+def sampled_distribution(
     subject: Subject, spots: Sequence[Spot], params: SamplingParams, num_samples: int, seed: int, units: Units
-) -> SampledLaw:
+) -> SampledDistribution:
     """`num_samples` continuations of each sampler, the same number at every test point."""
     depth = min(DEPTH, subject.max_drafted + 1)
     each = -(-num_samples // len(spots))
@@ -64,7 +64,7 @@ def sampled_law(
     tests = _tests(tables, 0.0 if subject.built.config()["exact"] else FILTER_EDGE)
     status, why = _judgement(tests, origins, each * len(spots), len(spots))
     ours = [one.detectable_total_variation for one in tests if one.sampler == "speculative"]
-    return SampledLaw(
+    return SampledDistribution(
         status=status, why=why, temperature=params.temperature, false_alarms=FALSE_ALARMS, power=POWER,
         num_samples=each * len(spots), num_tokens=depth, origins=dict(origins), places=[spot.as_record() for spot in spots],
         tests=tests, detectable_total_variation=max((one for one in ours if one is not None), default=None),
@@ -107,15 +107,15 @@ def _seeds(key: Sequence[int], count: int) -> list[int]:
 
 
 def _rows_at_once(subject: Subject) -> int:
-    laws = 4 * subject.target.shape.vocab_size * (subject.max_drafted + 1) * 2  # bytes of p and q of one row
-    return max(2, min(MOST_ROWS, MOST_BYTES // laws))
+    num_bytes = 4 * subject.target.shape.vocab_size * (subject.max_drafted + 1) * 2  # bytes of p and q of one row
+    return max(2, min(MAX_ROWS, MAX_BYTES // num_bytes))
 
 
 # ------------------------------------------------ testing
 
 
 def _own_model(subject: Subject) -> LM | None:
-    """The model whose law the drafter draws from, where it has a cache of its own to be fed on."""
+    """The model whose distribution the drafter draws from, where it has a cache of its own to be fed on."""
     model = subject.speculative.drafter.model
     return None if model is None or isinstance(model.kv, KVView) else model
 
@@ -128,11 +128,11 @@ def _add(
     after = {name: followers(found) for name, found in counts.items()}
     beginnings = sorted({beginning for found in after.values() for beginning in found}, key=lambda b: (len(b), b))
     fed = longest(beginnings)
-    guesses = repeat(None) if draft is None else (law for _, law in conditionals(subject, draft, spot, fed, params))
-    for (beginning, law), guess in zip(conditionals(subject, subject.target, spot, fed, params), guesses, strict=False):
+    guesses = repeat(None) if draft is None else (probs for _, probs in conditionals(subject, draft, spot, fed, params))
+    for (beginning, probs), guess in zip(conditionals(subject, subject.target, spot, fed, params), guesses, strict=False):
         for name, found in after.items():
             if beginning in found:
-                tables[name, len(beginning)].add(law, found[beginning], rng, guess)
+                tables[name, len(beginning)].add(probs, found[beginning], rng, guess)
 
 
 def followers(texts: Mapping[Beginning, int]) -> dict[Beginning, list[int]]:
@@ -151,15 +151,15 @@ def longest(beginnings: Iterable[Beginning]) -> list[Beginning]:
     return sorted(known - inner)
 
 
-def _tests(tables: Tables, tolerated: float) -> list[LawTest]:
-    found: dict[tuple[Sampler, int, View], LawStatistic] = {}
+def _tests(tables: Tables, tolerated: float) -> list[DistributionTest]:
+    found: dict[tuple[Sampler, int, View], GStatistic] = {}
     for (name, position), table in tables.items():
         found[name, position, "tokens"] = table.tokens(tolerated)
         if (preference := table.preference()) is not None:
             found[name, position, "preference"] = preference
     rejected = holm([one.p_value for one in found.values()], FALSE_ALARMS)
     return [
-        LawTest(
+        DistributionTest(
             sampler=name, view=view, position=position + 1, num_draws=one.num_draws, num_uncertain=one.num_uncertain,
             num_cells=one.num_cells, g=one.g, df=one.df, p_value=one.p_value, rejected=no, impossible=one.impossible,
             detectable_total_variation=detectable(one, FALSE_ALARMS / len(found), POWER),
@@ -168,7 +168,9 @@ def _tests(tables: Tables, tolerated: float) -> list[LawTest]:
     ]  # fmt: skip
 
 
-def _judgement(tests: Sequence[LawTest], origins: Mapping[str, int], num_samples: int, num_points: int) -> tuple[Status, str]:
+def _judgement(
+    tests: Sequence[DistributionTest], origins: Mapping[str, int], num_samples: int, num_points: int
+) -> tuple[Status, str]:
     what = f"{num_samples} continuations at {num_points} positions"
     if bad := [one for one in tests if one.rejected and one.sampler == "plain"]:
         return "inconclusive", f"the plain sampler itself deviates at position {bad[0].position} (p = {bad[0].p_value:.1e})"
