@@ -20,9 +20,10 @@ from outrider.lab.certify.enumerate import (
     emitted_tokens,
     enumerate_step,
     select_rows,
+    step_joint,
     target_pass,
 )
-from outrider.lab.certify.intervals import Interval, IntervalRandomness, Key
+from outrider.lab.certify.intervals import Interval, IntervalRandomness, Key, interval_joint
 from outrider.lab.certify.proposals import (
     Proposals,
     Stop,
@@ -31,14 +32,14 @@ from outrider.lab.certify.proposals import (
     never,
     sampled_drafts,
 )
-from outrider.lab.certify.tables import Law, Path, TableModel, chain, continued, total_variation
+from outrider.lab.certify.tables import Joint, Path, TableModel, chain, continued, total_variation
 
 __all__ = [
     "Enumeration",
     "Interval",
     "IntervalRandomness",
+    "Joint",
     "Key",
-    "Law",
     "NeedsOutcomesError",
     "Outcomes",
     "Path",

@@ -274,7 +274,7 @@ def _circumstances(result: ExplainResult) -> Iterator[Block]:
         f"{result.accepted} accepted; verifier {result.verifier}; "
         + ", ".join(f"{name} {value}" for name, value in result.sampling.items()),
         "distributions come from one more pass of each model over the finished text; the step that tested a token saw the "
-        "same text before it" if result.has_law else
+        "same text before it" if result.has_draft_probs else
         "the drafter copies: its tokens are placed, not drawn, and have no distribution; a placed token is kept with the "
         "probability that the target gives it",
     ]  # fmt: skip

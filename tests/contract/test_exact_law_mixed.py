@@ -81,7 +81,7 @@ def worst_bias(
     rules = [rule for rule in (VERIFIERS.load(name)() for name in names) for _ in range(num)]
     outcomes = enumerate_mixed(rules, both, torch.cat([laws, laws]))
     texts = oracle.emitted_tokens(outcomes, both)
-    found: list[oracle.Law] = [{}, {}]
+    found: list[oracle.Joint] = [{}, {}]
     for text, origin, weight in zip(texts, outcomes.proposal.tolist(), outcomes.weights.tolist(), strict=True):
         law = found[origin // num]
         law[text] = law.get(text, 0.0) + weight

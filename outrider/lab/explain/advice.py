@@ -15,7 +15,7 @@ CONCENTRATED = 1.4  # share of the losses over share of the tokens from which a 
 SHARE_OF_LOSS = 0.1
 NEAR_MISS = 0.3  # share of rejections in which the text's token was the draft's second to eighth guess
 MUCH_LUCK = 2.0  # standard deviations
-FEW_TESTS = 200
+MIN_TESTS = 200
 DISTURBED = 0.1  # share of the processors
 PLURALS = {"tool call": "tool calls", "number": "numbers", "name": "names", "word": "words"}
 
@@ -115,7 +115,7 @@ def _other_drafter(result: ExplainResult) -> Iterator[Advice]:
 
 def _drafting_costs(result: ExplainResult) -> Iterator[Advice]:
     alpha, times = _alpha(result), result.times
-    if times is None or alpha is None or not result.has_law:
+    if times is None or alpha is None or not result.has_draft_probs:
         return
     share = times.draft_s / times.step_s
     if alpha >= GOOD_ALPHA and share >= MUCH_DRAFTING:
@@ -130,7 +130,7 @@ def _drafting_costs(result: ExplainResult) -> Iterator[Advice]:
 def _distil(result: ExplainResult) -> Iterator[Advice]:
     """Kinds of text that lose more than their share: what to train the draft on."""
     lost, tokens = sum(row.lost for row in result.by_kind), sum(row.tokens for row in result.by_kind)
-    if not result.has_law or lost <= 0 or _share(result, DRAFT) < NOTABLE:
+    if not result.has_draft_probs or lost <= 0 or _share(result, DRAFT) < NOTABLE:
         return
     standing_out = [
         row for row in result.by_kind
@@ -159,12 +159,12 @@ def _stop_rule(result: ExplainResult) -> Iterator[Advice]:
         return
     without = next((one for one in result.counterfactuals if one.family == "stop rule"), None)
     gain = None if without is None else _gain(result, without)
-    if result.has_law and (gain is None or gain >= WORTH):
+    if result.has_draft_probs and (gain is None or gain >= WORTH):
         yield Advice(
             title="The stop rule stops too early: lower stop_below, or stop=none", gain=gain, tone="good",
             evidence=f"what it did not draft would have been kept {_lost(result, STOPPED):.0f} times.",
         )  # fmt: skip
-    elif not result.has_law:
+    elif not result.has_draft_probs:
         yield Advice(
             title="There is often nothing to copy: add a drafter that always has a guess", tone="plain",
             evidence=f"steps in which less was proposed than asked for lost {_lost(result, STOPPED):.0f} tokens "
@@ -186,7 +186,7 @@ def _branch(result: ExplainResult) -> Iterator[Advice]:
     """Chains whose wrong token was a near miss."""
     total = sum(row.rejections for row in result.ranks)
     near = sum(row.rejections for row in result.ranks if row.rank in ("2", "3", "4-8"))
-    if result.is_chain and result.has_law and total and near / total >= NEAR_MISS and _share(result, DRAFT) >= NOTABLE:
+    if result.is_chain and result.has_draft_probs and total and near / total >= NEAR_MISS and _share(result, DRAFT) >= NOTABLE:
         yield Advice(
             title="Let the draft branch: --drafter-option tree=best-first", tone="plain",
             evidence=f"in {near / total:.0%} of the rejections the text's token was the draft's second to eighth guess. A tree "
@@ -244,7 +244,7 @@ def _caution(result: ExplainResult) -> Iterator[Advice]:
             evidence=f"other programs used up to {result.other_cpu:.0%} of the processors meanwhile, so every gain in tokens/s "
             "above is rough; tokens a step are not touched by it. Repeat on a quiet machine.",
         )  # fmt: skip
-    if result.tested < FEW_TESTS:
+    if result.tested < MIN_TESTS:
         yield Advice(
             title="Few tests", tone="caution",
             evidence=f"{result.tested} draft tokens were tested: take the numbers above as hints, more prompts for decisions.",

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from outrider.lab.explain.causes import Drafting, Ledger, account
-from outrider.lab.explain.laws import FinishedText, Laws
+from outrider.lab.explain.distributions import Distributions, FinishedText
 from outrider.lab.recording import Step
 
 NUMBERS = (
@@ -22,7 +22,7 @@ NONE = -1  # where there is no token
 class Positions:
     """Columns over the output positions of one text. NaN and -1 where there is no number or token.
 
-    Laws are those in force for sampled rows; greedy rows show temperature 1 without filters.
+    Distributions are those in force for sampled rows; greedy rows show temperature 1 without filters.
     """
 
     token: np.ndarray  # (n,) int
@@ -46,8 +46,8 @@ class Positions:
         return len(self.token)
 
     @property
-    def has_law(self) -> bool:
-        """Whether the draft's law is known anywhere."""
+    def has_draft_probs(self) -> bool:
+        """Whether the draft's distribution is known anywhere."""
         return bool(np.isfinite(self.q_entropy).any())
 
 
@@ -61,18 +61,18 @@ class Annotated:
     ledger: Ledger
 
 
-def annotate(text: FinishedText, steps: Sequence[Step], laws: Iterable[Laws], drafting: Drafting) -> Annotated:
-    """`laws`: of every output position, in order; only those of one step are held at a time."""
+def annotate(text: FinishedText, steps: Sequence[Step], distributions: Iterable[Distributions], drafting: Drafting) -> Annotated:
+    """`distributions`: of every output position, in order; only those of one step are held at a time."""
     total = len(text.output)
     ledger, rows = Ledger.empty(total), _Rows(total)
-    stream = iter(laws)
+    stream = iter(distributions)
     for number, step in enumerate(steps):
         here = list(islice(stream, step.taken))
         own = replace(drafting, seed=drafting.seed + number)
         ledger.add(step, account(step, here, total - step.start, own))
         tested = tested_tokens(step)
-        for level, law in enumerate(here):
-            rows.add(step.start + level, law, tested[level] if level < len(tested) else [])
+        for level, point in enumerate(here):
+            rows.add(step.start + level, point, tested[level] if level < len(tested) else [])
     return Annotated(text, steps, rows.done(), ledger)
 
 
@@ -94,21 +94,21 @@ class _Rows:
         self._ints = {name: np.full(size, NONE) for name in ("token", "draft", "siblings", "p_best", "q_best", "guess")}
         self._numbers = {name: np.full(size, np.nan) for name in NUMBERS}
 
-    def add(self, index: int, law: Laws, tested: list[int]) -> None:
+    def add(self, index: int, point: Distributions, tested: list[int]) -> None:
         ints, numbers = self._ints, self._numbers
-        ints["token"][index], ints["siblings"][index], ints["p_best"][index] = law.token, len(tested), law.p_best
-        p, q = law.p_soft, law.q
-        numbers["p_token"][index], numbers["p_entropy"][index] = p[law.token], entropy(p)
+        ints["token"][index], ints["siblings"][index], ints["p_best"][index] = point.token, len(tested), point.p_best
+        p, q = point.p_soft, point.q
+        numbers["p_token"][index], numbers["p_entropy"][index] = p[point.token], entropy(p)
         if tested:
             ints["draft"][index] = tested[0]
             numbers["p_draft"][index], numbers["rank_draft"][index] = p[tested[0]], rank(p, tested[0])
         if q is None:
             return
-        assert law.q_best is not None
-        ints["q_best"][index], ints["guess"][index] = law.q_best, NONE if law.guess is None else law.guess
-        numbers["q_token"][index], numbers["q_entropy"][index] = q[law.token], entropy(q)
-        numbers["rank_token"][index], numbers["tv"][index] = rank(q, law.token), 1 - np.minimum(p, q).sum()
-        numbers["outside"][index] = 0.0 if law.outside is None else p[law.outside].sum()
+        assert point.q_best is not None
+        ints["q_best"][index], ints["guess"][index] = point.q_best, NONE if point.guess is None else point.guess
+        numbers["q_token"][index], numbers["q_entropy"][index] = q[point.token], entropy(q)
+        numbers["rank_token"][index], numbers["tv"][index] = rank(q, point.token), 1 - np.minimum(p, q).sum()
+        numbers["outside"][index] = 0.0 if point.outside is None else p[point.outside].sum()
         if tested:
             numbers["q_draft"][index] = q[tested[0]]
 
@@ -116,12 +116,12 @@ class _Rows:
         return Positions(**self._ints, **self._numbers)
 
 
-def entropy(law: np.ndarray) -> float:
+def entropy(point: np.ndarray) -> float:
     """In nats."""
-    mass = law[law > 0]
+    mass = point[point > 0]
     return float(-(mass * np.log(mass)).sum())
 
 
-def rank(law: np.ndarray, token: int) -> int:
+def rank(point: np.ndarray, token: int) -> int:
     """1 for the likeliest; equals share the better rank."""
-    return 1 + int((law > law[token]).sum())
+    return 1 + int((point > point[token]).sum())

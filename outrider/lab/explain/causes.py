@@ -34,7 +34,7 @@ from enum import Enum
 import numpy as np
 
 from outrider.errors import CapabilityError
-from outrider.lab.explain.laws import Laws
+from outrider.lab.explain.distributions import Distributions
 from outrider.lab.explain.transport import Children, bound_share, child_weight, kept_share, race_share
 from outrider.lab.recording import Step
 
@@ -111,30 +111,30 @@ class Drafting:
     rule: AcceptanceRule
     replacement: bool = False
     seed: int = 0  # of simulations
-    draws: bool = False  # sampled rows: whether the drafter draws from its law where it is asked for one token more
+    draws: bool = False  # sampled rows: whether the drafter draws from its distribution where it is asked for one token more
 
 
-def account(step: Step, laws: Sequence[Laws], remaining: int, drafting: Drafting) -> Account:
-    """`laws`: of the positions that the step filled. `remaining`: tokens of the text from the step's start on."""
-    tree = _Tree(step, drafting.replacement, draws=not laws[0].is_greedy)
+def account(step: Step, distributions: Sequence[Distributions], remaining: int, drafting: Drafting) -> Account:
+    """`distributions`: of the positions that the step filled. `remaining`: tokens of the text from the step's start on."""
+    tree = _Tree(step, drafting.replacement, draws=not distributions[0].is_greedy)
     ideal = min(tree.depth + 1, remaining)
     found = Account(
         float(ideal), np.zeros((step.taken, len(CAUSES))), np.full(step.taken, np.nan), np.zeros(step.taken), [None] * step.taken
     )
     walk = _PathWalk()
     for level in range(step.taken):
-        lost, law = ideal - level - 1, laws[level]
+        lost, point = ideal - level - 1, distributions[level]
         children = tree.children(walk.node)
         if children is None:
-            _end(found, level, lost, law, walk, tree, drafting, remaining)
+            _end(found, level, lost, point, walk, tree, drafting, remaining)
             break
         kept = tree.rank_of(step.path[level]) if level < len(step.path) else None
         found.kept[level], found.lost[level] = kept is not None, lost
-        found.expected[level], found.parts[level] = _node(law, children, walk, kept is not None, tree, drafting)
+        found.expected[level], found.parts[level] = _node(point, children, walk, kept is not None, tree, drafting)
         found.parts[level] *= lost
         if kept is None:
             break
-        _enter(law, children, walk, kept, tree, drafting)
+        _enter(point, children, walk, kept, tree, drafting)
         walk.node = step.path[level]
     return found
 
@@ -176,17 +176,17 @@ class _Tree:
 
 
 def _node(
-    law: Laws, children: Children, walk: _PathWalk, kept: bool, tree: _Tree, drafting: Drafting
+    point: Distributions, children: Children, walk: _PathWalk, kept: bool, tree: _Tree, drafting: Drafting
 ) -> tuple[float, np.ndarray]:
     """b, and the parts of 1 - kept."""
-    expected, judged = _expected(law, children, walk, drafting)
-    bound = bound_share(law.p, law.q, judged, walk.weight, drafting.seed)
+    expected, judged = _expected(point, children, walk, drafting)
+    bound = bound_share(point.p, point.q, judged, walk.weight, drafting.seed)
     parts = np.zeros(len(CAUSES))
-    opened = law.opened()
-    reachable = bound if opened is law else bound_share(opened.p, opened.q, judged, walk.weight, drafting.seed)
+    opened = point.opened()
+    reachable = bound if opened is point else bound_share(opened.p, opened.q, judged, walk.weight, drafting.seed)
     parts[FILTERS] = reachable - bound
     parts[VOCABULARY] = _outside(opened, judged)
-    if not tree.is_chain and law.q is not None:
+    if not tree.is_chain and point.q is not None:
         parts[TREE_BUDGET] = _one_more(opened, judged, walk.weight, drafting.seed) - reachable
     parts[DRAFT] = 1 - reachable - parts[VOCABULARY] - parts[TREE_BUDGET]
     parts *= walk.ratio
@@ -195,56 +195,56 @@ def _node(
     return expected, parts
 
 
-def _expected(law: Laws, children: Children, walk: _PathWalk, drafting: Drafting) -> tuple[float, Children]:
+def _expected(point: Distributions, children: Children, walk: _PathWalk, drafting: Drafting) -> tuple[float, Children]:
     """b, and the children as the bound must see them: the winners of a race are drawn from q, without replacement."""
-    if drafting.rule is AcceptanceRule.RACE and law.q is not None:
+    if drafting.rule is AcceptanceRule.RACE and point.q is not None:
         raced = Children(children.tokens, [True] * len(children.tokens))
-        return race_share(law.p, law.q, len(children.tokens), drafting.seed), raced
+        return race_share(point.p, point.q, len(children.tokens), drafting.seed), raced
     weight = walk.weight if drafting.rule is AcceptanceRule.PATHS else 1.0
-    return kept_share(law.p, law.q, children, weight, drafting.seed), children
+    return kept_share(point.p, point.q, children, weight, drafting.seed), children
 
 
-def _outside(law: Laws, children: Children) -> float:
-    if law.outside is None:
+def _outside(point: Distributions, children: Children) -> float:
+    if point.outside is None:
         return 0.0
-    missing = law.outside.copy()
+    missing = point.outside.copy()
     missing[children.placed] = False
-    return float(law.p[missing].sum())
+    return float(point.p[missing].sum())
 
 
-def _one_more(law: Laws, children: Children, weight: float, seed: int) -> float:
+def _one_more(point: Distributions, children: Children, weight: float, seed: int) -> float:
     """The bound with one more sibling: drawn where siblings are, else the draft's next favourite."""
-    assert law.q is not None
+    assert point.q is not None
     drawn, token = children.num_drawn > 0, -1
     if not drawn:
-        rest = law.q.copy()
+        rest = point.q.copy()
         rest[children.placed] = -1
         token = int(rest.argmax())
     more = Children([*children.tokens, token], [*children.drawn, drawn], children.replacement)
-    return bound_share(law.p, law.q, more, weight, seed)
+    return bound_share(point.p, point.q, more, weight, seed)
 
 
-def _enter(law: Laws, children: Children, walk: _PathWalk, kept: int, tree: _Tree, drafting: Drafting) -> None:
+def _enter(point: Distributions, children: Children, walk: _PathWalk, kept: int, tree: _Tree, drafting: Drafting) -> None:
     """Take the weights along to the kept child."""
-    if law.is_greedy or drafting.rule is AcceptanceRule.RACE:
+    if point.is_greedy or drafting.rule is AcceptanceRule.RACE:
         return
     joint = drafting.rule is AcceptanceRule.PATHS or (tree.is_chain and tree.draws)
     if not joint:
         return
-    weight = max(child_weight(law.p, law.q, children, walk.weight, kept), FAINTEST)
+    weight = max(child_weight(point.p, point.q, children, walk.weight, kept), FAINTEST)
     if drafting.rule is AcceptanceRule.TOP_DOWN:
-        alone = max(child_weight(law.p, law.q, children, 1.0, kept), FAINTEST)
+        alone = max(child_weight(point.p, point.q, children, 1.0, kept), FAINTEST)
         walk.ratio *= weight / walk.weight / alone
     walk.weight = weight
 
 
 def _end(
-    found: Account, level: int, lost: int, law: Laws, walk: _PathWalk, tree: _Tree, drafting: Drafting, remaining: int
+    found: Account, level: int, lost: int, point: Distributions, walk: _PathWalk, tree: _Tree, drafting: Drafting, remaining: int
 ) -> None:
     """The kept path has no child here."""
     drawn = tree.draws or (drafting.draws and not tree.num_levels)
     if level >= tree.depth:
-        gain = _next_share(law, walk.weight, drafting, drawn) if remaining > level + 1 else 0.0
+        gain = _next_share(point, walk.weight, drafting, drawn) if remaining > level + 1 else 0.0
         found.ideal += gain
         found.parts[level, LENGTH] = gain
     elif lost > 0:
@@ -253,16 +253,16 @@ def _end(
         found.parts[level, cause] = lost
 
 
-def _next_share(law: Laws, weight: float, drafting: Drafting, drawn: bool) -> float:
+def _next_share(point: Distributions, weight: float, drafting: Drafting, drawn: bool) -> float:
     """P(one draft token more would have been kept)."""
-    if law.q is None:
+    if point.q is None:
         return 0.0
-    if law.guess is not None:
-        return float(law.guess == law.token)
+    if point.guess is not None:
+        return float(point.guess == point.token)
     if not drawn:
-        return float(law.p[law.q_best])
+        return float(point.p[point.q_best])
     one = Children.one(drawn=True)
-    return kept_share(law.p, law.q, one, weight if drafting.rule is AcceptanceRule.PATHS else 1.0, drafting.seed)
+    return kept_share(point.p, point.q, one, weight if drafting.rule is AcceptanceRule.PATHS else 1.0, drafting.seed)
 
 
 @dataclass

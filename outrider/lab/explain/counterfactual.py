@@ -24,7 +24,7 @@ TIMES_LIMIT = "times are estimated: a level of draft costs what it did here, a t
 def counterfactuals(run: Explained, tokenizer: Any, vocab_size: int, progress: Progress) -> list[Counterfactual]:
     """In the order in which they are shown: chain lengths, the stop rule, temperatures, other drafters."""
     found = []
-    if run.has_law:
+    if run.has_draft_probs:
         walks = run.walks()
         found += list(_lengths(run, walks))
         if run.stop is not None:

@@ -1,7 +1,7 @@
 """`explain`: run prompts, look at every rejection, say what caused it and what to do about it.
 
     record      each prompt decoded as a user would, step by step, into a journal: an interrupted run goes on where it was
-    laws        one more pass of both models over each finished text (`laws.py`)
+    read        one more pass of both models over each finished text (`distributions.py`)
     causes      every token lost, by cause (`causes.py`); kinds of text (`regions.py`)
     replays     other choices on the same texts (`counterfactual.py`), and advice (`advice.py`)
 """
@@ -20,11 +20,11 @@ from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.explain.annotate import Annotated, annotate
 from outrider.lab.explain.causes import AcceptanceRule, Drafting, rule_of
+from outrider.lab.explain.distributions import forced_distributions
 from outrider.lab.explain.explain_result import ExplainResult
 from outrider.lab.explain.explained import Explained
 from outrider.lab.explain.forecast import placed_walk, walk_of
 from outrider.lab.explain.labelled import labelled
-from outrider.lab.explain.laws import forced_laws
 from outrider.lab.explain.recorded import Question, RecordedPrompt, finished_text, params_of, record
 from outrider.lab.explain.summary import summarise
 from outrider.lab.journal import Journal
@@ -33,12 +33,12 @@ from outrider.lab.runner import Runner
 from outrider.machine import versions
 from outrider.sampling.params import SamplingParams
 
-MOST_SHOWN = 4000  # tokens whose columns a result keeps: less than 3 MB
+MAX_SHOWN = 4000  # tokens whose columns a result keeps: less than 3 MB
 
 
 def explain(
     options: Options, configuration: Configuration, questions: Callable[[Runner], Sequence[Question]], params: SamplingParams,
-    journal_path: Path, *, resume: bool = False, workload: str = "", max_shown: int = MOST_SHOWN,
+    journal_path: Path, *, resume: bool = False, workload: str = "", max_shown: int = MAX_SHOWN,
     progress: Progress | None = None, status: Callable[[str], None] = lambda line: None,
 ) -> tuple[ExplainResult, Journal]:  # fmt: skip
     """`questions`: from the loaded models, whose tokenizer they need. Sampled prompts get the seeds params.seed (0), + 1, ...
@@ -122,14 +122,14 @@ class Analyst:
             self._rule, any(step.replacement for step in recording.steps), seed=len(self.found.texts) << 20,
             draws=not params.is_greedy,
         )  # fmt: skip
-        found = annotate(text, recording.steps, forced_laws(built.target.lm, built.decoder.drafter, text), drafting)
+        found = annotate(text, recording.steps, forced_distributions(built.target.lm, built.decoder.drafter, text), drafting)
         self._split_ends(found)
         one = labelled(found, self.runner.tokenizer, recording.origins, id=question.id, task=question.task)
         self.found.add(one, recording)
 
     def _split_ends(self, found: Annotated) -> None:
-        """What a draft that went on would have brought: along the text, from the laws there."""
-        if not found.positions.has_law:
+        """What a draft that went on would have brought: along the text, from the distributions there."""
+        if not found.positions.has_draft_probs:
             return
         limit, mode = found.text.limit, self.found.mode
         walk, placed = walk_of(found.positions, mode, limit), placed_walk(found.positions, limit)
@@ -141,7 +141,7 @@ class Analyst:
         found.ledger.split_ends(gain)
 
     def _check_children(self) -> None:
-        """Raises CapabilityError for drafts whose laws cannot be had again."""
+        """Raises CapabilityError for drafts whose distributions cannot be had again."""
         drafter = self._contender.built.decoder.drafter
         if self._params.is_greedy or not isinstance(drafter, CompositeDrafter):
             return

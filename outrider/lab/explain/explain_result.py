@@ -42,12 +42,12 @@ class GroupRow(Record):
     share: Interval | None  # as in LevelRow; None where nothing was tested
     expected: float | None  # mean probability of being kept, over the tests
     lost: float  # tokens, to rejections; luck and drafts that were too short left out
-    disagreement: float | None  # mean total variation of the laws shown, over all positions with a draft law
+    disagreement: float | None  # mean total variation of the distributions shown, over all positions with a draft distribution
     entropy: float | None  # mean of the target's, nats
 
 
 class RankRow(Record):
-    """Ranks of the text's token in the draft's law, at rejections."""
+    """Ranks of the text's token in the draft's distribution, at rejections."""
 
     rank: str
     rejections: int
@@ -149,7 +149,7 @@ class ExplainResult(Result):
     configuration: str  # text form
     verifier: str
     is_greedy: bool
-    has_law: bool  # a model stands behind the draft: its law is known at every position
+    has_draft_probs: bool  # a model stands behind the draft: its distribution is known at every position
     is_chain: bool
     sampling: dict[str, Any]
     num_draft_tokens: str

@@ -43,7 +43,7 @@ class Explained:
         self.length = parts.length.most  # draft tokens of a step, at most
         self.is_mixed = isinstance(drafter, CompositeDrafter)  # several drafters share a step
         self.is_chain = not (parts.requirements.trees or parts.length.is_auto or self.is_mixed)  # of one length
-        self.is_sure = _follows_its_law(drafter, settings)  # the law is what a draft of any length would meet there
+        self.is_sure = _follows_its_distribution(drafter, settings)  # what a draft of any length would meet
         has_rule = isinstance(settings, ConfidenceSettings) and settings.stop != "none"
         self.stop: ConfidenceSettings | None = settings if has_rule else None  # a stop rule at work
 
@@ -70,9 +70,9 @@ class Explained:
         return ratio_of_sums([one.accepted for one in self.per_text], tested) if all(tested) else None
 
     @property
-    def has_law(self) -> bool:
-        """A model stands behind the draft, whose law is known at the positions of the texts."""
-        return any(one.annotated.positions.has_law for one in self.texts)
+    def has_draft_probs(self) -> bool:
+        """A model stands behind the draft, whose distribution is known at the positions of the texts."""
+        return any(one.annotated.positions.has_draft_probs for one in self.texts)
 
     @property
     def steps(self) -> int:
@@ -105,7 +105,7 @@ class Explained:
         return [walk_of(one.annotated.positions, self.mode, one.annotated.text.limit, self.stop) for one in self.texts]
 
 
-def _follows_its_law(drafter: Drafter, settings: Any) -> bool:
-    """Whether what it drafts is known from its model's laws alone: neither other layers nor a trained rule decide."""
+def _follows_its_distribution(drafter: Drafter, settings: Any) -> bool:
+    """Whether what it drafts is known from its model's distributions alone: neither other layers nor a trained rule decide."""
     whole = not getattr(settings, "skip_layers", "") and getattr(settings, "stop", "none") != "acceptance"
     return drafter.model is not None and whole

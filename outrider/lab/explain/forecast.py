@@ -1,6 +1,7 @@
 """What a chain of another length would have given on the same text: a walk over its positions, without a model.
 
-Given the text, a step that starts at position s keeps its next i draft tokens with a probability that the laws there tell:
+Given the text, a step that starts at position s keeps its next i draft tokens with a probability that the distributions there
+tell:
 
     guessed (greedy rows; shared noise)     1 if the draft's guess is the text's token at all of them, else 0
     drawn, token-level                      product of min(1, q(y)/p(y)), y the text's token
@@ -8,7 +9,7 @@ Given the text, a step that starts at position s keeps its next i draft tokens w
 
 (joint probability of keeping y, divided by P(y) = p(y); for block P(keep x_1..x_i) = rho_i, Sun et al. 2403.10444.) So the
 expected number of steps over this text follows by adding up where steps can start. It is exact for guesses, the expectation over
-all coins for draws; averaged over texts of the target's law it is the expectation of a real run.
+all coins for draws; averaged over texts of the target's distribution it is the expectation of a real run.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class TextWalk:
 
     mode: Mode
     limit: int  # most tokens the output could have had
-    agrees: np.ndarray  # (n,) guessed: P(the draft token is the text's); 0 where there is no law
-    ratio: np.ndarray  # (n,) drawn: p(y)/q(y), inf where the draft cannot say y or there is no law
+    agrees: np.ndarray  # (n,) guessed: P(the draft token is the text's); 0 where there is no distribution
+    ratio: np.ndarray  # (n,) drawn: p(y)/q(y), inf where the draft cannot say y or there is no distribution
     bound: np.ndarray  # (n,) drafting stops before a position where this is below the stop rule's threshold
     prob: np.ndarray  # (n,) q(y), for the stop rule `product`
 
@@ -98,7 +99,8 @@ def placed_walk(positions: Positions, limit: int) -> TextWalk:
 
 
 def overlap_walk(positions: Positions, limit: int) -> TextWalk:
-    """Draws from the laws that are shown, at the same positions: a draft token is kept with probability sum min(p, q)."""
+    """Draws from the distributions that are shown, at the same positions: a draft token is kept with probability sum min(p,
+    q)."""
     return _walk(positions, "guessed", limit, np.nan_to_num(1 - positions.tv, nan=0.0), None)
 
 

@@ -19,7 +19,7 @@ from outrider.models.tokens.token_bytes import token_name
 
 ENTROPIES = (0.01, 0.1, 0.3, 1.0, 2.0)  # nats: ends of the ranges
 RANKS = {"1": (1, 1), "2": (2, 2), "3": (3, 3), "4-8": (4, 8), "9-64": (9, 64), "65 and beyond": (65, float("inf"))}
-MOST_CONFUSIONS = 12
+MAX_CONFUSIONS = 12
 FEWEST_CONFUSIONS = 2  # times that a pair must have occurred
 
 
@@ -66,14 +66,14 @@ class Pool:
         return rows if len(rows) > 1 else []
 
     def by_entropy(self) -> list[GroupRow]:
-        """Groups by the entropy of the target's law."""
+        """Groups by the entropy of the target's distribution."""
         index = np.searchsorted(ENTROPIES, self.column("p_entropy"), side="right")
         ends = [0.0, *ENTROPIES]
         names = [f"{low:g}-{high:g}" for low, high in pairwise(ends)] + [f"{ends[-1]:g} and more"]
         return self._groups(names, np.array(names)[index])
 
     def ranks(self) -> list[RankRow]:
-        """Ranks of the text's token in the draft's law, at rejections; empty where there is no law."""
+        """Ranks of the text's token in the draft's distribution, at rejections; empty where there is no distribution."""
         ranks = self.column("rank_token")[(self.kept == 0)]
         ranks = ranks[np.isfinite(ranks)]
         if not len(ranks):
@@ -89,7 +89,7 @@ class Pool:
         pairs = Counter(zip(draft[here].tolist(), token[here].tolist(), strict=True))
         return [
             Confusion(draft=token_name(tokenizer, wrong), text=token_name(tokenizer, right), count=count)
-            for (wrong, right), count in pairs.most_common(MOST_CONFUSIONS)
+            for (wrong, right), count in pairs.most_common(MAX_CONFUSIONS)
             if count >= FEWEST_CONFUSIONS
         ]
 

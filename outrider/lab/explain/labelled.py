@@ -16,7 +16,7 @@ from outrider.models.tokens.token_bytes import token_name
 from outrider.text import Detokenizer, decode
 
 PROMPT_END = 400  # characters of the prompt that decide about sections and sentences
-LEAST_LOST = 0.005  # tokens; what is smaller has no cause
+MIN_LOST = 0.005  # tokens; what is smaller has no cause
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Labelled:
         parts = self.annotated.ledger.parts.copy()
         parts[:, LUCK] = 0
         best = parts.argmax(1)
-        return [CAUSES[cause] if parts[index, cause] > LEAST_LOST else None for index, cause in enumerate(best.tolist())]
+        return [CAUSES[cause] if parts[index, cause] > MIN_LOST else None for index, cause in enumerate(best.tolist())]
 
 
 def labelled(annotated: Annotated, tokenizer: Any, origins: Sequence[str], *, id: str = "", task: str = "other") -> Labelled:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from outrider.lab.explain.laws import FinishedText
+from outrider.lab.explain.distributions import FinishedText
 from outrider.lab.recording import Step
 from outrider.lab.runner import Contender
 from outrider.sampling.params import SamplingParams

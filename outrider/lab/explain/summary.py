@@ -30,7 +30,8 @@ def summarise(run: Explained, options: Options, workload: str, max_shown: int, p
     others = counterfactuals(run, tokenizer, built.target.lm.shape.vocab_size, progress)
     result = ExplainResult(
         target=options.target, draft=options.draft, configuration=run.configuration.label, verifier=verifier,
-        is_greedy=run.params.is_greedy, has_law=run.has_law, is_chain=run.is_chain, sampling=_sampling(run.params),
+        is_greedy=run.params.is_greedy, has_draft_probs=run.has_draft_probs, is_chain=run.is_chain,
+        sampling=_sampling(run.params),
         num_draft_tokens=str(run.contender.config["num_draft_tokens"]), workload=workload, texts_read=len(run.texts),
         steps=steps, emitted=stats.emitted, drafted=stats.drafted, tested=stats.tested,
         accepted=stats.accepted, ideal=sum(one.annotated.ledger.ideal for one in run.texts), tau=tau, alpha=run.alpha,

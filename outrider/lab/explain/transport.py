@@ -1,4 +1,4 @@
-"""How much of a node's law its children can carry: what a rule keeps, and what the best possible one would keep.
+"""How much of a node's distribution its children can carry: what a rule keeps, and what the best possible one would keep.
 
 A path reaches a node with weight a (1 where every node is judged by itself; below 1 where whole paths are judged, as block and
 traversal verification do). Given that the node is kept, a child is kept with probability
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-Law = np.ndarray  # (V,) float64, sum 1
+Probs = np.ndarray  # (V,) float64, sum 1
 DRAWS = 16  # simulated sibling sets where an expectation has no closed form; each conditional on rejection, so few suffice
 SETS = 4096  # the same for P(all children lie in H): draws are cheap, there
 RACES = 128  # noise vectors, where a tree's children are winners of a race with the target's own noise
@@ -29,7 +29,7 @@ class Children:
     """Tokens below one node, in the order in which they are tried."""
 
     tokens: Sequence[int]
-    drawn: Sequence[bool]  # from the draft's law (True) or placed
+    drawn: Sequence[bool]  # from the draft's distribution (True) or placed
     replacement: bool = False  # drawn siblings may repeat
 
     @classmethod
@@ -45,7 +45,7 @@ class Children:
         return sorted({token for token, drawn in zip(self.tokens, self.drawn, strict=True) if not drawn})
 
 
-def kept_share(p: Law, q: Law | None, children: Children, weight: float, seed: int) -> float:
+def kept_share(p: Probs, q: Probs | None, children: Children, weight: float, seed: int) -> float:
     """P(a child is kept | the node is), over the draws of the children and the coins: the residual rule.
 
     Exact for at most one draw without replacement, and for any number with; else over `DRAWS` simulated sibling sets.
@@ -53,9 +53,9 @@ def kept_share(p: Law, q: Law | None, children: Children, weight: float, seed: i
     simulated = children.num_drawn > 1 and not children.replacement
     walk = _SiblingWalk(p, q, weight, DRAWS if simulated else 1, np.random.default_rng(seed))
     turns = list(zip(children.tokens, children.drawn, strict=True))
-    for place, (token, drawn) in enumerate(turns):
+    for rank, (token, drawn) in enumerate(turns):
         if drawn:
-            walk.draw(replacement=children.replacement, last=not any(more for _, more in turns[place + 1 :]))
+            walk.draw(replacement=children.replacement, last=not any(more for _, more in turns[rank + 1 :]))
         else:
             walk.place(token, replacement=children.replacement)
     return min(1.0, max(0.0, (1 - float(walk.fails.mean())) / weight))
@@ -64,10 +64,10 @@ def kept_share(p: Law, q: Law | None, children: Children, weight: float, seed: i
 class _SiblingWalk:
     """Siblings rejected one after another, M times at once: `tree.Residuals`, with tokens drawn from what is rejected."""
 
-    def __init__(self, p: Law, q: Law | None, weight: float, count: int, rng: np.random.Generator) -> None:
+    def __init__(self, p: Probs, q: Probs | None, weight: float, count: int, rng: np.random.Generator) -> None:
         self.wanted = np.repeat((p * weight)[None], count, 0)  # (M, V) a p
         self.mass = np.full(count, weight)  # (M,) a
-        self.law = None if q is None else np.repeat(q[None], count, 0)  # (M, V)
+        self.probs = None if q is None else np.repeat(q[None], count, 0)  # (M, V)
         self.fails = np.ones(count)  # (M,) P(all so far are rejected)
         self._rng = rng
 
@@ -77,15 +77,15 @@ class _SiblingWalk:
         rest = self.wanted.copy()
         rest[:, token] = 0
         self._reject(rest)
-        if self.law is not None and not replacement:
+        if self.probs is not None and not replacement:
             self._remove(np.full(len(coin), token))
 
     def draw(self, *, replacement: bool, last: bool) -> None:
-        assert self.law is not None, "a drawn child without the distribution it was drawn from"
-        coin = np.minimum(self.law, self.wanted).sum(1)
+        assert self.probs is not None, "a drawn child without the distribution it was drawn from"
+        coin = np.minimum(self.probs, self.wanted).sum(1)
         self.fails *= np.clip(1 - coin, 0, 1)
-        refused = np.clip(self.law - self.wanted, 0, None)
-        self._reject(np.clip(self.wanted - self.law, 0, None))
+        refused = np.clip(self.probs - self.wanted, 0, None)
+        self._reject(np.clip(self.wanted - self.probs, 0, None))
         if not (last or replacement):
             self._remove(_one_of_each(refused, self._rng))
 
@@ -98,13 +98,13 @@ class _SiblingWalk:
         self.mass = np.where(possible, total / safe, self.mass)
 
     def _remove(self, tokens: np.ndarray) -> None:
-        assert self.law is not None
-        self.law[np.arange(len(tokens)), tokens] = 0
-        total = self.law.sum(1, keepdims=True)
-        self.law = np.where(total > 0, self.law / np.where(total > 0, total, 1), 0)
+        assert self.probs is not None
+        self.probs[np.arange(len(tokens)), tokens] = 0
+        total = self.probs.sum(1, keepdims=True)
+        self.probs = np.where(total > 0, self.probs / np.where(total > 0, total, 1), 0)
 
 
-def bound_share(p: Law, q: Law | None, children: Children, weight: float, seed: int) -> float:
+def bound_share(p: Probs, q: Probs | None, children: Children, weight: float, seed: int) -> float:
     """The largest P(a child is kept | the node is) that any lossless rule can have at this node, entered with this weight.
 
     Exact for up to two draws without replacement and any number with; beyond, P(all children lie in H) is counted on `SETS`
@@ -115,31 +115,31 @@ def bound_share(p: Law, q: Law | None, children: Children, weight: float, seed: 
     if not children.num_drawn:
         return carried
     assert q is not None, "a drawn child without the distribution it was drawn from"
-    law = _law_of_draws(q, children)
-    count = min(children.num_drawn, int((law > 0).sum()))
+    probs = _probs_of_draws(q, children)
+    count = min(children.num_drawn, int((probs > 0).sum()))
     others = np.ones(len(p), dtype=bool)
     others[placed] = False
     if count <= 1:
-        value = weight * carried + (float(np.minimum(law, weight * p)[others].sum()) if count else 0.0)
+        value = weight * carried + (float(np.minimum(probs, weight * p)[others].sum()) if count else 0.0)
         return min(1.0, value / weight)
-    order = _by_ratio(law, p, others)  # the tokens of H beside the placed ones, the most overdrawn first
+    order = _by_ratio(probs, p, others)  # the tokens of H beside the placed ones, the most overdrawn first
     cost = weight * (carried + np.concatenate([[0.0], np.cumsum(p[order])])) + 1
-    start = float(law[placed].sum())
+    start = float(probs[placed].sum())
     if children.replacement:
-        inside = np.minimum(start + np.concatenate([[0.0], np.cumsum(law[order])]), 1) ** count
+        inside = np.minimum(start + np.concatenate([[0.0], np.cumsum(probs[order])]), 1) ** count
         return min(1.0, float((cost - inside).min()) / weight)
     if count == 2:
-        return min(1.0, float((cost - _pairs_inside(law, placed, order)).min()) / weight)
-    first, second = _sets_inside(law, placed, order, count, np.random.default_rng(seed))
+        return min(1.0, float((cost - _pairs_inside(probs, placed, order)).min()) / weight)
+    first, second = _sets_inside(probs, placed, order, count, np.random.default_rng(seed))
     best = int((cost - first).argmin())
     return min(1.0, max(0.0, float(cost[best] - second[best]) / weight))
 
 
-def child_weight(p: Law, q: Law | None, children: Children, weight: float, kept: int) -> float:
+def child_weight(p: Probs, q: Probs | None, children: Children, weight: float, kept: int) -> float:
     """The weight with which the child at place `kept` is entered, its earlier siblings rejected: min(1, a p/q)."""
     walk = _SiblingWalk(p, q, weight, 1, np.random.default_rng(0))
     for token, drawn in list(zip(children.tokens, children.drawn, strict=True))[:kept]:
-        before = walk.law
+        before = walk.probs
         if drawn:
             walk.draw(replacement=children.replacement, last=True)
             if before is not None and not children.replacement:
@@ -149,11 +149,11 @@ def child_weight(p: Law, q: Law | None, children: Children, weight: float, kept:
     token = children.tokens[kept]
     if not children.drawn[kept]:
         return float(min(1.0, walk.wanted[0, token]))
-    assert walk.law is not None
-    return float(min(1.0, walk.wanted[0, token] / max(walk.law[0, token], np.finfo(float).tiny)))
+    assert walk.probs is not None
+    return float(min(1.0, walk.wanted[0, token] / max(walk.probs[0, token], np.finfo(float).tiny)))
 
 
-def race_share(p: Law, q: Law, count: int, seed: int) -> float:
+def race_share(p: Probs, q: Probs, count: int, seed: int) -> float:
     """P(the target's choice is among the draft's `count` best), both racing with the same Gumbel noise.
 
     One child: sum_v 1 / sum_u max(p_u/p_v, q_u/q_v) (weighted coincidence of exponential races); more: `RACES` simulations.
@@ -168,7 +168,7 @@ def race_share(p: Law, q: Law, count: int, seed: int) -> float:
     return float(((better < count) & (q[choice] > 0)).mean())
 
 
-def race_agreement(p: Law, q: Law) -> np.ndarray:
+def race_agreement(p: Probs, q: Probs) -> np.ndarray:
     """(V,) P(both races are won by v)."""
     both = np.flatnonzero((p > 0) & (q > 0))
     found = np.zeros_like(p)
@@ -180,57 +180,57 @@ def race_agreement(p: Law, q: Law) -> np.ndarray:
     alive = alive[np.argsort(ratio[alive], kind="stable")]
     below_q = np.concatenate([[0.0], np.cumsum(q[alive])])  # mass of q at smaller ratios
     above_p = np.concatenate([np.cumsum(p[alive][::-1])[::-1], [0.0]])
-    place = np.searchsorted(ratio[alive], ratio[both], side="left")
-    found[both] = 1 / (above_p[place] / p[both] + below_q[place] / q[both])
+    rank = np.searchsorted(ratio[alive], ratio[both], side="left")
+    found[both] = 1 / (above_p[rank] / p[both] + below_q[rank] / q[both])
     return found
 
 
-def _law_of_draws(q: Law, children: Children) -> Law:
+def _probs_of_draws(q: Probs, children: Children) -> Probs:
     """What the first drawn child was drawn from: without the tokens placed before it."""
     if children.replacement:
         return q
     first = list(children.drawn).index(True)
-    law = q.copy()
-    law[list(children.tokens[:first])] = 0
-    total = law.sum()
-    return law / total if total > 0 else law
+    probs = q.copy()
+    probs[list(children.tokens[:first])] = 0
+    total = probs.sum()
+    return probs / total if total > 0 else probs
 
 
-def _by_ratio(law: Law, p: Law, others: np.ndarray) -> np.ndarray:
-    """Tokens with mass in `law` among `others`, by falling law/p."""
-    found = np.flatnonzero((law > 0) & others)
+def _by_ratio(probs: Probs, p: Probs, others: np.ndarray) -> np.ndarray:
+    """Tokens with mass in `probs` among `others`, by falling distribution/p."""
+    found = np.flatnonzero((probs > 0) & others)
     with np.errstate(divide="ignore"):
-        ratio = np.where(p[found] > 0, law[found] / np.where(p[found] > 0, p[found], 1), np.inf)
+        ratio = np.where(p[found] > 0, probs[found] / np.where(p[found] > 0, p[found], 1), np.inf)
     return found[np.argsort(-ratio, kind="stable")]
 
 
-def _pairs_inside(law: Law, placed: list[int], order: np.ndarray) -> np.ndarray:
+def _pairs_inside(probs: Probs, placed: list[int], order: np.ndarray) -> np.ndarray:
     """P(two draws without replacement lie in H) for H = placed + the first n of `order`, n = 0, 1, ...:
     sum over i in H of q_i (q(H) - q_i) / (1 - q_i)."""
 
     def sums(values: np.ndarray) -> np.ndarray:
         return float(values[placed].sum()) + np.concatenate([[0.0], np.cumsum(values[order])])
 
-    rest = 1 - law
+    rest = 1 - probs
     sure = rest <= 1e-15  # the first draw is certain, and a second one has nothing to draw from
     safe = np.where(sure, 1, rest)
-    linear, square = np.where(sure, 0, law / safe), np.where(sure, 0, law * law / safe)
-    return np.clip(sums(linear) * sums(law) - sums(square), 0, 1)
+    linear, square = np.where(sure, 0, probs / safe), np.where(sure, 0, probs * probs / safe)
+    return np.clip(sums(linear) * sums(probs) - sums(square), 0, 1)
 
 
 def _sets_inside(
-    law: Law, placed: list[int], order: np.ndarray, count: int, rng: np.random.Generator
+    probs: Probs, placed: list[int], order: np.ndarray, count: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Estimates the sets for `count` draws by counting: twice, from independent simulations."""
-    place = np.full(len(law), len(order) + 1)  # how many of `order` H must have for a token to lie in it
-    place[order] = np.arange(1, len(order) + 1)
-    place[placed] = 0
-    tokens = np.flatnonzero(law)
-    ends = np.cumsum(law[tokens])
+    rank = np.full(len(probs), len(order) + 1)  # how many of `order` H must have for a token to lie in it
+    rank[order] = np.arange(1, len(order) + 1)
+    rank[placed] = 0
+    tokens = np.flatnonzero(probs)
+    ends = np.cumsum(probs[tokens])
     found = np.empty((2 * SETS, count), dtype=np.int64)  # places in `tokens`
     for draw in range(count):
-        found[:, draw] = _next_draws(law[tokens], ends, found[:, :draw], rng)
-    needed = place[tokens[found]].max(1)
+        found[:, draw] = _next_draws(probs[tokens], ends, found[:, :draw], rng)
+    needed = rank[tokens[found]].max(1)
     halves = (np.bincount(half, minlength=len(order) + 2)[: len(order) + 1] for half in (needed[:SETS], needed[SETS:]))
     first, second = (np.cumsum(half) / SETS for half in halves)
     return first, second

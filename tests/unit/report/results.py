@@ -335,7 +335,7 @@ def greedy_lookup_explanation() -> ExplainResult:
     """A drafter that copies: no distribution of its own, no times, nothing lost but one part of the answer."""
     nothing = {"q_token": [None] * 6, "q_draft": [None] * 6, "q_entropy": [None] * 6, "disagreement": [None] * 6}
     return explanation(
-        is_greedy=True, has_law=False, sampling={"temperature": 0}, times=None, alpha=None, tokens_per_s=None,
+        is_greedy=True, has_draft_probs=False, sampling={"temperature": 0}, times=None, alpha=None, tokens_per_s=None,
         counterfactuals=[], ranks=[], confusions=[], by_section=[], command="outrider explain demo",
         texts=[explained_text(**nothing)], notes=["a note"],
     )  # fmt: skip

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outrider.build import Options
 from outrider.lab.configuration import Configuration
-from outrider.lab.explain.laws import FinishedText
+from outrider.lab.explain.distributions import FinishedText
 from outrider.lab.runner import Contender, Runner, Trace
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import Randomness

@@ -35,8 +35,8 @@ from outrider.lab.explain.causes import (
     account,
     rule_of,
 )
+from outrider.lab.explain.distributions import Distributions, forced_distributions
 from outrider.lab.explain.forecast import walk_of
-from outrider.lab.explain.laws import Laws, forced_laws
 from outrider.lab.recording import Step
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers import VERIFIERS
@@ -56,9 +56,9 @@ def tables(seed: int, params: SamplingParams = OPEN, draft_params: SamplingParam
     return target, draft
 
 
-def law_at(target: TableModel, draft: TableModel, path: Tokens, token: int) -> Laws:
+def law_at(target: TableModel, draft: TableModel, path: Tokens, token: int) -> Distributions:
     p, q = target.probs(path).numpy(), draft.probs(path).numpy()
-    return Laws(token, False, p, q, p, q, None, int(p.argmax()), int(q.argmax()), None)
+    return Distributions(token, False, p, q, p, q, None, int(p.argmax()), int(q.argmax()), None)
 
 
 def outcomes(
@@ -168,7 +168,7 @@ def annotated(pair: tuple[str, str], configuration: str, params: SamplingParams,
         rule_of(decoder.verifier.name, is_greedy=params.is_greedy), replacement="parallel" in configuration,
         draws=not params.is_greedy,
     )  # fmt: skip
-    return annotate(text, trace.steps, forced_laws(decoder.target, decoder.drafter, text), drafting)
+    return annotate(text, trace.steps, forced_distributions(decoder.target, decoder.drafter, text), drafting)
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +230,7 @@ def test_a_cut_vocabulary_is_named() -> None:
     p = np.array([0.4, 0.3, 0.2, 0.1])
     outside = np.array([False, True, False, True])
     q = np.where(outside, 0, p) / 0.6
-    law = Laws(1, False, p, q, p, q, outside, 0, 0, None)
+    law = Distributions(1, False, p, q, p, q, outside, 0, 0, None)
     step = Step(0, 3, [2, 0, 0], None, [True] * 3, [], 1, False, 1, 1, 0.0, 0.0)
     parts = account(step, [law], 99, Drafting(AcceptanceRule.PATHS)).parts[0]
     assert parts[VOCABULARY] == pytest.approx(3 * 0.4)
@@ -288,7 +288,7 @@ def test_a_tiny_tree_budget_is_named(tmp_path: Path) -> None:
 def test_a_path_that_ends_in_the_middle_of_a_tree() -> None:
     """The first child is a leaf, the second has a child: keeping the leaf loses the level that the tree has elsewhere."""
     p = np.array([0.0, 1.0, 0.0])
-    laws = [Laws(1, True, p, p, p, p, None, 1, 1, 1), Laws(2, True, p, p, p, p, None, 1, 1, 1)]
+    laws = [Distributions(1, True, p, p, p, p, None, 1, 1, 1), Distributions(2, True, p, p, p, p, None, 1, 1, 1)]
     step = Step(0, 3, [1, 0, 2], [-1, -1, 1], None, [0], 2, True, 2, 1, 0.0, 0.0)
     one = account(step, laws, 99, Drafting(AcceptanceRule.TOP_DOWN))
     assert one.ideal == 3

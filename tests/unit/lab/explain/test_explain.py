@@ -66,8 +66,8 @@ def test_results_add_up(pair: tuple[str, str], tmp_path: Path, configuration: st
             assert len(letters) == len(text.pieces)
             assert set(letters) <= {*table, "."}
         assert len(text.lost) == len(text.p_token) == len(text.draft) == len(text.pieces)
-    assert result.has_law == ("draft-model" in configuration)
-    assert (result.has_law and result.is_chain) == any(one.current for one in result.counterfactuals)
+    assert result.has_draft_probs == ("draft-model" in configuration)
+    assert (result.has_draft_probs and result.is_chain) == any(one.current for one in result.counterfactuals)
     assert not (tmp_path / "journal").exists()
     path = tmp_path / "result.json"
     result.write(path)

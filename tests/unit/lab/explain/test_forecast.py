@@ -14,8 +14,8 @@ from outrider.lab.certify.tables import Path as Tokens
 from outrider.lab.certify.tables import TableModel
 from outrider.lab.explain.annotate import Positions, annotate
 from outrider.lab.explain.causes import AcceptanceRule, Drafting
+from outrider.lab.explain.distributions import forced_distributions
 from outrider.lab.explain.forecast import Mode, TextWalk, favourites_walk, walk_of
-from outrider.lab.explain.laws import forced_laws
 from outrider.lab.runner import Contender, Runner, Trace
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.sampling.params import SamplingParams
@@ -40,7 +40,8 @@ def opened(runner: Runner, configuration: str) -> Contender:
 def positions_of(contender: Contender, trace: Trace, params: SamplingParams) -> tuple[Positions, int]:
     text = finished(contender, trace, params)
     decoder = contender.built.decoder
-    found = annotate(text, trace.steps, forced_laws(decoder.target, decoder.drafter, text), Drafting(AcceptanceRule.TOP_DOWN))
+    forced = forced_distributions(decoder.target, decoder.drafter, text)
+    found = annotate(text, trace.steps, forced, Drafting(AcceptanceRule.TOP_DOWN))
     return found.positions, text.limit
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider.lab.explain import laws as laws_module
-from outrider.lab.explain.laws import Laws, forced_laws
+from outrider.lab.explain.distributions import Distributions, forced_distributions
 from outrider.lab.runner import Contender
 from outrider.sampling.params import SamplingParams
 from tests.helpers import tiny_llama
@@ -35,12 +35,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return save_pair(tmp_path_factory.mktemp("pair"))
 
 
-def compare(contender: Contender, prompt: list[int], params: SamplingParams, tolerance: float = 2e-4) -> list[Laws]:
+def compare(contender: Contender, prompt: list[int], params: SamplingParams, tolerance: float = 2e-4) -> list[Distributions]:
     """Run one prompt under a spy; hold every law that its steps saw on the kept path to the one that comes afterwards."""
     spy = spied(contender)
     trace = contender.run([prompt], params)[0]
     built = contender.built
-    found = list(forced_laws(built.target.lm, built.decoder.drafter, finished(contender, trace, params)))
+    found = list(forced_distributions(built.target.lm, built.decoder.drafter, finished(contender, trace, params)))
     assert [law.token for law in found] == list(trace.completion.token_ids)
     assert len(spy.seen) == len(trace.steps)
     for step, (draft, target, _) in zip(trace.steps, spy.seen, strict=True):
@@ -95,7 +95,7 @@ def test_shared_noise_is_known_again(pair: tuple[str, str]) -> None:
     contender = contender_of(pair, "draft-model k=4 verifier=gumbel")
     trace = contender.run([PROMPTS[0]], params)[0]
     text = finished(contender, trace, params)
-    found = list(forced_laws(contender.built.target.lm, contender.built.decoder.drafter, text))
+    found = list(forced_distributions(contender.built.target.lm, contender.built.decoder.drafter, text))
     for step in trace.steps:
         tested = min(len(step.path) + 1, len(step.tokens), step.taken)
         assert [law.guess for law in found[step.start : step.start + tested]] == step.tokens[:tested]
@@ -114,7 +114,7 @@ def test_opened_laws_are_those_without_filters(pair: tuple[str, str]) -> None:
     contender = contender_of(pair, "draft-model k=4")
     trace = contender.run([PROMPTS[0]], params)[0]
     text = finished(contender, trace, params)
-    law = list(forced_laws(contender.built.target.lm, contender.built.decoder.drafter, text))[5]
+    law = list(forced_distributions(contender.built.target.lm, contender.built.decoder.drafter, text))[5]
     opened = law.opened()
     assert (law.p > 0).sum() <= 20
     assert (opened.p > 0).all()

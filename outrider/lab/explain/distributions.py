@@ -1,14 +1,14 @@
-"""Both models' laws at every position of a finished text, from one more pass of each over it (teacher forcing).
+"""Both models' distributions at every position of a finished text, from one more pass of each over it (teacher forcing).
 
 Every node that a step tested follows kept tokens only, so its context is the text itself: what the step saw there can be had
 again, for all positions, the untested ones included. Filters, penalties and biases are the row's own, through `distribution`.
 
-Where the draft's law comes from:
+Where the draft's distribution comes from:
 
     Drafter.model       that model reads the text in chunks, as the target does
     ... on a KVView     (early exit, quantised) step by step, before the target: it runs on what that has committed, as ever
     none, but it runs a model (universal)       the drafter itself is asked for one token at every position
-    none                there is no law: what it proposes are point masses
+    none                there is no distribution: what it proposes are point masses
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from outrider.sampling.rng import RowStreams
 from outrider.text import StopStrings
 from outrider.types import Draft, TargetOutput, Verdict, VerdictLists
 
-CHUNK_NUMBERS = 1 << 20  # tokens times vocabulary of one chunk: bounds the memory of its laws (8 MB each)
+CHUNK_NUMBERS = 1 << 20  # tokens times vocabulary of one chunk: bounds the memory of its distributions (8 MB each)
 MAX_CHUNK = 128  # tokens
 
 
@@ -51,12 +51,12 @@ class FinishedText:
 
 
 @dataclass(frozen=True)
-class Laws:
-    """One output position: p is the target's law, q the draft's; None where there is none."""
+class Distributions:
+    """One output position: p is the target's distribution, q the draft's; None where there is none."""
 
     token: int  # that stands there
     is_greedy: bool
-    p_soft: np.ndarray  # (V,) of sampled rows the law in force; of greedy ones temperature 1 without filters
+    p_soft: np.ndarray  # (V,) of sampled rows the distribution in force; of greedy ones temperature 1 without filters
     q: np.ndarray | None  # (V,) likewise
     p_open: np.ndarray  # (V,) without top-k, top-p and min-p; the same array where none is used
     q_open: np.ndarray | None
@@ -67,7 +67,7 @@ class Laws:
 
     @cached_property
     def p(self) -> np.ndarray:
-        """(V,) the law that the text's token was drawn from: a point mass where decoding is greedy."""
+        """(V,) the distribution that the text's token was drawn from: a point mass where decoding is greedy."""
         if not self.is_greedy:
             return self.p_soft
         point = np.zeros_like(self.p_soft)
@@ -76,10 +76,10 @@ class Laws:
 
     @property
     def filtered(self) -> bool:
-        """Whether a filter stands between the open laws and those in force."""
+        """Whether a filter stands between the open distributions and those in force."""
         return self.p_open is not self.p_soft
 
-    def opened(self) -> Laws:
+    def opened(self) -> Distributions:
         """This position without filters."""
         return replace(self, p_soft=self.p_open, q=self.q_open) if self.filtered else self
 
@@ -91,21 +91,21 @@ class LogitsSource(Protocol):
         """Lengths it wants the text cut into; None: any."""
 
     def logits(self, first: int, last: int) -> Tensor | None:
-        """(1, last - first, V) before the output tokens first .. last - 1; None where it has no law there."""
+        """(1, last - first, V) before the output tokens first .. last - 1; None where it has no distribution there."""
 
     def close(self) -> None: ...
 
 
 @torch.inference_mode()
-def forced_laws(target: LM, drafter: Drafter, text: FinishedText) -> Iterator[Laws]:
-    """One `Laws` per output token. The models must be idle: no rows in their caches."""
-    laws = _LawMaker(target, text)
+def forced_distributions(target: LM, drafter: Drafter, text: FinishedText) -> Iterator[Distributions]:
+    """One `Distributions` per output token. The models must be idle: no rows in their caches."""
+    maker = _Maker(target, text)
     source = _source(target, drafter, text)
     reader = _TextReader(target, text)
     try:
         for first, last in _cuts(text, source.chunks() if source else None, target):
             drafted = source.logits(first, last) if source else None
-            yield from laws.of(first, reader.logits(first, last), drafted)
+            yield from maker.of(first, reader.logits(first, last), drafted)
     finally:
         if source:
             source.close()
@@ -182,7 +182,8 @@ class _Viewer:
 
 
 class _Asked:
-    """The drafter itself, at temperature 1 without filters, one token at every position: its law's logarithms are logits."""
+    """The drafter itself, at temperature 1 without filters, one token at every position: its distribution's logarithms are
+    logits."""
 
     def __init__(self, drafter: Drafter, text: FinishedText, target: LM) -> None:
         self._drafter, self._text = drafter, text
@@ -212,8 +213,8 @@ class _Asked:
         self._drafter.stop(0)
 
 
-class _LawMaker:
-    """From logits to laws, as the decoder does it: in fp32, along the text."""
+class _Maker:
+    """From logits to distributions, as the decoder does it: in fp32, along the text."""
 
     def __init__(self, target: LM, text: FinishedText) -> None:
         self._text, self._size, self._device = text, target.shape.vocab_size, target.device
@@ -226,26 +227,26 @@ class _LawMaker:
         self._open = None if is_open else self._sampling(no_filters)
         self._noise = RowStreams(text.seed) if text.coupled and not params.is_greedy else None
 
-    def of(self, first: int, target: Tensor | None, draft: Tensor | None) -> Iterator[Laws]:
+    def of(self, first: int, target: Tensor | None, draft: Tensor | None) -> Iterator[Distributions]:
         """`target` and `draft` (1, T, V): logits of the output positions from `first` on."""
         assert target is not None
         count = target.shape[1]
         output, greedy = self._text.output, self._text.params.is_greedy
         history, chain = self._context(first, count)
-        p = self._laws(target, self._drawn, history, chain)
-        p_open = p if self._open is None else self._laws(target, self._open, history, chain)
+        p = self._probs(target, self._drawn, history, chain)
+        p_open = p if self._open is None else self._probs(target, self._open, history, chain)
         p_best = greedy_choice(target, self._best, history, chain)[0]
         q, q_open, outside = None, None, None
         q_best: Sequence[int | None] = [None] * count
         if draft is not None:
-            q = self._laws(draft, self._drawn, history, chain, drafting=True)
-            q_open = q if self._open is None else self._laws(draft, self._open, history, chain, drafting=True)
+            q = self._probs(draft, self._drawn, history, chain, drafting=True)
+            q_open = q if self._open is None else self._probs(draft, self._open, history, chain, drafting=True)
             q_best = greedy_choice(draft, self._best, history, chain)[0]
             silent = draft[0, 0] < OUTSIDE / 2  # 16-bit floats round it
             outside = silent.cpu().numpy() if bool(silent.any()) else None
         for index in range(count):
             own = None if q is None else q[index]
-            yield Laws(
+            yield Distributions(
                 output[first + index], greedy, p[index], own, p_open[index] if self._open else p[index],
                 own if self._open is None or q_open is None else q_open[index], outside, p_best[index], q_best[index],
                 self._guess(first + index, own, q_best[index]),
@@ -260,11 +261,11 @@ class _LawMaker:
         with np.errstate(divide="ignore"):
             return int((np.log(q) + noise).argmax())
 
-    def _laws(
+    def _probs(
         self, logits: Tensor, sampling: BatchSampling, history: History | None, chain: Draft, *, drafting: bool = False
     ) -> list[np.ndarray]:
-        law = distribution(logits, sampling, history, chain, drafting=drafting)[0].double()
-        return list((law / law.sum(-1, keepdim=True)).cpu().numpy())
+        probs = distribution(logits, sampling, history, chain, drafting=drafting)[0].double()
+        return list((probs / probs.sum(-1, keepdim=True)).cpu().numpy())
 
     def _context(self, first: int, count: int) -> tuple[History | None, Draft]:
         """What penalties count: the text before the chunk, and the chunk's own tokens as the path of a draft."""
