@@ -20,9 +20,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 
+from outrider.lab.bench import stages
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.costs import Sweep
 from outrider.lab.journal import Journal
@@ -156,9 +158,12 @@ class RehearsedContender:
         self._family, self._size = ("", 0) if configuration.is_plain else world.parse(configuration)
         self.built = SimpleNamespace(decoder=SimpleNamespace(control=None))  # where `costs.sweeping` puts its lengths
 
-    def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], batch_size: int = 1) -> list[Trace]:
+    def run(
+        self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams], batch_size: int = 1
+    ) -> list[Trace]:
         """One after the other; a prompt's only token is its number in the population."""
-        return [self._trace(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
+        several = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        return [self._trace(prompt, one) for prompt, one in zip(prompts, several, strict=True)]
 
     def _trace(self, prompt: list[int], params: SamplingParams) -> Trace:
         world, began, done = self._world, self._world.now, 0
@@ -206,7 +211,8 @@ def rehearse(
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     probe, confirm = split([Sample(str(number), "all", [number], params) for number in numbers])
     plan = TunePlan(probe, confirm, search_trials=0, most_share=most_share)
-    with TemporaryDirectory() as folder:
+    clock = SimpleNamespace(perf_counter=lambda: world.now)  # budgets are of the world's seconds
+    with TemporaryDirectory() as folder, patch.object(stages, "time", clock):
         journal = Journal.open(Path(folder) / "journal", {}, resume=False)
         found = Tuner(cast(Runner, _Models(world)), space, plan, journal, Quiet()).run()
     spent = world.now

@@ -239,7 +239,7 @@ def certificate(**changes: Any) -> CertifyResult:
         "verdict": "lossless", "reasons": ["Exact distribution of the verifier: fine"], "workload": "words", "num_prompts": 4,
         "settings": {"target": "demo", "verifier": "block", "exact": True, "drafter_options": {"tree": "chain"}},
         "sampling": {"temperature": 1.0}, "max_new_tokens": 48, "seed": 7, "elapsed_s": 61.0, "notes": ["a note"],
-        "exact_law": ExactDistribution(
+        "exact_distribution": ExactDistribution(
             status="passed", why="84 cases", num_cases=84, limit=1e-9, max_total_variation=2e-16,
             by_kind={"chain: drawn": 2e-16, "chain: none": None}, failures=[],
         ),
@@ -247,7 +247,7 @@ def certificate(**changes: Any) -> CertifyResult:
             FirstToken(place=0, draft="drawn", covered=0.99, total_variation=3e-7)]),
         "greedy": SameTexts(status="passed", why="all identical", differences=[], runs=[
             TextRun(name="speculative, alone", num_identical=4, num_prompts=4, num_tokens=192)]),
-        "sampled_law": SampledDistribution(
+        "sampled_distribution": SampledDistribution(
             status="passed", why="1000 continuations", temperature=1.0, false_alarms=1e-3, power=0.9, num_samples=1000,
             num_tokens=3,
             origins={"accepted": 5, "bonus": 2},
@@ -317,7 +317,7 @@ def explanation(**changes: Any) -> ExplainResult:
     ]  # fmt: skip
     fields: dict[str, Any] = {
         "target": "demo", "draft": None, "configuration": "draft-model k=3", "verifier": "block", "is_greedy": False,
-        "has_law": True, "is_chain": True, "sampling": {"temperature": 0.7}, "num_draft_tokens": "3", "workload": "demo",
+        "has_draft_probs": True, "is_chain": True, "sampling": {"temperature": 0.7}, "num_draft_tokens": "3", "workload": "demo",
         "texts_read": 1, "steps": 100, "emitted": 320, "drafted": 300, "tested": 250, "accepted": 220, "ideal": 320 + lost,
         "tau": Interval(value=3.2, low=3.0, high=3.4), "alpha": Interval(value=0.88, low=0.8, high=0.9), "tokens_per_s": 64.0,
         "other_cpu": 0.0, "times": Times(step_s=0.05, draft_s=0.02, draft_level_s=0.007, width=4, steps=99), "causes": causes,

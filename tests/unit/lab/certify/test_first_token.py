@@ -56,7 +56,7 @@ def test_clipping_of_rare_tokens_is_seen_exactly() -> None:
 
 def test_what_is_left_out_cannot_accuse(monkeypatch: pytest.MonkeyPatch) -> None:
     """With only the likeliest draft tokens the covered share is told, and a sound verifier stays innocent."""
-    monkeypatch.setattr(module, "MOST_WORK", 10 * V)
+    monkeypatch.setattr(module, "MAX_WORK", 10 * V)
     p, q = random_laws()
     covered, law = emitted_probs(VERIFIERS.load("block")(), p, q, 0, as_tree=False)
     assert covered == pytest.approx(float(q.topk(10).values.sum()), abs=1e-6)
@@ -76,5 +76,5 @@ def test_batches_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """One batch or many: the same law."""
     p, q = random_laws()
     whole = emitted_probs(VERIFIERS.load("block")(), p, q, 0, as_tree=False)[1]
-    monkeypatch.setattr(module, "MOST_NUMBERS", 7 * V)
+    monkeypatch.setattr(module, "MAX_NUMBERS", 7 * V)
     assert torch.allclose(whole, emitted_probs(VERIFIERS.load("block")(), p, q, 0, as_tree=False)[1], atol=1e-12)

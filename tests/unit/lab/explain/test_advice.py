@@ -45,7 +45,7 @@ def result(**changes: Any) -> ExplainResult:
     facts: dict[str, Any] = {
         "causes": causes(), "by_kind": [], "ranks": [], "counterfactuals": [chain(0, 1.0), chain(5, 3.3, current=True)],
         "times": TIMES, "emitted": 1000, "tested": 900, "alpha": 0.6, "tau": 3.3, "verifier": "block", "is_chain": True,
-        "has_law": True, "is_greedy": False, **changes,
+        "has_draft_probs": True, "is_greedy": False, **changes,
     }  # fmt: skip
     alpha, tau, times = facts.pop("alpha"), facts["tau"], facts["times"]
     facts |= {"accepted": round((alpha or 0) * facts["tested"]), "tau": Interval.unknown(tau)}
@@ -81,7 +81,9 @@ CASES = {
     },
     "The draft's vocabulary lacks words that this traffic needs": {"causes": causes({VOCABULARY: 60})},
     "The stop rule stops too early: lower stop_below, or stop=none": {"causes": causes({STOPPED: 80})},
-    "There is often nothing to copy: add a drafter that always has a guess": {"causes": causes({STOPPED: 80}), "has_law": False},
+    "There is often nothing to copy: add a drafter that always has a guess": {
+        "causes": causes({STOPPED: 80}), "has_draft_probs": False,
+    },
     "A larger tree: more --num-draft-tokens": {"causes": causes({TREE_BUDGET: 60}), "is_chain": False, "counterfactuals": []},
     "Let the draft branch: --drafter-option tree=best-first": {
         "causes": causes({DRAFT: 100}), "ranks": [RankRow(rank="1", rejections=6), RankRow(rank="2", rejections=4)]

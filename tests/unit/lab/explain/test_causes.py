@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from outrider.errors import CapabilityError
-from outrider.lab.certify.enumerate import emitted_tokens, enumerate_step, target_laws
+from outrider.lab.certify.enumerate import emitted_tokens, enumerate_step, target_pass
 from outrider.lab.certify.proposals import Proposals, sampled_drafts, shape, tree_drafts
 from outrider.lab.certify.tables import Path as Tokens
 from outrider.lab.certify.tables import TableModel
@@ -66,7 +66,7 @@ def outcomes(
 ) -> Iterator[tuple[float, Step, Account]]:
     """(probability, what was recorded, its account) of every outcome of one step."""
     rule = VERIFIERS.load(verifier)()
-    found = enumerate_step(rule.verify, proposals, target_laws(target, proposals))
+    found = enumerate_step(rule.verify, proposals, target_pass(target, proposals))
     drafting = Drafting(RULES[verifier], replacement=proposals.draft.replacement, draws=True)
     sampled = proposals.draft.is_sampled()
     lists = found.verdict.lists

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from outrider.lab.certify.enumerate import emitted_tokens, enumerate_step, target_laws
+from outrider.lab.certify.enumerate import emitted_tokens, enumerate_step, target_pass
 from outrider.lab.certify.proposals import sampled_drafts
 from outrider.lab.certify.tables import Path as Tokens
 from outrider.lab.certify.tables import TableModel
@@ -109,7 +109,7 @@ def test_survival_given_the_text_is_that_of_the_verifier(verifier: str, mode: Mo
     """P(at least i kept and the text begins with y) / P(the text begins with y), by enumerating every outcome of one step."""
     target, draft = tables(seed)
     proposals = sampled_drafts(draft, 3)
-    found = enumerate_step(VERIFIERS.load(verifier)().verify, proposals, target_laws(target, proposals))
+    found = enumerate_step(VERIFIERS.load(verifier)().verify, proposals, target_pass(target, proposals))
     joint: dict[Tokens, float] = {}  # (y_1 .. y_i) -> P(at least i kept, and they are these)
     counts = found.verdict.lists.num_accepted
     for row, text in enumerate(emitted_tokens(found, proposals)):

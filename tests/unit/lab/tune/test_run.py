@@ -132,7 +132,8 @@ def test_ctrl_c_behind_the_forecasts_leaves_what_is_known(
 
     monkeypatch.setattr(stages, "run_group", counted)
     request = TuneRequest(
-        SamplingParams(max_tokens=16, ignore_eos=True), prompts=4, load_sizes=(), finalists=1, drafters=frozenset({"ngram"})
+        SamplingParams(max_tokens=16, ignore_eos=True), prompts=4, load_sizes=(), finalists=1, drafters=frozenset({"ngram"}),
+        most_share=1.0,
     )
     result, journal = run_tune(options(root), request, PROMPTS, tmp_path / "journal")
     assert result.interrupted

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.lab.explain import laws as laws_module
+from outrider.lab.explain import distributions as module
 from outrider.lab.explain.distributions import Distributions, forced_distributions
 from outrider.lab.runner import Contender
 from outrider.sampling.params import SamplingParams
@@ -60,7 +60,7 @@ def compare(contender: Contender, prompt: list[int], params: SamplingParams, tol
 @pytest.mark.parametrize("name", SAMPLING)
 def test_chains_of_a_draft_model(pair: tuple[str, str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches filters in another order, penalties that miss the path, a history off by one, chunks that lose their place."""
-    monkeypatch.setattr(laws_module, "CHUNK_NUMBERS", 257 * 7)  # several chunks, none as long as a step
+    monkeypatch.setattr(module, "CHUNK_NUMBERS", 257 * 7)  # several chunks, none as long as a step
     found = compare(contender_of(pair, "draft-model k=4"), PROMPTS[0], SAMPLING[name])
     assert all((law.p_open is law.p_soft) == (name not in ("T=0.7, top-k, top-p", "min-p and penalties")) for law in found)
 
