@@ -43,7 +43,7 @@ from outrider.lab.server.client import Client
 from outrider.lab.server.endpoint import ServerEndpoint
 from outrider.lab.server.load import LoadRun
 from outrider.lab.server.options import LoadOptions
-from outrider.lab.server.types import MeasuredAnswer, Level
+from outrider.lab.server.types import Level, MeasuredAnswer
 from outrider.lab.workload.types import WorkloadRequest
 
 READY_S = 600

@@ -19,7 +19,7 @@ from outrider.errors import ConfigError
 from outrider.lab.bench.plan import CellKey, Plan
 from outrider.lab.workload.bad import OnBad
 from outrider.lab.workload.prompts import prepare
-from outrider.lab.workload.types import WorkloadRequest, Workload
+from outrider.lab.workload.types import Workload, WorkloadRequest
 
 
 @dataclass(frozen=True)

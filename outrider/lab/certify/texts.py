@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.counted import counted
-from outrider.lab.certify.certify_result import TextDifference, SameTexts, Status, TextRun
+from outrider.lab.certify.certify_result import SameTexts, Status, TextDifference, TextRun
 from outrider.lab.certify.subject import Subject, WatchedDecoder
 from outrider.lab.certify.ties import RowComparison, difference
 from outrider.lab.certify.units import Units

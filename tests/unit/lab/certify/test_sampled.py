@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.lab.certify.certify_result import SampledLaw
-from outrider.lab.certify.sampled import FALSE_ALARMS, draw, followers, longest, sampled_distribution
+from outrider.lab.certify.certify_result import SampledDistribution
 from outrider.lab.certify.points import Spot, conditionals, find_spots, probs_along
+from outrider.lab.certify.sampled import FALSE_ALARMS, draw, followers, longest, sampled_distribution
 from outrider.lab.certify.subject import Subject
 from outrider.lab.certify.units import Units
 from outrider.lab.journal import Journal
@@ -28,7 +28,7 @@ def spots_of(subject: Subject, params: SamplingParams = WARM, count: int = 4) ->
     return find_spots(subject, PROMPTS, answers, params, count, Quiet())
 
 
-def section(subject: Subject, samples: int = 600, seed: int = 0, params: SamplingParams = WARM) -> SampledLaw:
+def section(subject: Subject, samples: int = 600, seed: int = 0, params: SamplingParams = WARM) -> SampledDistribution:
     return sampled_distribution(subject, spots_of(subject, params), params, samples, seed, Units())
 
 
