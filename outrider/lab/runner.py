@@ -70,7 +70,7 @@ class Trace:
 
     @property
     def seconds_per_token(self) -> float:
-        """Of the decode phase; 0 where the first step ended the text."""
+        """Seconds of the decode phase per token; 0 where the first step ended the text."""
         return (self.steps[-1].at_s - self.steps[0].at_s) / max(self.decode_tokens(), 1)
 
 
