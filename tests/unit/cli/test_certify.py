@@ -18,7 +18,7 @@ from tests.helpers import disturbed, save_checkpoint, tiny_llama, word_tokenizer
 from tests.unit.report.results import certificate
 
 Cli = Callable[..., Any]
-SMALL = ("--limit", "1", "--max-new-tokens", "6", "--samples", "80", "--set", "runtime=eager", "--threads", "1")
+SMALL = ("--limit", "1", "--max-new-tokens", "6", "--samples", "80", "--threads", "1")
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,7 @@ def test_a_trained_head_is_explained_greedily(cli: Cli, asked: list[dict[str, An
 def test_the_demo(cli: Cli, tmp_path: Path) -> None:
     """One prompt of the user's own, as JSON, as a page, and as a file that can be read again."""
     found = cli(
-        "explain", "demo", "Question: Tom has 3 pens and buys 4 more. How many pens has he?\nAnswer:", "--set", "runtime=eager",
+        "explain", "demo", "Question: Tom has 3 pens and buys 4 more. How many pens has he?\nAnswer:",
         "--max-new-tokens", "40", "--json", "--out", "e.json", "--out", "e.html",
     )  # fmt: skip
     assert found.code == 0, found.err

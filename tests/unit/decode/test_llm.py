@@ -15,7 +15,7 @@ from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 def test_halves_of_letters_are_no_text(tmp_path: Path) -> None:
     """Bytes of another encoding, as Python keeps them: the tokenizer's TypeError says nothing of the prompt."""
     folder = save_checkpoint(tmp_path / "model", tiny_llama(257), byte_tokenizer())
-    llm = LLM(folder, drafter="prediction", runtime="eager")
+    llm = LLM(folder, drafter="prediction")
     with pytest.raises(RequestError, match="prompt 1 is not UTF-8 text: letter 2 is half of a surrogate pair"):
         llm.generate(["ok", "M\udcfcnchen"])
     with pytest.raises(RequestError, match="the prediction is not UTF-8 text"):
@@ -24,7 +24,7 @@ def test_halves_of_letters_are_no_text(tmp_path: Path) -> None:
 
 def test_a_second_call_beside_a_stream_is_refused(tmp_path: Path) -> None:
     """Catches rows of two calls in one batch: the second would be given the first one's text, the first would never end."""
-    llm = LLM(save_checkpoint(tmp_path / "model", tiny_llama(257), byte_tokenizer()), drafter="ngram", runtime="eager")
+    llm = LLM(save_checkpoint(tmp_path / "model", tiny_llama(257), byte_tokenizer()), drafter="ngram")
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     expected = llm.generate([[5, 6, 7]], params)[0].token_ids
     stream = llm.stream([5, 6, 7], params)

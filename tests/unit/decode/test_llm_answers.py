@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> LLM:
-    return LLM(folder, drafter="prediction", runtime="eager")
+    return LLM(folder, drafter="prediction")
 
 
 def test_what_a_tokenizer_returns_is_continued(llm: LLM) -> None:
@@ -136,12 +136,12 @@ def test_calls_without_parameters_follow_the_model(llm: LLM) -> None:
 
 
 def test_the_model_s_settings_can_be_left_out(folder: Path, tmp_path: Path) -> None:
-    plain = LLM(folder, drafter="ngram", runtime="eager", generation_config="none")
+    plain = LLM(folder, drafter="ngram", generation_config="none")
     assert plain.get_default_sampling_params() == SamplingParams()
     assert not any("generation_config" in note for note in plain.notes)
     assert plain.sampling_defaults.unused.endswith("asks for temperature 0.6, top_p 0.95, max_tokens 7, num_beams=4")
     (tmp_path / "generation_config.json").write_text('{"top_k": 5}')
-    other = LLM(folder, drafter="ngram", runtime="eager", generation_config=str(tmp_path))
+    other = LLM(folder, drafter="ngram", generation_config=str(tmp_path))
     assert other.get_default_sampling_params() == SamplingParams(top_k=5, temperature=1.0)
     with pytest.raises(ConfigError, match="generation_config must be auto, none or a folder with generation_config"):
         LLM("no such folder", generation_config="vllm")
@@ -192,7 +192,7 @@ def test_conversations_that_are_none_are_refused(llm: LLM, messages: Any, option
 
 def test_an_engine_request_is_one_answer(folder: Path) -> None:
     """Catches `n` accepted by the engine and ignored, and answers other than those that `LLM` gives for the same seeds."""
-    engine = make_engine(Options(str(folder), drafter="ngram", runtime="eager"))
+    engine = make_engine(Options(str(folder), drafter="ngram"))
     assert engine.sampling_defaults.values["top_p"] == 0.95
     assert any("top_p 0.95" in note for note in engine.notes)
     engine.start()
@@ -201,7 +201,7 @@ def test_an_engine_request_is_one_answer(folder: Path) -> None:
         answers = [Answer() for _ in range(3)]
         for number, answer in enumerate(answers):
             engine.submit(Request(id=str(number), prompt=[70, 71], params=asked.answer(number)), answer)
-        coupled = LLM(folder, drafter="ngram", runtime="eager").generate([70, 71], asked)[0]
+        coupled = LLM(folder, drafter="ngram").generate([70, 71], asked)[0]
         assert [one.token_ids for one in coupled.outputs] == [answer.token_ids for answer in answers]
         with pytest.raises(ConfigError, match="n must be 1 where one answer is made, got 2"):
             engine.submit(Request(id="a", prompt=[5], params=SamplingParams(n=2)), lambda update: None)

@@ -37,8 +37,8 @@ def test_folders_stay_small() -> None:
 @pytest.mark.parametrize(("drafter", "least"), [("eagle3", 3.5), ("block", 3.5), ("medusa", 1.9)])
 def test_embedded_heads_are_found_and_draft_well(drafter: str, least: float) -> None:
     """Without --draft the demo's own head is meant; catches one trained for another target."""
-    llm = LLM("demo", drafter=drafter, runtime="eager")
-    plain = LLM("demo", drafter="none", runtime="eager")
+    llm = LLM("demo", drafter=drafter)
+    plain = LLM("demo", drafter="none")
     prompts = [one.prompt for one in islice(problems(2024, held_out=True), 3)]
     params = SamplingParams(max_tokens=60)
     answers = llm.generate(prompts, params)

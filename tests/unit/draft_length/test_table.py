@@ -91,7 +91,7 @@ def test_its_text_form_holds_no_comma() -> None:
 def test_two_rows_draft_nothing_where_the_table_says_so(tmp_path: Path) -> None:
     """Guards against a table that nobody follows: alone a row drafts, beside another it does not."""
     folder = save_checkpoint(tmp_path, tiny_llama(257, sharpness=8.0), byte_tokenizer())
-    llm = LLM(str(folder), drafter="ngram", num_draft_tokens="1:3,2:0", runtime="eager", dtype="float32", threads=1)
+    llm = LLM(str(folder), drafter="ngram", num_draft_tokens="1:3,2:0", dtype="float32", threads=1)
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     alone = llm.generate(["abcabcabcabc"], params)[0]
     both = llm.generate(["abcabcabcabc", "abcabcabcabc"], params)

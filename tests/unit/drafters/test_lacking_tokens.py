@@ -22,7 +22,7 @@ from outrider.sampling.params import SamplingParams
 from tests.helpers import disturbed, save_checkpoint, tiny_llama, widened, word_tokenizer
 
 NUM, LACKING = 96, (94, 95)
-QUIET: dict[str, Any] = {"runtime": "eager", "dtype": "float32"}
+QUIET: dict[str, Any] = {"dtype": "float32"}
 
 
 def speaking(model: LlamaForCausalLM, tokens: tuple[int, ...]) -> LlamaForCausalLM:

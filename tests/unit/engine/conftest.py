@@ -82,7 +82,7 @@ def engine_of(models: Models) -> Iterator[MakeEngine]:
 
     def make(*, extra: tuple[str, ...] = (), lossy: tuple[str, ...] = (), start: bool = True, observer: Any = None,
              drafter: str = "draft-model", draft: bool = True, num_draft_tokens: Any = 4,
-             runtime: str = "eager", **settings: Any) -> Engine:  # fmt: skip
+             runtime: str = "auto", **settings: Any) -> Engine:  # fmt: skip
         options = Options(
             target=str(models.target), draft=str(models.draft) if draft else None, drafter=drafter,
             num_draft_tokens=num_draft_tokens, runtime=runtime,

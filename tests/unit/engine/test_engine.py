@@ -24,19 +24,23 @@ from tests.unit.engine.conftest import Answer, MakeEngine, Models, ask, prompt, 
 LENGTHS = (1, 2, 9, 40, 300, 33, 5, 70)
 
 
-def alone(models: Models, prompts: list[list[int]], **params: object) -> list[list[int]]:
+either = pytest.mark.parametrize("runtime", ["auto", "eager"])
+
+
+def alone(models: Models, prompts: list[list[int]], runtime: str = "auto", **params: object) -> list[list[int]]:
     """What plain decoding says to each prompt by itself."""
-    llm = LLM(models.target, drafter="none", runtime="eager", max_num_seqs=1)
+    llm = LLM(models.target, drafter="none", runtime=runtime, max_num_seqs=1)
     each = [SamplingParams(max_tokens=24, ignore_eos=True, **params) for _ in prompts]  # type: ignore[arg-type]
     return [done.token_ids for done in llm.generate(prompts, each)]
 
 
-def test_greedy_texts_under_load_are_plain_decodings(engine_of: MakeEngine, models: Models) -> None:
+@either
+def test_greedy_texts_under_load_are_plain_decodings(engine_of: MakeEngine, models: Models, runtime: str) -> None:
     """Requests join and leave a small batch while others run, short and longer than a chunk."""
     prompts = [prompt(length, seed) for seed, length in enumerate(LENGTHS)]
-    engine = engine_of(max_num_seqs=3)
+    engine = engine_of(max_num_seqs=3, runtime=runtime)
     answers = ask(engine, *(request(tokens) for tokens in prompts))
-    assert [answer.token_ids for answer in answers] == alone(models, prompts)
+    assert [answer.token_ids for answer in answers] == alone(models, prompts, runtime)
     assert {answer.finish.reason for answer in answers} == {"length"}
 
 
@@ -60,20 +64,21 @@ def test_a_preempted_request_comes_back_as_it_was(engine_of: MakeEngine, models:
     quick = ask(engine, request(urgent, priority=0))[0]
     assert quick.token_ids == alone(models, [urgent])[0]
     assert not slow.over.is_set(), "the urgent request was to overtake it"
-    expected = LLM(models.target, drafter="none", runtime="eager").generate(
+    expected = LLM(models.target, drafter="none").generate(
         [first], SamplingParams(max_tokens=400, ignore_eos=True)
     )
     assert slow.token_ids == expected[0].token_ids
     assert slow.finish.preemptions == 1
 
 
-def test_memory_that_runs_out_preempts_and_loses_nothing(engine_of: MakeEngine, models: Models) -> None:
+@either
+def test_memory_that_runs_out_preempts_and_loses_nothing(engine_of: MakeEngine, models: Models, runtime: str) -> None:
     """Rows that grow beyond what there is room for together take turns."""
-    engine = engine_of(max_num_seqs=4, kv_memory=1 << 20, prefix_share=0.0)
+    engine = engine_of(runtime=runtime, max_num_seqs=4, kv_memory=1 << 20, prefix_share=0.0)
     room = engine.context - 8
     prompts = [prompt(room // 2, seed) for seed in range(4)]
     answers = ask(engine, *(request(tokens, max_tokens=room // 2) for tokens in prompts))
-    llm = LLM(models.target, drafter="none", runtime="eager")
+    llm = LLM(models.target, drafter="none", runtime=runtime)
     expected = llm.generate(prompts, SamplingParams(max_tokens=room // 2, ignore_eos=True))
     assert [answer.token_ids for answer in answers] == [done.token_ids for done in expected]
     assert engine.snapshot().kv_capacity * 1.0 <= (1 << 20)

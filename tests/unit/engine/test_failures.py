@@ -67,7 +67,7 @@ def test_everybody_is_told_when_the_device_is_broken(models: Models, monkeypatch
     for name in ("step", "leave", "reset"):
         monkeypatch.setattr(Batch, name, broken)
     monkeypatch.setattr(threading, "excepthook", lambda death: None)  # the thread ends with its error, as it should
-    options = Options(target=str(models.target), drafter="ngram", runtime="eager")
+    options = Options(target=str(models.target), drafter="ngram")
     engine = make_engine(options, EngineSettings(kv_memory=64 << 20))
     answers = [Answer(), Answer()]
     for answer in answers:
@@ -95,7 +95,7 @@ def test_a_row_that_ended_in_a_step_that_failed_says_nothing_more(
     monkeypatch.setattr(drafter, "commit", fails)
     answers = ask(engine, *(request(tokens, max_tokens=count) for tokens, count in zip(prompts, (3, 24), strict=False)))
     engine.start()
-    plain = LLM(models.target, drafter="none", runtime="eager", max_num_seqs=1)
+    plain = LLM(models.target, drafter="none", max_num_seqs=1)
     expected = [
         plain.generate([tokens], SamplingParams(max_tokens=count, ignore_eos=True))[0].token_ids
         for tokens, count in zip(prompts, (3, 24), strict=False)
@@ -119,7 +119,7 @@ def test_a_grammar_that_is_too_heavy_ends_its_request_alone(engine_of: MakeEngin
     assert guilty.finish.reason == "error"
     assert isinstance(guilty.finish.error, RequestError)
     assert "takes more work than one answer may cost" in str(guilty.finish.error)
-    plain = LLM(models.target, drafter="none", runtime="eager", max_num_seqs=1)
+    plain = LLM(models.target, drafter="none", max_num_seqs=1)
     expected = plain.generate([prompt(20, 3)], SamplingParams(max_tokens=60, ignore_eos=True))
     assert beside.token_ids == expected[0].token_ids
     short = ask(engine, formed(15))[0]
@@ -137,7 +137,7 @@ def test_a_row_that_made_room_stays_out_until_there_is_room(engine_of: MakeEngin
     engine = engine_of(drafter="ngram", draft=False, kv_memory=1 << 20, prefix_share=0.0)  # 2048 tokens
     prompts = [prompt(440, 1), prompt(100, 2)]
     answers = ask(engine, *(request(tokens, max_tokens=200) for tokens in prompts))
-    plain = LLM(models.target, drafter="none", runtime="eager", max_num_seqs=1)
+    plain = LLM(models.target, drafter="none", max_num_seqs=1)
     expected = plain.generate(prompts, SamplingParams(max_tokens=200, ignore_eos=True))
     assert [answer.token_ids for answer in answers] == [done.token_ids for done in expected]
     assert 1 <= answers[1].finish.preemptions <= 2

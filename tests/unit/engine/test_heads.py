@@ -42,7 +42,7 @@ def engine_of(models: Models, heads: dict[str, Path]) -> Iterator[MakeHeadEngine
     made: list[Engine] = []
 
     def make(kind: str, **settings: Any) -> Engine:
-        options = Options(target=str(models.target), drafter=kind, draft=str(heads[kind]), num_draft_tokens=3, runtime="eager")
+        options = Options(target=str(models.target), drafter=kind, draft=str(heads[kind]), num_draft_tokens=3)
         given = EngineSettings(**{"max_num_seqs": 2, "kv_memory": 64 << 20, **settings})
         made.append(make_engine(options, given, extra_drafters=("ngram",)))
         made[-1].start()
@@ -57,7 +57,7 @@ def engine_of(models: Models, heads: dict[str, Path]) -> Iterator[MakeHeadEngine
 
 def alone(models: Models, heads: dict[str, Path], kind: str, prompts: list[list[int]], count: int = 24) -> list[Any]:
     """Completions of one request at a time, which share nothing."""
-    llm = LLM(models.target, drafter=kind, draft=heads[kind], num_draft_tokens=3, runtime="eager", max_num_seqs=1)
+    llm = LLM(models.target, drafter=kind, draft=heads[kind], num_draft_tokens=3, max_num_seqs=1)
     return llm.generate(prompts, SamplingParams(max_tokens=count, ignore_eos=True))
 
 

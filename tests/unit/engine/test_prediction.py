@@ -17,7 +17,7 @@ LENGTH = 48
 @pytest.fixture(scope="module")
 def said(models: Models) -> list[list[int]]:
     """Plain decoding's answers to four prompts."""
-    llm = LLM(models.target, drafter="none", runtime="eager")
+    llm = LLM(models.target, drafter="none")
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
     return [done.token_ids for done in llm.generate([prompt(20, seed) for seed in range(4)], params)]
 
@@ -80,7 +80,7 @@ def test_lengths_are_the_requests_own(engine_of: MakeEngine, said: list[list[int
 def test_a_preempted_row_finds_its_place_again(engine_of: MakeEngine, models: Models) -> None:
     """It left in the middle of the prediction; a more urgent request took its place."""
     params = SamplingParams(max_tokens=240, ignore_eos=True)
-    [plain] = LLM(models.target, drafter="none", runtime="eager").generate(prompt(20, 0), params)
+    [plain] = LLM(models.target, drafter="none").generate(prompt(20, 0), params)
     engine = engine_of(drafter="none", draft=False, max_num_seqs=1)
     asked = request(
         prompt(20, 0), max_tokens=240, priority=1, prediction=edited(plain.token_ids), speculation=Speculation(max_draft_tokens=1)
@@ -112,7 +112,7 @@ def test_another_drafter_beside_a_prediction_is_refused(engine_of: MakeEngine) -
 
 
 def test_llm_takes_a_text_or_tokens_for_each_prompt(models: Models, said: list[list[int]]) -> None:
-    llm = LLM(models.target, drafter="prediction", runtime="eager")
+    llm = LLM(models.target, drafter="prediction")
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
     prompts = [prompt(20, seed) for seed in range(4)]
     text = byte_tokenizer().decode(said[0])
@@ -130,12 +130,12 @@ def test_llm_takes_a_text_or_tokens_for_each_prompt(models: Models, said: list[l
 
 
 def test_llm_refuses_what_would_be_ignored(models: Models) -> None:
-    llm = LLM(models.target, drafter="ngram", runtime="eager")
+    llm = LLM(models.target, drafter="ngram")
     with pytest.raises(ConfigError, match="'ngram' does not look at a prediction"):
         llm.generate(prompt(5), prediction="x")
     with pytest.raises(ConfigError, match="'ngram' does not look at a prediction"):
         llm.stream(prompt(5), prediction="x")
-    follower = LLM(models.target, drafter="prediction", runtime="eager")
+    follower = LLM(models.target, drafter="prediction")
     with pytest.raises(ConfigError, match="2 predictions for 1 prompts"):
         follower.generate([prompt(5)], prediction=["x", "y"])
     with pytest.raises(RequestError, match="outside the vocabulary"):
@@ -145,7 +145,7 @@ def test_llm_refuses_what_would_be_ignored(models: Models) -> None:
 def test_a_composite_goes_on_with_another_part(models: Models, said: list[list[int]]) -> None:
     """Half of the answer is predicted; the draft model says the rest."""
     options = {"parts": "draft-model,prediction"}
-    llm = LLM(models.target, drafter="composite", draft=models.draft, drafter_options=options, runtime="eager")
+    llm = LLM(models.target, drafter="composite", draft=models.draft, drafter_options=options)
     [done] = llm.generate(prompt(20, 0), SamplingParams(max_tokens=LENGTH, ignore_eos=True), prediction=said[0][: LENGTH // 2])
     assert done.token_ids == said[0]
     assert done.stats.accepted > LENGTH // 2

@@ -103,7 +103,7 @@ def test_the_oldest_files_go_first() -> None:
 
 def options_of(models: Models, drafter: str = "draft-model", **more: Any) -> Options:
     draft = str(models.draft) if drafter == "draft-model" else None
-    return Options(str(models.target), draft=draft, drafter=drafter, runtime="eager", **{"num_draft_tokens": "auto:4", **more})
+    return Options(str(models.target), draft=draft, drafter=drafter, **{"num_draft_tokens": "auto:4", **more})
 
 
 def facts_for(options: Options) -> dict[str, Any]:
@@ -124,19 +124,19 @@ def test_the_facts_tell_apart_what_differs_in_speed(models: Models) -> None:
 
 
 def test_other_kernels_are_timed_anew(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = facts_for(options_of(models))
+    own = facts_for(options_of(models, runtime="eager"))
     monkeypatch.setattr(building, "fingerprint", lambda: "another")
-    assert facts_for(options_of(models)) != own
+    assert facts_for(options_of(models, runtime="eager")) != own
     monkeypatch.undo()
     monkeypatch.setattr(building, "fingerprint", lambda: "another")
-    assert facts_for(options_of(models)) != own
+    assert facts_for(options_of(models, runtime="eager")) != own
 
 
 def test_a_second_start_takes_no_time(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one times every length; the second one reads the file and makes no step."""
     monkeypatch.setattr(warmup, "BUDGET_ALONE_S", 600.0)  # on a busy machine the usual one is over before all lengths were
     said: list[str] = []
-    arguments = {"draft": str(models.draft), "num_draft_tokens": "auto:4", "runtime": "eager"}
+    arguments = {"draft": str(models.draft), "num_draft_tokens": "auto:4"}
     first = LLM(str(models.target), status=said.append, **arguments)  # type: ignore[arg-type]
     assert sum("timing steps" in line for line in said) == 1
     assert set(StepTimes.load(facts_for(options_of(models))).seconds[1]) == {0, 1, 2, 3, 4}
@@ -160,7 +160,7 @@ def test_timing_leaves_no_trace(models: Models) -> None:
     prompt = [5, 6, 7, 8, 5, 6]
     texts = set()
     for length in (3, "auto:4"):
-        llm = LLM(str(models.target), drafter="ngram-cache", num_draft_tokens=length, runtime="eager")
+        llm = LLM(str(models.target), drafter="ngram-cache", num_draft_tokens=length)
         assert llm._built.target.lm.kv.lengths == []
         drafter = llm._decoder.drafter
         assert isinstance(drafter, NgramCacheDrafter)
@@ -171,7 +171,7 @@ def test_timing_leaves_no_trace(models: Models) -> None:
 
 def test_fixed_lengths_are_not_timed(models: Models) -> None:
     said: list[str] = []
-    LLM(str(models.target), drafter="ngram", num_draft_tokens=3, runtime="eager", status=said.append)
+    LLM(str(models.target), drafter="ngram", num_draft_tokens=3, status=said.append)
     assert not any("timing" in line for line in said)
     assert not warmup.folder().exists()
 

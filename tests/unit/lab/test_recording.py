@@ -28,7 +28,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     target = tiny_llama(WORDS, sharpness=4.0)
     for name, model in (("target", target), ("draft", disturbed(target, 0.3))):
         save_checkpoint(folder / name, model, word_tokenizer(WORDS))
-    options = Options(str(folder / "target"), draft=str(folder / "draft"), runtime="eager", dtype="float32", threads=1)
+    options = Options(str(folder / "target"), draft=str(folder / "draft"), dtype="float32", threads=1)
     return Runner(options, ALL)
 
 

@@ -42,7 +42,7 @@ def runner(folders: tuple[Path, Path]) -> Runner:
 
 def options(folders: tuple[Path, Path], *, draft: bool = True, lossy: bool = False) -> Options:
     named = str(folders[1]) if draft else None
-    return Options(str(folders[0]), draft=named, lossy=lossy, runtime="eager", dtype="float32", threads=1)
+    return Options(str(folders[0]), draft=named, lossy=lossy, dtype="float32", threads=1)
 
 
 def test_all_configurations_share_models_and_say_the_same(runner: Runner) -> None:
@@ -56,7 +56,7 @@ def test_all_configurations_share_models_and_say_the_same(runner: Runner) -> Non
 
 def test_a_contender_is_what_llm_would_be(runner: Runner, folders: tuple[Path, Path]) -> None:
     one = Configuration.parse("draft-model k=4 verifier=token")
-    llm = LLM(folders[0], draft=folders[1], runtime="eager", dtype="float32", threads=1, max_num_seqs=1, **one.as_dict())
+    llm = LLM(folders[0], draft=folders[1], dtype="float32", threads=1, max_num_seqs=1, **one.as_dict())
     contender = runner.open(one)
     params = SamplingParams(max_tokens=24, temperature=1.0, seed=5)
     (trace,) = contender.run([PROMPT], params)

@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("end", [EOS, TURN])
 def test_each_of_them_ends_an_answer(folder: Path, drafter: str, end: int) -> None:
     """And is held back by min_tokens, ignored where ends are ignored, and no stop reason."""
-    llm = LLM(folder, drafter=drafter, draft=folder if drafter == "universal" else None, runtime="eager", threads=1)
+    llm = LLM(folder, drafter=drafter, draft=folder if drafter == "universal" else None, threads=1)
     eager: dict[str, Any] = {"logit_bias": {end: 60.0}, "max_tokens": 6}
     asked = [SamplingParams(**eager), SamplingParams(**eager, min_tokens=3), SamplingParams(**eager, ignore_eos=True)]
     first, later, never = llm.generate([[5, 6, 7]] * 3, asked)
@@ -72,7 +72,7 @@ def test_each_of_them_ends_an_answer(folder: Path, drafter: str, end: int) -> No
 
 
 def test_a_grammar_may_end_with_each_of_them(folder: Path) -> None:
-    ends = LLM(folder, drafter="none", runtime="eager", threads=1)._built.target.eos_token_ids
+    ends = LLM(folder, drafter="none", threads=1)._built.target.eos_token_ids
     mask = Grammars(byte_tokenizer(), 257, ends).constraint(regex("a?")).allowed([[]])[0]
     assert [bool(mask[token]) for token in (EOS, TURN)] == [True, True]
 

@@ -32,7 +32,7 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     save_checkpoint(folder / "target", target, TOKENIZER)
     save_checkpoint(folder / "draft", disturbed(target, 0.1), TOKENIZER)
     draft = folder / "draft" if request.param == "draft-model" else None
-    return LLM(folder / "target", drafter=request.param, draft=draft, runtime="eager", threads=1)
+    return LLM(folder / "target", drafter=request.param, draft=draft, threads=1)
 
 
 @pytest.mark.parametrize(("fields", "text", "reason", "by"), CASES)

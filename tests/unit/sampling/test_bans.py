@@ -117,7 +117,7 @@ def llm_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LLM]:
 
     def make(drafter: str, options: dict[str, Any]) -> LLM:
         draft = folder / "draft" if drafter in ("draft-model", "universal") else None
-        return LLM(folder / "target", drafter=drafter, draft=draft, drafter_options=options, runtime="eager", threads=1)
+        return LLM(folder / "target", drafter=drafter, draft=draft, drafter_options=options, threads=1)
 
     return make
 

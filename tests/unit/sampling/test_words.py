@@ -131,7 +131,7 @@ def test_words_of_vocabularies_that_imply_spaces() -> None:
 
 @pytest.fixture(scope="module")
 def pair() -> tuple[LLM, LLM]:
-    return LLM("demo", runtime="eager", threads=1), LLM("demo", drafter="none", runtime="eager", threads=1)
+    return LLM("demo", threads=1), LLM("demo", drafter="none", threads=1)
 
 
 @pytest.mark.parametrize("words", [["apples"], ["more"], ["lemons", "has"], ["19"], ["="]])

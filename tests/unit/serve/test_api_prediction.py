@@ -110,7 +110,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = TEMPLATE
     folder = save_checkpoint(tmp_path_factory.mktemp("model") / "tiny", tiny_llama(257, sharpness=4.0), tokenizer)
-    options = Options(target=str(folder), drafter="ngram", runtime="eager", max_model_len=256)
+    options = Options(target=str(folder), drafter="ngram", max_model_len=256)
 
     def load() -> list[Any]:
         engine = make_engine(options, EngineSettings(max_num_seqs=4, kv_memory=64 << 20), name="fake")

@@ -161,7 +161,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def real(tiny: Path) -> Iterator[str]:
     """URL of the real engine behind the real HTTP server."""
     torch.set_num_threads(1)
-    options = Options(target=str(tiny), drafter="ngram", runtime="eager", max_model_len=256)
+    options = Options(target=str(tiny), drafter="ngram", max_model_len=256)
     settings = EngineSettings(max_num_seqs=4, kv_memory=64 << 20)
 
     def load() -> list[Any]:
@@ -241,7 +241,7 @@ def test_command_drains_and_ends_with_code_0(tiny: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [
-        sys.executable, "-m", "outrider", "serve", str(tiny), "--drafter", "ngram", "--set", "runtime=eager", "--threads", "1",
+        sys.executable, "-m", "outrider", "serve", str(tiny), "--drafter", "ngram", "--threads", "1",
         "--set", "max_model_len=512", "--port", str(port), "--kv-memory", "64MiB", "--served-model-name", "tiny",
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

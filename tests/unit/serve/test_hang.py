@@ -36,7 +36,7 @@ def until(reached: Callable[[], bool]) -> None:
 def test_a_step_that_hangs_fails_health_until_it_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a server that reports health while nothing is answered, and one that is restarted for being idle."""
     target = save_checkpoint(tmp_path / "target", tiny_llama(257), byte_tokenizer())
-    options = Options(target=str(target), drafter="ngram", runtime="eager")
+    options = Options(target=str(target), drafter="ngram")
     engine = make_engine(options, EngineSettings(kv_memory=64 << 20), name="tiny")
     engine.start()
     state = ServerState(ServerSettings(models=(ServedModel(name="tiny", options=options),), hang_timeout_s=LIMIT_S))

@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     for name, model in (("target", target), ("draft", disturbed(target, 0.05))):
         save_checkpoint(folder / name, model, byte_tokenizer())
     options = Options(
-        target=str(folder / "target"), drafter="draft-model", draft=str(folder / "draft"), num_draft_tokens=3, runtime="eager"
+        target=str(folder / "target"), drafter="draft-model", draft=str(folder / "draft"), num_draft_tokens=3
     )
     exporter, state = InMemorySpanExporter(), ServerState(ServerSettings(models=(ServedModel(name="tiny", options=options),)))
     monkeypatch = pytest.MonkeyPatch()

@@ -52,7 +52,7 @@ def start(models: Path) -> Iterator[Start]:
     made: list[Engine] = []
 
     def begin(draft: str | None, extra: tuple[str, ...] = (), **options: Any) -> Engine:
-        options = {"num_draft_tokens": 4, "runtime": "eager", **options}
+        options = {"num_draft_tokens": 4, **options}
         chosen = Options(target=str(models / "target"), draft=str(models / draft) if draft else None, **options)
         made.append(make_engine(chosen, EngineSettings(kv_memory=64 << 20), extra_drafters=extra, name="m"))
         made[-1].start()
@@ -118,7 +118,7 @@ def test_server_without_speculation_has_nothing_to_compare(start: Start) -> None
 
 @pytest.mark.slow
 def test_demo_pair_is_found_good() -> None:
-    engine = make_engine(Options(target="demo", runtime="eager"), EngineSettings(kv_memory=1 << 28))
+    engine = make_engine(Options(target="demo"), EngineSettings(kv_memory=1 << 28))
     engine.start()
     try:
         result = self_test(engine)

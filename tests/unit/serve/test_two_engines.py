@@ -38,7 +38,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Options]:
     save_eagle(random_eagle("eagle3", second.config), folder / "head")
     parts = {"first": ("draft-model", "draft", 1), "second": ("eagle3", "head", 2)}
     return {
-        name: Options(str(folder / name), drafter=drafter, draft=str(folder / draft), num_draft_tokens=3, runtime="eager",
+        name: Options(str(folder / name), drafter=drafter, draft=str(folder / draft), num_draft_tokens=3,
                       threads=threads)
         for name, (drafter, draft, threads) in parts.items()
     }  # fmt: skip
@@ -97,7 +97,7 @@ def test_both_answer_at_once_what_each_says_alone(client: TestClient, options: d
     assert [said(answer) for answer in answers] == alone
     assert [answer["model"] for answer in answers] == [name for name, _, _ in jobs]
     for name in NAMES:
-        plain = LLM(options[name].target, drafter="none", runtime="eager", threads=options[name].threads)
+        plain = LLM(options[name].target, drafter="none", threads=options[name].threads)
         expected = [done.token_ids for done in plain.generate(prompts, SamplingParams(max_tokens=TOKENS, ignore_eos=True))]
         greedy = [tokens for (model, _, fields), tokens in zip(jobs, alone, strict=True) if model == name and not fields]
         assert greedy == expected

@@ -32,7 +32,7 @@ def decoder(root: Path, **options: object) -> Decoder:
     return build(
         Options(
             str(root / "target"), drafter="draft-model", draft=str(root / "draft"), drafter_options=options,
-            num_draft_tokens=6, dtype="float32", runtime="eager", threads=1,
+            num_draft_tokens=6, dtype="float32", threads=1,
         )
     ).decoder  # fmt: skip
 

@@ -111,8 +111,8 @@ def test_saved_drafts_load_everywhere(tmp_path: Path) -> None:
     folder = spec.out / "drafter"
     assert (folder / "chat_template.jinja").exists()
     prompt = [10, 11, 12, 13]
-    plain = LLM(target_folder, drafter="none", runtime="eager").generate(prompt, SamplingParams(max_tokens=12))[0]
-    llm = LLM(target_folder, drafter="draft-model", draft=folder, runtime="eager")
+    plain = LLM(target_folder, drafter="none").generate(prompt, SamplingParams(max_tokens=12))[0]
+    llm = LLM(target_folder, drafter="draft-model", draft=folder)
     assert llm.generate(prompt, SamplingParams(max_tokens=12))[0].token_ids == plain.token_ids
     target, draft = (AutoModelForCausalLM.from_pretrained(path) for path in (target_folder, folder))
     AutoTokenizer.from_pretrained(folder)
@@ -168,7 +168,7 @@ def test_from_traffic_refreshes(tmp_path: Path) -> None:
             spec, out=tmp_path / f"fresh{recorded}", settings={}, init=spec.out / "drafter",
             responses=ResponsePlan(max_new_tokens=6),
             material=TrainingData(traffic=str(log), recorded_answers=recorded), measure=MeasurePlan(prompts=1, max_new_tokens=4),
-            options=Options(spec.options.target, drafter="ngram", runtime="eager"),
+            options=Options(spec.options.target, drafter="ngram"),
         )  # fmt: skip
         result = run_training(fresh, Quiet())
         assert result is not None

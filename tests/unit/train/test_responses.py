@@ -29,7 +29,7 @@ def prompts_file(path: Path, count: int = 5) -> Path:
 
 
 def options(target: Path) -> Options:
-    return Options(str(target), drafter="ngram", runtime="eager", max_num_seqs=2)
+    return Options(str(target), drafter="ngram", max_num_seqs=2)
 
 
 def gathered(tmp_path: Path, out: str, plan: ResponsePlan = PLAN, *, progress: object = None) -> list[TrainingText]:
@@ -47,7 +47,7 @@ def test_greedy_responses_are_the_targets_own(tmp_path: Path) -> None:
     """Two samples of five prompts with alternating temperatures: the greedy ones are the texts of plain decoding."""
     found = gathered(tmp_path, "out")
     assert len(found) == 10
-    llm = LLM(tmp_path / "target", drafter="none", runtime="eager")
+    llm = LLM(tmp_path / "target", drafter="none")
     for place in range(0, 10, 2):  # temperature 0 comes first
         done = llm.generate(found[place].prompt, SamplingParams(max_tokens=6))[0]
         assert found[place].response == done.token_ids

@@ -117,7 +117,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     yield build(
         Options(
             target=str(folder / "target"), drafter="draft-model", draft=str(folder / "draft"), dtype="float32",
-            runtime="eager", threads=1,
+            threads=1,
         )
     )  # fmt: skip
     torch.set_num_threads(threads)

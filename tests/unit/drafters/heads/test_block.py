@@ -155,7 +155,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def options(root: Path, head: str, **settings: object) -> Options:
     return Options(
-        str(root / "target"), drafter="block", draft=str(root / head), drafter_options=settings, dtype="float32", runtime="eager",
+        str(root / "target"), drafter="block", draft=str(root / head), drafter_options=settings, dtype="float32",
         threads=1,
     )  # fmt: skip
 
@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_refused(target: Path) -> None:
     with pytest.raises(CheckpointError, match="folder"):
         build(options(target, "nowhere"))
     with pytest.raises(ConfigError, match="--draft"):
-        build(Options(str(target / "target"), drafter="block", runtime="eager"))
+        build(Options(str(target / "target"), drafter="block"))
 
 
 @pytest.mark.parametrize(

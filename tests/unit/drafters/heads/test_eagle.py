@@ -239,7 +239,7 @@ def test_through_the_front_door(tmp_path: Path) -> None:
     target = save_checkpoint(tmp_path / "target", tiny_llama(257, num_hidden_layers=4), byte_tokenizer())
     config = tiny_llama(257, num_hidden_layers=4).config
     save_eagle(random_eagle("eagle3", config), tmp_path / "head")
-    options = Options(str(target), drafter="eagle3", draft=str(tmp_path / "head"), dtype="float32", runtime="eager", threads=1)
+    options = Options(str(target), drafter="eagle3", draft=str(tmp_path / "head"), dtype="float32", threads=1)
     built = build(options)
     assert built.options.draft is None
     assert built.options.drafter_options["head"] == str(tmp_path / "head")

@@ -33,7 +33,7 @@ def test_texts_follow_the_target_law(settings: dict[str, Any], verifier: str, no
     threads = torch.get_num_threads()
     head = {"head": str(tmp_path / "head")}
     options = Options(
-        str(tmp_path / "target"), drafter="eagle3", drafter_options=head, dtype="float32", runtime="eager", threads=1
+        str(tmp_path / "target"), drafter="eagle3", drafter_options=head, dtype="float32", threads=1
     )
     built = build(options)
     torch.set_num_threads(threads)

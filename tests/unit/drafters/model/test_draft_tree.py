@@ -35,7 +35,7 @@ def decoder_for(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decod
 def _options(root: Path, num_nodes: int, options: dict[str, Any]) -> Options:
     return Options(
         str(root / "target"), drafter="draft-model", draft=str(root / "draft"), drafter_options=options,
-        num_draft_tokens=num_nodes, dtype="float32", runtime="eager", threads=1,
+        num_draft_tokens=num_nodes, dtype="float32", threads=1,
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def open_subject(tiny_pair: tuple[Path, Path]) -> Open:
     def opened(drafter: str = "draft-model", verifier: str = "auto", **options: object) -> Subject:
         draft = str(tiny_pair[1]) if drafter in ("draft-model", "withholding") else None
         subject = Subject.open(Options(
-            target=str(tiny_pair[0]), drafter=drafter, draft=draft, verifier=verifier, dtype="float32", runtime="eager",
+            target=str(tiny_pair[0]), drafter=drafter, draft=draft, verifier=verifier, dtype="float32",
             **options,
         ))  # fmt: skip
         for loaded in filter(None, (subject.built.target, subject.built.draft)):

@@ -88,7 +88,7 @@ def open_subject(root: Path) -> Open:
         wants = kind.requirements(kind.Settings(**chosen)).draft
         subject = Subject.open(Options(
             target=str(root / "target"), drafter=drafter, drafter_options=chosen, draft=str(root / "draft") if wants else None,
-            verifier=verifier, dtype="float32", runtime="eager",
+            verifier=verifier, dtype="float32",
         ), grammar=grammar)  # fmt: skip
         for loaded in filter(None, (subject.built.target, subject.built.draft)):
             loaded.lm.limits = PassLimits()  # whole batches in one pass: quick, and fp32 leaves no near-ties here

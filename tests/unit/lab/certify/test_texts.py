@@ -81,7 +81,7 @@ def off_by_one_near_ties(margin: float) -> Callable[..., list[list[int]]]:
 
 def test_a_choice_against_its_own_scores_is_the_verifiers_fault(open_subject: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Off by one near ties: the scores are the same to the bit, the token is not theirs."""
-    subject = open_subject()
+    subject = open_subject(runtime="eager")
     monkeypatch.setattr(batch, "greedy_choice", off_by_one_near_ties(0.1))
     found = section(subject)
     assert found.status == "failed"

@@ -36,7 +36,7 @@ def contender_of(pair: tuple[str, str], configuration: str) -> Contender:
 def runner_of(pair: tuple[str, str], *configurations: str) -> Runner:
     wanted = [Configuration.parse(text) for text in configurations]
     draft = pair[1] if any(one.parts().requirements.draft for one in wanted) else None
-    return Runner(Options(pair[0], draft=draft, dtype="float32", runtime="eager", threads=1), wanted)
+    return Runner(Options(pair[0], draft=draft, dtype="float32", threads=1), wanted)
 
 
 def finished(contender: Contender, trace: Trace, params: SamplingParams) -> FinishedText:

@@ -137,6 +137,6 @@ def demo_contender() -> Contender:
 
     threads = torch.get_num_threads()
     configuration = Configuration.parse("draft-model k=5")
-    made = Runner(Options("demo", runtime="eager", threads=1), [configuration]).open(configuration)
+    made = Runner(Options("demo", threads=1), [configuration]).open(configuration)
     torch.set_num_threads(threads)
     return made

@@ -37,7 +37,7 @@ def explained(
 ) -> ExplainResult:
     wanted = Configuration.parse(configuration)
     draft = pair[1] if wanted.parts().requirements.draft else None
-    options = Options(pair[0], draft=draft, dtype="float32", runtime="eager", threads=1)
+    options = Options(pair[0], draft=draft, dtype="float32", threads=1)
     result, journal = explain(options, wanted, questions, params, folder / "journal", **extra)  # type: ignore[arg-type]
     journal.close()
     return result
@@ -91,7 +91,7 @@ def test_seeds_differ_by_prompt_and_repeat_by_run(pair: tuple[str, str], tmp_pat
     same = [Question(PROMPTS[0], str(number)) for number in range(2)]
     texts = []
     for _ in range(2):
-        options = Options(pair[0], draft=pair[1], dtype="float32", runtime="eager", threads=1)
+        options = Options(pair[0], draft=pair[1], dtype="float32", threads=1)
         result, journal = explain(options, Configuration.parse("draft-model k=4"), lambda _: same, WARM, tmp_path / "j")
         journal.close()
         texts.append([text.pieces for text in result.texts])
@@ -111,7 +111,7 @@ def test_an_interrupted_run_goes_on(pair: tuple[str, str], tmp_path: Path, monke
         return record(contender, question, params)  # type: ignore[arg-type]
 
     monkeypatch.setattr(explain_module, "record", counted)
-    options = Options(pair[0], draft=pair[1], dtype="float32", runtime="eager", threads=1)
+    options = Options(pair[0], draft=pair[1], dtype="float32", threads=1)
     known, _ = explain(options, Configuration.parse("draft-model k=4"), questions, WARM, tmp_path / "journal")
     assert decoded == ["q0", "q1"]
     assert known.interrupted
@@ -158,7 +158,7 @@ def test_refusals(pair: tuple[str, str], tmp_path: Path) -> None:
             check(Configuration.parse(text), params, lossy="typical" in text)
     with pytest.raises(CapabilityError, match="one by one"):
         explained(pair, "composite k=6 parts=draft-model+suffix verifier=gumbel", WARM, tmp_path)
-    options = Options(pair[0], dtype="float32", runtime="eager", threads=1)
+    options = Options(pair[0], dtype="float32", threads=1)
     with pytest.raises(ConfigError, match="no prompt"):
         explain(options, Configuration.parse("ngram"), lambda _: [], GREEDY, tmp_path / "journal")
 
@@ -169,7 +169,7 @@ def test_the_demo(tmp_path: Path) -> None:
         text = "Question: A cake costs $2 and a cup costs $5. Olivia buys 6 cakes and 5 cups. How much is it?\nAnswer:"
         return [Question(runner.tokenizer(text)["input_ids"], "cakes", "reasoning")]
 
-    options, params = Options("demo", runtime="eager", threads=1), SamplingParams(max_tokens=60)
+    options, params = Options("demo", threads=1), SamplingParams(max_tokens=60)
     result, journal = explain(options, Configuration.parse("draft-model k=5"), asked, params, tmp_path / "journal")
     journal.close()
     current = next(one for one in result.counterfactuals if one.current)

@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def corpus(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some of what the model says."""
-    done = LLM(str(model), runtime="eager", drafter="none").generate(PROMPTS[1:3], SamplingParams(max_tokens=40))
+    done = LLM(str(model), drafter="none").generate(PROMPTS[1:3], SamplingParams(max_tokens=40))
     path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
     path.write_text("\n".join(one.text for one in done), encoding="utf-8")
     return path
@@ -53,7 +53,7 @@ def assert_same(
     configuration: Configuration, target: str, params: list[SamplingParams], max_num_seqs: int, prompts: list[Any]
 ) -> int:
     """Decode for real, then replay. Returns the number of accepted tokens, for tests that want some."""
-    llm = LLM(target, runtime="eager", max_num_seqs=max_num_seqs, **configuration.as_dict())
+    llm = LLM(target, max_num_seqs=max_num_seqs, **configuration.as_dict())
     done = llm.generate(prompts, params)
     texts = [
         Text(one.prompt_token_ids, one.token_ids, max_tokens=each.max_tokens) for one, each in zip(done, params, strict=True)

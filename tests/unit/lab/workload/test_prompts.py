@@ -30,7 +30,7 @@ def workload(*requests: WorkloadRequest) -> Workload:
 @pytest.mark.slow
 def test_equal_to_what_llm_feeds() -> None:
     """Special tokens doubled or forgotten would measure another prompt than the user's."""
-    llm = LLM("demo", drafter="none", runtime="eager", max_num_seqs=1)
+    llm = LLM("demo", drafter="none", max_num_seqs=1)
     plain, chat = load_workload("demo", limit=1).requests[0], load_workload("embedded:chat").requests[8]
     assert chat.messages is not None
     fed = llm._row(0, plain.prompt or "", SamplingParams(max_tokens=1), streaming=False)
