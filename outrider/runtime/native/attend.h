@@ -73,6 +73,7 @@ struct Block {
   Number *query_panel;              // for tiles alone
   float* scores;                    // (count, RANGE)
   float low[QUERIES], high[QUERIES];  // positions that each query sees
+  int64_t all_from, all_to;           // positions that all of them see
 
   int64_t group() const { return op.heads / op.kv_heads; }
   int64_t token(int64_t query) const { return (first + query) / group(); }
@@ -104,6 +105,8 @@ struct Block {
       std::memcpy(queries + query * op.size, reinterpret_cast<const Number*>(from) + op.in[0].offset + h * op.in[0].row_step,
                   op.size * sizeof(Number));
     }
+    all_from = int64_t(*std::max_element(low, low + count));
+    all_to = int64_t(*std::min_element(high, high + count)) + 1;
     if (is_tiled()) panels::pack_keys(count, op.size, [&](int64_t query) { return queries + query * op.size; }, query_panel);
   }
 
@@ -139,7 +142,7 @@ struct Block {
     panels::Fetch next(keys + (place(0) + RANGE) * apart, apart, op.size, num_keys < RANGE ? 0 : RANGE);
     next.divide(panels::steps_of(to - from, op.size / TOGETHER<Number>));
     panels::multiply_rows(to - from, queries + from * op.size, op.size, op.size, key_panel, static_cast<const float*>(nullptr),
-                          scores + from * RANGE, RANGE, next);
+                          scores + from * RANGE, RANGE, next, num_keys);
   }
 
   // A range of positions, begin .. begin + num_keys, the j-th key at place(j), for queries [from, to).
@@ -153,11 +156,22 @@ struct Block {
     const float* const slopes = static_cast<const float*>(op.weight);
     const int64_t first_query = this->first;
     const Floats scale = floats(float(op.scale) * (op.softcap ? 1.f : LOG2_E)), cap = floats(float(op.softcap));
+    const bool is_plain = !op.softcap && !slopes && num_keys == RANGE && all_from <= begin && begin + RANGE <= all_to;
     for (int64_t query = from; query < to; ++query) {
       float* const own = scores + query * RANGE;
+      Floats most = floats(LEAST);
+      if (is_plain) {  // as below, without asking
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; ++v) {
+          const Floats score = load(own + LANES * v) * scale;
+          store(own + LANES * v, score);
+          most = larger(most, score);
+        }
+        bases[query] = std::max(bases[query], largest_of(most));
+        continue;
+      }
       const int64_t first = std::max<int64_t>(0, int64_t(low[query]) - begin);
       const int64_t behind = std::min(num_keys, int64_t(high[query]) + 1 - begin);
-      Floats most = floats(LEAST);
       Floats slope = floats(0), apart = slope;
       if (slopes) slope = floats(slopes[head * group() + (first_query + query) % group()] * LOG2_E);
       if (slopes) apart = load(COUNTED) - floats(float(start() + depth(token(query))));

@@ -177,7 +177,7 @@ inline void multiply_row(const Inputs& x, const Bytes (&codes)[VECTORS], const F
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
       totals[h] = multiply_add(to_floats(products[h]) * scale, factors.scales[s][h], totals[h]);
-      if constexpr (F::ZERO) totals[h] = multiply_add(floats(x.scale * codes_sum), factors.zeros[s][h], totals[h]);
+      if constexpr (F::ZERO) totals[h] = multiply_add(floats(F::SUBS == 1 ? x.whole : x.scale * codes_sum), factors.zeros[s][h], totals[h]);
     }
   }
   store(sums, totals[0]);

@@ -122,11 +122,11 @@ struct Fetch {
   }
 };
 
-// Keys of a range -> a panel. `at(j)`: the j-th of `count`.
+// Keys of a range -> a panel, up to the next whole sixteen. `at(j)`: the j-th of `count`.
 template <typename Number, typename At>
 void pack_keys(int64_t count, int64_t size, const At& at, Number* panel) {
   const int64_t words = size / TOGETHER<Number>;
-  for (int64_t j = 0; j < RANGE; j += 16) {
+  for (int64_t j = 0; j < count; j += 16) {
     const uint32_t* rows[16];
     for (int64_t r = 0; r < 16; ++r) rows[r] = reinterpret_cast<const uint32_t*>(at(std::min(j + r, count - 1)));
     for (int64_t w = 0; w < words; w += 16) {
@@ -165,44 +165,50 @@ inline Pairs lane(const bf16* at) { return load_pairs(at); }
 
 constexpr int ROWS = IS_WIDE ? 6 : 2, VECTORS = IS_WIDE ? 4 : 2;  // of sums that are registers
 
-// sums (M, 16 * VECTORS) = kept * sums + rows times a panel, over `depth` numbers of a row; without `kept`, the product alone
-template <int M, typename Number>
-void multiply(const Number* rows, int64_t row_step, int64_t depth, const Number* panel, const float* kept, float* sums, int64_t sum_step,
-              Fetch& fetch) {
-  Floats sum[M][VECTORS];
+// sums (M, 16 V) = kept * sums + rows times a panel, over `depth` numbers of a row; without `kept`, the product alone
+// A function by itself: inlined into its callers, its sums leave the registers
+template <int M, int V, typename Number>
+__attribute__((noinline)) void multiply(const Number* rows, int64_t row_step, int64_t depth, const Number* panel, const float* kept,
+                                        float* sums, int64_t sum_step, Fetch& fetch) {
+  Floats sum[M][V];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) sum[m][v] = kept ? load(sums + m * sum_step + 16 * v) * floats(kept[m]) : floats(0);
+    for (int v = 0; v < V; ++v) sum[m][v] = kept ? load(sums + m * sum_step + 16 * v) * floats(kept[m]) : floats(0);
   for (int64_t k = 0; k < depth; k += TOGETHER<Number>) {
     fetch.step();
-    decltype(lane(panel)) columns[VECTORS];
+    decltype(lane(panel)) columns[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) columns[v] = lane(panel + k * WIDTH + 16 * TOGETHER<Number> * v);
+    for (int v = 0; v < V; ++v) columns[v] = lane(panel + k * WIDTH + 16 * TOGETHER<Number> * v);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const auto number = same(rows + m * row_step + k);
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) sum[m][v] = add(sum[m][v], number, columns[v]);
+      for (int v = 0; v < V; ++v) sum[m][v] = add(sum[m][v], number, columns[v]);
     }
   }
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m)
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) store(sums + m * sum_step + 16 * v, sum[m][v]);
+    for (int v = 0; v < V; ++v) store(sums + m * sum_step + 16 * v, sum[m][v]);
 }
 
 inline int64_t steps_of(int64_t count, int64_t depth) { return (count + ROWS - 1) / ROWS * (WIDTH / (16 * VECTORS)) * depth; }
 
-// The same for any number of rows, and all columns of the panel
+// The same for any number of rows, and the first `columns` of the panel at least
 template <typename Number>
 void multiply_rows(int64_t count, const Number* rows, int64_t row_step, int64_t depth, const Number* panel, const float* kept,
-                   float* sums, int64_t sum_step, Fetch& fetch) {
+                   float* sums, int64_t sum_step, Fetch& fetch, int64_t columns = WIDTH) {
   for (int64_t m = 0; m < count; m += ROWS)
-    for (int64_t v = 0; v < WIDTH; v += 16 * VECTORS) {
+    for (int64_t v = 0; v < columns; v += 16 * VECTORS) {
       const auto go = [&]<int M>() {
-        multiply<M>(rows + m * row_step, row_step, depth, panel + v * TOGETHER<Number>, kept ? kept + m : nullptr,
-                    sums + m * sum_step + v, sum_step, fetch);
+        const auto several = [&]<int V>() {
+          multiply<M, V>(rows + m * row_step, row_step, depth, panel + v * TOGETHER<Number>, kept ? kept + m : nullptr,
+                         sums + m * sum_step + v, sum_step, fetch);
+        };
+        if (columns - v <= 16) several.template operator()<1>();
+        else if (columns - v <= 32) several.template operator()<2>();
+        else several.template operator()<VECTORS>();
       };
       switch (std::min<int64_t>(ROWS, count - m)) {
         case 1: go.template operator()<1>(); break;

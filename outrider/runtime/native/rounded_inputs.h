@@ -17,6 +17,7 @@ constexpr int64_t AHEAD = 8192;                  // bytes
 struct Inputs {
   int8_t codes[BLOCK];
   float scale;
+  float whole;      // scale times the sum of all codes
   int32_t sums[2];  // of the codes of each half
 };
 
@@ -33,6 +34,7 @@ inline Inputs to_bytes(const Number* x, int64_t count) {
   found.scale = largest / 127;
   found.sums[0] = sum_of(first);
   found.sums[1] = sum_of(second);
+  found.whole = found.scale * (found.sums[0] + found.sums[1]);
   return found;
 }
 
