@@ -33,6 +33,7 @@ from outrider.models.loading.load import (
 )
 from outrider.models.loading.memory import MemoryReport, estimate_memory
 from outrider.models.loading.own_code import ignored_code
+from outrider.models.loading.slow_paths import slow_paths_held
 from outrider.models.quantised.checkpoint import quantisation_of
 from outrider.models.quantised.load import quantised_note
 from outrider.models.quantised.on_loading import quantise_linears, rounded_bytes
@@ -118,10 +119,18 @@ class ModelLoader:
     def load(self, name: str, loop_vocab: int | None = None, *, quantise: int | None = None) -> LoadedModel:
         """Config, tokenizer, weights, probes, fast path. `loop_vocab`: also a drafting loop over that vocabulary; `quantise`:
         bits that its linear layers are rounded to."""
+        with slow_paths_held() as held:
+            loaded, runtime = self._load(name, loop_vocab, quantise)
+        if runtime != NATIVE:
+            held.tell()
+        return loaded
+
+    def _load(self, name: str, loop_vocab: int | None, quantise: int | None) -> tuple[LoadedModel, str]:
+        """The model, and the runtime that its passes are on."""
         options = self.options
         revision = self._revision(name)
         if (started := self._as_kept(name, quantise)) is not None:
-            return started
+            return started, NATIVE
         config = load_config(name, options.trust_remote_code, revision)
         tokenizer = load_tokenizer(name, options.trust_remote_code, revision)
         dtype = resolve_dtype(options.dtype, config, self.device, rounded=quantise is not None)
@@ -170,7 +179,7 @@ class ModelLoader:
             loaded.tables = Tables.of(module)
         del module
         gc.collect()  # the native runtime holds its own packed weights
-        return loaded
+        return loaded, runtime
 
     def _as_kept(self, name: str, quantise: int | None) -> LoadedModel | None:
         """The model as an earlier start left it; None where there was none, or more of it is needed than was kept."""

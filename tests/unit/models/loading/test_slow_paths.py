@@ -1,0 +1,31 @@
+"""transformers' warnings about its slow code reach the user where that code runs, and only there."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+
+import pytest
+from transformers.integrations import hub_kernels
+
+from outrider.models.loading.slow_paths import LOGGER, slow_paths_held
+
+
+@pytest.mark.parametrize("runs_natively", [True, False])
+def test_slow_paths_are_told_where_they_run(caplog: pytest.LogCaptureFixture, *, runs_natively: bool) -> None:
+    logger = logging.getLogger(LOGGER)
+    slow = "`f` is falling back to its reference PyTorch implementation because `causal_conv1d` is not installed."
+    with slow_paths_held() as held:
+        logger.warning(slow)
+        logger.warning("another warning")
+    assert caplog.messages == ["another warning"]
+    if not runs_natively:
+        held.tell()
+    logger.warning(slow)
+    assert caplog.messages.count(slow) == (1 if runs_natively else 2)
+
+
+def test_transformers_still_says_it_so() -> None:
+    """Guards against words and a logger that a new release of transformers has renamed."""
+    assert hub_kernels.logger.name == LOGGER
+    assert "is falling back to its reference PyTorch implementation" in inspect.getsource(hub_kernels)
