@@ -70,7 +70,7 @@ class NumericalError(OutriderError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """' Did you mean 'x'?' when something close exists, then the full list; ready to append to a message."""
-    options = sorted(known)
+    options = sorted(set(known))
     close = nearest(name, options)
     hint = f" Did you mean '{close}'?" if close else ""
     return f"{hint} Available: {', '.join(options)}."

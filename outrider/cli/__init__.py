@@ -8,6 +8,19 @@ at once. Text goes to stdout, everything else to stderr.
 Exit codes: 0 done, 1 a run that failed, 2 bad input, 130 stopped with Ctrl-C.
 """
 
-from outrider.cli.app import main
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Entry point of the `outrider` command; Ctrl-C while its own modules are imported ends it like any other."""
+    try:
+        from outrider.cli import app
+    except KeyboardInterrupt:
+        sys.stderr.write("error: interrupted\n")
+        sys.exit(130)
+    app.main()
+
 
 __all__ = ["main"]

@@ -34,7 +34,8 @@ class DraftLength:
         if not NUMBER.fullmatch(number.removeprefix("-")) or (is_auto and ":" in str(asked) and not bound):
             raise ConfigError(f"num_draft_tokens must be a number, 'auto' or 'auto:N', got '{asked}'")
         if not 1 <= int(number) <= MAX_DRAFT_TOKENS:
-            raise ConfigError(f"num_draft_tokens must be between 1 and {MAX_DRAFT_TOKENS}, got {number}")
+            plain = "; drafter 'none' drafts nothing" if int(number) == 0 else ""
+            raise ConfigError(f"num_draft_tokens must be between 1 and {MAX_DRAFT_TOKENS}, got {number}{plain}")
         return cls(int(number), is_auto)
 
     @classmethod

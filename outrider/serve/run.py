@@ -16,7 +16,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from errno import EADDRINUSE
+from errno import EACCES, EADDRINUSE, EADDRNOTAVAIL
 from types import FrameType
 
 import uvicorn
@@ -31,6 +31,11 @@ from outrider.serve.served import ServerState, Serves
 from outrider.serve.settings import ServerSettings
 
 log = logging.getLogger("outrider.serve")
+HINTS = {
+    EADDRINUSE: "; another program uses this port: give another --port, or 0 for any free one",
+    EADDRNOTAVAIL: "; this machine does not have that address: give one of its own as --host, or 0.0.0.0 for all of them",
+    EACCES: "; ports below 1024 are for privileged users: give another --port",
+}
 KEEP_ALIVE_S = 65  # longer than the idle time of common proxies
 LAST_WORDS_S = 5.0  # for connections whose requests were cut off
 
@@ -159,6 +164,6 @@ def listen(settings: ServerSettings) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        hint = "; another program uses this port: give another --port, or 0 for any free one" if error.errno == EADDRINUSE else ""
+        hint = HINTS.get(error.errno or 0, "")
         raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}{hint}") from error
     return listener

@@ -148,6 +148,9 @@ def test_taken_port_is_said_before_anything_is_loaded() -> None:
         )
         with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1.* give another --port"):
             listen(settings)
+    elsewhere = ServerSettings(models=settings.models, host="192.0.2.1", port=0)
+    with pytest.raises(ConfigError, match=r"this machine does not have that address: give one of its own as --host"):
+        listen(elsewhere)
 
 
 @pytest.fixture(scope="module")
