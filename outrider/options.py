@@ -48,8 +48,8 @@ class Options:
             raise ConfigError(f"max_num_seqs must be between 1 and 4096, got {self.max_num_seqs}")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads must be at least 1, got {self.threads}")
-        if self.threads is not None and self.threads > (most := max(64, 4 * (os.cpu_count() or 1))):
-            raise ConfigError(f"threads must be between 1 and {most} on this machine, got {self.threads}")
+        if self.threads is not None and self.threads > (max_threads := max(64, 4 * (os.cpu_count() or 1))):
+            raise ConfigError(f"threads must be between 1 and {max_threads} on this machine, got {self.threads}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(f"max_model_len must be at least 2, got {self.max_model_len}")
 

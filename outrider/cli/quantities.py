@@ -9,7 +9,7 @@ from typing import Any
 from outrider.errors import ConfigError
 
 _NUMBER = re.compile(r"\s*(?P<number>[\d.]+(?:e[+-]?\d+)?)\s*(?P<unit>.*?)\s*", re.IGNORECASE | re.DOTALL)
-FEWEST = 1000
+MIN_PARAMETERS = 1000
 PARAMETERS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 BANDWIDTH = {"mb/s": 1e6, "gb/s": 1e9, "tb/s": 1e12, "mib/s": 2.0**20, "gib/s": 2.0**30, "tib/s": 2.0**40}
 MEMORY = {
@@ -25,7 +25,7 @@ def parameters(option: str, text: str) -> int:
     """'8B' -> 8000000000; 0 is allowed, but no handful, which lacks its unit. Raises ConfigError."""
     form = "a number of parameters like 8B, 0.5B, 135M"
     count = round(_quantity(option, text, PARAMETERS, form))
-    if 0 < count < FEWEST:
+    if 0 < count < MIN_PARAMETERS:
         raise ConfigError(f"{option} takes {form}; '{text}' are {count} parameters")
     return count
 

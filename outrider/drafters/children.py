@@ -40,8 +40,8 @@ def likeliest_scores(
     if not asked:
         return [[] for _ in counts]
     outputs, temperatures = [row * scores.shape[1] + place for row, place in asked], [soft[row][0] for row, _ in asked]
-    most = min(max(count for line in counts for count in line), width)
-    found = top_tokens.laws(scores, outputs, most, width, temperatures)
+    max_candidates = min(max(count for line in counts for count in line), width)
+    found = top_tokens.laws(scores, outputs, max_candidates, width, temperatures)
     if not np.isfinite(found.shares).all() or found.tokens.min() < 0:
         return None
     lines = iter(zip(found.tokens.tolist(), found.shares.tolist(), strict=True))

@@ -192,9 +192,9 @@ class CompositeDrafter(Drafter):
         self._pass_seconds = _smoothed(self._pass_seconds, time.perf_counter() - self._proposed_at)
         for index, (path, kept) in enumerate(zip(verdict.lists.path, verdict.lists.num_accepted, strict=True)):
             self._learn(self._offers(index), path[:kept])
-            said = [*(draft.lists[0][index][node] for node in path[:kept]), verdict.lists.next_token[index]]
+            emitted = [*(draft.lists[0][index][node] for node in path[:kept]), verdict.lists.next_token[index]]
             for part in self.parts:
-                part.hear(index, self._numbers[index], said)
+                part.hear(index, self._numbers[index], emitted)
         for part, nodes in zip(self.parts, self._merged.node_maps, strict=True):
             assert part.draft is not None, "commit without propose"
             own = part_verdict(part.draft, nodes, self._merged.draft, verdict)
@@ -233,8 +233,9 @@ class CompositeDrafter(Drafter):
         drafts: list[Draft] = []
         for part in reversed(self.parts):
             budget = [line.count(part.name) + more for line, more in zip(turns, spare, strict=True)]
-            least = [0 if part.is_model else min(count, 1) for count in gamma]  # a guess that is passed over can be measured, too
-            asked = [max(own, one) for own, one in zip(budget, least, strict=True)]
+            # a guess that is passed over can be measured, too
+            min_nodes = [0 if part.is_model else min(count, 1) for count in gamma]
+            asked = [max(own, one) for own, one in zip(budget, min_nodes, strict=True)]
             part.submit(self._timed(part, rows, part.ready(asked)), [own > 0 for own in budget])
             assert part.draft is not None
             drafts.append(part.draft)

@@ -46,18 +46,18 @@ class Part:
         """This step's draft is for these rows only."""
         self.guess, self.draft = draft, replace(draft, lengths=draft.lengths * draft.lengths.new_tensor(rows))
 
-    def hear(self, index: int, number: int, said: Sequence[int]) -> None:
+    def hear(self, index: int, number: int, emitted: Sequence[int]) -> None:
         """A row went on with these tokens.
 
         Where it passed a guess over, they are the verdict on it. A model that was tried and mostly right is tried again at once.
         """
         assert self.guess is not None, "commit without propose"
         assert self.draft is not None, "commit without propose"
-        if number in self.tried and (length := self.draft.lists[1][index]) and 2 * _agreed(self.draft, index, said) > length:
+        if number in self.tried and (length := self.draft.lists[1][index]) and 2 * _agreed(self.draft, index, emitted) > length:
             self.unused[number] = TRY_AFTER
         if self.guess.lists[1][index] and not self.draft.lists[1][index]:
-            tested = min(depth(self.guess, index), len(said))
-            self.survival.observe(number, tested, _agreed(self.guess, index, said))
+            tested = min(depth(self.guess, index), len(emitted))
+            self.survival.observe(number, tested, _agreed(self.guess, index, emitted))
 
 
 def depth(draft: Draft, index: int) -> int:
@@ -65,11 +65,11 @@ def depth(draft: Draft, index: int) -> int:
     return max(draft.levels[index][: draft.lists[1][index] + 1])
 
 
-def _agreed(draft: Draft, index: int, said: Sequence[int]) -> int:
+def _agreed(draft: Draft, index: int, emitted: Sequence[int]) -> int:
     """How many of these tokens, from the first one on, one row's draft has on a path."""
     tokens, children, node = draft.lists[0][index], draft.children[index], -1
-    for level, token in enumerate(said):
+    for level, token in enumerate(emitted):
         node = next((child for child in children[node + 1] if tokens[child] == token), -1)
         if node < 0:
             return level
-    return len(said)
+    return len(emitted)

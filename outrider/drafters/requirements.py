@@ -19,12 +19,12 @@ def told_of_context(head: str, known: int | None, held: int) -> list[str]:
     return [f"head '{head}' knows {known} positions, its target {held}: beyond {known} nothing is drafted"]
 
 
-def lengths_for_any(most: int) -> tuple[int, ...]:
-    """Tokens that the calls of recorded drafting loops make, which together make any number up to `most`.
+def lengths_for_any(max_tokens: int) -> tuple[int, ...]:
+    """Tokens that the calls of recorded drafting loops make, which together make any number up to `max_tokens`.
 
     There are few, because each recording takes memory. They suffice for any number up to eight to take at most two calls and to
     waste no token. A further call costs as much as half a token of a small draft model."""
-    return tuple(length for length in LOOP_LENGTHS if length <= most)
+    return tuple(length for length in LOOP_LENGTHS if length <= max_tokens)
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Requirements:
         """The folder of the head that drafts; None: there is none, or none was named."""
         return self.heads[0][1] if self.head and self.heads else None
 
-    def loop_lengths(self, most: int, *, any_length: bool) -> tuple[int, ...]:
+    def loop_lengths(self, max_tokens: int, *, any_length: bool) -> tuple[int, ...]:
         """Tokens that the calls of a recorded drafting loop make, none: no loop is used.
 
-        They are `most`, the fixed number, or `lengths_for_any` where the number differs from step to step."""
+        They are `max_tokens`, the fixed number, or `lengths_for_any` where the number differs from step to step."""
         if not self.loop:
             return ()
-        return lengths_for_any(most) if any_length or self.shares_nodes else (most,)
+        return lengths_for_any(max_tokens) if any_length or self.shares_nodes else (max_tokens,)

@@ -127,16 +127,16 @@ class Engine:
     def check_room(self, count: int) -> None:
         """To be asked before so many requests are made that belong together. Raises RequestError for more than may ever wait,
         QueueFullError for more than may wait beside those that do."""
-        most, waiting, ran_s = self._settings.max_queue, self._num_waiting(), self._loop.ran_s
-        if count > most:
+        limit, waiting, ran_s = self._settings.max_queue, self._num_waiting(), self._loop.ran_s
+        if count > limit:
             raise RequestError(
-                f"{count} answers are asked for at once, and at most {most} requests may wait here (--set max_queue): "
+                f"{count} answers are asked for at once, and at most {limit} requests may wait here (--set max_queue): "
                 "ask for fewer, or in several requests"
             )
-        if waiting + count > most:
+        if waiting + count > limit:
             seconds = sum(ran_s) / len(ran_s) * (waiting + count) / self._settings.max_num_seqs
             raise QueueFullError(
-                f"{waiting} requests are waiting of {most} that may, too many for {count} more; try again later",
+                f"{waiting} requests are waiting of {limit} that may, too many for {count} more; try again later",
                 min(max(seconds, 1), 60),
             )
 

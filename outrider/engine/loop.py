@@ -125,7 +125,7 @@ class EngineLoop:
             if reason is not None:
                 self._end(active, "stop" if reason == "stop" else "length")
             elif len(active.row.origins) > active.shown:
-                self._tell(active, active.show)
+                self._notify(active, active.show)
 
     def _report(self, done: Stepped, facts: StepFacts) -> None:
         scheduler = self._scheduler
@@ -148,7 +148,7 @@ class EngineLoop:
         finish = active.finish(reason, error)
         if active.joined is not None:
             self.ran_s.append(time.perf_counter() - active.joined)
-        self._tell(active, lambda: active.show(finish))
+        self._notify(active, lambda: active.show(finish))
         self._observer.finished(active.request, finish)
         self._mailbox.leave(active)
 
@@ -179,7 +179,7 @@ class EngineLoop:
             self._scheduler.waiting.push(active)
         self._blame(guilty, error)
 
-    def _tell(self, active: ActiveRequest, call: Callable[[], None]) -> None:
+    def _notify(self, active: ActiveRequest, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception:

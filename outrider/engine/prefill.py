@@ -65,8 +65,8 @@ class Prefiller:
         else:
             known = active.row.tokens[:-1]
             active.draft_parts = self._drafts.copy(known)
-            most = shortest(active.draft_parts) if self.lm.capture else None
-            found = self._pool.load(known[: self._shared(active)], self.lm.kv, row, most)
+            max_length = shortest(active.draft_parts) if self.lm.capture else None
+            found = self._pool.load(known[: self._shared(active)], self.lm.kv, row, max_length)
             active.cached_tokens = min(found, active.row.num_prompt)
 
     def drop(self, active: ActiveRequest) -> None:

@@ -137,7 +137,7 @@ class ActiveRequest:
     joined: float | None = None  # it was first in the batch
     first_token: float | None = None
     shown: int = 0  # output tokens that were handed over, or were there before
-    has_told: bool = False  # whether anything was handed over
+    has_shown: bool = False  # whether anything was handed over
     drafted: int = 0  # draft tokens that were reported
     cached_tokens: int = 0
     preemptions: int = 0
@@ -174,11 +174,11 @@ class ActiveRequest:
         self.listener(
             Update(
                 text="".join(pieces) + rest, token_ids=row.output[new], origins=row.origins[new], pieces=pieces,
-                logprobs=row.logprobs[new], prompt_logprobs=None if self.has_told else self.prompt_logprobs, finish=finish,
+                logprobs=row.logprobs[new], prompt_logprobs=None if self.has_shown else self.prompt_logprobs, finish=finish,
                 drafted=row.stats.drafted - self.drafted,
             )
         )  # fmt: skip
-        self.shown, self.has_told, self.drafted = len(row.origins), True, row.stats.drafted
+        self.shown, self.has_shown, self.drafted = len(row.origins), True, row.stats.drafted
 
     def finish(self, reason: FinishReason, error: OutriderError | None = None) -> Finish:
         """The end, as numbers. Does not tell the listener."""

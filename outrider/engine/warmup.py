@@ -188,8 +188,8 @@ def _counts(max_rows: int) -> list[int]:
 def _sizes(goodput: Goodput, count: int) -> list[int]:
     """Alone all that may be asked for, in a crowd a few; the most telling ones first."""
     max_nodes = goodput.max_nodes
-    few = [max_nodes, *(size for size in (0, 2, (max_nodes + 1) // 2, 1, 3) if size < max_nodes)]
-    wanted = few if count > 1 else [*few, *(size for size in ONE_ROW if size < max_nodes)]
+    sizes = [max_nodes, *(size for size in (0, 2, (max_nodes + 1) // 2, 1, 3) if size < max_nodes)]
+    wanted = sizes if count > 1 else [*sizes, *(size for size in ONE_ROW if size < max_nodes)]
     return list(dict.fromkeys(wanted))
 
 

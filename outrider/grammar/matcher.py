@@ -39,7 +39,7 @@ class Matcher:
         self._eos = eos_token_ids
         self._free = torch.ones(vocab_size, dtype=torch.bool)  # behind an end, or a mistake: whatever
         self._ended = False  # the end token was emitted
-        self._said: list[int] = []  # committed tokens but the end
+        self._emitted: list[int] = []  # committed tokens but the end
         self._walked: list[int] = []  # tokens the matcher has consumed beyond the committed ones
         self._known: dict[tuple[int, ...], Tensor] = {}
         self._failure: RequestError | None = None
@@ -61,7 +61,7 @@ class Matcher:
             if token in self._eos:
                 self._ended = True
             elif self._unbroken(self._consumes, token):
-                self._said.append(token)
+                self._emitted.append(token)
             else:
                 raise NumericalError(f"token {token} was emitted, which the grammar does not allow here")
         self._known.clear()
@@ -118,4 +118,4 @@ class Matcher:
     def _begin_anew(self) -> None:
         """At the end of the committed text; broken again, perhaps."""
         self._matcher, self._walked = self._grammar.anew(), []
-        self._matcher.try_consume_tokens(self._said)
+        self._matcher.try_consume_tokens(self._emitted)

@@ -56,9 +56,9 @@ class PagePool:
         """Tokens that `load` would fill in."""
         return len(self._match(tokens)) * self.page
 
-    def load(self, tokens: Sequence[int], cache: KVCache, row: int, most: int | None = None) -> int:
-        """Fill an empty row with the longest known beginning of `tokens`, of at most `most` tokens; returns how many that was."""
-        path = self._match(tokens[:most])
+    def load(self, tokens: Sequence[int], cache: KVCache, row: int, max_length: int | None = None) -> int:
+        """Fill an empty row with the longest known beginning of `tokens`, at most `max_length`; returns its number of tokens."""
+        path = self._match(tokens[:max_length])
         self._touch(path)
         self.queries += len(tokens)
         self.hits += len(path) * self.page

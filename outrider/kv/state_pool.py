@@ -41,9 +41,9 @@ class StatePool:
         """Tokens that `load` would fill in."""
         return len(self._find(tokens) or ())
 
-    def load(self, tokens: Sequence[int], cache: KVCache, row: int, most: int | None = None) -> int:
-        """Fill an empty row with the longest known beginning of `tokens`, of at most `most` tokens; returns how many that was."""
-        found = self._find(tokens[:most])
+    def load(self, tokens: Sequence[int], cache: KVCache, row: int, max_length: int | None = None) -> int:
+        """Fill an empty row with the longest known beginning of `tokens`, at most `max_length`; returns its number of tokens."""
+        found = self._find(tokens[:max_length])
         self.queries += len(tokens)
         if found is None:
             return 0

@@ -66,15 +66,15 @@ class Repeats:
 
     def _may_repeat(self, share: float) -> bool:
         if time.perf_counter() >= self.deadline_s:
-            self._tell(share, "there is no time left to repeat runs, so they count as they are and are called disturbed")
+            self._report(share, "there is no time left to repeat runs, so they count as they are and are called disturbed")
             return False
         if self._num_disturbed >= GIVE_UP:
-            self._tell(share, "repeating runs has not helped, so they count as they are and are called disturbed")
+            self._report(share, "repeating runs has not helped, so they count as they are and are called disturbed")
             return False
-        self._tell(share, "disturbed runs are repeated")
+        self._report(share, "disturbed runs are repeated")
         return True
 
-    def _tell(self, share: float, what: str) -> None:
+    def _report(self, share: float, what: str) -> None:
         if time.perf_counter() - self._reported_s >= SILENCE_S:
             self._reported_s = time.perf_counter()
             self.say(f"other processes use {share:.0%} of the processors: {what}")

@@ -27,7 +27,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 from outrider.verifiers import VERIFIERS
 
-MOST_ROWS = 4096  # that `Options` takes: how many there are is decided run by run
+MAX_ROWS = 4096  # that `Options` takes: how many there are is decided run by run
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Runner:
         lossy = self._lossy and _is_lossy(configuration)
         if self._target != DEMO:
             return configuration.parts(lossy=lossy)
-        return choose(Options(DEMO, lossy=lossy, max_num_seqs=MOST_ROWS, **configuration.as_dict()))[1]
+        return choose(Options(DEMO, lossy=lossy, max_num_seqs=MAX_ROWS, **configuration.as_dict()))[1]
 
 
 def _is_lossy(configuration: Configuration) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from outrider.lab.bench.bench_result import BenchResult, Cell, Speedup
-from outrider.report.bench_plots import MOST_CELLS, compared, main_cells, speedups_of
+from outrider.report.bench_plots import MAX_CELLS, compared, main_cells, speedups_of
 from outrider.report.document import Block, Column, Heading, Plot, Table
 
 HELP = "speedup, as in the table of speeds; ?: its interval holds 1, or there is none, so neither gain nor loss is sure"
@@ -44,7 +44,7 @@ def grids(result: BenchResult) -> Iterator[Block]:
     yield Heading("Batch size and context length together")
     for one in found:
         yield _table(result, one)
-    for one in found[:MOST_CELLS]:
+    for one in found[:MAX_CELLS]:
         yield from _plots(result, one)
 
 

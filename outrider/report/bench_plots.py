@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from outrider.lab.bench.bench_result import BenchResult, Cell, DepthAcceptance, Measured
 from outrider.report.document import Block, Heading, Plot, Series
 
-MOST_CELLS = 4  # whose acceptance and time are plotted; the tables have all
+MAX_CELLS = 4  # whose acceptance and time are plotted; the tables have all
 ENOUGH = 5  # steps that reached a position: fewer say nothing about it
 
 
@@ -53,7 +53,7 @@ def speedups_of(number: int, cells: Sequence[Cell | None], label: str) -> Series
 
 
 def _by_cell(result: BenchResult) -> Iterator[Plot]:
-    for cell in main_cells(result)[:MOST_CELLS]:
+    for cell in main_cells(result)[:MAX_CELLS]:
         wanted: list[tuple[str, str, Callable[[DepthAcceptance], Sequence[float | None]]]] = [
             ("Conditional acceptance", "P(kept | all before it kept)", lambda found: found.conditional),
             ("Survival", "P(this many draft tokens kept)", lambda found: found.survival),

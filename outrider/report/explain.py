@@ -44,7 +44,7 @@ GROUP_COLUMNS = {
     "TV": "mean total variation of the two distributions over all positions (greedy: at temperature 1)",
     "entropy": "mean of the target's, nats",
 }  # fmt: skip
-MOST_REJECTIONS = 12
+MAX_REJECTIONS = 12
 NOTHING = 0.0005  # tokens per step
 
 
@@ -195,7 +195,7 @@ def _confusions(result: ExplainResult) -> Iterator[Block]:
 
 def _costliest(result: ExplainResult) -> Iterator[Block]:
     """Rejections one by one, with what stood before them."""
-    rows = costliest(result.texts, MOST_REJECTIONS)
+    rows = costliest(result.texts, MAX_REJECTIONS)
     if rows:
         yield Table(
             (

@@ -9,7 +9,7 @@ from outrider.report.document import Block, Bullets, Column, Heading, Paragraph,
 from outrider.report.text import number
 
 MILLISECONDS = 1000
-MOST_FAILURES = 5  # shown of each server
+MAX_FAILURES = 5  # shown of each server
 PERCENTILES_HELP = "percentiles over the answers, linear between neighbours; of fewer than 100 p99 is close to the largest"
 SPEEDUP_HELP = (
     "tokens/s of a request here / there, sums over the pairs (where tokens are not counted: seconds there / here of pairs with "
@@ -156,7 +156,7 @@ def _differences(measurement: ServerMeasurement) -> Iterator[Block]:
     yield Bullets(
         [
             f"{level}, request {one.id}, from character {one.position}: {one.baseline!r} there, {one.other!r} here"
-            for level, one in differing[:MOST_FAILURES]
+            for level, one in differing[:MAX_FAILURES]
         ]
     )
 
@@ -191,7 +191,7 @@ def _troubles(measurements: Sequence[ServerMeasurement]) -> Iterator[Block]:
                 "sent). All numbers are of the answers that came to their end.",
                 tone="caution",
             )
-            yield Bullets([f"request {failure.id}: {failure.message}" for failure in failures[:MOST_FAILURES]])
+            yield Bullets([f"request {failure.id}: {failure.message}" for failure in failures[:MAX_FAILURES]])
     if notes := [f"{one.label}: {note}" for one in measurements for note in (*one.notes, *_level_notes(one))]:
         yield Bullets(notes)
 

@@ -110,11 +110,11 @@ class _Counting:
             route = getattr(self._scope.get("route"), "path", "other")
             self.begun = True
             self._metrics.answered(route, message["status"])
-            self._tell(message["status"])
+            self._notify(message["status"])
             message = {**message, "headers": [*message.get("headers", ()), *header_of(self._scope)]}
         await self._send(message)
 
-    def _tell(self, status: int) -> None:
+    def _notify(self, status: int) -> None:
         """Log a refused request, which has no line of a finished one. Health probes, which come every few seconds, are left
         out. So are failures, which are logged where they happen.
         """

@@ -113,12 +113,12 @@ class AcceptanceRecipe:
         parts: dict[str, float] = {}
         survivals, num = [], 0
         for name, label, kept, greedy in (("sampled", seen.sampled, seen.kept, False), ("greedy", seen.agree, seen.agree, True)):
-            said = chains(*self._said(seen, batch, greedy=greedy), batch.mask, depth)
+            estimates = chains(*self._estimates(seen, batch, greedy=greedy), batch.mask, depth)
             true, behind = _spread(label, batch), _spread(kept, batch)
             real = chains((true, true), (behind, behind), batch.mask, depth)
             if depth <= fixed or len(real) == 0:  # texts too short to tell
                 continue
-            found, num = saving(said, real, fixed), len(real)
+            found, num = saving(estimates, real, fixed), len(real)
             survivals.append(found.survival)
             values = {
                 "saved": found.saved, "possible": found.possible, "calibration": found.calibration, "fixed_tau": found.fixed_tau,
@@ -128,16 +128,18 @@ class AcceptanceRecipe:
         survival = [sum(both) / len(survivals) for both in zip(*survivals, strict=True)]
         return LossReport(loss, [], parts, survival, num)
 
-    def _said(self, seen: Counted, batch: FeatureBatch, *, greedy: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def _estimates(
+        self, seen: Counted, batch: FeatureBatch, *, greedy: bool
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The head's estimates (B, T), of the first token of a draft and of later ones: before the draw, then behind it."""
         flag = torch.full_like(seen.places.first, greedy)
 
-        def said(drawn: Tensor | None, is_first: bool) -> Tensor:
+        def estimates(drawn: Tensor | None, is_first: bool) -> Tensor:
             places = replace(seen.places, first=torch.full_like(flag, is_first))
             return _spread(torch.sigmoid(self.head(places, flag, drawn)), batch)
 
         drawn = seen.best if greedy else seen.drawn
-        return (said(None, True), said(None, False)), (said(drawn, True), said(drawn, False))
+        return (estimates(None, True), estimates(None, False)), (estimates(drawn, True), estimates(drawn, False))
 
     def examples(self, seen: Counted, first: Tensor) -> tuple[Tensor, Tensor]:
         """(logits (4 N,), labels (4 N,)): each position to a sampled row, then to a greedy one, before the draw, then behind it.

@@ -107,8 +107,8 @@ class BlockRecipe:
         loss, accept = judged.total, judged.accepted
         parts = {"acceptance": float(weighted_mean(accept, torch.ones_like(accept)))}
         if self.head.confidence_head is not None:
-            said = self.head.confidence_logits(states, before).float()
-            miss = weighted_mean(F.binary_cross_entropy_with_logits(said, accept, reduction="none"), weights)
+            confidences = self.head.confidence_logits(states, before).float()
+            miss = weighted_mean(F.binary_cross_entropy_with_logits(confidences, accept, reduction="none"), weights)
             parts["confidence"] = float(miss.detach())
             loss = loss + self._settings.confidence_weight * miss
         full = torch.zeros(counts.shape, device=counts.device)
@@ -145,18 +145,18 @@ class BlockRecipe:
         """Temperatures of the confidences, position by position."""
         if self.head.confidence_head is None:
             return {}
-        said, accepted, known = [], [], []
+        confidences, accepted, known = [], [], []
         for batch in batches:
             anchors = draw_anchors(batch.mask, self._settings.num_anchors, self.head.config.num_guesses)
             block = self.run(batch, anchors.places)
             logits = self.head.corrected(self.head.logits(block.states), block.states, block.before)
             law = law_of(_answers(batch, anchors.places, anchors.counts.shape[2]))
-            said.append(self.head.confidence_logits(block.states, block.before).float().flatten(0, 1).cpu())
+            confidences.append(self.head.confidence_logits(block.states, block.before).float().flatten(0, 1).cpu())
             accepted.append(acceptance(law, logits).flatten(0, 1).cpu())
             known.append(anchors.counts.flatten(0, 1).cpu())
-        if not said:
+        if not confidences:
             return {}
-        found = sequential_temperatures(torch.cat(said), torch.cat(accepted), torch.cat(known))
+        found = sequential_temperatures(torch.cat(confidences), torch.cat(accepted), torch.cat(known))
         self.head.config = replace(self.head.config, temperatures=found.temperatures)
         return {"calibration_error_before": found.error_before, "calibration_error": found.error_after}
 

@@ -47,9 +47,9 @@ class LookaheadSettings:
     pool_from_text: bool = setting(True, "also keep the n-grams of the prompt and of the committed text")
 
     def __post_init__(self) -> None:
-        for name, value, least in (("ngram", self.ngram, 2), ("window", self.window, 1), ("guesses", self.guesses, 1)):
-            if value < least:
-                raise ConfigError(f"lookahead: {name} must be at least {least}, got {value}")
+        for name, value, minimum in (("ngram", self.ngram, 2), ("window", self.window, 1), ("guesses", self.guesses, 1)):
+            if value < minimum:
+                raise ConfigError(f"lookahead: {name} must be at least {minimum}, got {value}")
         if self.num_nodes > MAX_NODES:
             raise ConfigError(
                 f"lookahead: (ngram - 1) x (window + guesses) - 1 is the nodes of a step, at most {MAX_NODES}, "

@@ -99,7 +99,7 @@ class NgramIndex:
         return dict(sorted(found.items(), reverse=True))
 
 
-def continuations(tokens: list[int], votes: list[Vote], budget: int, branches: int, least: float) -> TokenTree:
+def continuations(tokens: list[int], votes: list[Vote], budget: int, branches: int, min_score: float) -> TokenTree:
     """The likeliest `budget` nodes that the votes lead to, with at most `branches` leaves.
 
     A node's score is the share of votes along its path; nodes are taken best first. A second child opens a branch.
@@ -112,7 +112,7 @@ def continuations(tokens: list[int], votes: list[Vote], budget: int, branches: i
         total = DOUBT + sum(weight for _, weight in votes)
         shares = [(sum(weight for _, weight in agreeing) / total, token) for token, agreeing in by_token.items()]
         for rank, (share, token) in enumerate(sorted(shares, key=lambda item: -item[0])[:branches]):
-            if score * share < least:
+            if score * share < min_score:
                 break
             entry = (-score * share, next(order), rank == 0, parent, [*path, token], by_token[token])
             heapq.heappush(waiting, entry)

@@ -112,8 +112,8 @@ class Alignment:
 
     def _agreement(self, tokens: Sequence[int], end: int, place: int) -> int:
         """How many tokens before `place` equal those before `end` in the text, up to LONGEST."""
-        most = min(LONGEST, place, end)
-        return next((n for n in range(most) if self._prediction[place - 1 - n] != tokens[end - 1 - n]), most)
+        max_length = min(LONGEST, place, end)
+        return next((n for n in range(max_length) if self._prediction[place - 1 - n] != tokens[end - 1 - n]), max_length)
 
 
 class PredictionDrafter(Drafter):

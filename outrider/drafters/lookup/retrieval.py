@@ -114,7 +114,7 @@ def grow(followers: list[list[int]], budget: int, branches: int, min_share: floa
     shallower one, then the one met first. Counts fall along a path, so the best node left always hangs on the tree.
     """
     tree = TokenTree()
-    least = max(1.0, min_share * len(followers))
+    min_count = max(1.0, min_share * len(followers))
     # (-count, depth, number, parent, continuations through it); numbers differ, so continuations are never compared
     waiting: list[tuple[int, int, int, int, list[list[int]]]] = []
     number = itertools.count()
@@ -125,7 +125,7 @@ def grow(followers: list[list[int]], budget: int, branches: int, min_share: floa
             groups.setdefault(continuation[depth], []).append(continuation)
         groups.pop(-1, None)
         for group in sorted(groups.values(), key=len, reverse=True)[:branches]:
-            if len(group) >= least:
+            if len(group) >= min_count:
                 heapq.heappush(waiting, (-len(group), depth, next(number), parent, group))
 
     push_children(-1, 0, followers)
@@ -141,8 +141,8 @@ def _path(name: str | None) -> Path | None:
     return None if name is None else Path(name).expanduser()
 
 
-def _spread(places: np.ndarray, most: int) -> np.ndarray:
-    """All of the places, or `most` of them, evenly spread: they stand in the order of their continuations."""
-    if len(places) <= most:
+def _spread(places: np.ndarray, max_count: int) -> np.ndarray:
+    """All of the places, or `max_count` of them, evenly spread: they stand in the order of their continuations."""
+    if len(places) <= max_count:
         return places
-    return places[np.arange(most) * len(places) // most]
+    return places[np.arange(max_count) * len(places) // max_count]

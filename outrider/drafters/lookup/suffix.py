@@ -133,9 +133,9 @@ class SuffixDrafter(Drafter):
 
     def stop(self, index: int) -> None:
         """The row's own tree is dropped; its tokens are remembered, whether the row finished or not."""
-        said = self._known[index].row.output
+        output = self._known[index].row.output
         super().stop(index)
-        self.memory.add(said)
+        self.memory.add(output)
 
     def close(self) -> None:
         """Write what is remembered to the cache file, if there is one. May be called again later."""

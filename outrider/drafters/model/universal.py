@@ -120,9 +120,9 @@ class UniversalDrafter(Drafter):
 
     def prepare(self, rows: Rows, gamma: list[int], budget: int) -> list[int]:
         self._align(rows)
-        told, room = [state.context.tokens for state in self._rows], self.lm.shape.context_length
-        wanted = [index for index, g in enumerate(gamma) if g and self._lags(index) and len(told[index]) < room]
-        if self._turns.read(self.lm, told, wanted, budget):
+        context_tokens, room = [state.context.tokens for state in self._rows], self.lm.shape.context_length
+        wanted = [index for index, g in enumerate(gamma) if g and self._lags(index) and len(context_tokens[index]) < room]
+        if self._turns.read(self.lm, context_tokens, wanted, budget):
             self._note_cached()
         return [0 if self._lags(index) else g for index, g in enumerate(gamma)]
 
@@ -155,8 +155,9 @@ class UniversalDrafter(Drafter):
         """Translate what is new, and remove what no longer fits: rejected tokens, and words that now split differently."""
         for index, (row, state) in enumerate(zip(rows, self._rows, strict=True)):
             state.context.update(row.tokens)
-            told = state.context.tokens
-            kept = min(_num_common(told, state.cached), max(0, len(told) - 1))  # the last one is fed again: its logits
+            context_tokens = state.context.tokens
+            # the last one is fed again: its logits
+            kept = min(_num_common(context_tokens, state.cached), max(0, len(context_tokens) - 1))
             del state.cached[kept:]
             self.lm.kv.truncate(index, kept)
             del state.cached[self.lm.kv.lengths[index] :]  # a model with running states may have gone back further
@@ -218,15 +219,15 @@ class UniversalDrafter(Drafter):
 
     def _draft_text(self, rows: Rows, steps: list[int], gamma: list[int]) -> Draft:
         """The draft's own greedy continuation, in the target's tokens."""
-        said = self._said(len(rows), steps)
+        guesses = self._guesses(len(rows), steps)
         trees = []
-        for row, state, tokens, count, most in zip(rows, self._rows, said, steps, gamma, strict=True):
+        for row, state, tokens, count, max_tokens in zip(rows, self._rows, guesses, steps, gamma, strict=True):
             trees.append(TokenTree())
             if count:
-                trees[-1].add_path(self.pair.continuation(row.tokens, state.context, tokens[:count]), most)
+                trees[-1].add_path(self.pair.continuation(row.tokens, state.context, tokens[:count]), max_tokens)
         return to_draft(trees, rows.device)
 
-    def _said(self, num_rows: int, steps: list[int]) -> list[list[int]]:
+    def _guesses(self, num_rows: int, steps: list[int]) -> list[list[int]]:
         """What the draft says next, in its own tokens; of each row at least `steps`."""
         count, pending = max(steps), self._pending(steps)
         if isinstance(self.lm.run, NativeRun):
@@ -235,15 +236,15 @@ class UniversalDrafter(Drafter):
                 chains: list[list[int]] = found[0].tolist()
                 self._hold(pending, chains, steps)
                 return chains
-        said: list[list[int]] = [[] for _ in range(num_rows)]
+        guesses: list[list[int]] = [[] for _ in range(num_rows)]
         logits = self._feed(pending)
         for step in range(count):
             if step:
-                logits = self._feed([tokens[-1:] for tokens in said])
+                logits = self._feed([tokens[-1:] for tokens in guesses])
             best = logits.masked_fill(self._is_unnamed, float("-inf")).argmax(dim=-1)
-            for tokens, token in zip(said, best.tolist(), strict=True):
+            for tokens, token in zip(guesses, best.tolist(), strict=True):
                 tokens.append(token)
-        return said
+        return guesses
 
     def _chains(
         self, run: NativeRun, picks: Picks, pending: list[list[int]], count: int, vocabulary: Vocabulary
@@ -261,14 +262,14 @@ class UniversalDrafter(Drafter):
         """What each row's cache still lacks, the last draft token included, once long texts are read. A long text that nothing is
         drafted for is not read: it lacks nothing."""
         kv = self.lm.kv
-        told = [
+        context_tokens = [
             state.context.tokens if count or not self._lags(index) else state.context.tokens[: kv.lengths[index]]
             for index, (state, count) in enumerate(zip(self._rows, steps, strict=True))
         ]
-        if any(len(tokens) - length > MAX_RAGGED for tokens, length in zip(told, kv.lengths, strict=True)):
-            self.lm.catch_up(told)
+        if any(len(tokens) - length > MAX_RAGGED for tokens, length in zip(context_tokens, kv.lengths, strict=True)):
+            self.lm.catch_up(context_tokens)
             self._note_cached()
-        return [tokens[length:] for tokens, length in zip(told, kv.lengths, strict=True)]
+        return [tokens[length:] for tokens, length in zip(context_tokens, kv.lengths, strict=True)]
 
     def _lags(self, index: int) -> bool:
         """Whether its cache lacks more than the first drafting pass can feed."""

@@ -85,7 +85,7 @@ class BatchDrafter:
         rooms = {ask.key: ask.room for ask in asks}
         gamma = [max(0, rooms[key]) for key in self._keys]
         self._draft = self.drafter.propose(self._rows, gamma)
-        self._sent = [self._chain(self._draft, index, most) for index, most in enumerate(gamma)]
+        self._sent = [self._chain(self._draft, index, limit) for index, limit in enumerate(gamma)]
         sent = dict(zip(self._keys, self._sent, strict=True))
         if self._counters is not None:
             for one in self._sent:
@@ -143,14 +143,14 @@ class BatchDrafter:
         self._rows.swap_remove(index)
         self._keys.swap_remove(index)
 
-    def _chain(self, draft: Draft, index: int, most: int) -> _Sent:
+    def _chain(self, draft: Draft, index: int, limit: int) -> _Sent:
         """The draft of one row as a chain: the first child of each node. A token outside the vocabulary ends it: texts may
         contain placeholders of images, which cannot be emitted.
         """
         nodes: list[int] = []
         tokens, children = draft.lists[0][index], draft.children[index]
         below = children[0]
-        while below and len(nodes) < most and 0 <= tokens[below[0]] < self._vocab_size:
+        while below and len(nodes) < limit and 0 <= tokens[below[0]] < self._vocab_size:
             nodes.append(below[0])
             below = children[below[0] + 1]
         return _Sent(nodes, [tokens[node] for node in nodes], self._author(index))

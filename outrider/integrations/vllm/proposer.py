@@ -58,13 +58,13 @@ class Proposer:
         began = time.perf_counter()
         rows = [index for index, emitted in enumerate(sampled_token_ids) if emitted]
         self._check(rows, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-        most = self._limits.most(len(sampled_token_ids))
+        max_nodes = self._limits.max_nodes(len(sampled_token_ids))
         seen = []
         for index in rows:
             emitted = sampled_token_ids[index]
             seen.append((token_ids_cpu[index, : int(num_tokens_no_spec[index]) - len(emitted)], emitted))
         asks = [
-            self._ask(key, emitted, token_ids_cpu[index], int(num_tokens_no_spec[index]), most)
+            self._ask(key, emitted, token_ids_cpu[index], int(num_tokens_no_spec[index]), max_nodes)
             for key, index, (_, emitted) in zip(self._histories.follow(seen), rows, seen, strict=True)
         ]
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
@@ -77,8 +77,8 @@ class Proposer:
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """vLLM asks every drafter to load its weights; these have none."""
 
-    def _ask(self, key: int, emitted: Sequence[int], tokens: np.ndarray, length: int, most: int) -> Ask:
-        return Ask(key, length, emitted, lambda: tokens[:length].tolist(), self._limits.room(length, most))
+    def _ask(self, key: int, emitted: Sequence[int], tokens: np.ndarray, length: int, max_nodes: int) -> Ask:
+        return Ask(key, length, emitted, lambda: tokens[:length].tolist(), self._limits.room(length, max_nodes))
 
     def _check(self, rows: list[int], emitted: Sequence[Sequence[int]], lengths: Any, tokens: Any) -> None:
         """Arrays as this interface has had them since it exists: another vLLM might give others."""
@@ -104,16 +104,16 @@ class ProposalLimits:
         table = getattr(speculative, "num_speculative_tokens_per_batch_size", None) or ()
         self._by_rows = sorted((int(first), int(tokens)) for first, _, tokens in table)
 
-    def most(self, num_rows: int) -> int:
+    def max_nodes(self, num_rows: int) -> int:
         """For a batch of so many rows. Between two lines of the table, and behind the last, the earlier one goes on."""
         if not self._by_rows:
             return self.num_tokens
         fitting = [tokens for first, tokens in self._by_rows if first <= num_rows]
         return min(self.num_tokens, fitting[-1]) if fitting else 0
 
-    def room(self, length: int, most: int) -> int:
+    def room(self, length: int, max_nodes: int) -> int:
         """For a text of `length` tokens: the token behind the draft must fit, too."""
-        return max(0, min(most, self._context - length - 1))
+        return max(0, min(max_nodes, self._context - length - 1))
 
 
 def build(plan: LookupPlan, vllm_config: Any, *, counts: bool) -> tuple[BatchDrafter, Meter | None]:

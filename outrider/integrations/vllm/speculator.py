@@ -104,9 +104,9 @@ class Speculator(BaseSpeculator):
         places = (lengths[:, None] - self._back).clamp(min=0)
         tails = self._states.all_token_ids.gpu[slots[:, None], places]
         host = torch.cat([lengths[:, None], num_sampled[:, None].to(torch.int64), tails.to(torch.int64)], dim=1).tolist()
-        most = self._limits.most(num_rows) if wanted is None else min(wanted, self._limits.num_tokens)
+        max_nodes = self._limits.max_nodes(num_rows) if wanted is None else min(wanted, self._limits.num_tokens)
         return [
-            (row, Ask(names[row], length, tail[-count:], self._reader(slots[row], length), self._limits.room(length, most)))
+            (row, Ask(names[row], length, tail[-count:], self._reader(slots[row], length), self._limits.room(length, max_nodes)))
             for row, (length, count, *tail) in enumerate(host)
             if count > 0
         ]  # fmt: skip

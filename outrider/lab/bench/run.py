@@ -22,7 +22,7 @@ from outrider.lab.workload.bad import OnBad
 from outrider.lab.workload.types import Workload
 from outrider.machine import versions
 
-FEW_PROMPTS = 8  # below it an interval is rough
+ENOUGH_PROMPTS = 8  # below it an interval is rough
 
 
 def run_bench(
@@ -137,8 +137,8 @@ def _remarks(cells: list[Cell], plan: Plan, material: Material) -> list[str]:
             "T above 0: sampled texts differ between configurations by design (not with verifier=gumbel); both sides draw with "
             "the same seed per prompt and round, and are compared over the same number of tokens"
         )
-    if few := sorted({cell.task for cell in cells if len(cell.prompt_ids) < FEW_PROMPTS}):
-        notes.append(f"fewer than {FEW_PROMPTS} prompts ({', '.join(few)}): intervals are rough")
+    if short := sorted({cell.task for cell in cells if len(cell.prompt_ids) < ENOUGH_PROMPTS}):
+        notes.append(f"fewer than {ENOUGH_PROMPTS} prompts ({', '.join(short)}): intervals are rough")
     if any(plan.context_lengths):
         notes.append(
             "context lengths: before each prompt stand the other prompts of its task, again and again, cut to length; the end of "

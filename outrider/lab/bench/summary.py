@@ -27,7 +27,7 @@ from outrider.lab.result import Interval
 from outrider.lab.server.summary import percentiles
 from outrider.text import decode
 
-FEW_STEPS = 5  # of one width; the median of fewer is no time to rely on
+MIN_STEPS = 5  # of one width; the median of fewer is no time to rely on
 
 
 def measured(
@@ -142,7 +142,7 @@ def step_seconds(notes: Sequence[RunNote]) -> dict[int, float]:
         for width, gap_s in zip(note.widths, note.gaps_s, strict=True):
             if width is not None:
                 found.setdefault(width, []).append(gap_s)
-    return {width: median(found[width]) for width in sorted(found) if len(found[width]) >= FEW_STEPS}
+    return {width: median(found[width]) for width in sorted(found) if len(found[width]) >= MIN_STEPS}
 
 
 def _tokens_per_s(own: Sequence[RunNote]) -> Interval | None:

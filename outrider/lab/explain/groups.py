@@ -20,7 +20,7 @@ from outrider.models.tokens.token_bytes import token_name
 ENTROPIES = (0.01, 0.1, 0.3, 1.0, 2.0)  # nats: ends of the ranges
 RANKS = {"1": (1, 1), "2": (2, 2), "3": (3, 3), "4-8": (4, 8), "9-64": (9, 64), "65 and beyond": (65, float("inf"))}
 MAX_CONFUSIONS = 12
-FEWEST_CONFUSIONS = 2  # times that a pair must have occurred
+MIN_CONFUSIONS = 2  # times that a pair must have occurred
 
 
 class Pool:
@@ -90,7 +90,7 @@ class Pool:
         return [
             Confusion(draft=token_name(tokenizer, wrong), text=token_name(tokenizer, right), count=count)
             for (wrong, right), count in pairs.most_common(MAX_CONFUSIONS)
-            if count >= FEWEST_CONFUSIONS
+            if count >= MIN_CONFUSIONS
         ]
 
     def causes(self, steps: int, times: Times | None) -> list[CauseRow]:

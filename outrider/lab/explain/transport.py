@@ -197,7 +197,7 @@ def _probs_of_draws(q: Probs, children: Children) -> Probs:
 
 
 def _by_ratio(probs: Probs, p: Probs, others: np.ndarray) -> np.ndarray:
-    """Tokens with mass in `probs` among `others`, by falling distribution/p."""
+    """Tokens with mass in `probs` among `others`, by falling probability / p."""
     found = np.flatnonzero((probs > 0) & others)
     with np.errstate(divide="ignore"):
         ratio = np.where(p[found] > 0, probs[found] / np.where(p[found] > 0, p[found], 1), np.inf)

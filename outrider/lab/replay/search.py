@@ -31,7 +31,7 @@ from outrider.lab.replay.summary import plain_steps, summarise, unpaid_drafting
 from outrider.lab.replay.texts import Text
 from outrider.models.loading.load import LoadedModel
 
-FEWEST_TEXTS = 4
+MIN_TEXTS = 4
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ def search(
 
 def check_texts(num_texts: int) -> None:
     """Raises ConfigError for too few."""
-    if num_texts < FEWEST_TEXTS:
+    if num_texts < MIN_TEXTS:
         raise ConfigError(
-            f"a search needs {FEWEST_TEXTS} texts at least, got {num_texts}: half of them are kept back, to see what the best "
+            f"a search needs {MIN_TEXTS} texts at least, got {num_texts}: half of them are kept back, to see what the best "
             "settings are worth on texts they were not chosen on"
         )
 

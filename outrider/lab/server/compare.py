@@ -18,7 +18,7 @@ from outrider.lab.result import Interval
 from outrider.lab.server.types import AnswerDifference, LevelComparison, LevelMeasurement, MeasuredAnswer
 
 MIN_PAIRS = 8  # for an interval
-MOST_DIFFERENCES = 20  # kept; all are counted
+MAX_DIFFERENCES = 20  # kept; all are counted
 AROUND = 60  # characters shown of each text
 
 Pair = tuple[MeasuredAnswer, MeasuredAnswer]  # baseline, other
@@ -40,7 +40,7 @@ def compare(baseline: LevelMeasurement, other: LevelMeasurement, *, greedy: bool
         speedup_interval=interval,
         throughput_ratio=ratio,
         num_identical=len(pairs) - len(differing) if greedy else None,
-        differences=[_difference(pair) for pair in differing[:MOST_DIFFERENCES]] if greedy else [],
+        differences=[_difference(pair) for pair in differing[:MAX_DIFFERENCES]] if greedy else [],
     )
 
 

@@ -7,7 +7,7 @@ from outrider.lab.result import Interval, Record
 from outrider.lab.server.types import SpeculationCounts
 
 RARELY, OFTEN = 0.1, 0.5  # of the steps
-FEW_STEPS = 100
+MIN_STEPS = 100
 
 
 class PositionRow(Record):
@@ -44,7 +44,7 @@ def findings(counts: SpeculationCounts) -> list[str]:
         length = counts.num_draft_tokens / counts.num_steps
         lines.append(f"{counts.draft_utilisation:.0%} of the draft tokens are accepted, of {length:.1f} a pass.")
     lines += _by_position(counts)
-    if counts.num_steps < FEW_STEPS:
+    if counts.num_steps < MIN_STEPS:
         lines.append(f"That rests on {counts.num_steps} passes; more prompts, or longer answers, tell more.")
     return lines
 

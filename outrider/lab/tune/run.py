@@ -14,7 +14,7 @@ from outrider.errors import ConfigError
 from outrider.lab.bench.material import digest, firsts
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress, Quiet
-from outrider.lab.runner import MOST_ROWS, Runner
+from outrider.lab.runner import MAX_ROWS, Runner
 from outrider.lab.tune.drafts import MODEL, Drafts, read_drafts
 from outrider.lab.tune.export import in_other_words
 from outrider.lab.tune.families import default_space
@@ -33,7 +33,7 @@ from outrider.models.loading.load import resolve_device
 from outrider.sampling.params import SamplingParams
 
 PROBE_SHARE = 8  # one prompt in so many is for the probes
-FEWEST, MOST = 2, 8  # prompts of a task that are probed
+MIN_PROBED, MAX_PROBED = 2, 8  # prompts of a task that are probed
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class TuneRequest:
     line: Line | None = None  # to a draft service that is asked about
 
     def __post_init__(self) -> None:
-        if self.prompts < 2 * FEWEST:
-            raise ConfigError(f"a task needs {2 * FEWEST} prompts, to probe some and confirm with others; got {self.prompts}")
+        if self.prompts < 2 * MIN_PROBED:
+            raise ConfigError(f"a task needs {2 * MIN_PROBED} prompts, to probe some and confirm with others; got {self.prompts}")
         for what, number in (("batch sizes", min((self.batch_size, *self.load_sizes))), ("finalists", self.finalists)):
             if number < 1:
                 raise ConfigError(f"{what} must be 1 or more, got {number}")
-        if (largest := max((self.batch_size, *self.load_sizes))) > MOST_ROWS:
-            raise ConfigError(f"batch sizes must be at most {MOST_ROWS}, got {largest}")
+        if (largest := max((self.batch_size, *self.load_sizes))) > MAX_ROWS:
+            raise ConfigError(f"batch sizes must be at most {MAX_ROWS}, got {largest}")
         if not 0 < self.most_share <= 1:
             raise ConfigError(f"the share of the exhaustive cost must be above 0 and at most 1, got {self.most_share:g}")
 
@@ -150,14 +150,16 @@ def gather_samples(
     ]  # fmt: skip
     out = prepared.skipped
     notes = [f"{counted(len(out), 'prompt')} left out, the first: {out[0].reason}"] if out else []
-    if min(_count(samples).values()) < 2 * FEWEST:
-        raise ConfigError(f"every task needs {2 * FEWEST} prompts, to probe some and confirm with others; got {_count(samples)}")
+    if min(_count(samples).values()) < 2 * MIN_PROBED:
+        raise ConfigError(
+            f"every task needs {2 * MIN_PROBED} prompts, to probe some and confirm with others; got {_count(samples)}"
+        )
     return samples, notes
 
 
 def split(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
     """Some of each task for the probes, all others for the confirmation."""
-    quota = {task: min(max(FEWEST, count // PROBE_SHARE), MOST) for task, count in _count(samples).items()}
+    quota = {task: min(max(MIN_PROBED, count // PROBE_SHARE), MAX_PROBED) for task, count in _count(samples).items()}
     probe: list[Sample] = []
     confirm: list[Sample] = []
     for sample in samples:

@@ -35,7 +35,7 @@ from outrider.lab.tune.space import PLAIN_FAMILY, Family, Space
 from outrider.lab.tune.tune_result import Stage
 
 GIVE_UP = 0.6  # a family whose every size is forecast below this after a glance is not run on
-AUTO_MOST = 8  # of the `auto` member of the best family
+MAX_AUTO = 8  # of the `auto` member of the best family
 SEARCHED = ("ngram", "suffix")  # cheap, replayable, and with options that texts decide
 MIN_SEARCH_TEXTS = 8
 MIN_PROMPTS = 6  # that finalists run whatever the budget: nothing is recommended on fewer
@@ -221,7 +221,7 @@ class Tuner:
             best += [max((one for one in whole if one.task == task), key=lambda one: one.speedup)] if whole else []
         chosen = {one.configuration: (families[one.family], families[one.family].member(one.size)) for one in best}
         if (nested := self._best_nested(found)) is not None:
-            auto = nested.member(f"auto:{min(AUTO_MOST, nested.sizes[-1])}")
+            auto = nested.member(f"auto:{min(MAX_AUTO, nested.sizes[-1])}")
             chosen[auto.label] = nested, auto
         if (better := self._searched(found)) is not None and found.search is not None:
             start = found.search.outcome.start.configuration

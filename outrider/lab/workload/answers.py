@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-MOST_CHARACTERS = 400  # of a number
+MAX_CHARACTERS = 400  # of a number
 _NEXT_QUESTION = re.compile(r"\n\s*(?:Question|Problem|Q)\s*:")
 _MARKED = re.compile(r"####([^\n]*)")
 _SAID = re.compile(r"\banswer\W{0,4}(?:\s+is\b|:|=)([^\n]*)", re.IGNORECASE)
@@ -87,7 +87,7 @@ def same(answer: str, reference: str) -> bool:
 
 def number(text: str) -> Fraction | None:
     """The number that a text is, a unit behind it allowed; None where it is something else."""
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         return None
     plain = _NAMED.sub("", _PLAIN_FRACTION.sub(r" \1/\2", clean(text))).replace("- ", "-").strip()
     if ratio := _RATIO.fullmatch(plain):

@@ -48,5 +48,5 @@ def listing(head: str, items: Iterable[str], count: int, remedy: str) -> str:
     """A message that lists the first few of `count` items."""
     shown = list(items)[:SHOWN]
     more = [f"and {count - len(shown)} more"] if count > len(shown) else []
-    told = ";\n".join(f"  {item}" for item in [*(item.rstrip(".") for item in shown), *more])
-    return f"{head}\n{told}{'' if told.endswith('?') else '.'}\n{remedy[:1].upper()}{remedy[1:]}"
+    listed = ";\n".join(f"  {item}" for item in [*(item.rstrip(".") for item in shown), *more])
+    return f"{head}\n{listed}{'' if listed.endswith('?') else '.'}\n{remedy[:1].upper()}{remedy[1:]}"

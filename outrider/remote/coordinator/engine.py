@@ -102,11 +102,11 @@ class RemoteEngine:
         """Raises RequestError for more than may ever be under way, QueueFullError for more than may be beside those that are."""
         usable = self._fleet.usable
         rooms = [one.terms.max_running + one.terms.max_waiting for one in usable if one.terms is not None]
-        most, alive = sum(rooms) if rooms else self._max_queue, len(self._alive)
-        if count > max(most, self._max_queue):
-            raise RequestError(f"{count} answers are asked for at once, and the replicas take at most {most}: ask for fewer")
-        if alive + count > most:
-            raise QueueFullError(f"{alive} requests are under way of {most} that may; try again later", RETRY_AFTER_S)
+        limit, alive = sum(rooms) if rooms else self._max_queue, len(self._alive)
+        if count > max(limit, self._max_queue):
+            raise RequestError(f"{count} answers are asked for at once, and the replicas take at most {limit}: ask for fewer")
+        if alive + count > limit:
+            raise QueueFullError(f"{alive} requests are under way of {limit} that may; try again later", RETRY_AFTER_S)
 
     def prepare(self, params: SamplingParams) -> None:
         """Do nothing: replicas find the tokens of bad words, and refuse words that they cannot write."""
@@ -196,8 +196,8 @@ class RemoteEngine:
             raise RequestError(
                 f"the prompt has {len(request.prompt)} tokens; the context holds {self.context}, one must be left to answer"
             )
-        most = request.params.limit(room)
-        return replace(request.params, max_tokens=most, min_tokens=min(request.params.min_tokens, most))
+        limit = request.params.limit(room)
+        return replace(request.params, max_tokens=limit, min_tokens=min(request.params.min_tokens, limit))
 
     def _rest_of(self, request: Request, tokens: list[int], shown: str) -> str:
         """Text of an answer's tokens that was held back: it could have become a stop string or a character."""

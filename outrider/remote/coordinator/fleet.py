@@ -67,7 +67,7 @@ class Fleet:
         self._changed = asyncio.Event()
         self.known: messages.TargetTerms | None = None  # of the first replica that was admitted
         hello = messages.Hello(protocol=PROTOCOL, release=__version__, instance=instance, model=identity)
-        self.replicas = [Replica(one, security, hello, patience, self._admit, self._tell) for one in endpoints]
+        self.replicas = [Replica(one, security, hello, patience, self._admit, self._notify) for one in endpoints]
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -148,7 +148,7 @@ class Fleet:
         self._measure, self._measured_s = welcome.model, now
         self.known = self.known or welcome.target
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         is_met = any(one.standing in ("ready", "draining") for one in self.replicas)
         if is_met or self._was_met:
             self._measured_s = time.monotonic()

@@ -227,9 +227,9 @@ class Journey:
         """Raises RequestError where a reply does not fit what came before it."""
         if reply.base_length != len(self._committed):
             raise RequestError(f"a reply begins behind {reply.base_length} tokens where there are {len(self._committed)}")
-        most = self._params.max_tokens
-        if most is not None and len(self._committed) + len(update.token_ids) > most:
-            raise RequestError(f"it sent more than {most} tokens")
+        limit = self._params.max_tokens
+        if limit is not None and len(self._committed) + len(update.token_ids) > limit:
+            raise RequestError(f"it sent more than {limit} tokens")
         wanted = 0 if self.request.prompt_logprobs is None or self._has_told_prompt else len(self.request.prompt)
         if update.token_ids and len(self._prompt_logprobs) != wanted:
             raise RequestError(f"{wanted} prompt tokens have {len(self._prompt_logprobs)} log-probabilities")
@@ -247,7 +247,7 @@ class Journey:
         self._shown += update.text
         prompt = None if self._has_told_prompt else self._prompt_logprobs or None
         self._has_told_prompt = self._has_told_prompt or prompt is not None
-        self._tell(replace(update, prompt_logprobs=prompt, finish=None if finish is None else self._whole(finish)))
+        self._notify(replace(update, prompt_logprobs=prompt, finish=None if finish is None else self._whole(finish)))
 
     async def _check_end(self, call: Any, replica: Replica) -> None:
         """Log messages after the finish; the answer stays valid."""
@@ -305,9 +305,9 @@ class Journey:
             drafter=self.request.speculation.drafter or (self.fleet.known.drafters[0] if self.fleet.known else ""),
             prompt_tokens=len(self.request.prompt), error=error,
         )  # fmt: skip
-        self._tell(Update(text=text, finish=finish))
+        self._notify(Update(text=text, finish=finish))
 
-    def _tell(self, update: Update) -> None:
+    def _notify(self, update: Update) -> None:
         try:
             self._listener(update)
         except Exception:

@@ -77,7 +77,7 @@ class Replica:
         self._streams: set[RunningCall] = set()
         self._watching: Any = None
         self._pause_s = SHORTEST_BREAK_S
-        self._told: str | None = None  # the trouble that the log has
+        self._logged: str | None = None  # the trouble that the log has
 
     @property
     def is_usable(self) -> bool:
@@ -177,9 +177,9 @@ class Replica:
         if (self.standing, self.reason) == (standing, reason):
             return
         self.standing, self.reason = standing, reason
-        told = f"{standing} {reason}"
-        if told != self._told:
-            self._told = told
+        trouble = f"{standing} {reason}"
+        if trouble != self._logged:
+            self._logged = trouble
             level = logging.INFO if standing in ("ready", "draining") else logging.WARNING
             log.log(level, "replica %s is %s%s", self.name, standing, f": {reason}" if reason else "")
         self._changed()

@@ -113,7 +113,7 @@ class Connection:
         self._has_queued: asyncio.Event | None = None  # made in the loop
         self._lies, self._distrust_s, self._asked_s = 0, DISTRUST_PAUSE_S, 0.0
         self._credit, self._credit_bytes = 0, 0  # what may still come
-        self._said: str | None = None  # the reason that was logged last
+        self._logged: str | None = None  # the reason that was logged last
         self._call: Any = None
         self._doubt: TroubleError | None = None
         self._life: Any = None
@@ -161,8 +161,8 @@ class Connection:
             return in_background(self._measure(wait_s)).result(2 * wait_s)
         except grpc.RpcError as error:
             self._refuse(error)
-            said = f"{_reason(error)}, {in_words(error)}"
-            raise ServerError(f"the draft service {self.endpoint} does not answer: {said}") from error
+            words = f"{_reason(error)}, {in_words(error)}"
+            raise ServerError(f"the draft service {self.endpoint} does not answer: {words}") from error
         except TimeoutError as error:
             raise ServerError(f"the draft service {self.endpoint} is silent: no answer in {wait_s:.0f} s") from error
         except TroubleError as error:
@@ -281,9 +281,9 @@ class Connection:
             self.service, self.notes = welcome.model.name, list(welcome.notes)
             self.epoch += 1
             self.terms = welcome.draft
-            if self._said is not None:
+            if self._logged is not None:
                 log.warning("draft service %s is back", self.endpoint)
-                self._said = None
+                self._logged = None
             writer = asyncio.create_task(self._write(call))
             try:
                 await self._read(call)
@@ -359,9 +359,9 @@ class Connection:
         """Count a trouble, and log it where it is new."""
         if trouble.reason != "invalid":  # which were counted one by one
             self.counts.trouble(trouble.reason)
-        if trouble.reason != self._said:
+        if trouble.reason != self._logged:
             log.warning("draft service %s: %s (%s); decoding goes on without it", self.endpoint, trouble.reason, trouble)
-            self._said = trouble.reason
+            self._logged = trouble.reason
 
     def _refuse(self, error: grpc.RpcError) -> None:
         """Raises what a person has to mend before it can work."""

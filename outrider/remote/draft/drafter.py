@@ -51,14 +51,14 @@ class RemoteDrafter(Drafter):
     keeps_costs = False  # so does what a step takes
     Settings = RemoteSettings
 
-    def __init__(self, lease: Lease, settings: RemoteSettings, most: int, local: LocalLease | None = None) -> None:
-        """`most`: nodes per row that steps will ask for; `local`: the service, where it was started here."""
+    def __init__(self, lease: Lease, settings: RemoteSettings, max_nodes: int, local: LocalLease | None = None) -> None:
+        """`max_nodes`: nodes per row that steps will ask for; `local`: the service, where it was started here."""
         self._lease, self._settings, self._local = lease, settings, local
         self._box = ReplyBox()
         self._patience, self._rests = DraftWait(settings.max_wait_s), Rests()
         self._texts = PerRow[RemoteText]()  # per row
         self._by_number: dict[int, RemoteText] = {}
-        self._usual = most  # nodes that the latest asking step wanted; 0: drafting rests
+        self._usual = max_nodes  # nodes that the latest asking step wanted; 0: drafting rests
         self._coupled: bool | None = None  # whether rows without a verifier of their own are; None: not seen yet
         self._proposed_s: float | None = None  # when the present step's proposal was made
         self._vocab_size = 0
@@ -105,36 +105,36 @@ class RemoteDrafter(Drafter):
         if row.params.is_greedy:
             coupled = False
         is_ours = row.drafter in (None, NAME) and not row.prediction
-        wish = min(row.clamp_draft(self._usual), self._most(row))
-        if is_ours and wish and coupled is not None:  # the service reads the prompt while the target does
-            self._ask([(text, row, wish, coupled)])
+        wanted = min(row.clamp_draft(self._usual), self._max_nodes(row))
+        if is_ours and wanted and coupled is not None:  # the service reads the prompt while the target does
+            self._ask([(text, row, wanted, coupled)])
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         began = time.perf_counter()
         self._vocab_size = rows.vocab_size
         coupled = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
         self._read(self._box.take())
-        wishes = [min(count, self._most(row)) for count, row in zip(gamma, rows, strict=True)]
+        all_wanted = [min(count, self._max_nodes(row)) for count, row in zip(gamma, rows, strict=True)]
         if any(gamma):
             self._usual = max(gamma)
         elif gamma:
             self._usual = 0
-        for text, row, wish, races in zip(self._texts, rows, wishes, coupled, strict=True):
-            text.want(wish)
+        for text, row, wanted, races in zip(self._texts, rows, all_wanted, coupled, strict=True):
+            text.want(wanted)
             text.advance(row.tokens)
             if row.verifier is None and not row.params.is_greedy:
                 self._coupled = races
         self._ask(
             [
-                (text, row, text.wish, races)
+                (text, row, text.wanted, races)
                 for text, row, races in zip(self._texts, rows, coupled, strict=True)
-                if text.wish and text.asked != len(row.tokens)
+                if text.wanted and text.asked != len(row.tokens)
             ]
         )
-        lacking = [text for text in self._texts if text.wish and not text.tree.chain(1)]
+        lacking = [text for text in self._texts if text.wanted and not text.tree.chain(1)]
         waited = self._wait(lacking, began) if lacking else False
         for text in self._texts:
-            text.proposed = text.tree.chain(text.wish)
+            text.proposed = text.tree.chain(text.wanted)
         self._count(lacking, waited=waited)
         draft = draft_of([text.proposed for text in self._texts], rows.vocab_size, rows.device)
         self._proposed_s = time.perf_counter()
@@ -149,9 +149,9 @@ class RemoteDrafter(Drafter):
         asking = []
         for text, row, races in zip(self._texts, rows, coupled, strict=True):
             text.advance(row.tokens)
-            wish = min(text.latest_wish, row.clamp_draft(text.latest_wish), self._most(row))
-            if wish > 0 and text.rested <= PLAIN_STEPS and row.finish_reason is None:
-                asking.append((text, row, wish, races))
+            wanted = min(text.latest_wanted, row.clamp_draft(text.latest_wanted), self._max_nodes(row))
+            if wanted > 0 and text.rested <= PLAIN_STEPS and row.finish_reason is None:
+                asking.append((text, row, wanted, races))
         self._ask(asking)
 
     def stop(self, index: int) -> None:
@@ -160,7 +160,7 @@ class RemoteDrafter(Drafter):
         del self._by_number[text.number]
         text.tree.drop_drafts()
         self.connection.counts.add("wasted_nodes", text.tree.wasted)
-        if text.told is not None and text.epoch == self.connection.epoch:
+        if text.num_sent is not None and text.epoch == self.connection.epoch:
             self.connection.send([end_of(text.number)])
         self.connection.end_row(text.number)
 
@@ -173,7 +173,7 @@ class RemoteDrafter(Drafter):
     def _with_laws(self) -> bool:
         return self._settings.laws == "auto"
 
-    def _most(self, row: Row) -> int:
+    def _max_nodes(self, row: Row) -> int:
         """Nodes that the service may be asked for behind this text."""
         terms = self.connection.terms
         if terms is None or (terms.max_context and len(row.tokens) >= terms.max_context):
@@ -189,9 +189,9 @@ class RemoteDrafter(Drafter):
             return
         requests = [
             text.request(
-                row, epoch, wish, coupled=races, with_laws=self._with_laws, outcomes=self._settings.outcomes
+                row, epoch, wanted, coupled=races, with_laws=self._with_laws, outcomes=self._settings.outcomes
             )
-            for text, row, wish, races in asking
+            for text, row, wanted, races in asking
         ]
         if not connection.send(requests):
             for text, *_ in asking:  # the stream has just broken: on the next one all is sent again
@@ -223,7 +223,7 @@ class RemoteDrafter(Drafter):
     def _count(self, lacking: Sequence[RemoteText], *, waited: bool) -> None:
         counts = self.connection.counts
         missed = sum(not text.proposed for text in lacking)
-        wanted = sum(text.wish > 0 for text in self._texts)
+        wanted = sum(text.wanted > 0 for text in self._texts)
         if wanted and self.connection.is_open:
             self._rests.observe(had_any=missed < wanted)
         counts.add("hits", wanted - len(lacking))
@@ -244,35 +244,35 @@ class RemoteDrafter(Drafter):
 
     def _take(self, text: RemoteText, reply: DraftReply) -> None:
         """What one reply brings. Raises InvalidReplyError."""
-        said = reply.row
-        if said.trouble != messages.TROUBLE_NONE:
-            self._mend(text, said)
+        reply_row = reply.row
+        if reply_row.trouble != messages.TROUBLE_NONE:
+            self._mend(text, reply_row)
             return
-        if said.base_length > text.tree.length:
-            raise InvalidReplyError(f"nodes behind token {said.base_length} of a text of {text.tree.length}")
-        if (sent_s := text.answered(said.base_length)) is not None:
+        if reply_row.base_length > text.tree.length:
+            raise InvalidReplyError(f"nodes behind token {reply_row.base_length} of a text of {text.tree.length}")
+        if (sent_s := text.answered(reply_row.base_length)) is not None:
             self._patience.replies.add(reply.at_s - sent_s)
             self.connection.counts.round_trip(reply.at_s - sent_s)
-        if not text.tree.was_asked(said.base_length):
+        if not text.tree.was_asked(reply_row.base_length):
             return  # of a request that is long over, whose numbers are forgotten
-        first = text.tree.num_sent(said.base_length)
-        nodes = checked_nodes(said.nodes, first, self._vocab_size, with_laws=self._with_laws)
+        first = text.tree.num_sent(reply_row.base_length)
+        nodes = checked_nodes(reply_row.nodes, first, self._vocab_size, with_laws=self._with_laws)
         self.connection.counts.add("nodes", len(nodes))
-        text.tree.add(said.base_length, nodes)
+        text.tree.add(reply_row.base_length, nodes)
 
-    def _mend(self, text: RemoteText, said: messages.RowReply) -> None:
+    def _mend(self, text: RemoteText, reply_row: messages.RowReply) -> None:
         """A trouble that the service names: tell it what it lacks with the next request, or leave it alone."""
-        if said.trouble == messages.TROUBLE_UNKNOWN_ROW:
-            reason, text.told = "unknown_row", None
+        if reply_row.trouble == messages.TROUBLE_UNKNOWN_ROW:
+            reason, text.num_sent = "unknown_row", None
             text.tree.forget_numbers()
-        elif said.trouble == messages.TROUBLE_MISSING_TOKENS:
+        elif reply_row.trouble == messages.TROUBLE_MISSING_TOKENS:
             reason = "missing_tokens"
-            text.told = min(said.have_length, text.told or 0)
-        elif said.trouble == messages.TROUBLE_BUSY:
+            text.num_sent = min(reply_row.have_length, text.num_sent or 0)
+        elif reply_row.trouble == messages.TROUBLE_BUSY:
             reason, text.busy_until_s = "busy", time.perf_counter() + BUSY_S
         else:
             reason, text.is_refused = "refused", True
-            log.info("draft service %s drafts nothing for a text: %r", self.connection.endpoint, said.reason[:200])
+            log.info("draft service %s drafts nothing for a text: %r", self.connection.endpoint, reply_row.reason[:200])
         text.asked = None
         text.asked_s.clear()
         self.connection.counts.trouble(reason)

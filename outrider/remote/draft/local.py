@@ -116,7 +116,7 @@ class LocalService:
 
     def _wait(self, status: Callable[[str], None]) -> None:
         """Wait until the child reports that it serves."""
-        began = told = time.monotonic()
+        began = reported_s = time.monotonic()
         status("starting the draft service of this machine")
         with grpc.insecure_channel(self.endpoint.target) as channel:
             health = health_pb2_grpc.HealthStub(channel)
@@ -126,8 +126,8 @@ class LocalService:
                 if ended or now - began > START_S:
                     why = "ended" if ended else f"does not serve after {START_S:.0f} s"
                     raise CapabilityError(f"the local draft service {why}: {self._last_words()}")
-                if now - told > SIGN_OF_LIFE_S:
-                    told = now
+                if now - reported_s > SIGN_OF_LIFE_S:
+                    reported_s = now
                     status(f"the draft service starts, {now - began:.0f} s: {self._last_words()}")
                 time.sleep(POLL_S)
         self._has_served.set()
@@ -152,8 +152,8 @@ class LocalLease:
             raise ConfigError("--draft-endpoint local needs to know what drafts: --draft FOLDER_OR_HUB_ID, or a look-up drafter")
         looks_up = settings.draft in DRAFTERS.names()
         what = ["--drafter", settings.draft, "--model", setup.target.name] if looks_up else [settings.draft]
-        most = str(max(1, setup.num_draft_tokens))
-        arguments = ("service", "draft", *what, "--threads", str(draft_threads()), "--max-draft-tokens", most)
+        max_tokens = str(max(1, setup.num_draft_tokens))
+        arguments = ("service", "draft", *what, "--threads", str(draft_threads()), "--max-draft-tokens", max_tokens)
         with self._lock:
             service, users = self._services.get(arguments) or (LocalService(arguments, setup.status), 0)
             self._services[arguments] = service, users + 1

@@ -126,8 +126,8 @@ def _outcomes(tree: OutcomeTree, laws: Tensor) -> list[DraftNode]:
     """The likeliest outcomes as the tree's first level. `laws` (N + 1, V): the draft's distributions after each token of the
     chain.
     """
-    most = min(tree.most_nodes // (1 + tree.depth), laws.shape[-1] - 1)
-    if most < 1:
+    count = min(tree.most_nodes // (1 + tree.depth), laws.shape[-1] - 1)
+    if count < 1:
         return []
     reached = [1.0, *tree.survival]
     candidates: list[tuple[float, int, int]] = []  # -P, chain tokens kept, next token
@@ -137,10 +137,10 @@ def _outcomes(tree: OutcomeTree, laws: Tensor) -> list[DraftNode]:
             law = law.clone()
             law[tree.tokens[kept]] = 0
             law, chance = law / law.sum().clamp(min=1e-30), chance - reached[kept + 1]
-        top = law.topk(most)
+        top = law.topk(count)
         pairs = zip(top.values.tolist(), top.indices.tolist(), strict=True)
         candidates += [(-chance * prob, kept, token) for prob, token in pairs if prob > 0]
-    chosen = sorted(candidates)[:most]
+    chosen = sorted(candidates)[:count]
     tree.width = len(chosen)
     return [tree.add(kept - 1, token) for _, kept, token in chosen]
 
@@ -180,7 +180,7 @@ def _behind_leaves(tree: OutcomeTree, tokens: list[int], laws: Sequence[TokenDis
 
 def outcome_coin(seed: int, base: int, path: Sequence[int]) -> float:
     """The uniform number in [0, 1) that draws the token behind `path`: another one for each place, whenever it is asked for."""
-    told = np.array([base, *path], dtype=np.int64).tobytes()
-    counter = np.frombuffer(hashlib.blake2b(told, digest_size=32).digest(), dtype=np.uint64)
+    text_bytes = np.array([base, *path], dtype=np.int64).tobytes()
+    counter = np.frombuffer(hashlib.blake2b(text_bytes, digest_size=32).digest(), dtype=np.uint64)
     key = np.array([seed, OUTCOME], dtype=np.uint64)
     return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())

@@ -101,7 +101,7 @@ def _loading(options: HostedDrafterOptions, status: Callable[[str], None]) -> as
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[HostedDrafter] = loop.create_future()
 
-    def tell(settle: Callable[[], None]) -> None:
+    def notify(settle: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(lambda: None if loaded.done() else settle())
 
@@ -109,9 +109,9 @@ def _loading(options: HostedDrafterOptions, status: Callable[[str], None]) -> as
         try:
             hosted = load_drafter(options, status)
         except BaseException as error:  # noqa: BLE001  the waiting caller raises it
-            tell(partial(loaded.set_exception, error))
+            notify(partial(loaded.set_exception, error))
         else:
-            tell(partial(loaded.set_result, hosted))
+            notify(partial(loaded.set_result, hosted))
 
     threading.Thread(target=load, name="loading", daemon=True).start()
     return loaded

@@ -25,13 +25,13 @@ class RemoteText:
 
     number: int  # what the row is called on the wire
     tree: DraftTree
-    told: int | None = None  # tokens that were sent to the service; None: nothing yet, not even how to sample
+    num_sent: int | None = None  # tokens that were sent to the service; None: nothing yet, not even how to sample
     epoch: int = -1  # the stream on which that was
     asked: int | None = None  # base of the latest request for nodes
     asked_s: dict[int, float] = field(default_factory=dict)  # when requests were sent that nothing has come for, by base
     rested: int = 0  # steps in a row that wanted no nodes
-    wish: int = 0  # nodes wanted in the present step
-    latest_wish: int = 0  # in the latest one that wanted any
+    wanted: int = 0  # nodes wanted in the present step
+    latest_wanted: int = 0  # in the latest one that wanted any
     proposed: list[ReceivedNode] = field(default_factory=list)  # in the present step
     is_refused: bool = False  # the service drafts nothing for it
     busy_until_s: float = 0.0
@@ -49,10 +49,10 @@ class RemoteText:
             del self.asked_s[one]
         return sent_s
 
-    def want(self, wish: int) -> None:
+    def want(self, wanted: int) -> None:
         """The present step wants so many nodes."""
-        self.wish, self.rested = wish, 0 if wish else self.rested + 1
-        self.latest_wish = wish or self.latest_wish
+        self.wanted, self.rested = wanted, 0 if wanted else self.rested + 1
+        self.latest_wanted = wanted or self.latest_wanted
 
     def may_ask(self, epoch: int, now_s: float) -> bool:
         """Whether asking has a point."""
@@ -63,24 +63,24 @@ class RemoteText:
         return len(self.asked_s) < MAX_OPEN or now_s - max(self.asked_s.values()) > RETRY_S
 
     def request(
-        self, row: Row, epoch: int, wish: int, *, coupled: bool, with_laws: bool, outcomes: bool
+        self, row: Row, epoch: int, wanted: int, *, coupled: bool, with_laws: bool, outcomes: bool
     ) -> messages.RowRequest:
-        """A request with the part of the text that the service lacks, for `wish` nodes after it."""
+        """A request with the part of the text that the service lacks, for `wanted` nodes after it."""
         if self.epoch != epoch:
-            self.told, self.epoch = None, epoch
+            self.num_sent, self.epoch = None, epoch
             self.tree.forget_numbers()
             self.is_refused = False
             self.asked_s.clear()
-        is_new = self.told is None
-        base = self.told or 0
+        is_new = self.num_sent is None
+        base = self.num_sent or 0
         sampling = sampling_of(row, coupled=coupled, with_laws=with_laws) if is_new else None
-        self.told = len(row.tokens)
+        self.num_sent = len(row.tokens)
         self.tree.ask()
         self.asked = len(row.tokens)
         self.asked_s.setdefault(self.asked, time.perf_counter())
         while len(self.asked_s) > REMEMBERED:
             self.asked_s.pop(sorted(self.asked_s)[1])  # the oldest says how long the service has been silent
-        return row_request(self.number, base, row.tokens[base:], sampling, wish, outcomes=outcomes)
+        return row_request(self.number, base, row.tokens[base:], sampling, wanted, outcomes=outcomes)
 
     def advance(self, tokens: Sequence[int]) -> None:
         """The text has grown to `tokens`."""

@@ -141,7 +141,7 @@ def in_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Result] = loop.create_future()
 
-    def tell(set_outcome: Callable[[Any], None], outcome: Any) -> None:
+    def notify(set_outcome: Callable[[Any], None], outcome: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             loop.call_soon_threadsafe(lambda: None if done.cancelled() else set_outcome(outcome))
 
@@ -149,9 +149,9 @@ def in_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:
         try:
             found = work()
         except BaseException as error:  # noqa: BLE001  raised again where the result is waited for
-            tell(done.set_exception, error)
+            notify(done.set_exception, error)
         else:
-            tell(done.set_result, found)
+            notify(done.set_result, found)
 
     threading.Thread(target=run, name="loading", daemon=True).start()
     return done

@@ -75,19 +75,19 @@ class ChatChoiceWriter:
 
     def message(self, update: Update) -> dict[str, Any]:
         """The choice of an answer that is not streamed."""
-        message = _told(whole_message(self._reply.push(update)))
+        message = _sent(whole_message(self._reply.push(update)))
         return {"index": self._index, "message": message, **self._about(update), **self._ending()}
 
     def deltas(self, update: Update) -> list[dict[str, Any]]:
         """The choices of a stream's next chunks: the update's content, then why the answer ended."""
         parts = self._reply.push(update)
         about = self._about(update)
-        told = about["logprobs"] is not None or any(about[name] for name in about if name != "logprobs")
-        if not parts and told and update.token_ids:
+        has_facts = about["logprobs"] is not None or any(about[name] for name in about if name != "logprobs")
+        if not parts and has_facts and update.token_ids:
             parts = [{"content": ""}]
         silent = {"logprobs": None}
         found = [
-            {"index": self._index, "delta": _told(part), **(about if place == 0 else silent), "finish_reason": None}
+            {"index": self._index, "delta": _sent(part), **(about if place == 0 else silent), "finish_reason": None}
             for place, part in enumerate(parts)
         ]
         if update.finish is not None:
@@ -112,7 +112,7 @@ class ChatChoiceWriter:
         return {"finish_reason": self._reply.finish_reason, "stop_reason": self._reply.stop_reason}
 
 
-def _told(delta: Delta) -> Delta:
+def _sent(delta: Delta) -> Delta:
     """Thoughts under both of their names: vLLM's, and the older one that DeepSeek's clients and most others read."""
     thought = delta.get("reasoning")
     return delta if thought is None else {**delta, "reasoning": thought, "reasoning_content": thought}

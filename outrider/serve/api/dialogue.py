@@ -96,8 +96,8 @@ class Dialogue:
         exchange = await make_exchange(
             interface.kind, body, route, body.num_choices, params, state.settings.request_timeout_s, form=spec
         )
-        told = None if body.separate_reasoning is False else thinking
-        return cls(body, exchange, [Reply(route.served, body, use, told) for _ in exchange.requests])
+        shown_thinking = None if body.separate_reasoning is False else thinking
+        return cls(body, exchange, [Reply(route.served, body, use, shown_thinking) for _ in exchange.requests])
 
     @property
     def as_chat(self) -> dict[str, Any]:

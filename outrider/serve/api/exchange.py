@@ -105,12 +105,12 @@ class Exchange:
 
     def _num_spec_tokens(self, asked: Request) -> int | None:
         """Draft tokens per step where that is one number: the request's, or the server's, which is about its first drafter."""
-        wish, usual = asked.speculation, self.served.num_spec_tokens
-        if wish.mode == "fixed":
-            return wish.max_draft_tokens
-        if usual is None or asked.is_predicted or wish.drafter not in (None, *self.served.engine.drafters[:1]):
+        speculation, usual = asked.speculation, self.served.num_spec_tokens
+        if speculation.mode == "fixed":
+            return speculation.max_draft_tokens
+        if usual is None or asked.is_predicted or speculation.drafter not in (None, *self.served.engine.drafters[:1]):
             return None
-        return min(usual, wish.max_draft_tokens or usual)
+        return min(usual, speculation.max_draft_tokens or usual)
 
 
 async def make_exchange(

@@ -73,7 +73,7 @@ def _fields(item: InputItem) -> Message:
 
 
 def _text(content: str | list[InputPart] | None) -> str:
-    return content if isinstance(content, str) else "".join(part.said for part in content or ())
+    return content if isinstance(content, str) else "".join(part.plain_text for part in content or ())
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 from outrider.models.tokens.token_bytes import TokenBytes, show_bytes
 from outrider.text import Detokenizer
 
-LEAST = -9999.0  # what OpenAI writes for minus infinity, which JSON does not have
+MIN_LOGPROB = -9999.0  # what OpenAI writes for minus infinity, which JSON does not have
 NEAR = 8  # characters of a prompt that its tokenizer may have dropped before a token
 
 Law = dict[int, float]  # token id -> log-probability, likeliest first
@@ -118,4 +118,4 @@ def _entry(name: Namer, text: Detokenizer, token: int, value: float) -> dict[str
 
 def finite(value: float) -> float:
     """JSON has no minus infinity."""
-    return max(value, LEAST)
+    return max(value, MIN_LOGPROB)

@@ -55,7 +55,7 @@ class Messages(Answering):
         for _ in [*self._blocks.push(self._dialogue.replies[0].push(answer)), *self._blocks.end()]:
             pass
         bill = self._dialogue.bill()
-        return {**self._head(), "content": self._blocks.told, **self._ending(), **_usage(bill)}
+        return {**self._head(), "content": self._blocks.finished, **self._ending(), **_usage(bill)}
 
     async def _chunks(self, updates: AsyncGenerator[tuple[int, Update], None]) -> AsyncGenerator[Event, None]:
         prompt = len(self._dialogue.exchange.prompts[0])
@@ -87,7 +87,7 @@ class ContentEvents:
     """The content of a message, block by block, as events."""
 
     def __init__(self) -> None:
-        self.told: list[dict[str, Any]] = []  # whole once the next one has begun, or at the end
+        self.finished: list[dict[str, Any]] = []  # whole once the next one has begun, or at the end
         self._input = ""  # JSON of the tool's input that is being written
         self._is_open = False
         self.has_calls = False  # and they are whole
@@ -106,19 +106,19 @@ class ContentEvents:
         """Events that close the last block."""
         if not self._is_open:
             return
-        self._is_open, block = False, self.told[-1]
+        self._is_open, block = False, self.finished[-1]
         if block["type"] == "thinking":
             block["signature"] = hashlib.sha256(block["thinking"].encode()).hexdigest()  # clients want one; nobody checks it
             yield self._delta({"type": "signature_delta", "signature": block["signature"]})
         if block["type"] == "tool_use":
             found = _object(self._input)
             self.has_calls, block["input"] = found is not None, found or {}
-        yield {"type": "content_block_stop", "index": len(self.told) - 1}
+        yield {"type": "content_block_stop", "index": len(self.finished) - 1}
 
     def _grow(self, empty: dict[str, Any], field: str, text: str) -> Iterator[Event]:
-        if not self._is_open or self.told[-1]["type"] != empty["type"]:
+        if not self._is_open or self.finished[-1]["type"] != empty["type"]:
             yield from self._begin(empty)
-        self.told[-1][field] += text
+        self.finished[-1][field] += text
         yield self._delta({"type": f"{field}_delta", field: text})
 
     def _call(self, call: dict[str, Any]) -> Iterator[Event]:
@@ -132,12 +132,12 @@ class ContentEvents:
 
     def _begin(self, block: dict[str, Any]) -> Iterator[Event]:
         yield from self.end()
-        self.told.append(dict(block))
+        self.finished.append(dict(block))
         self._is_open = True
-        yield {"type": "content_block_start", "index": len(self.told) - 1, "content_block": block}
+        yield {"type": "content_block_start", "index": len(self.finished) - 1, "content_block": block}
 
     def _delta(self, delta: dict[str, Any]) -> Event:
-        return {"type": "content_block_delta", "index": len(self.told) - 1, "delta": delta}
+        return {"type": "content_block_delta", "index": len(self.finished) - 1, "delta": delta}
 
 
 def _object(text: str) -> dict[str, Any] | None:

@@ -106,8 +106,8 @@ class ThoughtsFirst:
         found: list[Delta] = []
         for kind, text in parts:
             if kind == "thought":
-                if told := self._trimmed(text):
-                    found = _with(found, {"reasoning": told})
+                if trimmed := self._trimmed(text):
+                    found = _with(found, {"reasoning": trimmed})
             elif kind == "answer":
                 content = text.lstrip() if self._trims else text
                 self._trims = self._trims and not content
@@ -125,17 +125,17 @@ class ThoughtsFirst:
                 self._blank = text  # the label, or what may become it
                 return ""
             text, self._label = text.removeprefix(self._label).lstrip(), ""
-        told = text.rstrip()
-        self._has_begun = self._has_begun or bool(told)
-        self._blank = text[len(told) :]
-        return told
+        trimmed = text.rstrip()
+        self._has_begun = self._has_begun or bool(trimmed)
+        self._blank = text[len(trimmed) :]
+        return trimmed
 
 
 def _with(deltas: list[Delta], more: Delta) -> list[Delta]:
     """One delta more, which goes on with the text of the last one where it can."""
-    [(name, said)] = more.items()
+    [(name, new_text)] = more.items()
     if name != "tool_calls" and deltas and name in deltas[-1]:
-        return [*deltas[:-1], {name: deltas[-1][name] + said}]
+        return [*deltas[:-1], {name: deltas[-1][name] + new_text}]
     return [*deltas, more]
 
 

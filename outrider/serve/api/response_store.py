@@ -33,17 +33,17 @@ class Stored:
 
 
 class ResponseStore:
-    """At most `most` responses; the oldest make room for new ones."""
+    """At most `max_responses` responses; the oldest make room for new ones."""
 
-    def __init__(self, most: int, max_characters: int = MAX_CHARACTERS) -> None:
-        self._most, self._max_characters = most, max_characters
+    def __init__(self, max_responses: int, max_characters: int = MAX_CHARACTERS) -> None:
+        self._max_responses, self._max_characters = max_responses, max_characters
         self._kept: OrderedDict[str, Stored] = OrderedDict()
         self._size = 0
 
     def find(self, name: str, *, to_go_on: bool = True) -> Stored:
         """Raises ApiError for one that is not here, or not any more. `to_go_on`: a request names it as the one before."""
         if name not in self._kept:
-            kept = f"the last {self._most}" if self._most else "none"
+            kept = f"the last {self._max_responses}" if self._max_responses else "none"
             if not to_go_on:
                 raise ApiError(
                     f"there is no response '{name[:60]}': this server keeps {kept} (max_stored_responses), unless 'store' is "
@@ -66,6 +66,6 @@ class ResponseStore:
         stored = Stored(tuple(messages), response, sum(len(json.dumps(each)) for each in (*messages, response)), before)
         self._kept[name] = stored
         self._size += stored.size
-        while len(self._kept) > self._most or self._size > self._max_characters:
+        while len(self._kept) > self._max_responses or self._size > self._max_characters:
             _, oldest = self._kept.popitem(last=False)
             self._size -= oldest.size

@@ -83,10 +83,10 @@ class Responses(Answering):
         more = {"incomplete_details": details, "usage": _usage(bill["usage"]), "metrics": bill["metrics"]}
         found = {**self._response(self._status), **more}
         if self._body.store is not False:
-            self._store.keep(self._id, [*messages_of(self._body), *self._said()], found, self._before)
+            self._store.keep(self._id, [*messages_of(self._body), *self._output()], found, self._before)
         return found
 
-    def _said(self) -> list[dict[str, Any]]:
+    def _output(self) -> list[dict[str, Any]]:
         """The answer as a message, with its thoughts where the chat template shows them again."""
         items = [
             {**item, "text": item["content"][0]["text"] if item.get("content") else "", "role": "assistant"}

@@ -34,29 +34,29 @@ class Observers:
 
     def queued(self, request: Request) -> None:
         """See `Observer`."""
-        self._tell(lambda observer: observer.queued(request))
+        self._notify(lambda observer: observer.queued(request))
 
     def admitted(self, request: Request, queued_s: float, cached_tokens: int) -> None:
         """See `Observer`."""
-        self._tell(lambda observer: observer.admitted(request, queued_s, cached_tokens))
+        self._notify(lambda observer: observer.admitted(request, queued_s, cached_tokens))
 
     def prefilled(self, request: Request, seconds: float, tokens: int) -> None:
         """See `Observer`."""
-        self._tell(lambda observer: observer.prefilled(request, seconds, tokens))
+        self._notify(lambda observer: observer.prefilled(request, seconds, tokens))
 
     def preempted(self, request: Request) -> None:
         """See `Observer`."""
-        self._tell(lambda observer: observer.preempted(request))
+        self._notify(lambda observer: observer.preempted(request))
 
     def stepped(self, report: StepReport) -> None:
         """See `Observer`."""
-        self._tell(lambda observer: observer.stepped(report))
+        self._notify(lambda observer: observer.stepped(report))
 
     def finished(self, request: Request, finish: Finish) -> None:
         """See `Observer`."""
-        self._tell(lambda observer: observer.finished(request, finish))
+        self._notify(lambda observer: observer.finished(request, finish))
 
-    def _tell(self, call: Callable[[Observer], None]) -> None:
+    def _notify(self, call: Callable[[Observer], None]) -> None:
         if self._is_muted:
             return
         for observer in list(self._observers):

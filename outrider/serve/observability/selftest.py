@@ -200,7 +200,7 @@ def _ask(engine: Tested, prompt: list[int], drafter: str | None, max_tokens: int
     """One answer; `drafter` None is plain. Raises OutriderError when it does not finish."""
     speculation = Speculation(mode="off")
     if drafter is not None:
-        speculation = Speculation(mode="fixed", drafter=drafter, max_draft_tokens=_most(engine, drafter))
+        speculation = Speculation(mode="fixed", drafter=drafter, max_draft_tokens=_max_nodes(engine, drafter))
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     answer = _Answer()
     request = Request(
@@ -214,7 +214,7 @@ def _ask(engine: Tested, prompt: list[int], drafter: str | None, max_tokens: int
     return answer
 
 
-def _most(engine: Tested, drafter: str) -> int:
+def _max_nodes(engine: Tested, drafter: str) -> int:
     """The longest draft that the engine takes from this drafter."""
     config, drafter_class = engine.config, DRAFTERS.load(drafter)
     asked = config["num_draft_tokens"] if drafter == config["drafter"] else None

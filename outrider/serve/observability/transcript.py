@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outrider.serve.observability.transcript_events import Said, read_message, read_response
+from outrider.serve.observability.transcript_events import AnswerText, read_message, read_response
 
 Decode = Callable[[str, list[int]], str]  # (model name, token ids) -> text
 END = b"[DONE]"
@@ -22,7 +22,7 @@ class Transcript:
 
     def entries(
         self, decode: Decode, as_chat: dict[str, Any] | None = None
-    ) -> Iterator[tuple[dict[str, Any], list[Said], dict[str, Any], str]]:
+    ) -> Iterator[tuple[dict[str, Any], list[AnswerText], dict[str, Any], str]]:
         """(request with one prompt as text, its answers, usage, id), one per prompt; nothing where an answer did not end or
         none was asked for."""
         chunks = list(_objects(bytes(self.answered)))
@@ -61,12 +61,12 @@ def _objects(content: bytes) -> Iterator[dict[str, Any]]:
             yield json.loads(data)
 
 
-def _answers(chunks: list[dict[str, Any]]) -> list[Said]:
+def _answers(chunks: list[dict[str, Any]]) -> list[AnswerText]:
     """By their index."""
-    found: dict[int, Said] = {}
+    found: dict[int, AnswerText] = {}
     for chunk in chunks:
         for choice in chunk.get("choices") or []:
-            answer = found.setdefault(choice.get("index", 0), Said())
+            answer = found.setdefault(choice.get("index", 0), AnswerText())
             text, thought = _text(choice), _part(choice).get("reasoning")
             if text is not None:
                 answer.text = (answer.text or "") + text

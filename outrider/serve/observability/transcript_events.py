@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 ENDS = {"completed": "stop", "incomplete": "length"}
-Found = tuple["Said", dict[str, Any], str]  # the answer, usage, id
+Found = tuple["AnswerText", dict[str, Any], str]  # the answer, usage, id
 
 
 @dataclass
-class Said:
+class AnswerText:
     """One answer."""
 
     text: str | None = None  # None: nothing but tool calls
@@ -24,28 +24,28 @@ def read_response(chunks: Sequence[dict[str, Any]]) -> Found | None:
     last: dict[str, Any] = next((chunk.get("response", chunk) for chunk in reversed(chunks)), {})
     if last.get("object") != "response":
         return None
-    said = Said(finish_reason=ENDS.get(last["status"]))
+    answer = AnswerText(finish_reason=ENDS.get(last["status"]))
     for item in last["output"]:
         text = item["content"][0]["text"] if item.get("content") else None
         if item["type"] == "message":
-            said.text = (said.text or "") + (text or "")
+            answer.text = (answer.text or "") + (text or "")
         elif item["type"] == "reasoning":
-            said.thought = (said.thought or "") + (text or "")
-    return said, last.get("usage") or {}, last["id"]
+            answer.thought = (answer.thought or "") + (text or "")
+    return answer, last.get("usage") or {}, last["id"]
 
 
 def read_message(chunks: Sequence[dict[str, Any]]) -> Found:
     """A message of Anthropic's interface."""
-    said, usage, name = Said(), dict[str, Any](), ""
+    answer, usage, name = AnswerText(), dict[str, Any](), ""
     for chunk in chunks:
         message = chunk.get("message", chunk)
         if message.get("type") == "message":
             name = message["id"]
         usage = chunk.get("usage") or usage
-        said.finish_reason = message.get("stop_reason") or chunk.get("delta", {}).get("stop_reason") or said.finish_reason
+        answer.finish_reason = message.get("stop_reason") or chunk.get("delta", {}).get("stop_reason") or answer.finish_reason
         for part in [*message.get("content", ()), chunk.get("delta", {})]:
             if (text := part.get("text")) is not None:
-                said.text = (said.text or "") + text
+                answer.text = (answer.text or "") + text
             if (thought := part.get("thinking")) is not None:
-                said.thought = (said.thought or "") + thought
-    return said, usage, name
+                answer.thought = (answer.thought or "") + thought
+    return answer, usage, name

@@ -40,7 +40,7 @@ class InputPart(Body):
         return self
 
     @property
-    def said(self) -> str:
+    def plain_text(self) -> str:
         return (self.refusal if self.type == "refusal" else self.text) or ""
 
 

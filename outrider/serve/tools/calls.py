@@ -17,7 +17,7 @@ class _JsonCalls(Pieces):
     def __init__(self) -> None:
         super().__init__()
         self._scanner: CallScanner | None = None
-        self._told = False  # the name of the call being read
+        self._is_named = False  # the name of the call being read
 
     @property
     def is_complete(self) -> bool:
@@ -25,8 +25,8 @@ class _JsonCalls(Pieces):
 
     def end(self) -> list[Event]:
         """What was held back, where it is content."""
-        unread = "" if self._scanner is None or self._told else self._scanner.raw
-        if not self._told:
+        unread = "" if self._scanner is None or self._is_named else self._scanner.raw
+        if not self._is_named:
             self._scanner = None
         return self._rest(unread)
 
@@ -38,17 +38,17 @@ class _JsonCalls(Pieces):
         scanner = self._scanner
         assert scanner is not None
         self._buffer = scanner.push(self._buffer)
-        if not self._told and scanner.name is not None and (scanner.has_arguments or scanner.done):
+        if not self._is_named and scanner.name is not None and (scanner.has_arguments or scanner.done):
             if not self._is_call(scanner.name):
                 scanner.broken = True
             else:
                 events.append(("name", scanner.name))
-                self._told, self._skipped, self._num_calls = True, "", self._num_calls + 1
-        if self._told and (new := scanner.take()):
+                self._is_named, self._skipped, self._num_calls = True, "", self._num_calls + 1
+        if self._is_named and (new := scanner.take()):
             events.append(("arguments", new))
         if scanner.broken:
             self._scanner = None
-            self._give_up(events, "" if self._told else scanner.raw)
+            self._give_up(events, "" if self._is_named else scanner.raw)
             return True
         if scanner.done:
             if not scanner.has_arguments:
@@ -57,7 +57,7 @@ class _JsonCalls(Pieces):
         return scanner.done
 
     def _begin(self, name: str | None = None) -> None:
-        self._scanner, self._told = CallScanner(name), False
+        self._scanner, self._is_named = CallScanner(name), False
 
 
 class MarkedCalls(_JsonCalls):

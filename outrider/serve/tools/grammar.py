@@ -71,8 +71,8 @@ def _body(form: ToolFormat, functions: Functions, specials: Specials, single: bo
             calls = [f"{written(f['name'] + '[ARGS]', specials)} {json_of(arguments(f))}" for f in functions]
             return [f"body: {choice(calls)}"], ""
         case _:
-            most = {"maxItems": 1} if single else {}
-            return [f"body: {json_of({'type': 'array', 'minItems': 1, **most, 'items': _any_call(form, functions)})}"], None
+            limits = {"maxItems": 1} if single else {}
+            return [f"body: {json_of({'type': 'array', 'minItems': 1, **limits, 'items': _any_call(form, functions)})}"], None
 
 
 def _free(form: ToolFormat, body: Sequence[str], specials: Specials, more: str) -> list[str]:

@@ -34,7 +34,7 @@ class TaggedCalls(Pieces):
         self._keys: set[str] = set()
         self._key_read = ""
         self._types = TEXT  # of the value being read
-        self._is_told = False  # this value, letter by letter
+        self._is_streamed = False  # this value, letter by letter
         self._is_fresh = False  # no letter of this value was seen
 
     @property
@@ -48,7 +48,7 @@ class TaggedCalls(Pieces):
         if not self._call:
             return self._rest()
         text, self._buffer = self._bare(self._buffer, is_last=False), ""
-        return [("arguments", _escaped(text))] if text and self._is_told else []
+        return [("arguments", _escaped(text))] if text and self._is_streamed else []
 
     def _advance(self, events: list[Event]) -> bool:
         return self._step(events)
@@ -132,8 +132,8 @@ class TaggedCalls(Pieces):
             return True
         schema = self._schemas.get(self._call) or {}
         self._types = types_of(parameter(schema, self._key_read), schema)
-        self._is_told, self._is_fresh = self._types == TEXT, True
-        comma, quote = ", " if self._keys else "", '"' if self._is_told else ""
+        self._is_streamed, self._is_fresh = self._types == TEXT, True
+        comma, quote = ", " if self._keys else "", '"' if self._is_streamed else ""
         events.append(("arguments", f"{comma}{as_json(self._key_read)}: {quote}"))
         self._keys.add(self._key_read)
         self._step = self._value
@@ -143,13 +143,13 @@ class TaggedCalls(Pieces):
         place, mark = first(self._buffer, self._tags.ends)
         while mark and self._types <= NESTED and _in_quotes(self._buffer[:place]):
             place, mark = first(self._buffer, self._tags.ends, place + 1)
-        if not mark and not self._is_told:
+        if not mark and not self._is_streamed:
             return False
         length = place if mark else len(self._buffer) - self._kept()
         text, self._buffer = self._bare(self._buffer[:length], is_last=bool(mark)), self._buffer[length:]
         self._is_fresh = self._is_fresh and not length
         quote = '"' if mark else ""
-        text = _escaped(text) + quote if self._is_told else as_json(converted(text, self._types))
+        text = _escaped(text) + quote if self._is_streamed else as_json(converted(text, self._types))
         if text:
             events.append(("arguments", text))
         if mark:
@@ -173,7 +173,7 @@ class TaggedCalls(Pieces):
     def _end_value(self, mark: str) -> None:
         if mark == self._tags.value[1]:
             self._buffer = self._buffer[len(mark) :]
-        self._is_told = False
+        self._is_streamed = False
         self._step = self._between
 
     def _kept(self) -> int:

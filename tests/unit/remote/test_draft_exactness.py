@@ -158,21 +158,21 @@ def test_rows_asked_for_together_are_drafted_as_if_alone(hosted: HostedDrafter) 
     """One call for rows of two askers, lying apart in the cache, of several lengths and ways to draw."""
     bench = Bench(hosted)
     readers = [bench.reader("a"), bench.reader("b")]
-    told = {}
+    num_sent = {}
     for number, (kind, sampling) in enumerate(SAMPLINGS.items()):
         for reader in readers:
             text = [*PROMPT[: 3 + number % 3], number, ord(reader.instance)]
-            told[reader.instance, number] = text, kind
+            num_sent[reader.instance, number] = text, kind
             assert bench.tell(reader, row=number, tokens=text, sampling=sampling, num_draft_tokens=1 + number % 5) is None
     bench.worker.turn()
     some = [(reader, number) for reader in readers for number in range(0, len(SAMPLINGS), 2)]
     for reader, number in some:
         reader.replies.clear()
-        base = len(told[reader.instance, number][0])
+        base = len(num_sent[reader.instance, number][0])
         assert bench.tell(reader, row=number, base_length=base, tokens=[9], num_draft_tokens=3) is None
     bench.worker.turn()
     for reader, number in some:
-        text, kind = told[reader.instance, number]
+        text, kind = num_sent[reader.instance, number]
         (reply,) = [reply for reply in reader.replies if reply.row == number]
         assert chain_of(reply) == [node.token for node in fresh_chain(hosted, [*text, 9], SAMPLINGS[kind], 3)]
 

@@ -168,8 +168,8 @@ def test_floods_are_told_that_the_service_is_busy() -> None:
     for row in range(2):
         assert desk.tell(reader, row, TEXT, sampling=GREEDY) is None
     assert trouble_of(desk.tell(reader, 2, TEXT, sampling=GREEDY)) == messages.TROUBLE_BUSY
-    told = [desk.tell(reader, 0, [4 + place], base_length=4 + place) for place in range(20)]
-    assert sum(trouble_of(reply) == messages.TROUBLE_BUSY for reply in told) == 13  # 10 at once, 3 were used up before
+    num_sent = [desk.tell(reader, 0, [4 + place], base_length=4 + place) for place in range(20)]
+    assert sum(trouble_of(reply) == messages.TROUBLE_BUSY for reply in num_sent) == 13  # 10 at once, 3 were used up before
     assert desk.tell(other, 0, TEXT, sampling=GREEDY) is None
     desk.now += 1.0
     reply = desk.tell(reader, 0, [1], base_length=24)

@@ -193,7 +193,7 @@ def test_no_room_no_draft() -> None:
 def test_the_table_by_batch_size_is_honoured() -> None:
     """vLLM hands its table to its own drafters only. Gaps, and what lies behind the last line, belong to the line before."""
     limits = ProposalLimits(configuration(5, num_speculative_tokens_per_batch_size=[(2, 3, 4), (6, 8, 0)]))
-    assert [limits.most(rows) for rows in range(1, 10)] == [0, 4, 4, 4, 4, 0, 0, 0, 0]
+    assert [limits.max_nodes(rows) for rows in range(1, 10)] == [0, 4, 4, 4, 4, 0, 0, 0, 0]
 
 
 def test_another_interface_is_named() -> None:

@@ -13,7 +13,7 @@ from outrider.lab.configuration import Configuration
 from outrider.lab.estimate.curves import CostPoints, StepCosts
 from outrider.lab.replay import Text, replay, summarise
 from outrider.lab.replay.replay_result import ReplayResult
-from outrider.lab.replay.resampling import FEWEST, block_length, gain_interval, ratio_interval
+from outrider.lab.replay.resampling import MIN_BLOCKS, block_length, gain_interval, ratio_interval
 from outrider.lab.replay.summary import unpaid_drafting
 
 PERIOD = [2, 3, 4, 5, 6, 7]
@@ -96,7 +96,7 @@ def test_results_keep_what_they_are_given() -> None:
     assert [(one.value.low, one.value.high) for one in lonely if not isinstance(one.value, float)] == [(0.0, float("inf"))]
 
 
-@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 20)), min_size=FEWEST, max_size=40))
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 20)), min_size=MIN_BLOCKS, max_size=40))
 def test_intervals_hold_their_value(sums: list[tuple[int, int]]) -> None:
     """Catches numerators and denominators drawn apart, and blocks that lose texts."""
     above, below = [float(a) for a, _ in sums], [float(b) for _, b in sums]
@@ -107,7 +107,7 @@ def test_intervals_hold_their_value(sums: list[tuple[int, int]]) -> None:
     assert min(ratios) - 1e-9 <= whole.low <= whole.high <= max(ratios) + 1e-9
     blocked = ratio_interval((above, below), blocks=True)
     assert blocked is None or blocked.value == pytest.approx(whole.value)
-    assert (blocked is None) == (len(range(0, len(sums), block_length(len(sums)))) < FEWEST)
+    assert (blocked is None) == (len(range(0, len(sums), block_length(len(sums)))) < MIN_BLOCKS)
 
 
 def test_blocks_see_what_neighbours_share() -> None:
