@@ -198,4 +198,4 @@ def _target(options: HostedDrafterOptions, draft: LoadedModel | None, device: to
         context = min(context, options.max_model_len)
     shape = StandIn("target model", vocab_size=vocab_size, context_length=context)
     lm = StandIn("target model", shape=shape, device=device)
-    return StandIn("target", name=name, tokenizer=tokenizer, config=config, lm=lm), vocab_size, context
+    return StandIn("target", name=name, label=name, tokenizer=tokenizer, config=config, lm=lm), vocab_size, context

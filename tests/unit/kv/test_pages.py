@@ -117,5 +117,5 @@ def test_a_copy_is_what_load_fills_in() -> None:
     assert [part.shape[0] for part in pool.copy([99])] == [0] * 4
     cache = KVCache(LAYERS, torch.float64, "cpu")
     cache.add_row()
-    assert pool.load(text, cache, 0, most=7) == 4
+    assert pool.load(text, cache, 0, max_length=7) == 4
     pool.check_integrity()
