@@ -94,7 +94,8 @@ class Listening:
 def _base_of(module: Any) -> Any:
     """The model below the output head; the module itself where none can be found."""
     base = module.get_decoder()
-    if base is module:  # transformers looks for it by a name that some classes, Llama 4's for one, do not use
+    if base is module or base is module.get_output_embeddings():
+        # transformers looks for it by a name that some classes, Llama 4's for one, do not use, and ModernBERT's for another part
         inner = [part for part in module.children() if isinstance(part, transformers.PreTrainedModel)]
         return inner[0] if len(inner) == 1 else module
     return base

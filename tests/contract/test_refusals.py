@@ -86,6 +86,27 @@ def test_failing_code_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
+class ShortSighted(BrokenLlama):
+    """Code that fails only with longer texts than were tried."""
+
+    when = ("outrider-shapes",)
+
+    def forward(self, input_ids: torch.Tensor, **kwargs: object) -> Any:
+        if input_ids.shape[1] > 40:
+            raise RuntimeError("too long")
+        return super().forward(input_ids, **kwargs)
+
+
+def test_code_that_fails_later_is_one_line() -> None:
+    """Catches a traceback in the middle of an answer."""
+    lm = build_lm(ShortSighted(transformers.LlamaConfig(**GROUPED)).eval(), "mine", torch.float32, torch.device("cpu"))
+    lm.kv.add_row()
+    with pytest.raises(CapabilityError) as caught, torch.inference_mode():
+        lm.forward(torch.ones(1, 41, dtype=torch.int64))
+    said = "the code of ShortSighted in transformers fails in a pass over 41 tokens (RuntimeError: too long)"
+    assert str(caught.value) == said
+
+
 class Biased(transformers.LlamaForCausalLM):
     """A model whose plain pass adds a term to the logits that our pass lacks."""
 

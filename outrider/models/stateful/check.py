@@ -20,7 +20,7 @@ from outrider.models.lm import LMShape, PassLimits
 from outrider.models.probes.probe import broken_weight, difference, probe_tokens, tolerance
 from outrider.models.quantised.scheme import has_experts
 from outrider.models.stateful.lm import Feeding, StateLM
-from outrider.models.stateful.run import OwnCacheRun, find_held
+from outrider.models.stateful.run import OwnCacheRun, find_held, told
 
 UNKNOWN_LAYER = LayerShape(0, 0, 0)  # in the shape of a model whose layers are transformers' to know
 NUM_TOKENS = 14
@@ -40,7 +40,7 @@ def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device:
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        raise CapabilityError(f"{name}: {why}. And its own code fails in a pass over a few tokens: {_told(error)}") from error
+        raise CapabilityError(f"{name}: {why}. And its own code fails in a pass over a few tokens: {told(error)}") from error
     if not torch.isfinite(plain).all():
         raise NumericalError(
             f"{name}: the model's own logits are NaN or infinite in {str(dtype).removeprefix('torch.')}: {broken_weight(module)}"
@@ -54,7 +54,7 @@ def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device:
         except Exception as error:  # foreign code: whatever it raises is reported
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            wrong.append(_told(error))
+            wrong.append(told(error))
             continue
         if worst <= tolerance(lm.dtype):
             return lm
@@ -64,11 +64,6 @@ def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device:
     raise CapabilityError(
         f"{name}: {why}. Nor does it give its own logits on transformers' cache (allowed {tolerance(lm.dtype):.1%}; {tried})."
     )
-
-
-def _told(error: Exception) -> str:
-    """An exception in one line."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def _steps_are_others(module: Any) -> bool:

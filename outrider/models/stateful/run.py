@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider.errors import CapabilityError
 from outrider.lazy import transformers
 from outrider.models.signals import Listening
 from outrider.models.stateful.state import OwnState, Place
@@ -62,14 +63,30 @@ class OwnCacheRun:
 
     def _pass(self, inputs: dict[str, Any], layers: tuple[int, ...]) -> tuple[Any, list[Tensor]]:
         if not layers:
-            return self.module(**inputs), []
+            return self._call(inputs), []
         if layers not in self._listening:
             self._listening[layers] = Listening(self.module, layers)
         heard: dict[int, Tensor] = {}
         with self._listening[layers].during(heard):
-            output = self.module(**inputs)
+            output = self._call(inputs)
         return output, [heard[layer] for layer in layers]
 
+    def _call(self, inputs: dict[str, Any]) -> Any:
+        """Raises CapabilityError for code that fails with this text, though it did not with the ones that were tried before."""
+        try:
+            return self.module(**inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            code, count = type(self.module).__name__, inputs["input_ids"].shape[1]
+            what = f"fails in a pass over {count} tokens ({told(error)})"
+            raise CapabilityError(f"the code of {code} in transformers {what}") from error
+
+
+def told(error: Exception) -> str:
+    """An exception in one line."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return first if isinstance(error, CapabilityError) else f"{type(error).__name__}: {first}"
 
 
 

@@ -29,6 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "afmoe": EXPERTS,
     "apertus": {},
     "arcee": {},
+    "aria_text": {**EXPERTS, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1, "head_dim": 16},
     "axk1": {**GROUPS, **LATENT},
     "biogpt": {},
     "bitnet": {},
@@ -40,6 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "cohere_compass_text": {
         **HALF_WINDOWED, "head_dim": 16, "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")}},
+    "ctrl": {"n_embd": 64, "dff": 96, "n_layer": 2, "n_head": 4, "n_positions": 2048},
     "cwm": {"bos_token_id": 0, "pad_token_id": 0},
     "deepseek_v2": {**GROUPS, **LATENT},
     "deepseek_v3": {**GROUPS, **LATENT},
@@ -63,6 +65,9 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "gemma4_text": {
         "head_dim": 16, "global_head_dim": 32, "sliding_window": 16, "hidden_size_per_layer_input": 8, "num_hidden_layers": 4,
         "vocab_size_per_layer_input": 97, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "gemma4_unified_text": {
+        "head_dim": 16, "global_head_dim": 32, "sliding_window": 16, "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2},
     "glm": {"head_dim": 16, "pad_token_id": 0},
     "glm4": {"head_dim": 16, "pad_token_id": 0},
     "glm4_moe": {**GROUPS, "head_dim": 16},
@@ -104,6 +109,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     }},
     "mistral": {"sliding_window": 16, "head_dim": 16},
     "mixtral": EXPERTS,
+    "modernbert-decoder": {"local_attention": 16, "pad_token_id": 0, "bos_token_id": 2, "sep_token_id": 3, "cls_token_id": 4},
     "nanochat": {},
     "nemotron": {},
     "olmo": {},
@@ -128,6 +134,10 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "youtu": LATENT,
 }
 NOT_LOWERED: dict[str, tuple[str, dict[str, Any]]] = {  # all others that our cache serves, and the reason
+    "dbrx": ("index_add_", {
+        "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 2048,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
+        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}}),
     "gpt_neox_japanese": ("combined with another's", {}),
 }
 
@@ -149,7 +159,7 @@ def make(family: str, dtype: torch.dtype = torch.float32, *, picks_all: bool = T
         named |= {key: named["num_experts"] for key in ("num_experts_per_tok", "moe_k", "moe_topk") if key in named}
         named |= {"topk_group": named["n_group"]} if "n_group" in named else {}
         named |= {"num_local_experts": 2} if family == "phimoe" else {}  # its router picks two, whatever the config says
-    if family in ("bloom", "codegen", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "opt"):
+    if family in ("bloom", "codegen", "ctrl", "dbrx", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "opt"):
         named = {**{key: SIZES[key] for key in ("vocab_size", "bos_token_id", "eos_token_id", "initializer_range")}, **changes}
         if family == "opt":
             named |= {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "init_std": 0.2}
