@@ -19,6 +19,7 @@ The loss is split by why a step had the length it had, and adds up: time beyond 
     think    the control itself
 
     python benchmarks/control.py [--cells 40] [--tokens 64 --prompts 4]
+    python benchmarks/control.py --busy                                   a clock as beside busy processes
     python benchmarks/control.py --prompts 16 --recorded benchmarks/results/recorded-texts-DATE.json.gz    real texts
 """
 
@@ -64,6 +65,9 @@ class Clock:
         """What a step of so many milliseconds seems to take; `slow`: logarithm of the present minute's factor."""
         factor = rng.uniform(1.3, 3) if rng.random() < self.outliers else 1.0
         return ms * factor * math.exp(slow + rng.gauss(0, self.step))
+
+
+BUSY = Clock(step=0.4, outliers=0.1)  # other processes take turns on the same cores
 
 
 @dataclass
@@ -226,6 +230,7 @@ def main(
     tokens: Annotated[int, typer.Option(min=8, help="Per prompt.")] = 64,
     kinds: Annotated[str, typer.Option(help="Only those whose name holds this.")] = "",
     seed: Annotated[int, typer.Option(help="Other texts, another clock.")] = 0,
+    busy: Annotated[bool, typer.Option(help="A clock that errs as beside busy processes.")] = False,
     recorded_texts: Annotated[
         Path | None, typer.Option("--recorded", exists=True, help="Instead, all texts of this file of record_texts.py.")
     ] = None,
@@ -240,8 +245,9 @@ def main(
                 raise typer.BadParameter(f"{recorded_texts} has {len(texts)} texts a cell, got --prompts {prompts}")
             worlds[name] = kind, [texts[i : i + prompts] for i in range(0, len(texts) - prompts + 1, prompts)]
     for known in (True, False):
+        clock = BUSY if busy else Clock()
         found = {
-            name: study(kind, mine, Clock(), known=known, seed=seed) for name, (kind, mine) in worlds.items() if kinds in name
+            name: study(kind, mine, clock, known=known, seed=seed) for name, (kind, mine) in worlds.items() if kinds in name
         }
         ratios = [one.ratio for one in found.values()]
         single = [ratio for one in found.values() for ratio in one.cells]

@@ -2,7 +2,8 @@
 
 A Kalman filter over the logarithms of the seconds of all sizes at once. It assumes that a slow minute is slow for every size, so
 a size timed an hour ago stays comparable with the one in use; that each node costs about the same; and that neighbouring sizes
-differ little from that. A clock errs upwards: a time far too long counts as a time a little too long.
+differ little from that. A clock errs upwards: a time far too long counts as a time a little too long. How much two times of
+one size differ says how noisy the clock is: beside busy processes each time counts for less.
 
 Drafters offer less than asked: look-ups find nothing, stop rules stop early. With W the nodes of the widest row and c(i) the cost
 of a step that drafts i nodes, c(0) that of one which asked and was offered nothing,
@@ -15,16 +16,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from outrider.draft_length.survival import Shares
+from outrider.draft_length.survival import DECAY, FadingMean, Shares
 
 EMPTY_DRAFT = -1  # in place of a size: nodes were asked for and none was offered
 NODE, NODE_DEVIATION = 0.05, 0.2  # of a plain step, that a node costs: mean and deviation before anything was measured
 LEVEL_DEVIATION = 3.0  # of the logarithm of a plain step's seconds
 BUMP = 0.05  # relative deviation of one size from its neighbour
-NOISE = 0.05  # relative error of a time
+NOISE, NOISE_WEIGHT = 0.05, 10.0  # relative error of a time at least, and the times that this counts for at first
 DRIFT = 0.02  # relative change of the whole machine from step to step
 RENEWAL = 300  # steps in which sizes may change against one another as much as they may differ at first (texts grow)
 ELSEWHERE = 0.01  # share of the first variances that comes back with times from another hour
@@ -44,6 +46,8 @@ class LengthCosts:
         self._prior = LEVEL_DEVIATION**2 + np.outer(slope, slope) + self._shape
         self._log_s, self._spread = np.log1p(NODE * sizes), self._prior
         self._max_nodes, self._timed_at = max_nodes, 0
+        self._noise = FadingMean()  # variance of one time
+        self._latest: dict[int, tuple[float, int]] = {}  # its logarithm, and how many it was the median of, by size
         self._offered = Shares()  # position i: steps with W > i among those that asked for more than i
         self.times: Counter[int] = Counter()  # by size
 
@@ -54,13 +58,29 @@ class LengthCosts:
         steps, self._timed_at = now - self._timed_at, now
         self.times[size] += count
         self._spread = self._spread + steps * (DRIFT**2 + self._shape / RENEWAL)
-        if math.log(seconds) < float(self._log_s[size]) - SPOILT:
+        error = math.log(seconds) - float(self._log_s[size])
+        if error < -SPOILT:
             self._spread = self._spread + self._prior
         column = self._spread[:, size].copy()
-        total = float(column[size]) + NOISE**2 / count
-        error = min(math.log(seconds) - float(self._log_s[size]), MAX_ERROR * count * math.sqrt(total))
+        if now:  # in this hour
+            self._learn_noise(size, math.log(seconds), count)
+        total = float(column[size]) + self._noise_of_one() / count
+        error = min(error, MAX_ERROR * count * math.sqrt(total))
         self._log_s = self._log_s + column * (error / total)
         self._spread -= np.outer(column, column / total)
+
+    def _learn_noise(self, size: int, log_s: float, count: int) -> None:
+        """From how much a time differs from the latest one of the same size, whatever was expected of it."""
+        before, count_before = self._latest.get(size, (log_s, 0))
+        self._latest[size] = log_s, count
+        if count_before:
+            weight = 1 / (1 / count + 1 / count_before)
+            squared = min(weight * (log_s - before) ** 2, MAX_ERROR**2 * self._noise_of_one())
+            self._noise.add(weight * squared, weight, DECAY**weight)
+
+    def _noise_of_one(self) -> float:
+        """Variance of the logarithm of one time."""
+        return max(NOISE**2, self._noise.mean(NOISE**2, NOISE_WEIGHT))
 
     def observe_offers(self, steps: Sequence[tuple[int, int]]) -> None:
         """Takes in steps that asked for drafts: nodes asked for and nodes drafted in the widest row. All count as if they
@@ -77,6 +97,7 @@ class LengthCosts:
         """A first guess for another number of rows: nodes compare as they do here."""
         other = LengthCosts(self._max_nodes)
         other._log_s, other._timed_at, other.times = self._log_s, self._timed_at, Counter(self.times)
+        other._noise = replace(self._noise)
         other._spread = self._spread + ELSEWHERE * self._prior + LEVEL_DEVIATION**2
         return other
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import pytest
 
 from outrider.draft_length.costs import EMPTY_DRAFT, LengthCosts
@@ -128,3 +131,23 @@ def test_asking_for_nothing_in_vain_has_its_own_price() -> None:
     costs = watched(told(), [(0, 1.0), (EMPTY_DRAFT, 1.5)] * 20)
     costs.observe_offers([(4, 0)] * 100)
     assert [costs.asked()[size] for size in (0, 4)] == pytest.approx([1.0, 1.5], rel=0.05)
+
+
+def ratio_error(deviation: float, seeds: int = 8, steps: int = 150) -> float:
+    """Root mean square error of the logarithm of how a node compares with a plain step, on a clock that errs so much."""
+    costs_of = {size: 0.01 * (1 + 0.06 * size) for size in SIZES}
+    right, errors = math.log(costs_of[8] / costs_of[0]), []
+    for seed in range(seeds):
+        rng, costs = random.Random(seed), StepCosts(8)
+        for step in range(steps):
+            size = (0, 8, 4, 8)[step % 4]
+            costs.observe(size, costs_of[size] * math.exp(rng.gauss(0, deviation)), now=step + 1)
+            if step > steps // 3:
+                errors.append(math.log(costs.drafted()[8] / costs.drafted()[0]) - right)
+    return math.sqrt(sum(error**2 for error in errors) / len(errors))
+
+
+def test_times_beside_a_busy_process_count_for_less() -> None:
+    """A filter that takes a noisy clock for an exact one follows the noise: eight nodes look cheap now and costly in a moment."""
+    assert ratio_error(0.05) < 0.04
+    assert ratio_error(0.4) < 0.3
