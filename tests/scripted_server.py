@@ -32,6 +32,7 @@ STORY: list[Step] = [
 TOLD = "".join(piece for step in STORY for piece, _ in step)
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>&lt;b&gt;\u202e\x1b[31m"
 KEY = "sesame"
+FILE = "/models/second.gguf"
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Scripted:
 
     url: str
     wants_key: bool = False
+    loading: int = 0  # questions for its models that it still refuses
     bodies: list[dict[str, Any]] = field(default_factory=list)
     cut_off: int = 0
 
@@ -74,8 +76,11 @@ def scripted_app(state: Scripted) -> FastAPI:
 
     @app.get("/v1/models")
     def models(request: Request) -> Any:
+        if state.loading:
+            state.loading -= 1
+            return refusal(503, "the models are still loading")
         entry = {"id": "tale-teller", "object": "model", "drafters": ["draft", "ngram"], "max_model_len": 1024}
-        return turned_away(request) or {"object": "list", "data": [entry, {"id": "second", "object": "model"}]}
+        return turned_away(request) or {"object": "list", "data": [entry, {"id": FILE, "object": "model"}]}
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Any:

@@ -19,7 +19,7 @@ from playwright.sync_api import sync_playwright
 
 from tests.live_server import KEY as REAL_KEY
 from tests.live_server import live_server
-from tests.scripted_server import HOSTILE, KEY, TOLD, Scripted, scripted_server
+from tests.scripted_server import FILE, HOSTILE, KEY, TOLD, Scripted, scripted_server
 
 CHROMIUM = os.environ.get("OUTRIDER_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 FLAGS = [
@@ -195,6 +195,22 @@ def test_key_is_asked_for_sent_and_kept_in_this_tab_only(open_page: Any, server:
     page.wait_for_selector("#about:has-text('tale-teller')")
     assert KEY not in page.url
     assert page.evaluate("document.cookie + JSON.stringify(localStorage)") == "{}"
+
+
+def test_page_waits_for_models_that_are_still_loading(open_page: Any, server: Scripted) -> None:
+    """A page opened too early that shows an error and no model until somebody reloads it."""
+    server.loading = 2
+    page = open_page(viewport={"width": 1280, "height": 850})
+    assert page.inner_text("#about") == "The server is loading its models. This page waits for them."
+    page.wait_for_selector("#about:has-text('tale-teller')")
+    assert ask(page, "hello").locator(".tokens").text_content() == TOLD
+
+
+def test_a_file_is_called_by_its_name_and_asked_for_by_its_path(page: Any, server: Scripted) -> None:
+    page.select_option("#model", label="second.gguf")
+    assert page.inner_text("#about").startswith("second.gguf")
+    ask(page, "hello")
+    assert server.bodies[-1]["model"] == FILE
 
 
 def test_stop_cuts_the_stream_and_keeps_what_there_is(page: Any, server: Scripted) -> None:

@@ -19,7 +19,10 @@ function tell(text) { at("status").textContent = text; }
 
 // ---- settings
 
+const RETRY_MS = 1000; // while the server loads its models
+
 let models = [];
+let again = null; // timer of the next try
 let history = []; // what the model is told of the conversation
 let running = null; // AbortController of the turn that runs
 
@@ -28,22 +31,32 @@ async function loadModels() {
     models = (await (await call("v1/models", at("key").value)).json()).data;
   } catch (error) {
     models = [];
-    at("about").textContent = clean(error.message);
-    at("about").className = "bad";
+    const loading = error.status === 503;
+    at("about").textContent = loading ? "The server is loading its models. This page waits for them." : clean(error.message);
+    at("about").className = loading ? "subtitle" : "bad";
+    clearTimeout(again);
+    if (loading) again = setTimeout(loadModels, RETRY_MS);
     return;
   }
-  fill(at("model"), models.map((model) => [model.id, model.id]));
+  fill(at("model"), models.map((model) => [model.id, nameOf(model.id)]));
   at("about").className = "subtitle";
   showModel();
+}
+
+/** What a model is called here: of a path its last part, where no other model has the same one. */
+function nameOf(id) {
+  const last = (path) => path.split("/").pop();
+  return id.startsWith("/") && models.filter((one) => last(one.id) === last(id)).length === 1 ? last(id) : id;
 }
 
 function showModel() {
   const model = models.find((one) => one.id === at("model").value) ?? {};
   const drafters = (model.drafters ?? []).map((one) => (typeof one === "string" ? one : one.name));
   fill(at("drafter"), [["", "the server's choice"], ...drafters.map((name) => [name, name])]);
-  const facts = [model.id, drafters.length ? `drafters: ${drafters.join(", ")}` : "no drafter"];
+  const facts = [model.id ? nameOf(model.id) : "no model", drafters.length ? `drafters: ${drafters.join(", ")}` : "no drafter"];
   if (model.max_model_len) facts.push(`${model.max_model_len} tokens of context`);
   at("about").textContent = clean(facts.join(" · "));
+  at("about").title = clean(model.id ?? "");
 }
 
 function fill(select, options) {

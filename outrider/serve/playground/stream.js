@@ -8,8 +8,13 @@ const FATES = {
 };
 const AUTO = -1; // the draft length that leaves the choice to the server
 
-/** Something went wrong that the reader of the page can be told in one sentence. */
-class Trouble extends Error {}
+/** Something went wrong that the reader of the page can be told in one sentence. `status`: of the server's answer, where it gave one. */
+class Trouble extends Error {
+  constructor(message, status = null) {
+    super(message);
+    this.status = status;
+  }
+}
 
 /** The body of one request. `length`: AUTO, 0 for none, or the number of draft tokens of every step. */
 function requestBody(wish, history, length) {
@@ -68,7 +73,7 @@ async function call(path, key, body, signal) {
     if (error.name === "AbortError") throw error;
     throw new Trouble("The server does not answer. Is it still running?");
   }
-  if (!response.ok) throw new Trouble(await refusal(response));
+  if (!response.ok) throw new Trouble(await refusal(response), response.status);
   return response;
 }
 

@@ -138,7 +138,7 @@ def ratio_error(deviation: float, seeds: int = 8, steps: int = 150) -> float:
     costs_of = {size: 0.01 * (1 + 0.06 * size) for size in SIZES}
     right, errors = math.log(costs_of[8] / costs_of[0]), []
     for seed in range(seeds):
-        rng, costs = random.Random(seed), StepCosts(8)
+        rng, costs = random.Random(seed), LengthCosts(8)
         for step in range(steps):
             size = (0, 8, 4, 8)[step % 4]
             costs.observe(size, costs_of[size] * math.exp(rng.gauss(0, deviation)), now=step + 1)
