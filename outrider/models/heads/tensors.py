@@ -71,11 +71,17 @@ class HeadTensors:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor, which must have this shape. Raises CheckpointError saying both shapes and the head's own target, and for
-        weights that are NaN or infinite: such a head drafts, and nothing of it is ever kept."""
+        weights that are NaN, infinite or codes without their scales: such a head drafts, and nothing of it is ever kept."""
         found = self.shape(name)
         if found != shape:
             raise CheckpointError(f"{self.what()}: tensor '{name}' has shape {list(found)}, expected {list(shape)}")
         tensor = self._left.pop(name)
+        if _is_codes(tensor):
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"{self.what()} is quantised: tensor '{name}' is stored as {kind}, and Outrider reads no scales of heads of this "
+                "kind. Use the head in bfloat16 or float32."
+            )
         if tensor.is_floating_point() and not tensor.is_meta and not tensor.isfinite().all():
             raise CheckpointError(f"{self.what()} is damaged: tensor '{name}' has NaN or infinite values. Fetch it again.")
         return tensor
@@ -142,6 +148,11 @@ def write_head(
     save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, str(folder / file))
 
 
+def _is_codes(tensor: Tensor) -> bool:
+    """Whether these weights mean nothing without scales: floats of 8 bits, whole numbers in a matrix."""
+    return tensor.element_size() == 1 if tensor.is_floating_point() else tensor.dim() > 1 and tensor.dtype != torch.bool
+
+
 def _existing(folder: Path | str) -> Path:
     if not Path(folder).is_dir():
         raise CheckpointError(f"no head folder at '{folder}'. Give the folder that holds the head's weights.")
@@ -180,5 +191,6 @@ def _header(path: Path) -> dict[str, Tensor]:
         for name in file.keys():  # noqa: SIM118  no mapping
             part = file.get_slice(name)
             is_weight = part.get_dtype().startswith(("F", "BF"))
-            found[name] = torch.empty(part.get_shape(), device="meta") if is_weight else file.get_tensor(name)
+            dtype = torch.float8_e4m3fn if part.get_dtype().startswith("F8") else None
+            found[name] = torch.empty(part.get_shape(), device="meta", dtype=dtype) if is_weight else file.get_tensor(name)
     return found

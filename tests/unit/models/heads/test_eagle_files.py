@@ -21,6 +21,7 @@ from outrider.models.heads.eagle_files import (
     raw_config,
     raw_tensors,
 )
+from outrider.models.heads.tensors import HeadTensors
 from tests.heads import random_eagle
 from tests.helpers import tiny_llama
 
@@ -44,6 +45,18 @@ def same(one: EagleHead, other: EagleHead) -> None:
     assert one.config == other.config
     for name, tensor in one.state_dict().items():
         assert torch.equal(other.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_codes_without_scales_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Catches a quantised head that drafts, and none of whose drafts is kept. Its headers tell before anything is loaded."""
+    tensors = raw_tensors(random_eagle("eagle3", TARGET, draft_vocab=15, signals=(2, 4, 5)))
+    name = next(name for name, tensor in tensors.items() if name.endswith("up_proj.weight"))
+    folder = write(tmp_path / "head", {}, {**tensors, name: tensors[name].to(dtype)})
+    for read in (HeadTensors.read, HeadTensors.outline):
+        held = read(folder)
+        with pytest.raises(CheckpointError, match=r"is quantised: tensor '.*up_proj.weight' is stored as"):
+            held.take(name, *held.shape(name))
 
 
 RENAMED: dict[str, Callable[[str], str]] = {
