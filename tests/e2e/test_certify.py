@@ -30,15 +30,15 @@ def _one_thread() -> Iterator[None]:
 
 
 def run(plan: CertifyPlan = PLAN, prompts: int = 2, **options: Any) -> CertifyResult:
-    subject = Subject.open(Options(target="demo", runtime="eager", threads=1, **options))
+    subject = Subject.open(Options(target="demo", threads=1, **options))
     workload = load_workload("demo", limit=prompts)
     return certify(subject, workload, tokens_of(subject, workload, plan), plan, Units())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [
-    pytest.param({"drafter": "draft-model", "verifier": "block"}, marks=pytest.mark.nightly),  # below with options: by day
-    pytest.param({"drafter": "draft-model", "verifier": "token"}, marks=pytest.mark.nightly),
+    {"drafter": "draft-model", "verifier": "block"},
+    {"drafter": "draft-model", "verifier": "token"},
     {"drafter": "draft-model", "verifier": "traversal", "drafter_options": {"tree": "2x2"}},
     {"drafter": "draft-model", "verifier": "gumbel"},
     {"drafter": "ngram"},

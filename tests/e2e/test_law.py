@@ -120,7 +120,8 @@ def processed(scores: Tensor, ids: Tensor, num_prompt: int, params: SamplingPara
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """On the runtime that is this fixture's parameter, if it has one."""
     root, threads = tmp_path_factory.mktemp("law"), torch.get_num_threads()
     target = tiny_llama(V, seed=3, sharpness=2.0, **SIZES)
     draft = disturbed(target, 0.35)
@@ -131,7 +132,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         draft=str(root / "draft"),
         drafter="draft-model",
         dtype="float32",
-        runtime="eager",
+        runtime=getattr(request, "param", "auto"),
         threads=1,
     )
     built = build(options)
@@ -230,7 +231,10 @@ CLOSELY = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("drafter", "options", "verifier", "nodes"), BY_DAY)
+@pytest.mark.parametrize(
+    ("world", "drafter", "options", "verifier", "nodes"), [("eager", *BY_DAY[0]), *(("auto", *pair) for pair in BY_DAY)],
+    indirect=["world"],
+)
 def test_texts_follow_the_target_law(
     world: World, drafter: str, options: dict[str, str], verifier: str, nodes: int
 ) -> None:

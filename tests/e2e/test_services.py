@@ -60,7 +60,7 @@ class Deployment:
 
     def start_target(self, name: str, model: Path | None = None) -> None:
         self.start(
-            name, "target", str(model or self.model), "--drafter", "ngram", "--set", "runtime=eager", "--set", "self_test=false",
+            name, "target", str(model or self.model), "--drafter", "ngram", "--set", "self_test=false",
             "--kv-memory", "64MiB",
         )  # fmt: skip
 
@@ -127,7 +127,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 @pytest.fixture(scope="module")
 def alone(deployment: Deployment) -> Iterator[Callable[[list[int], dict[str, Any]], list[int]]]:
     """What one process says to the same request."""
-    options = Options(target=str(deployment.model), drafter="ngram", runtime="eager")
+    options = Options(target=str(deployment.model), drafter="ngram")
     engine: Engine = make_engine(options, EngineSettings(kv_memory=64 << 20))
     engine.start()
 

@@ -24,7 +24,7 @@ THREE = {"structured_outputs": {"regex": "(🎈|🎊|🎁){3}\\."}, "max_tokens"
 
 @pytest.fixture(scope="module")
 def client(stories: Path) -> Iterator[TestClient]:
-    options = Options(target=str(stories), drafter="ngram", runtime="eager", max_model_len=256)
+    options = Options(target=str(stories), drafter="ngram", max_model_len=256)
     engine = make_engine(options, EngineSettings(max_num_seqs=2, kv_memory=64 << 20), name="stories")
     engine.start()
     state = ServerState(ServerSettings(models=(ServedModel(name="stories", options=options),)))
@@ -63,7 +63,7 @@ def test_sentencepiece_tokens_have_their_spaces(client: TestClient) -> None:
 
 def test_prompts_that_end_inside_a_character(stories: Path) -> None:
     """Catches text that depends on where the prompt was cut; whole and streamed answers must agree."""
-    llm = LLM(str(stories), drafter="ngram", runtime="eager", max_model_len=256)
+    llm = LLM(str(stories), drafter="ngram", max_model_len=256)
     prompt = llm.tokenizer(PARTY)["input_ids"]
     spelled = llm.tokenizer("🎁🎁", add_special_tokens=False)["input_ids"][1:]
     for cut in range(len(prompt) - 5, len(prompt) + 1):
