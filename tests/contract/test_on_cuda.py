@@ -57,7 +57,11 @@ def batch(bench: Bench, case: Case, kinds: tuple[SamplingParams, ...] = KINDS) -
     return sorted(run_to_end(decoder), key=lambda row: row.request)
 
 
-@pytest.mark.parametrize("case", CASES, ids=map(name_of, CASES))
+BY_HAND = ("none", "draft-model", "eagle3", "suffix")  # the others need seconds each: of the slow kind
+MARKED = [pytest.param(case, marks=() if case[0] in BY_HAND else pytest.mark.slow) for case in CASES]
+
+
+@pytest.mark.parametrize("case", MARKED, ids=map(name_of, CASES))
 def test_texts_are_those_of_the_cpu(benches: tuple[Bench, Bench], case: Case) -> None:
     here, there = benches
     expected = batch(here, case)
@@ -97,6 +101,7 @@ def test_a_sampled_step_waits_and_launches_little_more(benches: tuple[Bench, Ben
     assert cuda.launches <= 50 * steps
 
 
+@pytest.mark.slow
 def test_a_drafting_loop_is_one_launch(benches: tuple[Bench, Bench]) -> None:
     """Two replays a step, whatever the draft's length: the loop and the target's pass."""
     here, _ = benches

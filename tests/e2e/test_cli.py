@@ -69,6 +69,7 @@ def copy_of(model: Path, to: Path) -> Path:
     return to
 
 
+@pytest.mark.slow
 def test_json_of_a_process_is_one_object(pair: tuple[Path, Path]) -> None:
     """stdout holds nothing but the object, although libraries that like to print loaded two models."""
     target, draft = map(str, pair)
@@ -178,6 +179,7 @@ def test_draft_of_another_vocabulary(
     assert all(word in run.errors for word in ("4096", "512", "first difference", "--drafter ngram"))
 
 
+@pytest.mark.slow
 def test_ctrl_c(stories: Path) -> None:
     """A real SIGINT in the middle of a stream: what was said, its stats, exit code 130."""
     options = ("--max-new-tokens", "450", "--temperature", "1", "--seed", "1", "--drafter", "none", *PLAIN)
@@ -192,6 +194,7 @@ def test_ctrl_c(stories: Path) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves(stories: Path) -> None:
     """`outrider generate ... | head -c 1`: quiet, and not with exit code 0."""
     with start("generate", str(stories), PROMPT, "--max-new-tokens", "200", *PLAIN) as process:

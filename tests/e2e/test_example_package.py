@@ -82,6 +82,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return site
 
 
+@pytest.mark.slow
 def test_ls_lists_it_as_third_party(tmp_path: Path) -> None:
     """Catches an entry point group, module or class that pyproject.toml names wrongly."""
     result = run_with(lay_out(tmp_path / "site"), "-m", "outrider", "ls", "drafters", "--json")
@@ -93,6 +94,7 @@ def test_ls_lists_it_as_third_party(tmp_path: Path) -> None:
     assert "error" not in row
 
 
+@pytest.mark.slow
 def test_a_model_decodes_with_it(tmp_path: Path) -> None:
     """Catches an interface that the built-in drafters use differently from what the page says: text and use of its drafts."""
     model = save_checkpoint(tmp_path / "target", tiny_llama(40, sharpness=2.0), word_tokenizer(40))

@@ -52,6 +52,7 @@ def test_greedy_text_with_speculation_is_greedy_text(
         assert sum(one.stats.accepted for one in done) > 0
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_a_file(tiny: Path) -> None:
     with start("generate", str(tiny), "the 1 cat", "--max-new-tokens", "4", "--set", "runtime=eager") as process:
         _, said = process.communicate(timeout=600)
@@ -70,6 +71,7 @@ def test_a_damaged_file_is_one_line(tiny: Path, tmp_path: Path) -> None:
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_published_model_is_what_transformers_makes_of_it(smollm: Path) -> None:
     """SmolLM2: weights to the bit as transformers widens them; text is split as by its own tokenizer.json (digits one by one)."""
     from transformers import AutoModelForCausalLM

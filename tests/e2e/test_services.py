@@ -188,6 +188,7 @@ def check(answers: list[Streamed], prompts: list[list[int]], alone: Any) -> None
         assert answer.usage.prompt_tokens == len(tokens)
 
 
+@pytest.mark.slow
 def test_killed_services_cost_time_not_text(deployment: Deployment, alone: Any) -> None:
     """kill -9 in the middle of answers; the service comes back by itself, and the other one is killed."""
     prompts = [prompt(20 + 7 * number, number) for number in range(6)]
@@ -209,6 +210,7 @@ def test_killed_services_cost_time_not_text(deployment: Deployment, alone: Any) 
     assert float(retries.split()[-1]) >= 1, "no request was hit"
 
 
+@pytest.mark.slow
 def test_a_drained_service_finishes_what_it_has(deployment: Deployment, alone: Any) -> None:
     """SIGTERM: nothing is lost, nothing goes on elsewhere, and the process ends with code 0."""
     prompts = [prompt(15 + number, 40 + number) for number in range(4)]

@@ -227,6 +227,7 @@ def get_any(port: int, path: str) -> str:
         return str(error.read().decode())
 
 
+@pytest.mark.slow
 def test_callers_that_do_not_fit_are_told_in_one_line(parts: Parts, drafts: str, model: Path, tmp_path: Path) -> None:
     """By `service health`, and by verbs with a draft service: what a person has to mend is exit status 2."""
     fits, strange = parts.asking("fits", parts.ours), parts.asking("strange", parts.others)

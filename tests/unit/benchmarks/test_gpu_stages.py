@@ -257,6 +257,7 @@ def test_pace_plans_the_steps_that_fit_and_ends_in_time(stage: Any) -> None:
 # ---------------------------------------------------------------- all
 
 
+@pytest.mark.slow
 def test_stages_need_nothing_that_a_gpu_machine_lacks() -> None:
     code = f"""
 import sys

@@ -177,6 +177,7 @@ def test_interrupted(tmp_path: Path, number: int, expected: type[BaseException])
     assert all(is_gone(int(pid)) for pid in place.read_text().split())
 
 
+@pytest.mark.slow
 def test_killed(tmp_path: Path) -> None:
     """Nobody can say a word then. Catches vLLM, and what it started, computing on for nobody after the out-of-memory killer took
     us. The worker is the real one, vLLM and its torch are not."""

@@ -92,6 +92,7 @@ def test_an_exit_head_is_lowered_with_the_draft(folder: Path, tmp_path: Path) ->
     assert texts(decoder, GREEDY) == texts(decoder_of(folder, "none"), GREEDY)
 
 
+@pytest.mark.slow
 def test_a_copy_that_has_no_kernel_there_runs_torchs_and_says_so(folder: Path) -> None:
     """In fp32 our kernel does not serve it."""
     decoder = decoder_of(folder, "quantised", "float32", bits=8)

@@ -88,6 +88,7 @@ def test_ranks_agree_and_limits_hold(drafter: str, events: list[tuple[str, int]]
             assert all(isinstance(token, int) and 0 <= token < VOCABULARY for token in draft)
 
 
+@pytest.mark.slow
 def test_drafts_are_the_same_in_every_process() -> None:
     """Salted hashes would make ranks disagree, which live in processes of their own."""
     script = (
