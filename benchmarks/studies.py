@@ -5,8 +5,8 @@
     python benchmarks/studies.py acceptance       stop rules against fixed draft lengths: tokens drafted at equal tau
     python benchmarks/studies.py domain           one domain's answers, and what happens on the other
     python benchmarks/studies.py from-traffic     requests recorded by the server refresh the draft model
-    python benchmarks/studies.py worked-solutions acceptance by kind of step, why not further, what helps; docs/reasoning.md
-    python benchmarks/studies.py render           docs/heads.md from the newest results
+    python benchmarks/studies.py worked-solutions acceptance by kind of step, and what helps; docs/results/reasoning.md
+    python benchmarks/studies.py render           docs/results/heads.md from the newest results
 
 Results are `benchmarks/results/studies-NAME-DATE.json`. Work that was cut goes on with the same command; `runs/studies` holds it
 (remove a folder there to make that part anew). One thread: OMP_NUM_THREADS=1.
@@ -74,7 +74,7 @@ def worked_solutions(
     draft: Annotated[str | None, typer.Option(help="The draft model; the demo has its own.")] = None,
     workload: Annotated[str, typer.Option(help="A file or built-in name (docs/workloads.md).")] = "demo",
     problems: Annotated[int, typer.Option(help="At most so many.", min=2)] = 40,
-    out: Annotated[Path, typer.Option(help="Where the page goes.")] = REPOSITORY / "docs" / "reasoning.md",
+    out: Annotated[Path, typer.Option(help="Where the page goes.")] = REPOSITORY / "docs" / "results" / "reasoning.md",
     only_page: Annotated[bool, typer.Option("--only-page", help="Measure nothing: the page of the newest result.")] = False,
 ) -> None:
     """How far drafts are kept on worked solutions, by kind of step, and what would help."""
@@ -84,7 +84,9 @@ def worked_solutions(
 
 
 @app.command("render")
-def render_(out: Annotated[Path, typer.Option(help="Where the page goes.")] = REPOSITORY / "docs" / "heads.md") -> None:
+def render_(
+    out: Annotated[Path, typer.Option(help="Where the page goes.")] = REPOSITORY / "docs" / "results" / "heads.md",
+) -> None:
     """The page, from the newest result of every study."""
     render(out)
 

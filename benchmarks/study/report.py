@@ -1,4 +1,4 @@
-"""docs/heads.md from the newest result of every study: what was reached, and what limits it. No number is typed here."""
+"""docs/results/heads.md from the newest result of every study: what was reached, and what limits it. No number is typed here."""
 
 from __future__ import annotations
 

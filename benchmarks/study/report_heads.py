@@ -1,4 +1,4 @@
-"""The section of docs/heads.md on heads before and after training."""
+"""The section of docs/results/heads.md on heads before and after training."""
 
 from __future__ import annotations
 

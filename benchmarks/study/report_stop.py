@@ -1,4 +1,4 @@
-"""The section of docs/heads.md on drafts that stop early."""
+"""The section of docs/results/heads.md on drafts that stop early."""
 
 from __future__ import annotations
 

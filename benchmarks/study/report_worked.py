@@ -1,4 +1,4 @@
-"""docs/reasoning.md from the newest result of the study `worked-solutions`. No number is typed here."""
+"""docs/results/reasoning.md from the newest result of the study `worked-solutions`. No number is typed here."""
 
 from __future__ import annotations
 

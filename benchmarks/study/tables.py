@@ -1,4 +1,4 @@
-"""Sums of counters as tables, for all sections of docs/heads.md."""
+"""Sums of counters as tables, for all sections of docs/results/heads.md."""
 
 from __future__ import annotations
 

@@ -11,9 +11,8 @@ pass, and fits any draft model. With few texts the table learns them by heart: t
 
 A greedy row's token is accepted when both models' likeliest tokens agree, which is another question: a feature says which one.
 
-docs/heads.md says what it saves, with the table and without. Tried and left out: the draft's last hidden state beside the law (on
-pair-14M, worked out from the laws before the table was there: 43 % of the drafted tokens saved at T = 0 instead of 36 %, at T = 1
-20 % instead of 21 %). It would help greedy rows only, and drafters would have to hand it over.
+docs/results/heads.md says what it saves, with the table and without. The draft's last hidden state beside the distribution was
+tried and left out: it would help greedy rows only, and drafters would have to hand it over.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ def test_where_tokens_are_drawn_causes_say_what_was_lost() -> None:
 def test_the_page_says_what_the_result_says(tmp_path: Path) -> None:
     """Catches a page that was changed by hand, and a report that the committed page does not show."""
     import_module("study.report_worked").render_worked(tmp_path / "page.md")
-    assert (tmp_path / "page.md").read_text(encoding="utf-8") == (REPOSITORY / "docs/reasoning.md").read_text(encoding="utf-8")
+    committed = REPOSITORY / "docs/results/reasoning.md"
+    assert (tmp_path / "page.md").read_text(encoding="utf-8") == committed.read_text(encoding="utf-8")
 
 
 def test_verdicts_want_intervals_that_are_apart() -> None:
