@@ -1,6 +1,6 @@
 """A GGUF file beside a bf16 folder of the same model: seconds to load, tokens/s of plain greedy decoding, memory.
 
-    python benchmarks/blocks.py FILE.gguf FOLDER [--runtime eager|auto|on] [--max-new-tokens N]
+    python benchmarks/blocks.py FILE.gguf FOLDER [--runtime eager|auto|on] [--max-tokens N]
 
 Each model loads in a process of its own; runs take turns, and the fastest of `--repeats` counts, because a machine is only ever
 slowed down by others.
@@ -40,14 +40,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--runtime", default="auto", choices=("auto", "native", "eager"))
-    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         print(json.dumps(measure(given.models[0], given.runtime, given.max_new_tokens, given.repeats)))
         return
-    options = ["--runtime", given.runtime, "--max-new-tokens", str(given.max_new_tokens), "--repeats", str(given.repeats)]
+    options = ["--runtime", given.runtime, "--max-tokens", str(given.max_new_tokens), "--repeats", str(given.repeats)]
     for name in given.models:
         done = subprocess.run([sys.executable, __file__, name, *options, "--one"], stdout=subprocess.PIPE, text=True, check=True)
         found = json.loads(done.stdout.splitlines()[-1])

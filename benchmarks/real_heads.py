@@ -56,7 +56,7 @@ def answers(
     _train(
         "eagle3", target, folder, threads, "--device", device, "--prompts", str(prompts), "--set", "only_responses=true",
         "--drafter", "none",
-        "--max-num-seqs", str(rows), "--max-new-tokens", str(max_tokens), "--set", "max_model_len=1536", "--set", "on_bad=skip",
+        "--max-num-seqs", str(rows), "--max-tokens", str(max_tokens), "--set", "max_model_len=1536", "--set", "on_bad=skip",
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def measure_starts(source: Path, count: int, runtime: str, threads: int, out: Co
 
 def first_letter(arguments: Sequence[str]) -> float:
     """Seconds from the command to the first byte of its answer. Raises RuntimeError where there is none."""
-    arguments = [*arguments, "--max-new-tokens", "16"]
+    arguments = [*arguments, "--max-tokens", "16"]
     began = time.perf_counter()
     with subprocess.Popen(
         [sys.executable, "-m", "outrider", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment()

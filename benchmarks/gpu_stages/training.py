@@ -95,7 +95,7 @@ def prepared(context: Context, folder: Path) -> Bench:
         target, draft=str(demo_paths().draft), drafter="draft-model", device=str(context.device),
         runtime="auto" if context.on_cuda else "eager", max_num_seqs=64,
     )  # fmt: skip
-    plan = ResponsePlan(max_new_tokens=24 if context.tiny else 160)
+    plan = ResponsePlan(max_tokens=24 if context.tiny else 160)
     tokenizer, config = load_tokenizer(target), load_config(target)
     texts, _ = gather(TrainingData(prompts=str(prompts)), options, "demo", tokenizer, plan, folder, Quiet())
     train, held_out = split(fitting(texts, 512), 0.1, 0)

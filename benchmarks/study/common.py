@@ -66,7 +66,7 @@ def answers(name: str, target: Path, draft: Path, prompts: Sequence[str], *, max
     outrider(
         "train", "draft-model", "--target", target, "--prompts", out / "prompts.jsonl", "--out", out,
         "--set", "only_responses=true", "--drafter", "draft-model", "--draft", draft, "--set", "runtime=eager", "--threads", 1,
-        "--max-new-tokens", max_new_tokens, "--max-num-seqs", 16, *(["--resume"] if (out / "config.json").exists() else []),
+        "--max-tokens", max_new_tokens, "--max-num-seqs", 16, *(["--resume"] if (out / "config.json").exists() else []),
     )  # fmt: skip
     done.touch()
     return path
@@ -89,7 +89,7 @@ def demo_answers() -> Path:
     if not done.exists():
         outrider(
             "train", "medusa", "--target", "demo", "--prompts", f"demo:{DEMO_PROBLEMS}", "--out", out,
-            "--set", "only_responses=true", "--set", "runtime=eager", "--threads", 1, "--max-new-tokens", 160,
+            "--set", "only_responses=true", "--set", "runtime=eager", "--threads", 1, "--max-tokens", 160,
             "--max-num-seqs", 16, *(["--resume"] if (out / "config.json").exists() else []),
         )  # fmt: skip
         done.touch()

@@ -90,7 +90,7 @@ class ConversationOptions(PromptOptions):
 class AnswerOptions:
     """How answers are sampled."""
 
-    max_new_tokens: Annotated[int, option(SAMPLING, "Most tokens of an answer.")] = 128
+    max_tokens: Annotated[int, option(SAMPLING, "Max tokens of an answer.")] = 128
     temperature: Annotated[str, option(SAMPLING, "0 is greedy; several with commas.", metavar="T,...")] = "0"
     top_k: TopK = 0
     top_p: TopP = 1.0
@@ -110,7 +110,7 @@ class AnswerOptions:
         from outrider.sampling.params import SamplingParams
 
         return SamplingParams(
-            temperature=temperature, max_tokens=self.max_new_tokens, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
+            temperature=temperature, max_tokens=self.max_tokens, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
             ignore_eos=self.ignore_eos,
         )  # fmt: skip
 

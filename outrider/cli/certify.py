@@ -27,7 +27,7 @@ EVIDENCE = "Evidence"
 class CertifySampling(SamplingOptions):
     """Options of the decoding that is certified; greedy text is always tested as well."""
 
-    max_new_tokens: Annotated[int, option(SAMPLING, "Most tokens of a greedy answer.", min=1)] = 128  # type: ignore[assignment]
+    max_tokens: Annotated[int, option(SAMPLING, "Max tokens of a greedy answer.", min=1)] = 128  # type: ignore[assignment]
     temperature: Annotated[
         float, option(SAMPLING, "Of the sampled sections.", show_default="0: greedy, and the sampled sections at 1")
     ] = 0.0

@@ -116,7 +116,7 @@ class Conversation:
 
 
 def _cut_off(num_tokens: int) -> str:
-    return f"cut off after {num_tokens} tokens, the most for one answer: --max-new-tokens sets it (none: the whole context)"
+    return f"cut off after {num_tokens} tokens, the most for one answer: --max-tokens sets it (none: the whole context)"
 
 
 def _answer(conversation: Conversation, message: str) -> None:

@@ -32,7 +32,7 @@ MAX_SHOWN = 4000
 Prompt = Annotated[
     str | None, typer.Argument(help="One prompt instead of --prompts; - is standard input.", show_default=False)
 ]
-Texts = Annotated[int, option(OUTPUT, "Most tokens whose text is shown, with the numbers of each.", min=0)]
+Texts = Annotated[int, option(OUTPUT, "Max tokens whose text is shown, with the numbers of each.", min=0)]
 
 
 @dataclass(frozen=True, kw_only=True)

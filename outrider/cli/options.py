@@ -175,9 +175,9 @@ class ModelOptions(MachineOptions):
 class SamplingOptions:
     """How tokens are chosen and when to stop. `SamplingParams` checks the ranges and words the error."""
 
-    max_new_tokens: Annotated[
+    max_tokens: Annotated[
         str | None,
-        option(SAMPLING, "Most tokens to generate; none: to the end of the context.", metavar="N|none", show_default="256"),
+        option(SAMPLING, "Max tokens to generate; none: to the end of the context.", metavar="N|none", show_default="256"),
     ] = None
     temperature: Annotated[float | None, option(SAMPLING, "0 is greedy.", min=0, metavar="<float>", show_default="0")] = None
     top_k: Annotated[int | None, option(SAMPLING, TOP_K, show_default="0")] = None
@@ -205,8 +205,8 @@ class SamplingOptions:
         from outrider.sampling.params import SamplingParams
 
         given = {field.name: value for field in dataclasses.fields(self) if (value := getattr(self, field.name)) is not None}
-        if (length := given.pop("max_new_tokens", None)) is not None:
-            given["max_tokens"] = _length(length)
+        if "max_tokens" in given:
+            given["max_tokens"] = _length(given["max_tokens"])
         return SamplingParams(**{**(defaults or {}), **given, "logprobs": logprobs})
 
 
@@ -215,7 +215,7 @@ def _length(text: str | int) -> int | None:
     try:
         length = None if text == "none" else int(text)
     except ValueError:
-        raise ConfigError(f"--max-new-tokens takes a number, or none for the end of the context, got '{text}'") from None
+        raise ConfigError(f"--max-tokens takes a number, or none for the end of the context, got '{text}'") from None
     if length is not None and length < 1:
-        raise ConfigError(f"--max-new-tokens must be at least 1, or none for the end of the context, got {length}")
+        raise ConfigError(f"--max-tokens must be at least 1, or none for the end of the context, got {length}")
     return length

@@ -88,7 +88,7 @@ class ResponseOptions:
     drafter: Annotated[str, option(TEXTS, "Who drafts while the target answers: speed only, the texts are its own.")] = "auto"
     temperature: Annotated[str, option(SAMPLING, "Of the responses; several with commas take turns.", metavar="T,...")] = "0,1"
     responses_per_prompt: Annotated[int, option(SAMPLING, "Responses to each prompt.", min=1)] = 1
-    max_new_tokens: Annotated[int, option(SAMPLING, "Most tokens of a response.")] = 256
+    max_tokens: Annotated[int, option(SAMPLING, "Max tokens of a response.")] = 256
     top_k: TopK = 0
     top_p: TopP = 1.0
     min_p: MinP = 0.0
@@ -100,7 +100,7 @@ class ResponseOptions:
 
         return ResponsePlan(
             temperatures=tuple(numbers("--temperature", self.temperature, float)), samples=self.responses_per_prompt,
-            max_new_tokens=self.max_new_tokens, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=seed,
+            max_tokens=self.max_tokens, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=seed,
         )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ class MeasuringOptions:
 
     measure_limit: Annotated[int, option(MEASURING, "Held-out prompts of each task; 0: none.", min=0)] = 16
     measure_temperature: Annotated[str, option(MEASURING, "0 is greedy; several with commas.", metavar="T,...")] = "0,1"
-    measure_tokens: Annotated[int, option(MEASURING, "Most tokens of an answer.", min=1)] = 128
+    measure_tokens: Annotated[int, option(MEASURING, "Max tokens of an answer.", min=1)] = 128
 
     def plan(self, seed: int) -> MeasurePlan:
         """Raises ConfigError."""

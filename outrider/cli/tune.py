@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from outrider.lab.tune.tune_result import TuneResult
     from outrider.sampling.params import SamplingParams
 
-SENT = [written(name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "ignore_eos", "seed")]  # to servers, too
+SENT = [written(name) for name in ("max_tokens", "temperature", "top_k", "top_p", "ignore_eos", "seed")]  # to servers, too
 SPACE, LOAD, SERVICE = "What is tried", "Load", "With a draft service"
 CONNECT_S = 5.0  # that a draft service has to answer
 
@@ -72,7 +72,7 @@ class TuneOptions:
     batch_size: Annotated[
         str, option(LOAD, "Requests at a time: the advice is for the first, the schedule for the others, too.", metavar="N,...")
     ] = "1,4"
-    max_new_tokens: Annotated[int, option(SAMPLING, "Most tokens of an answer.", min=8)] = 128
+    max_tokens: Annotated[int, option(SAMPLING, "Max tokens of an answer.", min=8)] = 128
     temperature: Annotated[float, option(SAMPLING, "0 is greedy.", min=0.0)] = 0.0
     top_k: TopK = 0
     top_p: TopP = 1.0
@@ -84,7 +84,7 @@ class TuneOptions:
         from outrider.sampling.params import SamplingParams
 
         return SamplingParams(
-            temperature=self.temperature, max_tokens=self.max_new_tokens, top_k=self.top_k, top_p=self.top_p,
+            temperature=self.temperature, max_tokens=self.max_tokens, top_k=self.top_k, top_p=self.top_p,
             ignore_eos=self.ignore_eos,
         )  # fmt: skip
 

@@ -179,7 +179,7 @@ def _accuracy(result: BenchResult) -> Iterator[Block]:
         Column("plain"),
         Column("difference", help="right / graded, here - plain; 95 % interval for paired answers (Agresti & Min 2005)"),
         Column("p", help="McNemar's exact test on the prompts that only one side answered rightly; -: there are none"),
-        Column("incomplete", help="prompts whose answer was cut off on either side (--max-new-tokens): not graded"),
+        Column("incomplete", help="prompts whose answer was cut off on either side (--max-tokens): not graded"),
     ]
 
     def line(one: Measured, cell: Cell) -> Line | None:
@@ -199,7 +199,7 @@ def _accuracy(result: BenchResult) -> Iterator[Block]:
     if any(graded):
         yield table
     else:
-        remedy = "raise --max-new-tokens, leave --set ignore_eos=true out"
+        remedy = "raise --max-tokens, leave --set ignore_eos=true out"
         yield Paragraph(f"No answer came to its end on both sides, so none was graded: {remedy}.", "caution")
 
 

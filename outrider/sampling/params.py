@@ -69,7 +69,7 @@ class SamplingParams:
         object.__setattr__(self, "temperature", 0.0 if self.top_p == 0 else usable_temperature(self.temperature))
 
     def limit(self, room: int) -> int:
-        """Most tokens of an answer, where the context has room for `room`."""
+        """Max tokens of an answer, where the context has room for `room`."""
         return room if self.max_tokens is None else min(room, self.max_tokens)
 
     @property

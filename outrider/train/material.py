@@ -91,7 +91,7 @@ def gather(
     ) as llm:  # fmt: skip
         context = llm.config["max_model_len"]
         prepared = prepare(
-            workload, tokenizer, context=context, max_tokens=plan.max_new_tokens, on_bad=material.on_bad,
+            workload, tokenizer, context=context, max_tokens=plan.max_tokens, on_bad=material.on_bad,
             chat_template=material.chat_template,
         )  # fmt: skip
         head = {"target": name, "vocabulary": vocabulary_print(tokenizer), "plan": asdict(plan), "prompts": spec}

@@ -27,7 +27,7 @@ class MeasurePlan:
 
     prompts: int = 16  # of each task
     temperatures: tuple[float, ...] = (0.0, 1.0)
-    max_new_tokens: int = 128
+    max_tokens: int = 128
     batch_size: int = 4
     seed: int = 0
 
@@ -67,10 +67,10 @@ def _one(
         for task, texts in prompts.items():
             contender = runner.open(configuration)
             params = [
-                SamplingParams(temperature=temperature, max_tokens=plan.max_new_tokens, seed=plan.seed * 1_000_003 + number)
+                SamplingParams(temperature=temperature, max_tokens=plan.max_tokens, seed=plan.seed * 1_000_003 + number)
                 for number in range(len(texts))
             ]
-            room = runner.context - plan.max_new_tokens
+            room = runner.context - plan.max_tokens
             traces = contender.run([text.prompt[-room:] for text in texts], params, plan.batch_size)
             total = DecodeStats()
             for trace in traces:

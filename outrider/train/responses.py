@@ -37,7 +37,7 @@ class ResponsePlan:
 
     temperatures: tuple[float, ...] = (0.0, 1.0)  # in turn over prompts and samples
     samples: int = 1  # responses to each prompt
-    max_new_tokens: int = 256
+    max_tokens: int = 256
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -51,7 +51,7 @@ class ResponsePlan:
     def params(self, number: int) -> SamplingParams:
         """Sampling parameters of response `number`. Raises ConfigError for a value out of range."""
         return SamplingParams(
-            temperature=self.temperatures[number % len(self.temperatures)], max_tokens=self.max_new_tokens, top_k=self.top_k,
+            temperature=self.temperatures[number % len(self.temperatures)], max_tokens=self.max_tokens, top_k=self.top_k,
             top_p=self.top_p, min_p=self.min_p, seed=self.seed * 1_000_003 + number,
         )  # fmt: skip
 

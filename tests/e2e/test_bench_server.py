@@ -15,7 +15,7 @@ from outrider.lab.result import read_result
 from outrider.lab.server.server_result import ServerResult
 from tests.live_server import KEY, live_server
 
-SMALL = ("--limit", "2", "--max-new-tokens", "16", "--concurrency", "1,2", "--set", "api_key_env=BENCH_KEY")
+SMALL = ("--limit", "2", "--max-tokens", "16", "--concurrency", "1,2", "--set", "api_key_env=BENCH_KEY")
 QUICK = ("--set", "runtime=eager", "--threads", "1", "--set", "self_test=false")
 
 

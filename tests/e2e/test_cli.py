@@ -74,7 +74,7 @@ def test_json_of_a_process_is_one_object(pair: tuple[Path, Path]) -> None:
     """stdout holds nothing but the object, although libraries that like to print loaded two models."""
     target, draft = map(str, pair)
     with start(
-        "generate", target, QUESTION, "--set", "chat_template=false", "--draft", draft, "--max-new-tokens", "24", "--json", *PLAIN
+        "generate", target, QUESTION, "--set", "chat_template=false", "--draft", draft, "--max-tokens", "24", "--json", *PLAIN
     ) as process:
         out, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, errors
@@ -86,7 +86,7 @@ def test_json_of_a_process_is_one_object(pair: tuple[Path, Path]) -> None:
 
 def test_same_tokens_whoever_drafts(stories: Path, cli: Callable[..., Outcome]) -> None:
     """The streamed text is the JSON's text, and both are plain decoding's."""
-    common = ("generate", str(stories), "--max-new-tokens", "60", *PLAIN)
+    common = ("generate", str(stories), "--max-tokens", "60", *PLAIN)
     plain = cli(*common, "--json", "--drafter", "none", stdin=PROMPT)
     drafted = cli(*common, "--json", "--drafter", "ngram", stdin=PROMPT + "\n")
     streamed = cli(*common, stdin=PROMPT)
@@ -99,7 +99,7 @@ def test_same_tokens_whoever_drafts(stories: Path, cli: Callable[..., Outcome]) 
 
 def test_marks(stories: Path, cli: Callable[..., Outcome]) -> None:
     """Runs of accepted tokens are visible; without the marks it is the same text."""
-    common = ("generate", str(stories), PROMPT, "--max-new-tokens", "120", *PLAIN)
+    common = ("generate", str(stories), PROMPT, "--max-tokens", "120", *PLAIN)
     marked, plain = cli(*common, "--show-drafts"), cli(*common)
     assert marked.out.count("‹") == marked.out.count("›") > 0
     assert marked.out.replace("‹", "").replace("›", "") == plain.out
@@ -107,7 +107,7 @@ def test_marks(stories: Path, cli: Callable[..., Outcome]) -> None:
 
 def test_logprobs(stories: Path, cli: Callable[..., Outcome]) -> None:
     """One entry a token, the token itself among them; greedy means the likeliest."""
-    run = cli("generate", str(stories), PROMPT, "--max-new-tokens", "5", "--json", "--set", "logprobs=2", *PLAIN)
+    run = cli("generate", str(stories), PROMPT, "--max-tokens", "5", "--json", "--set", "logprobs=2", *PLAIN)
     found = json.loads(run.out)
     assert len(found["logprobs"]) == 5
     for token, law in zip(found["token_ids"], found["logprobs"], strict=True):
@@ -118,7 +118,7 @@ def test_chat(stories: Path, tmp_path: Path, cli: Callable[..., Outcome]) -> Non
     """Two answers through a template; counters add up."""
     model = copy_of(stories, tmp_path / "chatty")
     (model / "chat_template.jinja").write_text(TEMPLATE)
-    run = cli("chat", str(model), "--max-new-tokens", "8", *PLAIN, stdin="Once upon\nThe cat\n/stats\n")
+    run = cli("chat", str(model), "--max-tokens", "8", *PLAIN, stdin="Once upon\nThe cat\n/stats\n")
     assert run.code == 0, run.errors
     assert len(run.out.splitlines()) >= 2
     assert "16 tokens in" in run.errors
@@ -182,7 +182,7 @@ def test_draft_of_another_vocabulary(
 @pytest.mark.slow
 def test_ctrl_c(stories: Path) -> None:
     """A real SIGINT in the middle of a stream: what was said, its stats, exit code 130."""
-    options = ("--max-new-tokens", "450", "--temperature", "1", "--seed", "1", "--drafter", "none", *PLAIN)
+    options = ("--max-tokens", "450", "--temperature", "1", "--seed", "1", "--drafter", "none", *PLAIN)
     with start("generate", str(stories), PROMPT, *options) as process:
         assert process.stdout is not None
         first = process.stdout.read(1)
@@ -197,7 +197,7 @@ def test_ctrl_c(stories: Path) -> None:
 @pytest.mark.slow
 def test_a_reader_that_leaves(stories: Path) -> None:
     """`outrider generate ... | head -c 1`: quiet, and not with exit code 0."""
-    with start("generate", str(stories), PROMPT, "--max-new-tokens", "200", *PLAIN) as process:
+    with start("generate", str(stories), PROMPT, "--max-tokens", "200", *PLAIN) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.read(1)

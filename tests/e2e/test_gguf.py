@@ -54,7 +54,7 @@ def test_greedy_text_with_speculation_is_greedy_text(
 
 @pytest.mark.slow
 def test_the_command_line_takes_a_file(tiny: Path) -> None:
-    with start("generate", str(tiny), "the 1 cat", "--max-new-tokens", "4", "--set", "runtime=eager") as process:
+    with start("generate", str(tiny), "the 1 cat", "--max-tokens", "4", "--set", "runtime=eager") as process:
         _, said = process.communicate(timeout=600)
     assert process.returncode == 0, said
     assert "keeps its weights in their blocks (Q4_0, Q8_0)" in said

@@ -87,7 +87,7 @@ def test_the_demo_target_from_prompts_to_a_draft(tmp_path: Path) -> None:
     """The recipe of docs/train.md, small: half of the demo target's layers learn enough of it for the expected tau to rise."""
     command = outrider(
         "train", "draft-model", "--target", "demo", "--prompts", "demo:60", "--out", str(tmp_path / "run"),
-        "--set", "runtime=eager", "--max-new-tokens", "48", "--epochs", "4", "--kind-option", "init_layers=4",
+        "--set", "runtime=eager", "--max-tokens", "48", "--epochs", "4", "--kind-option", "init_layers=4",
         "--batch-size", "4", "--set", "measure_limit=2", "--set", "measure_tokens=16",
     )  # fmt: skip
     subprocess.run(command, check=True, env=environment(), capture_output=True, timeout=500)
@@ -99,7 +99,7 @@ def test_the_demo_target_from_prompts_to_a_draft(tmp_path: Path) -> None:
     }
     answer = outrider(
         "generate", "demo", "Sam has 3 lemons.", "--draft", str(tmp_path / "run" / "drafter"),
-        "--drafter", "draft-model", "--set", "runtime=eager", "--max-new-tokens", "8", "--json",
+        "--drafter", "draft-model", "--set", "runtime=eager", "--max-tokens", "8", "--json",
     )  # fmt: skip
     assert demo_paths().target.is_dir()
     subprocess.run(answer, check=True, env=environment(), capture_output=True, timeout=200)

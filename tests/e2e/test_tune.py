@@ -14,7 +14,7 @@ from outrider.lab.tune.tune_result import TuneResult
 from outrider.settings_file import read_settings
 
 pytestmark = pytest.mark.slow
-COMMAND = "tune demo --drafters draft-model,ngram --limit 5 --max-new-tokens 24 --batch-size 1,2 --threads 1 --set runtime=eager"
+COMMAND = "tune demo --drafters draft-model,ngram --limit 5 --max-tokens 24 --batch-size 1,2 --threads 1 --set runtime=eager"
 
 
 def tune(folder: Path, *more: str) -> TuneResult:
@@ -45,7 +45,7 @@ def test_from_prompts_to_a_settings_file(tmp_path: Path, capsys: pytest.CaptureF
 def test_the_demo_s_heads_compete_without_being_named(tmp_path: Path) -> None:
     """And are found again by the name of their drafter alone."""
     settings = tmp_path / "settings.json"
-    command = "tune demo --drafters eagle3,medusa,block,ngram --limit 5 --max-new-tokens 32 --batch-size 1,2 --threads 1"
+    command = "tune demo --drafters eagle3,medusa,block,ngram --limit 5 --max-tokens 32 --batch-size 1,2 --threads 1"
     out = tmp_path / "tune.json"
     assert run([*command.split(), "--set", "runtime=eager", "--settings-out", str(settings), "--out", str(out)]) == 0
     result = read_result(out)

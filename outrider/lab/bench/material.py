@@ -58,7 +58,7 @@ def gather(
     if plan.context_lengths and max(plan.context_lengths) + max_tokens > context:
         raise ConfigError(
             f"context length {max(plan.context_lengths)} and {max_tokens} new tokens are more than the {context} tokens that the "
-            f"model holds: --context-lengths up to {context - max_tokens}, or fewer --max-new-tokens"
+            f"model holds: --context-lengths up to {context - max_tokens}, or fewer --max-tokens"
         )
     wanted = workload if on_bad == "skip" else replace(workload, requests=tuple(firsts(workload.requests, plan.prompts)))
     prepared = prepare(wanted, tokenizer, context=context, max_tokens=max_tokens, on_bad=on_bad, chat_template=chat_template)

@@ -152,7 +152,7 @@ def target_pass(target: TableModel, proposals: Proposals) -> Tensor:
 
 
 def horizon_of(proposals: Proposals) -> int:
-    """Most tokens that one step can emit."""
+    """Max tokens that one step can emit."""
     return max(map(max, proposals.draft.levels)) + 1
 
 

@@ -223,7 +223,7 @@ class CountBody(Body):
 class MessagesBody(CountBody):
     """Answer a conversation."""
 
-    max_tokens: int = Field(ge=1, description="Most tokens of the answer, thoughts included.")
+    max_tokens: int = Field(ge=1, description="Max tokens of the answer, thoughts included.")
     stream: bool | None = Field(None, description="Server-sent events instead of one answer.")
     stop_sequences: Annotated[list[str], Field(max_length=MAX_WORDS)] | None = None
     temperature: float | None = Field(None, ge=0)

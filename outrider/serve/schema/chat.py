@@ -82,7 +82,7 @@ class ChatBody(GenerationFields, TemplateFields):
     thinking: ThinkingFields | None = None
     include_reasoning: bool | None = Field(None, description="false: thoughts are left out of the answer, and counted.")
     separate_reasoning: bool | None = Field(None, description="false: thoughts are part of the content, as the model wrote them.")
-    thinking_token_budget: int | None = Field(None, ge=0, description="Most tokens of thoughts; then the answer begins.")
+    thinking_token_budget: int | None = Field(None, ge=0, description="Max tokens of thoughts; then the answer begins.")
     prompt_cache_key: str | None = Field(None, description="For the logs; all requests share one prefix cache.")
     safety_identifier: str | None = Field(None, description="For the logs.")
 
@@ -146,13 +146,13 @@ class ChatBody(GenerationFields, TemplateFields):
 
     @property
     def budget(self) -> int | None:
-        """Most tokens of thoughts; None: as many as there are."""
+        """Max tokens of thoughts; None: as many as there are."""
         named = None if self.thinking is None else self.thinking.budget_tokens
         return self.thinking_token_budget if named is None else named
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of an answer; None: the context's."""
+        """Max tokens of an answer; None: the context's."""
         return self.max_completion_tokens or self.max_tokens
 
     @property

@@ -81,7 +81,7 @@ class CompletionBody(GenerationFields):
 
     @property
     def limit(self) -> int:
-        """Most tokens of an answer; 0: the prompt's logprobs only."""
+        """Max tokens of an answer; 0: the prompt's logprobs only."""
         return MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     def prompts(self) -> list[str | list[int]]:

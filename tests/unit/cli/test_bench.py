@@ -53,7 +53,7 @@ def test_every_option_reaches_the_plan(cli: Callable[..., Any], asked: list[dict
     found = cli(
         "bench", "demo", "--drafters", "ngram k=3, suffix", "--drafters", "draft-model verifier=token",
         "--temperature", "0,0.7",
-        "--batch-size", "1,4,4", "--context-lengths", "128,256", "--set", "grid=true", "--limit", "5", "--max-new-tokens", "40",
+        "--batch-size", "1,4,4", "--context-lengths", "128,256", "--set", "grid=true", "--limit", "5", "--max-tokens", "40",
         "--set", "top_k=9", "--seed", "3",
         "--set", "ignore_eos=true", "--set", "min_rounds=1", "--set", "max_rounds=4", "--budget", "0.5", "--set", "interval=0.1",
         "--set", "max_other_cpu=0.3",
@@ -168,7 +168,7 @@ def test_a_server_is_asked_for_its_own_options(cli: Callable[..., Any], monkeypa
     arguments = (
         "bench", "http://localhost:1/v1", "--baseline-url", "http://localhost:2", "--concurrency", "2,8",
         "--set", "server_model=m", "--set", "stall_timeout=9",
-        "--temperature", "0.5", "--max-new-tokens", "7", "--limit", "3", "--set", "api=chat",
+        "--temperature", "0.5", "--max-tokens", "7", "--limit", "3", "--set", "api=chat",
     )  # fmt: skip
     assert cli(*arguments).code == 0
     endpoints, _, options, more = calls[0]

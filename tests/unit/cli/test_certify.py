@@ -18,7 +18,7 @@ from tests.helpers import disturbed, save_checkpoint, tiny_llama, word_tokenizer
 from tests.unit.report.results import certificate
 
 Cli = Callable[..., Any]
-SMALL = ("--limit", "1", "--max-new-tokens", "6", "--samples", "80", "--threads", "1")
+SMALL = ("--limit", "1", "--max-tokens", "6", "--samples", "80", "--threads", "1")
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_how_much_is_drawn(cli: Cli, here: Path, models: tuple[Path, Path], told
     """Defaults, and what is asked for."""
     base = [*arguments(models)[:6], "--set", "runtime=eager"]
     plans = []
-    for more in ([], ["--samples", "123", "--max-new-tokens", "9"]):
+    for more in ([], ["--samples", "123", "--max-tokens", "9"]):
         assert cli(*base, *more).code == 0
         plans.append((told["plan"].samples, told["plan"].sampling.max_tokens))
     assert plans == [(4000, 128), (123, 9)]
@@ -92,7 +92,7 @@ def test_how_much_is_drawn(cli: Cli, here: Path, models: tuple[Path, Path], told
 
 @pytest.mark.parametrize(("more", "words"), [
     (["--samples", "0"], "--samples"),
-    (["--max-new-tokens", "0"], "--max-new-tokens"),
+    (["--max-tokens", "0"], "--max-tokens"),
     (["--drafter", "none"], "nothing to certify"),
     (["--temperature", "-1"], "temperature"),
     (["--verifier", "blok"], "Did you mean 'block'"),

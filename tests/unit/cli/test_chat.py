@@ -71,8 +71,8 @@ def test_an_answer_that_is_cut_off_says_so(cli: Callable[..., Any], fake: Any) -
     """A sentence without its end looks like a fault of the model."""
     assert "cut off" not in cli("chat", "demo", stdin="first\n").err
     fake.finish_reason = "length"
-    result = cli("chat", "demo", "--max-new-tokens", "5", stdin="first\n")
-    assert "cut off after 5 tokens, the most for one answer: --max-new-tokens sets it" in result.err
+    result = cli("chat", "demo", "--max-tokens", "5", stdin="first\n")
+    assert "cut off after 5 tokens, the most for one answer: --max-tokens sets it" in result.err
     assert "the context of 6 tokens is full" in cli("chat", "demo", stdin="first\n").err
 
 

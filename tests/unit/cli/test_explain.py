@@ -37,7 +37,7 @@ def test_every_option_reaches_the_library(cli: Cli, asked: list[dict[str, Any]],
     found = cli(
         "explain", "demo", "--drafter", "draft-model", "--draft", "demo", "--num-draft-tokens", "6",
         "--drafter-option", "tree=2x2", "--verifier", "multi-round", "--temperature", "0.7",
-        "--set", "top_p=0.9", "--seed", "4", "--max-new-tokens", "33",
+        "--set", "top_p=0.9", "--seed", "4", "--max-tokens", "33",
         "--threads", "1", "--set", "runtime=eager", "--prompts", "demo", "--limit", "3", "--set", "show_tokens=77", "--resume",
         "--out", str(tmp_path / "e.json"),
     )  # fmt: skip
@@ -97,7 +97,7 @@ def test_the_demo(cli: Cli, tmp_path: Path) -> None:
     """One prompt of the user's own, as JSON, as a page, and as a file that can be read again."""
     found = cli(
         "explain", "demo", "Question: Tom has 3 pens and buys 4 more. How many pens has he?\nAnswer:",
-        "--max-new-tokens", "40", "--json", "--out", "e.json", "--out", "e.html",
+        "--max-tokens", "40", "--json", "--out", "e.json", "--out", "e.html",
     )  # fmt: skip
     assert found.code == 0, found.err
     result = json.loads(found.out)

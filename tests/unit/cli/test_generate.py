@@ -26,7 +26,7 @@ STATS = [
 EVERY_OPTION = (
     "--drafter draft-model --draft d --drafter-option max_ngram=3 --drafter-option tree=t --num-draft-tokens 3 "
     "--verifier token --dtype float32 --set quantise=4 --device cpu "
-    "--threads 1 --set runtime=eager --set max_model_len=99 --set revision=r --set trust_remote_code=true --max-new-tokens 9 "
+    "--threads 1 --set runtime=eager --set max_model_len=99 --set revision=r --set trust_remote_code=true --max-tokens 9 "
     "--temperature 0.5 --set top_k=4 --set top_p=0.9 --set min_p=0.1 --set repetition_penalty=1.1 --set presence_penalty=0.2 "
     "--set frequency_penalty=0.3 --seed 5 --set stop=A --set stop=B"
 )

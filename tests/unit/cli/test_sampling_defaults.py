@@ -35,8 +35,8 @@ def test_chat_takes_them(cli: Callable[..., Any], fake: Any) -> None:
 
 @pytest.mark.parametrize("verb", ["generate", "chat"])
 def test_no_limit(cli: Callable[..., Any], fake: Any, verb: str) -> None:
-    cli(verb, "demo", "--max-new-tokens", "none", stdin="Hi\n")
+    cli(verb, "demo", "--max-tokens", "none", stdin="Hi\n")
     assert fake.params[0].max_tokens is None
-    result = cli(verb, "demo", "--max-new-tokens", "many", stdin="Hi\n")
+    result = cli(verb, "demo", "--max-tokens", "many", stdin="Hi\n")
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "--max-new-tokens takes a number, or none for the end of the context, got 'many'" in result.err
+    assert "--max-tokens takes a number, or none for the end of the context, got 'many'" in result.err

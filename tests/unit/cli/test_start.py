@@ -14,7 +14,7 @@ from outrider.cli import session
 from outrider.cli.options import ModelOptions, SamplingOptions
 from outrider.errors import CapabilityError, CheckpointError, NumericalError, OutriderError
 
-PROMISED = "drafter draft num-draft-tokens verifier max-new-tokens temperature seed dtype device threads json show-drafts"
+PROMISED = "drafter draft num-draft-tokens verifier max-tokens temperature seed dtype device threads json show-drafts"
 SETTINGS = (
     "top_k top_p min_p repetition_penalty presence_penalty frequency_penalty stop logprobs runtime stream chat_template lossy"
 )
@@ -71,7 +71,7 @@ def test_no_verb_prints_help(cli: Callable[..., Any]) -> None:
         (["generate", "demo", "x", "--seed"], "--seed"),
         (["generate", "demo", "x", "y"], "y"),
         (["generate", "demo", "x", "--set", "top_p=3"], "top_p must be between 0 (greedy) and 1 (off), got 3.0"),
-        (["generate", "demo", "x", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1, or none"),
+        (["generate", "demo", "x", "--max-tokens", "0"], "--max-tokens must be at least 1, or none"),
         (["generate", "demo", "x", "--set", "stop="], "stop must be"),
         (["generate", "demo", "x", "--set", "logprobs=2"], "--set logprobs needs --json"),
         (["generate", "demo", "x", "--show-drafts", "--set", "stream=false"], "--show-drafts marks the stream"),

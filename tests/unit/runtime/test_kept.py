@@ -167,7 +167,7 @@ def test_a_command_imports_no_transformers(model: Path) -> None:
     start(model)
     code = (
         "import sys; from outrider.cli.app import run; "
-        f"code = run(['generate', {str(model)!r}, 'abc', '--drafter', 'none', '--threads', '1', '--max-new-tokens', '4']); "
+        f"code = run(['generate', {str(model)!r}, 'abc', '--drafter', 'none', '--threads', '1', '--max-tokens', '4']); "
         f"print('HEAVY', [m for m in {HEAVY!r} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

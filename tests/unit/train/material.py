@@ -48,7 +48,7 @@ def spec_for(folder: Path, out: str = "out", kind: str = "early-exit", **changes
         "name": "tiny",
         "out": folder / out,
         "material": TrainingData(responses=folder / "responses.jsonl"),
-        "responses": ResponsePlan(max_new_tokens=8),
+        "responses": ResponsePlan(max_tokens=8),
         "settings": {"rank": 4} if kind == "early-exit" else {},
         "config": TrainConfig(epochs=2, batch_size=4, micro_batch=2, lr=1e-2, save_every_s=0.0, held_out=0.2, log_every=1),
         "measure": MeasurePlan(prompts=0),

@@ -20,7 +20,7 @@ from outrider.train.texts import TrainingText
 from tests.helpers import byte_tokenizer, word_tokenizer
 from tests.unit.train.material import Interrupting, save_responses, save_target, texts
 
-PLAN = ResponsePlan(temperatures=(0.0, 1.0), samples=2, max_new_tokens=6, seed=3)
+PLAN = ResponsePlan(temperatures=(0.0, 1.0), samples=2, max_tokens=6, seed=3)
 
 
 def prompts_file(path: Path, count: int = 5) -> Path:

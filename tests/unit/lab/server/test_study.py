@@ -123,7 +123,7 @@ PATIENT = ("--set", "stall_timeout=10")
 @pytest.fixture
 def prompts(tmp_path: Path) -> tuple[str, ...]:
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"prompt {n}"}) + "\n" for n in range(3)))
-    return ("--prompts", str(tmp_path / "prompts.jsonl"), "--concurrency", "1,2", "--max-new-tokens", "16", *PATIENT)
+    return ("--prompts", str(tmp_path / "prompts.jsonl"), "--concurrency", "1,2", "--max-tokens", "16", *PATIENT)
 
 
 def test_explain_a_server(cli: Run, prompts: tuple[str, ...], tmp_path: Path) -> None:  # noqa: F811

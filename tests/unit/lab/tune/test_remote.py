@@ -117,7 +117,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_whole_tuning_says_where_not_to_use_a_service(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On the screen, in the result and in the report; passes of this target take less than a millisecond or two."""
     command = f"tune {root / 'target'} --draft {root / 'draft'} --prompts {root / 'prompts.jsonl'} --drafters draft-model"
-    rest = "--batch-size 1 --max-new-tokens 24 --set ignore_eos=true --set chat_template=false --threads 1 --remote-rtt-ms 2000"
+    rest = "--batch-size 1 --max-tokens 24 --set ignore_eos=true --set chat_template=false --threads 1 --remote-rtt-ms 2000"
     assert run([*command.split(), *rest.split(), "--out", str(tmp_path / "t.json")]) == 0
     assert "Do not use a draft service here: with 2000 ms there and back" in " ".join(capsys.readouterr().out.split())
     result = read_result(tmp_path / "t.json")

@@ -92,7 +92,7 @@ def test_a_draft_with_a_shorter_context_says_so_once(target: Path, draft: Path) 
 
 
 def test_the_command_line_says_so_once_and_in_json(target: Path, draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["generate", str(target), "w3 w4", "--draft", str(draft), "--max-new-tokens", "2", "--json"]
+    arguments = ["generate", str(target), "w3 w4", "--draft", str(draft), "--max-tokens", "2", "--json"]
     arguments += ["--set", "runtime=eager"]
     assert app.run(arguments) == 0
     found = capsys.readouterr()
@@ -107,14 +107,14 @@ def test_bench_says_so_once(target: Path, draft: Path) -> None:
 
 
 def test_a_full_context_is_said(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--max-new-tokens beyond the context ended as "the length limit", which nobody had asked for."""
+    """--max-tokens beyond the context ended as "the length limit", which nobody had asked for."""
     arguments = ["generate", str(target), "w3 w4", "--drafter", "none", "--json"]
     arguments += ["--set", "runtime=eager", "--set", "max_model_len=9"]
-    assert app.run([*arguments, "--max-new-tokens", "50"]) == 0
+    assert app.run([*arguments, "--max-tokens", "50"]) == 0
     found, said = capsys.readouterr(), "the context of 9 tokens is full: 7 of up to 50 new tokens behind 2 of the prompt"
     assert said in found.err
     assert said in json.loads(found.out)["notes"]
-    assert app.run([*arguments, "--max-new-tokens", "7"]) == 0
+    assert app.run([*arguments, "--max-tokens", "7"]) == 0
     assert "is full" not in capsys.readouterr().err
 
 
