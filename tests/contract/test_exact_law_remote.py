@@ -74,7 +74,7 @@ def received(tree: DraftTree, base: int, nodes: Sequence[messages.Node]) -> Draf
     """The tree, with a reply that came over the wire."""
     sent = messages.RowReply.FromString(messages.RowReply(base_length=base, nodes=nodes).SerializeToString())
     grafted = copy.deepcopy(tree)
-    grafted.add(sent.base_length, checked_nodes(sent.nodes, grafted.num_sent(base), V, with_laws=True))
+    grafted.add(sent.base_length, checked_nodes(sent.nodes, grafted.num_sent(base), V, with_probs=True))
     return grafted
 
 

@@ -9,7 +9,7 @@ from outrider.remote.protocol import messages
 from outrider.rows import Row
 
 
-def sampling_of(row: Row, *, coupled: bool, with_laws: bool) -> messages.Sampling:
+def sampling_of(row: Row, *, coupled: bool, with_probs: bool) -> messages.Sampling:
     """The sampling options for drafts of this row. `coupled`: target and draft share their noise.
 
     Only such a row sends its seed. A service that knew another row's seed would know the coins of the verifier, and could
@@ -21,7 +21,7 @@ def sampling_of(row: Row, *, coupled: bool, with_laws: bool) -> messages.Samplin
         repetition_penalty=params.repetition_penalty, presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty, allowed_token_ids=params.allowed_token_ids or (),
         num_prompt=row.num_prompt, seed=row.seed % 2**64 if coupled else other_seed(row.seed),
-        coupled=coupled and not params.is_greedy, deterministic=not with_laws,
+        coupled=coupled and not params.is_greedy, deterministic=not with_probs,
     )  # fmt: skip
     for token, bias in (params.logit_bias or {}).items():
         sampling.logit_bias[token] = bias

@@ -16,10 +16,10 @@ class InvalidReplyError(Exception):
     """A reply that no honest service sends; the message names the mistake."""
 
 
-def checked_nodes(nodes: Sequence[messages.Node], num_sent: int, vocab_size: int, *, with_laws: bool) -> list[Sent]:
+def checked_nodes(nodes: Sequence[messages.Node], num_sent: int, vocab_size: int, *, with_probs: bool) -> list[Sent]:
     """The nodes of one reply for a base of which `num_sent` nodes have arrived before. Raises InvalidReplyError.
 
-    Without `with_laws` every node counts as placed, whatever the service claims.
+    Without `with_probs` every node counts as placed, whatever the service claims.
     """
     if num_sent + len(nodes) > MAX_NODES:
         raise InvalidReplyError(f"{num_sent + len(nodes)} nodes for one text, more than {MAX_NODES}")
@@ -29,7 +29,7 @@ def checked_nodes(nodes: Sequence[messages.Node], num_sent: int, vocab_size: int
             raise InvalidReplyError(f"node {number} hangs on node {node.parent}, which was not sent before it")
         if node.token >= vocab_size:
             raise InvalidReplyError(f"token {node.token} is outside the vocabulary of {vocab_size}")
-        law = checked_law(node, vocab_size) if node.drawn and with_laws else None
+        law = checked_law(node, vocab_size) if node.drawn and with_probs else None
         found.append(Sent(node.parent, node.token, law))
     return found
 

@@ -85,8 +85,8 @@ class RemoteDrafter(Drafter):
         terms = connection.terms
         if terms is None:
             return []
-        with_laws = terms.has_laws and self._with_laws
-        laws = "drafts of sampled rows come with their distributions" if with_laws else "sampled rows get drafts without them"
+        with_probs = terms.has_laws and self._with_probs
+        laws = "drafts of sampled rows come with their distributions" if with_probs else "sampled rows get drafts without them"
         return [f"draft service {connection.endpoint}: '{terms.drafter}' with '{connection.service}', {laws}", *connection.notes]
 
     @property
@@ -170,8 +170,8 @@ class RemoteDrafter(Drafter):
             self._local.end()
 
     @property
-    def _with_laws(self) -> bool:
-        return self._settings.laws == "auto"
+    def _with_probs(self) -> bool:
+        return self._settings.probs == "auto"
 
     def _max_nodes(self, row: Row) -> int:
         """Nodes that the service may be asked for behind this text."""
@@ -189,7 +189,7 @@ class RemoteDrafter(Drafter):
             return
         requests = [
             text.request(
-                row, epoch, wanted, coupled=races, with_laws=self._with_laws, outcomes=self._settings.outcomes
+                row, epoch, wanted, coupled=races, with_probs=self._with_probs, outcomes=self._settings.outcomes
             )
             for text, row, wanted, races in asking
         ]
@@ -256,7 +256,7 @@ class RemoteDrafter(Drafter):
         if not text.tree.was_asked(reply_row.base_length):
             return  # of a request that is long over, whose numbers are forgotten
         first = text.tree.num_sent(reply_row.base_length)
-        nodes = checked_nodes(reply_row.nodes, first, self._vocab_size, with_laws=self._with_laws)
+        nodes = checked_nodes(reply_row.nodes, first, self._vocab_size, with_probs=self._with_probs)
         self.connection.counts.add("nodes", len(nodes))
         text.tree.add(reply_row.base_length, nodes)
 

@@ -63,7 +63,7 @@ class RemoteText:
         return len(self.asked_s) < MAX_OPEN or now_s - max(self.asked_s.values()) > RETRY_S
 
     def request(
-        self, row: Row, epoch: int, wanted: int, *, coupled: bool, with_laws: bool, outcomes: bool
+        self, row: Row, epoch: int, wanted: int, *, coupled: bool, with_probs: bool, outcomes: bool
     ) -> messages.RowRequest:
         """A request with the part of the text that the service lacks, for `wanted` nodes after it."""
         if self.epoch != epoch:
@@ -73,7 +73,7 @@ class RemoteText:
             self.asked_s.clear()
         is_new = self.num_sent is None
         base = self.num_sent or 0
-        sampling = sampling_of(row, coupled=coupled, with_laws=with_laws) if is_new else None
+        sampling = sampling_of(row, coupled=coupled, with_probs=with_probs) if is_new else None
         self.num_sent = len(row.tokens)
         self.tree.ask()
         self.asked = len(row.tokens)

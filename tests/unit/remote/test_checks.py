@@ -43,21 +43,21 @@ def test_lies_are_refused(lie: str) -> None:
     """Each would be a wrong text, or an error in the middle of a step."""
     nodes, said = LIES[lie]
     with pytest.raises(InvalidReplyError, match=said):
-        checked_nodes(nodes, 0, V, with_laws=True)
+        checked_nodes(nodes, 0, V, with_probs=True)
 
 
 def test_too_many_nodes_over_several_replies() -> None:
     """The bound is of a base, not of a message."""
-    checked_nodes([node()], MAX_NODES - 1, V, with_laws=True)
+    checked_nodes([node()], MAX_NODES - 1, V, with_probs=True)
     with pytest.raises(InvalidReplyError):
-        checked_nodes([node()], MAX_NODES, V, with_laws=True)
+        checked_nodes([node()], MAX_NODES, V, with_probs=True)
 
 
 def test_parents_of_earlier_replies() -> None:
     """Numbers go on from reply to reply."""
-    assert [one.parent for one in checked_nodes([node(parent=4), node(parent=5)], 5, V, with_laws=True)] == [4, 5]
+    assert [one.parent for one in checked_nodes([node(parent=4), node(parent=5)], 5, V, with_probs=True)] == [4, 5]
     with pytest.raises(InvalidReplyError):
-        checked_nodes([node(parent=5)], 5, V, with_laws=True)
+        checked_nodes([node(parent=5)], 5, V, with_probs=True)
 
 
 def test_laws_are_scaled_to_one() -> None:
@@ -68,6 +68,6 @@ def test_laws_are_scaled_to_one() -> None:
 
 
 def test_without_laws_nothing_is_drawn() -> None:
-    """laws=off: a node counts as placed whatever the service claims, and its law is not read."""
-    found = checked_nodes([node(3, tokens=[4], probs=[7.0])], 0, V, with_laws=False)
+    """probs=off: a node counts as placed whatever the service claims, and its law is not read."""
+    found = checked_nodes([node(3, tokens=[4], probs=[7.0])], 0, V, with_probs=False)
     assert found[0].law is None

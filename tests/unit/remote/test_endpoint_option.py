@@ -49,7 +49,7 @@ def test_local_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"draft_endpoint": "grpc://a:1", "drafter_options": {"endpoint": "grpc://b:1"}}, "two draft services"),
         ({"draft_endpoint": "grpc://a:1", "draft": "somewhere"}, "uses no draft model"),
         ({"draft_endpoint": "http://a:1"}, "OpenAI server's"),
-        ({"drafter": "remote", "drafter_options": {"laws": "on"}}, "laws must be one of auto, off"),
+        ({"drafter": "remote", "drafter_options": {"probs": "on"}}, "probs must be one of auto, off"),
         ({"draft_endpoint": "grpc://a:1", "verifier": "traversal", "drafter_options": {"tree": "2x2"}}, "no option 'tree'"),
     ],
 )

@@ -112,7 +112,7 @@ def test_laws_off_asks_for_none_and_believes_none(demo: Demo, folder: Path, pati
             request.sampling.deterministic = False
 
     with FakeDraftService(folder, Repeating(), misbehave=lawful) as service:
-        with demo.remote(service.address, laws="off") as llm:
+        with demo.remote(service.address, probs="off") as llm:
             drafter = drafter_of(llm)
             propose, laws = drafter.propose, []
 
