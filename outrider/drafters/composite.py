@@ -194,7 +194,7 @@ class CompositeDrafter(Drafter):
             self._learn(self._offers(index), path[:kept])
             emitted = [*(draft.lists[0][index][node] for node in path[:kept]), verdict.lists.next_token[index]]
             for part in self.parts:
-                part.hear(index, self._numbers[index], emitted)
+                part.learn(index, self._numbers[index], emitted)
         for part, nodes in zip(self.parts, self._merged.node_maps, strict=True):
             assert part.draft is not None, "commit without propose"
             own = part_verdict(part.draft, nodes, self._merged.draft, verdict)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from outrider.drafters.base import Drafter
 from outrider.drafters.chain_survival import ChainSurvival
 from outrider.types import Draft
@@ -44,9 +46,9 @@ class Part:
 
     def submit(self, draft: Draft, rows: Sequence[bool]) -> None:
         """This step's draft is for these rows only."""
-        self.guess, self.draft = draft, replace(draft, lengths=draft.lengths * draft.lengths.new_tensor(rows))
+        self.guess, self.draft = draft, replace(draft, lengths=draft.lengths * torch.tensor(rows, device=draft.lengths.device))
 
-    def hear(self, index: int, number: int, emitted: Sequence[int]) -> None:
+    def learn(self, index: int, number: int, emitted: Sequence[int]) -> None:
         """A row went on with these tokens.
 
         Where it passed a guess over, they are the verdict on it. A model that was tried and mostly right is tried again at once.

@@ -111,7 +111,7 @@ def test_defaults_of_options_are_those_of_the_library() -> None:
         (("http://x:1", "--set", "grid=true"), "--set grid means nothing when a server is measured"),
         (("demo", "--drafters", "k=5"), "begins with a drafter's name"),
         (("demo", "--prompts", "gsm9k"), "Did you mean 'gsm8k'"), (("demo", "--prompts", "16"), "is --limit 16"),
-        (("demo", "--set", "grid=maybe"), "'maybe' is neither true nor false"),
+        (("demo", "--set", "grid=maybe"), "--set grid: true or false is needed; got 'maybe'"),
         (("demo", "--out", "no/such/folder/r.json"), "does not exist"), (("demo", "--set", "top_p=2"), "top_p"),
     ],
 )  # fmt: skip

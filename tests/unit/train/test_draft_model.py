@@ -116,7 +116,7 @@ def test_saved_drafts_load_everywhere(tmp_path: Path) -> None:
     assert llm.generate(prompt, SamplingParams(max_tokens=12))[0].token_ids == plain.token_ids
     target, draft = (AutoModelForCausalLM.from_pretrained(path) for path in (target_folder, folder))
     AutoTokenizer.from_pretrained(folder)
-    assisted = target.generate(torch.tensor([prompt]), assistant_model=draft, do_sample=False, max_tokens=12)
+    assisted = target.generate(torch.tensor([prompt]), assistant_model=draft, do_sample=False, max_new_tokens=12)
     assert assisted[0, len(prompt) :].tolist()[: len(plain.token_ids)] == plain.token_ids
 
 

@@ -161,7 +161,7 @@ def test_a_second_path_is_worth_something(verifier: str) -> None:
     """Losing it would be invisible to every test of the law."""
     target, drafter = pair(7, 3, 2, SamplingParams(temperature=1.0), PLAIN)
     drawn = oracle.sampled_drafts(drafter, 2)
-    likely = int(target.law(()).argmax())
+    likely = int(target.probs(()).argmax())
     alone = oracle.expected_accepted(verifier_named("token"), target, drawn)
     together = tree_accepted(verifier_named(verifier), target, merged_proposals(drawn, [likely, 0]))
     assert together > alone + 0.01

@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_refused_or_replaced() -> None:
         gather(many, fake_tokenizer(), plan(prompts=2), context=64)
     found = gather(many, fake_tokenizer(), plan(prompts=2), context=64, on_bad="skip")
     assert [one.request.id for one in found.by_task["a"]] == ["r0", "r1"]
-    assert "1 prompts left out" in found.notes[0]
+    assert "1 prompt left out" in found.notes[0]
 
 
 def test_a_bad_prompt_that_is_not_asked_for_is_nobodys_business() -> None:

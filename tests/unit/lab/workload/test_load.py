@@ -125,7 +125,7 @@ def test_a_mix_takes_turns_and_keeps_tasks(tmp_path: Path) -> None:
 def test_notes_of_a_mix_count_what_is_used(tmp_path: Path) -> None:
     a, b = numbered(tmp_path / "a.jsonl", 9), numbered(tmp_path / "b.jsonl", 1)
     notes = load_workload(f"{a}+{b}", limit=5).notes
-    assert notes == (f"{a} (4 prompts)", f"{b} (1 prompts)")
+    assert notes == (f"{a} (4 prompts)", f"{b} (1 prompt)")
 
 
 def test_bad_lines_of_a_mix_say_where(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_data_is_found_by_option_environment_and_cache(
     assert prompts("gsm8k") == [asked("named")]
     workload = load_workload("gsm8k", data=tmp_path / "option")
     assert [r.prompt for r in workload.requests] == [asked("option")]
-    assert workload.notes == (f"gsm8k: {file} (1 prompts)",)  # and not the folder: results travel
+    assert workload.notes == (f"gsm8k: {file} (1 prompt)",)  # and not the folder: results travel
     assert workload.requests[0].id == "gsm8k:1"
 
 
