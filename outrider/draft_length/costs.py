@@ -20,13 +20,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from outrider.draft_length.survival import DECAY, FadingMean, Shares
+from outrider.draft_length.survival import DECAY, NOTHING, FadingMean, Shares
 
 EMPTY_DRAFT = -1  # in place of a size: nodes were asked for and none was offered
 NODE, NODE_DEVIATION = 0.05, 0.2  # of a plain step, that a node costs: mean and deviation before anything was measured
 LEVEL_DEVIATION = 3.0  # of the logarithm of a plain step's seconds
 BUMP = 0.05  # relative deviation of one size from its neighbour
-NOISE, NOISE_WEIGHT = 0.05, 10.0  # relative error of a time at least, and the times that this counts for at first
+NOISE = 0.05  # relative error of a time at least
 DRIFT = 0.02  # relative change of the whole machine from step to step
 RENEWAL = 300  # steps in which sizes may change against one another as much as they may differ at first (texts grow)
 ELSEWHERE = 0.01  # share of the first variances that comes back with times from another hour
@@ -70,7 +70,7 @@ class LengthCosts:
         self._spread -= np.outer(column, column / total)
 
     def _learn_noise(self, size: int, log_s: float, count: int) -> None:
-        """From how much a time differs from the latest one of the same size, whatever was expected of it."""
+        """Compare a time with the latest one of the same size, whatever the filter expected of either."""
         before, count_before = self._latest.get(size, (log_s, 0))
         self._latest[size] = log_s, count
         if count_before:
@@ -80,7 +80,7 @@ class LengthCosts:
 
     def _noise_of_one(self) -> float:
         """Variance of the logarithm of one time."""
-        return max(NOISE**2, self._noise.mean(NOISE**2, NOISE_WEIGHT))
+        return max(NOISE**2, self._noise.mean(NOISE**2, NOTHING))
 
     def observe_offers(self, steps: Sequence[tuple[int, int]]) -> None:
         """Takes in steps that asked for drafts: nodes asked for and nodes drafted in the widest row. All count as if they
