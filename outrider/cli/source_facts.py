@@ -57,7 +57,7 @@ def _class(place: Place) -> ast.ClassDef:
 
 
 def _literals(body: list[ast.stmt]) -> dict[str, Any]:
-    """Attributes that are given as constants; of others nothing is known, and neither of one that a method computes."""
+    """The attributes of a class body that are given as constants."""
     found: dict[str, Any] = {}
     for node in body:
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None

@@ -23,7 +23,7 @@ class Part:
     is_model: bool  # it runs a model or a trained head: its time counts, and it may draw from laws
     survival: ChainSurvival = field(default_factory=ChainSurvival)
     draft: Draft | None = None  # of this step
-    guess: Draft | None = None  # the same, and what it guesses for rows that pass it over
+    guess: Draft | None = None  # of this step, with what it would draft for rows that another part drafts for
     seconds_per_token: float = 0.0
     unused: dict[int, int] = field(default_factory=dict)  # by number of a row: steps since it had a node of this part
     tried: frozenset[int] = frozenset()  # numbers of the rows that asked it in this step to see what it is worth by now
@@ -39,19 +39,21 @@ class Part:
         self.tried = frozenset(number for number, steps in self.unused.items() if due and 2 * steps >= TRY_AFTER)
 
     def count_unused(self, numbers: Sequence[int], gamma: Sequence[int]) -> None:
-        """A step's rows are drafted for, those that asked for nodes."""
+        """Count a step for each row that asked for nodes and got none of this part."""
         assert self.draft is not None, "a step without a draft"
         steps = zip(numbers, gamma, self.draft.lists[1], strict=True)
         self.unused = {number: 0 if drafted else self.unused.get(number, 0) + (asked > 0) for number, asked, drafted in steps}
 
     def submit(self, draft: Draft, rows: Sequence[bool]) -> None:
-        """This step's draft is for these rows only."""
-        self.guess, self.draft = draft, replace(draft, lengths=draft.lengths * torch.tensor(rows, device=draft.lengths.device))
+        """Offer this step's draft to these rows only; for the others it is a guess."""
+        self.guess = self.draft = draft
+        if not all(rows):
+            self.draft = replace(draft, lengths=draft.lengths * torch.tensor(rows, device=draft.lengths.device))
 
     def learn(self, index: int, number: int, emitted: Sequence[int]) -> None:
-        """A row went on with these tokens.
+        """Compare what this part guessed for a row with the tokens that the row emitted.
 
-        Where it passed a guess over, they are the verdict on it. A model that was tried and mostly right is tried again at once.
+        A guess that was passed over is judged by them. A model that was tried and mostly right is tried again at once.
         """
         assert self.guess is not None, "commit without propose"
         assert self.draft is not None, "commit without propose"
