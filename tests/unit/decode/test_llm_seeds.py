@@ -7,31 +7,23 @@ from pathlib import Path
 import pytest
 
 from outrider import LLM, SamplingParams
-from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 
 SEEDED = SamplingParams(temperature=1.0, seed=3, max_tokens=24, ignore_eos=True)
 TEXT = "abcabcabc"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    save_checkpoint(folder, tiny_llama(257, max_position_embeddings=64), byte_tokenizer())
-    return folder
-
-
-@pytest.fixture(scope="module")
-def plain(folder: Path) -> list[int]:
+def plain(byte_model: Path) -> list[int]:
     """The text of the seed without drafts."""
-    done = LLM(folder, drafter="none").generate(TEXT, SEEDED)[0]
+    done = LLM(byte_model, drafter="none").generate(TEXT, SEEDED)[0]
     assert done.verifier == "gumbel"
     return done.token_ids
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "suffix"])
-def test_a_seed_gives_the_text_of_plain_decoding(folder: Path, plain: list[int], drafter: str) -> None:
+def test_a_seed_gives_the_text_of_plain_decoding(byte_model: Path, plain: list[int], drafter: str) -> None:
     """Catches a seeded answer that depends on its drafts, on a second call or on its neighbours."""
-    llm = LLM(folder, drafter=drafter, num_draft_tokens=4)
+    llm = LLM(byte_model, drafter=drafter, num_draft_tokens=4)
     alone = [llm.generate(TEXT, SEEDED)[0] for _ in range(2)]
     beside = llm.generate(["xyz", TEXT, "abab"], [SamplingParams(temperature=1.0), SEEDED, SEEDED])[1]
     *_, last = llm.stream(TEXT, SEEDED)
@@ -42,14 +34,14 @@ def test_a_seed_gives_the_text_of_plain_decoding(folder: Path, plain: list[int],
     assert {done.verifier for done in answers} == {"gumbel"}
 
 
-def test_a_named_verifier_is_kept(folder: Path, plain: list[int]) -> None:
-    llm = LLM(folder, drafter="none", verifier="token")
+def test_a_named_verifier_is_kept(byte_model: Path, plain: list[int]) -> None:
+    llm = LLM(byte_model, drafter="none", verifier="token")
     done = llm.generate(TEXT, SEEDED)[0]
     assert done.verifier == "token"
     assert done.token_ids != plain
 
 
-def test_answers_without_a_seed_keep_the_usual_verifier(folder: Path) -> None:
-    llm = LLM(folder, drafter="none")
+def test_answers_without_a_seed_keep_the_usual_verifier(byte_model: Path) -> None:
+    llm = LLM(byte_model, drafter="none")
     assert llm.generate(TEXT, SamplingParams(temperature=1.0, max_tokens=2))[0].verifier == "block"
     assert llm.generate(TEXT, SamplingParams(seed=3, max_tokens=2))[0].verifier == "block"

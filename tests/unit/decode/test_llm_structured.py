@@ -14,22 +14,14 @@ from outrider.build import Options
 from outrider.engine.engine import make_engine
 from outrider.engine.request import Request
 from outrider.errors import ConfigError, RequestError
-from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 from tests.unit.engine.conftest import Answer
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    save_checkpoint(folder, tiny_llama(257, max_position_embeddings=64), byte_tokenizer())
-    return folder
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> LLM:
-    return LLM(folder, drafter="suffix")
+def llm(byte_model: Path) -> LLM:
+    return LLM(byte_model, drafter="suffix")
 
 
 def wanted(temperature: float = 1.0, **form: Any) -> SamplingParams:
@@ -59,8 +51,8 @@ def test_stream_and_every_answer_follow_the_form(llm: LLM) -> None:
         assert re.fullmatch("[xy]{5}", done.text)
 
 
-def test_the_engine_takes_it_too(folder: Path) -> None:
-    engine = make_engine(Options(str(folder), drafter="ngram"))
+def test_the_engine_takes_it_too(byte_model: Path) -> None:
+    engine = make_engine(Options(str(byte_model), drafter="ngram"))
     engine.start()
     try:
         answer = Answer()
