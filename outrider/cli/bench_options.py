@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from outrider.cli.options import SAMPLING, MachineOptions, MinP, TopK, TopP
+from outrider.cli.options import MIN_P, SAMPLING, TOP_K, TOP_P, MachineOptions
 from outrider.cli.quantities import numbers
 from outrider.cli.verbs import option
 from outrider.errors import ConfigError
@@ -25,34 +25,30 @@ COMPARED, PROMPTS, ENOUGH, SERVERS = "What is compared", "Prompts", "When it is 
 class ComparedOptions:
     """Configurations and cells."""
 
-    drafters: Annotated[
-        list[str] | None,
-        option(
-            COMPARED, "Configurations, with commas between: 'draft-model k=5, ngram k=auto, suffix'; may be given again.",
-            metavar="LIST", show_default="draft-model where there is a draft, ngram, suffix",
-        ),
-    ] = None  # fmt: skip
-    draft_endpoint: Annotated[
-        str | None,
-        option(COMPARED, "Draft service of configurations with drafter 'remote'.", metavar="ADDRESS|local", show_default=False),
-    ] = None
-    lossy: Annotated[bool, option(COMPARED, "Allow verifiers that change the text.")] = False
-    batch_size: Annotated[str, option(COMPARED, "Rows at once; several with commas give a curve.", metavar="N,...")] = "1"
-    context_lengths: Annotated[
-        str | None,
-        option(
-            COMPARED, "Fill prompts up, or cut them, to so many tokens: a curve at the first batch size.", metavar="N,...",
-            show_default="prompts as they are",
-        ),
-    ] = None  # fmt: skip
-    grid: Annotated[bool, option(COMPARED, "Each context length at each batch size, not at the first one only.")] = False
+    drafters: list[str] | None = option(
+        None, COMPARED,
+        "Configurations, with commas between: 'draft-model k=5, ngram k=auto, suffix'; may be given again.",
+        metavar="LIST", show_default="draft-model where there is a draft, ngram, suffix",
+    )  # fmt: skip
+    draft_endpoint: str | None = option(
+        None, COMPARED, "Draft service of configurations with drafter 'remote'.", metavar="ADDRESS|local"
+    )
+    lossy: bool = option(False, COMPARED, "Allow verifiers that change the text.")
+    batch_size: str = option("1", COMPARED, "Rows at once; several with commas give a curve.", metavar="N,...")
+    context_lengths: str | None = option(
+        None, COMPARED,
+        "Fill prompts up, or cut them, to so many tokens: a curve at the first batch size.",
+        metavar="N,...", show_default="prompts as they are",
+    )  # fmt: skip
+    grid: bool = option(False, COMPARED, "Each context length at each batch size, not at the first one only.")
 
 
 def source(otherwise: str) -> Any:
     """The option `--prompts`; `otherwise`: which prompts are taken without it, where the target is not the demo's."""
     return option(
-        PROMPTS, "A prompts file, a built-in name (docs/workloads.md), several with + between.", metavar="FILE_OR_NAME",
-        show_default=f"demo for the demo target, else {otherwise}",
+        None, PROMPTS,
+        "A prompts file, a built-in name (docs/workloads.md), several with + between.",
+        metavar="FILE_OR_NAME", show_default=f"demo for the demo target, else {otherwise}",
     )  # fmt: skip
 
 
@@ -62,10 +58,10 @@ class PromptOptions:
 
     otherwise: ClassVar[str] = "embedded:reasoning"
 
-    prompts: Annotated[str | None, source(otherwise)] = None
-    limit: Annotated[int, option(PROMPTS, "Most prompts of each task.", min=1)] = 16
-    data: Annotated[Path | None, option(PROMPTS, "Folder with the files of named workloads.", show_default=False)] = None
-    on_bad: Annotated[Literal["refuse", "skip"], option(PROMPTS, "Bad lines, and prompts that do not fit.")] = "refuse"
+    prompts: str | None = source(otherwise)
+    limit: int = option(16, PROMPTS, "Most prompts of each task.", min=1)
+    data: Path | None = option(None, PROMPTS, "Folder with the files of named workloads.")
+    on_bad: Literal["refuse", "skip"] = option("refuse", PROMPTS, "Bad lines, and prompts that do not fit.")
 
     def load(self, target: str, limit: int | None = None) -> Workload:
         """All of them, or at most `limit`. Raises ConfigError."""
@@ -81,22 +77,22 @@ class PromptOptions:
 class ConversationOptions(PromptOptions):
     """Which prompts, and how conversations are sent."""
 
-    chat_template: Annotated[
-        bool, option(PROMPTS, "Wrap conversations in the model's chat template; false: send them as plain text.")
-    ] = True
+    chat_template: bool = option(
+        True, PROMPTS, "Wrap conversations in the model's chat template; false: send them as plain text."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions:
     """How answers are sampled."""
 
-    max_tokens: Annotated[int, option(SAMPLING, "Max tokens of an answer.")] = 128
-    temperature: Annotated[str, option(SAMPLING, "0 is greedy; several with commas.", metavar="T,...")] = "0"
-    top_k: TopK = 0
-    top_p: TopP = 1.0
-    min_p: MinP = 0.0
-    ignore_eos: Annotated[bool, option(SAMPLING, "Generate past the end of the text, so that batches stay full.")] = False
-    seed: Annotated[int, option(SAMPLING, "Of sampled texts and of the order of batches.", min=0)] = 0
+    max_tokens: int = option(128, SAMPLING, "Max tokens of an answer.")
+    temperature: str = option("0", SAMPLING, "0 is greedy; several with commas.", metavar="T,...")
+    top_k: int = option(0, SAMPLING, TOP_K)
+    top_p: float = option(1.0, SAMPLING, TOP_P)
+    min_p: float = option(0.0, SAMPLING, MIN_P)
+    ignore_eos: bool = option(False, SAMPLING, "Generate past the end of the text, so that batches stay full.")
+    seed: int = option(0, SAMPLING, "Of sampled texts and of the order of batches.", min=0)
 
     def one_temperature(self) -> SamplingParams:
         """For servers, which are measured at one temperature at a time. Raises ConfigError for several."""
@@ -119,26 +115,22 @@ class AnswerOptions:
 class EnoughOptions:
     """When to stop."""
 
-    interval: Annotated[float, option(ENOUGH, "Stop when each speedup's 95 % interval is as narrow, relative to it.")] = 0.05
-    budget: Annotated[float, option(ENOUGH, "Minutes of measuring, loading aside.")] = 20.0
-    min_rounds: Annotated[int, option(ENOUGH, "At least as many rounds over the prompts, budget permitting.")] = 2
-    max_rounds: Annotated[int, option(ENOUGH, "Maximum number of rounds.")] = 10
-    max_other_cpu: Annotated[
-        float, option(ENOUGH, "Repeat a run while others used more than this share of the processors.")
-    ] = 0.1
+    interval: float = option(0.05, ENOUGH, "Stop when each speedup's 95 % interval is as narrow, relative to it.")
+    budget: float = option(20.0, ENOUGH, "Minutes of measuring, loading aside.")
+    min_rounds: int = option(2, ENOUGH, "At least as many rounds over the prompts, budget permitting.")
+    max_rounds: int = option(10, ENOUGH, "Maximum number of rounds.")
+    max_other_cpu: float = option(0.1, ENOUGH, "Repeat a run while others used more than this share of the processors.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
     """For targets that are the URL of an OpenAI-compatible server."""
 
-    server_model: Annotated[str | None, option(SERVERS, "Which of the server's models.", show_default="the only one")] = None
-    concurrency: Annotated[str, option(SERVERS, "Requests in flight; several with commas.", metavar="N,...")] = "1,4,16"
-    api: Annotated[Literal["auto", "chat", "completions"], option(SERVERS, "Which endpoint.")] = "auto"
-    api_key_env: Annotated[
-        str | None, option(SERVERS, "Environment variable with the API key.", metavar="NAME", show_default=False)
-    ] = None
-    stall_timeout: Annotated[float, option(SERVERS, "Seconds without a sign of life.")] = 300.0
+    server_model: str | None = option(None, SERVERS, "Which of the server's models.", show_default="the only one")
+    concurrency: str = option("1,4,16", SERVERS, "Requests in flight; several with commas.", metavar="N,...")
+    api: Literal["auto", "chat", "completions"] = option("auto", SERVERS, "Which endpoint.")
+    api_key_env: str | None = option(None, SERVERS, "Environment variable with the API key.", metavar="NAME")
+    stall_timeout: float = option(300.0, SERVERS, "Seconds without a sign of life.")
 
     def load_options(self, sampling: SamplingParams) -> LoadOptions:
         """Raises ConfigError."""
@@ -152,13 +144,10 @@ class ServerOptions:
 class BaselineOptions(ServerOptions):
     """A server, and the one to compare it with."""
 
-    baseline_url: Annotated[
-        str | None, option(SERVERS, "The same model without speculation, to compare with.", show_default=False)
-    ] = None
-    baseline_api_key_env: Annotated[
-        str | None,
-        option(SERVERS, "api_key_env of --baseline-url; '' sends it no key.", metavar="NAME", show_default="api_key_env"),
-    ] = None
+    baseline_url: str | None = option(None, SERVERS, "The same model without speculation, to compare with.")
+    baseline_api_key_env: str | None = option(
+        None, SERVERS, "api_key_env of --baseline-url; '' sends it no key.", metavar="NAME", show_default="api_key_env"
+    )
 
 
 def make_plan(

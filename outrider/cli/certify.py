@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from outrider.cli import session
 from outrider.cli.bench_options import PromptOptions, source
@@ -27,11 +27,11 @@ EVIDENCE = "Evidence"
 class CertifySampling(SamplingOptions):
     """Options of the decoding that is certified; greedy text is always tested as well."""
 
-    max_tokens: Annotated[int, option(SAMPLING, "Max tokens of a greedy answer.", min=1)] = 128  # type: ignore[assignment]
-    temperature: Annotated[
-        float, option(SAMPLING, "Of the sampled sections.", show_default="0: greedy, and the sampled sections at 1")
-    ] = 0.0
-    seed: Annotated[int, option(SAMPLING, "Same seed, same certificate.", min=0)] = 0
+    max_tokens: int = option(128, SAMPLING, "Max tokens of a greedy answer.", min=1)  # type: ignore[assignment]
+    temperature: float = option(
+        0.0, SAMPLING, "Of the sampled sections.", show_default="0: greedy, and the sampled sections at 1"
+    )
+    seed: int = option(0, SAMPLING, "Same seed, same certificate.", min=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,9 @@ class EvidenceOptions(PromptOptions):
 
     otherwise: ClassVar[str] = "embedded"
 
-    prompts: Annotated[str | None, source(otherwise)] = None
-    limit: Annotated[int, option(EVIDENCE, "Greedy texts to compare, one for each prompt.", min=1)] = 8
-    samples: Annotated[int, option(EVIDENCE, "Sampled continuations: more find smaller deviations.", min=1)] = 4000
+    prompts: str | None = source(otherwise)
+    limit: int = option(8, EVIDENCE, "Greedy texts to compare, one for each prompt.", min=1)
+    samples: int = option(4000, EVIDENCE, "Sampled continuations: more find smaller deviations.", min=1)
 
     def plan(self, sampling: CertifySampling) -> CertifyPlan:
         """Raises ConfigError for sampling options out of range."""

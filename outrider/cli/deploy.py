@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.verbs import changed, option, refuse_unused, with_groups, written
+from outrider.cli.verbs import changed, listed, option, refuse_unused, with_groups, written
 from outrider.cli.writable import check_file, check_folder
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ WHAT, WHERE, CONTAINERS, SEVERAL, KUBERNETES = "What is deployed", "Where it lis
 
 Engine = Annotated[str, typer.Argument(help="vllm, sglang, ray, compose or k8s.", show_default=False)]
 Settings = Annotated[
-    Path, option(WHAT, "What 'outrider tune' left: its --settings-out, or its --out.", metavar="FILE", show_default=False)
+    Path, listed(WHAT, "What 'outrider tune' left: its --settings-out, or its --out.", metavar="FILE", show_default=False)
 ]
 Out = Annotated[
     str | None,
@@ -44,34 +44,27 @@ TAKEN_BY = {  # the other options mean something to every engine
 class DeployOptions:
     """What is deployed, where it listens, what it may use."""
 
-    target: Annotated[str | None, option(WHAT, "The target's name there.", show_default="the settings'")] = None
-    draft: Annotated[str | None, option(WHAT, "The draft model's name there.", show_default="the settings'")] = None
-    head: Annotated[
-        str | None, option(WHAT, "vllm, sglang, ray: the folder that 'outrider export' wrote.", show_default=False)
-    ] = None
-    temperature: Annotated[
-        float | None,
-        option(WHAT, "vllm, sglang, ray: temperature of requests; settings files have none.", min=0.0, show_default="0"),
-    ] = None
-    port: Annotated[int, option(WHERE, "Port.")] = 8000
-    served_model_name: Annotated[
-        str | None, option(WHERE, "What clients call the model.", show_default="the target")
-    ] = None
-    host: Annotated[str, option(WHERE, "Address; 0.0.0.0 is all of them. Not for k8s.")] = "127.0.0.1"
-    name: Annotated[
-        str | None, option(CONTAINERS, "ray, compose, k8s: of the service.", show_default="outrider-TARGET")
-    ] = None
-    image: Annotated[
-        str | None, option(CONTAINERS, "compose, k8s: an image of deploy/Dockerfile.", show_default="outrider:cpu, or :cuda")
-    ] = None
-    cpus: Annotated[int, option(CONTAINERS, "compose, k8s: processors, and threads of the arithmetic.", min=1)] = 4
-    memory: Annotated[str, option(CONTAINERS, "compose, k8s: memory limit, like 16GiB.")] = "8GiB"
-    gpus: Annotated[int, option(CONTAINERS, "compose, k8s: NVIDIA GPUs.", min=0, max=1)] = 0
-    replicas: Annotated[int, option(SEVERAL, "ray, k8s: at least so many.", min=1)] = 1
-    max_replicas: Annotated[int | None, option(SEVERAL, "ray, k8s: maximum.", min=1, show_default="4, or --replicas")] = None
-    queue: Annotated[int, option(KUBERNETES, "Waiting requests of a replica from which on there is another one.", min=1)] = 8
-    namespace: Annotated[str | None, option(KUBERNETES, "Namespace.", show_default="kubectl's")] = None
-    models_claim: Annotated[str, option(KUBERNETES, "Volume claim with models that are no hub ids.")] = "outrider-models"
+    target: str | None = option(None, WHAT, "The target's name there.", show_default="the settings'")
+    draft: str | None = option(None, WHAT, "The draft model's name there.", show_default="the settings'")
+    head: str | None = option(None, WHAT, "vllm, sglang, ray: the folder that 'outrider export' wrote.")
+    temperature: float | None = option(
+        None, WHAT, "vllm, sglang, ray: temperature of requests; settings files have none.", min=0.0, show_default="0"
+    )
+    port: int = option(8000, WHERE, "Port.")
+    served_model_name: str | None = option(None, WHERE, "What clients call the model.", show_default="the target")
+    host: str = option("127.0.0.1", WHERE, "Address; 0.0.0.0 is all of them. Not for k8s.")
+    name: str | None = option(None, CONTAINERS, "ray, compose, k8s: of the service.", show_default="outrider-TARGET")
+    image: str | None = option(
+        None, CONTAINERS, "compose, k8s: an image of deploy/Dockerfile.", show_default="outrider:cpu, or :cuda"
+    )
+    cpus: int = option(4, CONTAINERS, "compose, k8s: processors, and threads of the arithmetic.", min=1)
+    memory: str = option("8GiB", CONTAINERS, "compose, k8s: memory limit, like 16GiB.")
+    gpus: int = option(0, CONTAINERS, "compose, k8s: NVIDIA GPUs.", min=0, max=1)
+    replicas: int = option(1, SEVERAL, "ray, k8s: at least so many.", min=1)
+    max_replicas: int | None = option(None, SEVERAL, "ray, k8s: maximum.", min=1, show_default="4, or --replicas")
+    queue: int = option(8, KUBERNETES, "Waiting requests of a replica from which on there is another one.", min=1)
+    namespace: str | None = option(None, KUBERNETES, "Namespace.", show_default="kubectl's")
+    models_claim: str = option("outrider-models", KUBERNETES, "Volume claim with models that are no hub ids.")
 
     def unused(self, engine: str) -> list[str]:
         """Options that were given and mean nothing to an engine, as they are typed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from outrider.cli import quantities
 from outrider.cli.lab import OutputOptions, command_line, deliver
@@ -33,54 +33,39 @@ DEMO = "demo"
 class AcceptanceOptions:
     """How far drafts survive."""
 
-    alpha: Annotated[
-        float | None,
-        option(ACCEPTANCE, "Accepted / tested draft tokens, the same everywhere: 0.8.", show_default=False),
-    ] = None
-    acceptance: Annotated[
-        str | None,
-        option(
-            ACCEPTANCE, "By position, each if the one before was kept: 0.9,0.85,0.8. The last one goes on.",
-            metavar="P,P,...", show_default=False,
-        ),
-    ] = None
+    alpha: float | None = option(None, ACCEPTANCE, "Accepted / tested draft tokens, the same everywhere: 0.8.")
+    acceptance: str | None = option(
+        None, ACCEPTANCE,
+        "By position, each if the one before was kept: 0.9,0.85,0.8. The last one goes on.",
+        metavar="P,P,...",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeOptions:
     """Costs as they were measured, or their ratio."""
 
-    c: Annotated[
-        float | None, option(TIMES, "Seconds of a draft token / seconds of a target pass.", show_default=False)
-    ] = None
-    draft_ms: Annotated[float | None, option(TIMES, "Milliseconds of one draft token.", show_default=False)] = None
-    target_ms: Annotated[float | None, option(TIMES, "Milliseconds of one target pass.", show_default=False)] = None
-    costs: Annotated[
-        Path | None,
-        option(
-            TIMES, "Times by query tokens, drafting and overhead, as JSON (docs/algorithms/estimate.md).",
-            metavar="FILE", show_default=False,
-        ),
-    ] = None
+    c: float | None = option(None, TIMES, "Seconds of a draft token / seconds of a target pass.")
+    draft_ms: float | None = option(None, TIMES, "Milliseconds of one draft token.")
+    target_ms: float | None = option(None, TIMES, "Milliseconds of one target pass.")
+    costs: Path | None = option(
+        None, TIMES,
+        "Times by query tokens, drafting and overhead, as JSON (docs/algorithms/estimate.md).",
+        metavar="FILE",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResultOptions:
     """Both from a run that was measured."""
 
-    result: Annotated[
-        Path | None,
-        option(
-            RESULT, "A result of bench or tune: costs and, where not given otherwise, acceptance.",
-            metavar="FILE", show_default=False,
-        ),
-    ] = None
-    configuration: Annotated[
-        str | None, option(RESULT, "Which of its configurations.", metavar="LABEL", show_default="the fastest chain")
-    ] = None
-    cell: Annotated[
-        str | None, option(RESULT, "Which of its cells or tasks.", metavar="LABEL", show_default="the first")
-    ] = None
+    result: Path | None = option(
+        None, RESULT, "A result of bench or tune: costs and, where not given otherwise, acceptance.", metavar="FILE"
+    )
+    configuration: str | None = option(
+        None, RESULT, "Which of its configurations.", metavar="LABEL", show_default="the fastest chain"
+    )
+    cell: str | None = option(None, RESULT, "Which of its cells or tasks.", metavar="LABEL", show_default="the first")
 
     def known(self) -> Known | None:
         """Raises ConfigError for what the file does not have."""
@@ -98,27 +83,18 @@ class ResultOptions:
 class SizeOptions:
     """Sizes of the models, speed of the machine."""
 
-    target: Annotated[
-        str | None, option(SIZES, "Folder with config.json, or demo: its size.", metavar="FOLDER", show_default=False)
-    ] = None
-    draft: Annotated[str | None, option(SIZES, "The same for the draft.", metavar="FOLDER", show_default=False)] = None
-    target_params: Annotated[
-        str | None, option(SIZES, "Parameters of the target instead: 8B.", show_default=False)
-    ] = None
-    draft_params: Annotated[
-        str | None, option(SIZES, "Of the draft: 1B, 0 without a draft model.", show_default=False)
-    ] = None
-    dtype: Annotated[Dtype | None, option(SIZES, "Of the weights.", show_default=DEFAULT_DTYPE)] = None
-    draft_dtype: Annotated[Dtype | None, option(SIZES, "Of the draft's weights.", show_default="the target's")] = None
-    bandwidth: Annotated[
-        str | None, option(SIZES, "Of the memory with the weights: 900GB/s.", show_default=False)
-    ] = None
-    flops: Annotated[
-        str | None,
-        option(SIZES, "Arithmetic at best: 300TFLOPS. Shows when long drafts cost.", show_default="no limit"),
-    ] = None
-    batch_size: Annotated[int | None, option(SIZES, "Rows decoded together.", show_default="1")] = None
-    context: Annotated[int | None, option(SIZES, "Tokens per row in the KV cache.", show_default="4096")] = None
+    target: str | None = option(None, SIZES, "Folder with config.json, or demo: its size.", metavar="FOLDER")
+    draft: str | None = option(None, SIZES, "The same for the draft.", metavar="FOLDER")
+    target_params: str | None = option(None, SIZES, "Parameters of the target instead: 8B.")
+    draft_params: str | None = option(None, SIZES, "Of the draft: 1B, 0 without a draft model.")
+    dtype: Dtype | None = option(None, SIZES, "Of the weights.", show_default=DEFAULT_DTYPE)
+    draft_dtype: Dtype | None = option(None, SIZES, "Of the draft's weights.", show_default="the target's")
+    bandwidth: str | None = option(None, SIZES, "Of the memory with the weights: 900GB/s.")
+    flops: str | None = option(
+        None, SIZES, "Arithmetic at best: 300TFLOPS. Shows when long drafts cost.", show_default="no limit"
+    )
+    batch_size: int | None = option(None, SIZES, "Rows decoded together.", show_default="1")
+    context: int | None = option(None, SIZES, "Tokens per row in the KV cache.", show_default="4096")
 
     def model(self, who: str, dtype: DtypeName) -> ModelSize | None:
         """The size of "target" or "draft"; None where no option names it. Raises ConfigError, CheckpointError,
@@ -151,23 +127,18 @@ class SizeOptions:
 class RemoteOptions:
     """Drafts from another process."""
 
-    remote_rtt_ms: Annotated[
-        float | None, option(REMOTE, "Milliseconds to the service and back, drafting aside.", show_default=False)
-    ] = None
-    hit_rate: Annotated[
-        float | None,
-        option(REMOTE, "Share of steps whose draft was prepared while the pass before ran.", show_default="0.5"),
-    ] = None
+    remote_rtt_ms: float | None = option(None, REMOTE, "Milliseconds to the service and back, drafting aside.")
+    hit_rate: float | None = option(
+        None, REMOTE, "Share of steps whose draft was prepared while the pass before ran.", show_default="0.5"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthOptions:
     """Draft lengths."""
 
-    num_draft_tokens: Annotated[
-        int | None, option(LENGTHS, "The draft length to judge.", show_default="the best")
-    ] = None
-    max_draft_tokens: Annotated[int | None, option(LENGTHS, "The longest one to try.", show_default="12")] = None
+    num_draft_tokens: int | None = option(None, LENGTHS, "The draft length to judge.", show_default="the best")
+    max_draft_tokens: int | None = option(None, LENGTHS, "The longest one to try.", show_default="12")
 
 
 @with_groups

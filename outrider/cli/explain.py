@@ -12,7 +12,7 @@ from outrider.cli.bench_options import PROMPTS, ConversationOptions, ServerOptio
 from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
 from outrider.cli.options import SAMPLING, ModelOptions, SamplingOptions, ServerTarget
 from outrider.cli.server_study import ask_server, is_server, refuse_for_server, refuse_without_server
-from outrider.cli.verbs import changed, option, with_groups
+from outrider.cli.verbs import changed, listed, option, with_groups
 from outrider.errors import CapabilityError, ConfigError
 
 if TYPE_CHECKING:
@@ -32,21 +32,21 @@ MAX_SHOWN = 4000
 Prompt = Annotated[
     str | None, typer.Argument(help="One prompt instead of --prompts; - is standard input.", show_default=False)
 ]
-Texts = Annotated[int, option(OUTPUT, "Max tokens whose text is shown, with the numbers of each.", min=0)]
+Texts = Annotated[int, listed(OUTPUT, "Max tokens whose text is shown, with the numbers of each.", min=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedOptions(ConversationOptions):
     """Which prompts: the first ones of all tasks."""
 
-    limit: Annotated[int, option(PROMPTS, "Most prompts.", min=1)] = 16
+    limit: int = option(16, PROMPTS, "Most prompts.", min=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedSampling(SamplingOptions):
     """How the recorded answers are sampled."""
 
-    seed: Annotated[int | None, option(SAMPLING, "Of sampled answers.", show_default="0")] = None
+    seed: int | None = option(None, SAMPLING, "Of sampled answers.", show_default="0")
 
 
 @with_groups

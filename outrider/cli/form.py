@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from outrider.cli.options import SAMPLING
 from outrider.cli.verbs import option, written
@@ -20,18 +20,12 @@ if TYPE_CHECKING:
 class FormOptions:
     """Structured outputs; at most one of these."""
 
-    json_schema: Annotated[
-        Path | None, option(SAMPLING, "Answers of the JSON schema in this file.", metavar="FILE", show_default=False)
-    ] = None
-    regex: Annotated[str | None, option(SAMPLING, "Answers that match this pattern as a whole.", show_default=False)] = None
-    choice: Annotated[
-        list[str] | None,
-        option(SAMPLING, "Answers that are this text, or another that is given so.", metavar="<str>", show_default=False),
-    ] = None
-    grammar: Annotated[
-        Path | None,
-        option(SAMPLING, "Answers of the grammar in this file: GBNF or Lark.", metavar="FILE", show_default=False),
-    ] = None
+    json_schema: Path | None = option(None, SAMPLING, "Answers of the JSON schema in this file.", metavar="FILE")
+    regex: str | None = option(None, SAMPLING, "Answers that match this pattern as a whole.")
+    choice: list[str] | None = option(
+        None, SAMPLING, "Answers that are this text, or another that is given so.", metavar="<str>"
+    )
+    grammar: Path | None = option(None, SAMPLING, "Answers of the grammar in this file: GBNF or Lark.", metavar="FILE")
 
     def structured_outputs(self) -> StructuredOutputsParams | None:
         """For `SamplingParams`. Raises ConfigError for two forms or an unreadable file, RequestError for a form that is wrong,

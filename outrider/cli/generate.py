@@ -23,7 +23,7 @@ from outrider.cli.options import (
 from outrider.cli.prediction import PredictionFile, read_prediction, with_prediction
 from outrider.cli.prompt import read_prompt
 from outrider.cli.stream import MarkedText, PlainStream, Printer, SilentStream, run_stream
-from outrider.cli.verbs import option, with_groups
+from outrider.cli.verbs import listed, with_groups
 from outrider.errors import ConfigError
 from outrider.report.marks import DraftMarks
 from outrider.report.text import printable, stats_line, to_json
@@ -48,7 +48,7 @@ Logprobs = Annotated[
     ),
 ]
 GenerationConfig = Annotated[
-    str | None, option(SAMPLING, GENERATION_CONFIG, metavar="auto|none|FOLDER", show_default="none, so greedy")
+    str | None, listed(SAMPLING, GENERATION_CONFIG, metavar="auto|none|FOLDER", show_default="none, so greedy")
 ]
 
 

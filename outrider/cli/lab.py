@@ -21,7 +21,7 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from outrider.cli.options import Json
-from outrider.cli.verbs import option
+from outrider.cli.verbs import listed, option
 from outrider.cli.writable import check_file
 from outrider.errors import ConfigError
 
@@ -36,10 +36,10 @@ OUTPUT = "Output"
 INTERRUPTED = 130  # exit code after Ctrl-C
 
 REPORTS = (".html", ".md")
-Resume = Annotated[bool, option(OUTPUT, "Go on with an interrupted run.")]
+Resume = Annotated[bool, listed(OUTPUT, "Go on with an interrupted run.")]
 Reports = Annotated[
     list[Path] | None,
-    option(
+    listed(
         OUTPUT, "Write the report as a page to be read offline (.html) or as text (.md); may be given again.",
         metavar="FILE.{html,md}", show_default=False,
     ),
@@ -50,13 +50,11 @@ Reports = Annotated[
 class OutputOptions:
     """Options that say where a result and its reports are written."""
 
-    out: Annotated[
-        list[Path] | None,
-        option(
-            OUTPUT, "Write the result (.json) or its report (.html, .md); may be given again.", metavar="FILE.{json,html,md}",
-            show_default=False,
-        ),
-    ] = None  # fmt: skip
+    out: list[Path] | None = option(
+        None, OUTPUT,
+        "Write the result (.json) or its report (.html, .md); may be given again.",
+        metavar="FILE.{json,html,md}",
+    )  # fmt: skip
     json: Json = False
 
     def files(self, *suffixes: str) -> list[Path]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from outrider.cli.verbs import name_and_value, option, written
+from outrider.cli.verbs import listed, name_and_value, option, written
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,16 +39,13 @@ ShowDrafts = Annotated[bool, typer.Option(help="Mark the tokens that came from t
 TOP_K = "Keep the K likeliest tokens; 0 is off."
 TOP_P = "Keep the likeliest tokens up to this mass; 1 is off, 0 greedy."
 MIN_P = "Drop tokens below this share of the likeliest; 0 is off."
-TopK = Annotated[int, option(SAMPLING, TOP_K)]
-TopP = Annotated[float, option(SAMPLING, TOP_P)]
-MinP = Annotated[float, option(SAMPLING, MIN_P)]
 GENERATION_CONFIG = (
     "Where what is not given about sampling comes from: auto (the model's generation_config.json), none, or a folder with one."
 )
-GenerationConfig = Annotated[str, option(SAMPLING, GENERATION_CONFIG, metavar="auto|none|FOLDER")]
+GenerationConfig = Annotated[str, listed(SAMPLING, GENERATION_CONFIG, metavar="auto|none|FOLDER")]
 DrafterOption = Annotated[
     list[str] | None,
-    option(
+    listed(
         DRAFTING, "A setting of the drafter ('outrider ls DRAFTER' lists them); may be given again.", metavar="NAME=VALUE",
         show_default=False,
     ),
@@ -59,36 +56,23 @@ DrafterOption = Annotated[
 class MachineOptions:
     """How models are loaded and where they run; `draft` is the draft model of every drafter that wants one."""
 
-    draft: Annotated[
-        str | None, option(DRAFTING, "A smaller model that drafts: a local folder, a .gguf file or a hub id.", show_default=False)
-    ] = None
-    dtype: Annotated[str, option(MODEL, "auto (the checkpoint's), bfloat16, float32, ...")] = "auto"
-    quantise: Annotated[
-        int | None,
-        option(
-            MODEL, "Round the target's linear layers to 4 or 8 bits on loading (CPU): another model, smaller and faster.",
-            metavar="4|8", show_default=False,
-        ),
-    ] = None  # fmt: skip
-    device: Annotated[str, option(MODEL, "auto, cpu, cuda or cuda:N.")] = "auto"
-    threads: Annotated[int | None, option(MODEL, "CPU threads.", show_default="as many as this process may use")] = None
-    runtime: Annotated[
-        RuntimeName,
-        option(
-            MODEL,
-            "How passes run: native (one call of our own library, on a CPU), graphs (CUDA graphs), eager (PyTorch's modules, "
-            "the reference); auto takes the first that this device and model allow.",
-        ),
-    ] = "auto"
-    max_model_len: Annotated[
-        int | None, option(MODEL, "Longest prompt plus answer.", show_default="the model's")
-    ] = None
-    revision: Annotated[
-        str | None, option(MODEL, "The target's branch, tag or commit on the hub.", show_default=False)
-    ] = None
-    trust_remote_code: Annotated[
-        bool, option(MODEL, "Run code that comes with the checkpoint.")
-    ] = False
+    draft: str | None = option(None, DRAFTING, "A smaller model that drafts: a local folder, a .gguf file or a hub id.")
+    dtype: str = option("auto", MODEL, "auto (the checkpoint's), bfloat16, float32, ...")
+    quantise: int | None = option(
+        None, MODEL,
+        "Round the target's linear layers to 4 or 8 bits on loading (CPU): another model, smaller and faster.",
+        metavar="4|8",
+    )  # fmt: skip
+    device: str = option("auto", MODEL, "auto, cpu, cuda or cuda:N.")
+    threads: int | None = option(None, MODEL, "CPU threads.", show_default="as many as this process may use")
+    runtime: RuntimeName = option(
+        "auto", MODEL,
+        "How passes run: native (one call of our own library, on a CPU), graphs (CUDA graphs), eager (PyTorch's "
+        "modules, the reference); auto takes the first that this device and model allow.",
+    )  # fmt: skip
+    max_model_len: int | None = option(None, MODEL, "Longest prompt plus answer.", show_default="the model's")
+    revision: str | None = option(None, MODEL, "The target's branch, tag or commit on the hub.")
+    trust_remote_code: bool = option(False, MODEL, "Run code that comes with the checkpoint.")
 
     def options(self, target: str) -> Options:
         """For `load_models`: what it says about drafting plays no part."""
@@ -101,47 +85,37 @@ class MachineOptions:
 class ModelOptions(MachineOptions):
     """Which model runs where, and who drafts for it: the arguments of `outrider.LLM`."""
 
-    draft: Annotated[
-        str | None,
-        option(
-            DRAFTING, "A smaller model that drafts, or the folder of a trained head (eagle, eagle3, mtp, medusa, block).",
-            show_default=False,
-        ),
-    ] = None  # fmt: skip
-    draft_endpoint: Annotated[
-        str | None,
-        option(
-            DRAFTING, "A draft service drafts: grpc://HOST:PORT, grpcs://..., unix:/PATH; local: idle cores of this machine do, "
-            "with --draft.",
-            metavar="ADDRESS|local", show_default=False,
-        ),
-    ] = None  # fmt: skip
-    settings: Annotated[
-        Path | None,
-        option(DRAFTING, "Options from a file of 'outrider tune'; options given here win.", metavar="FILE", show_default=False),
-    ] = None
-    drafter: Annotated[
-        str, option(DRAFTING, "Who drafts: see 'outrider ls drafters'. auto: what drafts with --draft, else ngram.")
-    ] = "auto"
-    num_draft_tokens: Annotated[
-        str | None,
-        option(
-            DRAFTING, "Draft tokens per target pass: 5; auto, auto:12: as many as pay; 1:5,8:0: 5, and none from 8 requests on.",
-            show_default="the drafter's",
-        ),
-    ] = None  # fmt: skip
+    draft: str | None = option(
+        None, DRAFTING,
+        "A smaller model that drafts, or the folder of a trained head (eagle, eagle3, mtp, medusa, block).",
+    )  # fmt: skip
+    draft_endpoint: str | None = option(
+        None, DRAFTING,
+        "A draft service drafts: grpc://HOST:PORT, grpcs://..., unix:/PATH; local: idle cores of this machine do, "
+        "with --draft.",
+        metavar="ADDRESS|local",
+    )  # fmt: skip
+    settings: Path | None = option(
+        None, DRAFTING, "Options from a file of 'outrider tune'; options given here win.", metavar="FILE"
+    )
+    drafter: str = option(
+        "auto", DRAFTING, "Who drafts: see 'outrider ls drafters'. auto: what drafts with --draft, else ngram."
+    )
+    num_draft_tokens: str | None = option(
+        None, DRAFTING,
+        "Draft tokens per target pass: 5; auto, auto:12: as many as pay; 1:5,8:0: 5, and none from 8 requests on.",
+        show_default="the drafter's",
+    )  # fmt: skip
     drafter_option: DrafterOption = None
-    verifier: Annotated[
-        str, option(DRAFTING, "Acceptance rule: see 'outrider ls verifiers'. auto: block, for trees traversal.")
-    ] = "auto"
-    verifier_option: Annotated[
-        list[str] | None,
-        option(
-            DRAFTING, "A setting of the verifier ('outrider ls VERIFIER' lists them); may be given again.", metavar="NAME=VALUE",
-            show_default=False,
-        ),
-    ] = None  # fmt: skip
-    lossy: Annotated[bool, option(DRAFTING, "Allow a verifier that changes the text.")] = False
+    verifier: str = option(
+        "auto", DRAFTING, "Acceptance rule: see 'outrider ls verifiers'. auto: block, for trees traversal."
+    )
+    verifier_option: list[str] | None = option(
+        None, DRAFTING,
+        "A setting of the verifier ('outrider ls VERIFIER' lists them); may be given again.",
+        metavar="NAME=VALUE",
+    )  # fmt: skip
+    lossy: bool = option(False, DRAFTING, "Allow a verifier that changes the text.")
 
     def llm_arguments(self) -> dict[str, Any]:
         """Keyword arguments of `outrider.LLM`. One prompt at a time. Raises ConfigError for a bad settings file."""
@@ -175,30 +149,25 @@ class ModelOptions(MachineOptions):
 class SamplingOptions:
     """How tokens are chosen and when to stop. `SamplingParams` checks the ranges and words the error."""
 
-    max_tokens: Annotated[
-        str | None,
-        option(SAMPLING, "Max tokens to generate; none: to the end of the context.", metavar="N|none", show_default="256"),
-    ] = None
-    temperature: Annotated[float | None, option(SAMPLING, "0 is greedy.", min=0, metavar="<float>", show_default="0")] = None
-    top_k: Annotated[int | None, option(SAMPLING, TOP_K, show_default="0")] = None
-    top_p: Annotated[float | None, option(SAMPLING, TOP_P, show_default="1")] = None
-    min_p: Annotated[float | None, option(SAMPLING, MIN_P, show_default="0")] = None
-    repetition_penalty: Annotated[
-        float | None, option(SAMPLING, "Of tokens seen in prompt or output; 1 is off.", show_default="1")
-    ] = None
-    presence_penalty: Annotated[float, option(SAMPLING, "Once per token seen in the output; 0 is off.")] = 0.0
-    frequency_penalty: Annotated[float, option(SAMPLING, "Per occurrence in the output; 0 is off.")] = 0.0
-    seed: Annotated[
-        int | None,
-        option(
-            SAMPLING, "Same seed, same text, whatever is drafted: verifier gumbel. Another --verifier is kept, and then the "
-            "drafts must be the same, too.",
-            show_default="a new one each run",
-        ),
-    ] = None  # fmt: skip
-    stop: Annotated[
-        list[str] | None, option(SAMPLING, "Stop before this text; may be given again.", metavar="<str>", show_default=False)
-    ] = None
+    max_tokens: str | None = option(
+        None, SAMPLING, "Max tokens to generate; none: to the end of the context.", metavar="N|none", show_default="256"
+    )
+    temperature: float | None = option(None, SAMPLING, "0 is greedy.", min=0, metavar="<float>", show_default="0")
+    top_k: int | None = option(None, SAMPLING, TOP_K, show_default="0")
+    top_p: float | None = option(None, SAMPLING, TOP_P, show_default="1")
+    min_p: float | None = option(None, SAMPLING, MIN_P, show_default="0")
+    repetition_penalty: float | None = option(
+        None, SAMPLING, "Of tokens seen in prompt or output; 1 is off.", show_default="1"
+    )
+    presence_penalty: float = option(0.0, SAMPLING, "Once per token seen in the output; 0 is off.")
+    frequency_penalty: float = option(0.0, SAMPLING, "Per occurrence in the output; 0 is off.")
+    seed: int | None = option(
+        None, SAMPLING,
+        "Same seed, same text, whatever is drafted: verifier gumbel. Another --verifier is kept, and then the "
+        "drafts must be the same, too.",
+        show_default="a new one each run",
+    )  # fmt: skip
+    stop: list[str] | None = option(None, SAMPLING, "Stop before this text; may be given again.", metavar="<str>")
 
     def params(self, logprobs: int | None = None, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
         """The library's form; `defaults` fill in what was not given. Raises ConfigError for a value out of range."""

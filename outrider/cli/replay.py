@@ -10,7 +10,7 @@ import typer
 
 from outrider.cli import session
 from outrider.cli.lab import OutputOptions, Resume, measure
-from outrider.cli.verbs import option, with_groups
+from outrider.cli.verbs import listed, option, with_groups
 
 if TYPE_CHECKING:
     from outrider.lab.journal import Journal
@@ -25,7 +25,7 @@ WorkloadName = Annotated[
     str, typer.Argument(help="A log: prompts with their answers (docs/workloads.md); several with + between.", show_default=False)
 ]
 Tokenizer = Annotated[
-    str, option(LOG, "Whose tokens: the model that answered, as a folder, hub id or 'demo'. No weights are read.")
+    str, listed(LOG, "Whose tokens: the model that answered, as a folder, hub id or 'demo'. No weights are read.")
 ]
 
 
@@ -33,44 +33,40 @@ Tokenizer = Annotated[
 class LogOptions:
     """How the log is read."""
 
-    limit: Annotated[int | None, option(LOG, "Only so many texts.", min=1, show_default="all")] = None
-    data: Annotated[Path | None, option(LOG, "Folder with the files of named workloads.", show_default=False)] = None
-    on_bad: Annotated[Literal["refuse", "skip"], option(LOG, "Bad lines, and requests without an answer.")] = "refuse"
-    chat_template: Annotated[
-        bool, option(LOG, "Conversations were wrapped in the chat template; false: sent as plain text.")
-    ] = True
-    turns: Annotated[Literal["first", "all"], option(LOG, "Of ShareGPT conversations: which answers.")] = "first"
-    trust_remote_code: Annotated[bool, option(LOG, "Run code that comes with the tokenizer.")] = False
+    limit: int | None = option(None, LOG, "Only so many texts.", min=1, show_default="all")
+    data: Path | None = option(None, LOG, "Folder with the files of named workloads.")
+    on_bad: Literal["refuse", "skip"] = option("refuse", LOG, "Bad lines, and requests without an answer.")
+    chat_template: bool = option(
+        True, LOG, "Conversations were wrapped in the chat template; false: sent as plain text."
+    )
+    turns: Literal["first", "all"] = option("first", LOG, "Of ShareGPT conversations: which answers.")
+    trust_remote_code: bool = option(False, LOG, "Run code that comes with the tokenizer.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterOptions:
     """What is replayed, and how."""
 
-    drafters: Annotated[
-        list[str] | None,
-        option(
-            DRAFTERS, "Configurations, with commas between: 'ngram k=8, suffix max_depth=32'; may be given again.",
-            metavar="LIST", show_default="all that need no model and no option",
-        ),
-    ] = None  # fmt: skip
-    sweep: Annotated[
-        int, option(DRAFTERS, "Each with draft lengths 1 to N.", metavar="N", min=0, show_default="its own length")
-    ] = 0
-    search: Annotated[
-        int,
-        option(DRAFTERS, "Search each one's options: so many trials on half of the texts.", metavar="N", show_default="none"),
-    ] = 0
-    costs: Annotated[
-        Path | None,
-        option(DRAFTERS, "What steps cost, as for 'outrider estimate': predicts speedups.", metavar="FILE", show_default=False),
-    ] = None
-    order: Annotated[
-        Literal["logged", "shuffled", "alone"],
-        option(DRAFTERS, "For drafters that learn: in which order they meet the texts, or each text without the others."),
-    ] = "logged"
-    max_num_seqs: Annotated[int, option(DRAFTERS, "Texts served at the same time.", min=1)] = 1
-    seed: Annotated[int, option(DRAFTERS, "Of the search and of order=shuffled.", min=0)] = 0
+    drafters: list[str] | None = option(
+        None, DRAFTERS,
+        "Configurations, with commas between: 'ngram k=8, suffix max_depth=32'; may be given again.",
+        metavar="LIST", show_default="all that need no model and no option",
+    )  # fmt: skip
+    sweep: int = option(
+        0, DRAFTERS, "Each with draft lengths 1 to N.", metavar="N", min=0, show_default="its own length"
+    )
+    search: int = option(
+        0, DRAFTERS, "Search each one's options: so many trials on half of the texts.", metavar="N", show_default="none"
+    )
+    costs: Path | None = option(
+        None, DRAFTERS, "What steps cost, as for 'outrider estimate': predicts speedups.", metavar="FILE"
+    )
+    order: Literal["logged", "shuffled", "alone"] = option(
+        "logged", DRAFTERS,
+        "For drafters that learn: in which order they meet the texts, or each text without the others.",
+    )  # fmt: skip
+    max_num_seqs: int = option(1, DRAFTERS, "Texts served at the same time.", min=1)
+    seed: int = option(0, DRAFTERS, "Of the search and of order=shuffled.", min=0)
 
     def plan(self) -> ReplayPlan:
         """Raises ConfigError and CapabilityError."""

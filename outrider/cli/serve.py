@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from outrider.cli.options import GENERATION_CONFIG, ModelOptions
-from outrider.cli.verbs import changed, option, with_groups
+from outrider.cli.verbs import changed, listed, option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,15 +31,15 @@ Config = Annotated[
     typer.Option(help="Models and routes from a TOML file.", metavar="FILE", show_default=False, rich_help_panel=SERVER),
 ]
 KVMemory = Annotated[
-    str | None, option(ENGINE, "Memory for keys and values, like 4GiB.", show_default="half of what is free, 8 GiB at most")
+    str | None, listed(ENGINE, "Memory for keys and values, like 4GiB.", show_default="half of what is free, 8 GiB at most")
 ]
 ExtraDrafter = Annotated[
     list[str] | None,
-    option(ENGINE, "Another drafter that requests may ask for; may be given again.", metavar="NAME", show_default=False),
+    listed(ENGINE, "Another drafter that requests may ask for; may be given again.", metavar="NAME", show_default=False),
 ]
 AllowLossy = Annotated[
     list[str] | None,
-    option(ENGINE, "A lossy verifier that requests may ask for; may be given again.", metavar="NAME", show_default=False),
+    listed(ENGINE, "A lossy verifier that requests may ask for; may be given again.", metavar="NAME", show_default=False),
 ]
 
 
@@ -48,49 +48,41 @@ class ListenOptions:
     """Options that say where the server listens and which clients it admits. None: as the configuration file says, else the
     default shown."""
 
-    host: Annotated[
-        str | None, option(SERVER, "Address to listen on; 0.0.0.0 is all of them.", show_default="127.0.0.1")
-    ] = None
-    port: Annotated[int | None, option(SERVER, "0 takes a free one.", show_default="8000")] = None
-    api_key: Annotated[
-        list[str] | None,
-        option(SERVER, f"A key clients must send; may be given again. Also {KEY_VARIABLE}.", metavar="KEY", show_default=False),
-    ] = None
-    cors_origin: Annotated[
-        list[str] | None,
-        option(SERVER, "A web page's origin that may ask; may be given again; * is all.", metavar="URL", show_default=False),
-    ] = None
-    ssl_certfile: Annotated[Path | None, option(SERVER, "Certificate for TLS.", metavar="FILE", show_default=False)] = None
-    ssl_keyfile: Annotated[Path | None, option(SERVER, "Its private key.", metavar="FILE", show_default=False)] = None
-    max_body_bytes: Annotated[int | None, option(SERVER, "Larger bodies are refused.", show_default="8 MiB")] = None
-    strict: Annotated[
-        bool | None, option(SERVER, "Refuse unknown fields, which are else named in log and header.", show_default="false")
-    ] = None
-    max_stored_responses: Annotated[
-        int | None, option(SERVER, "Responses that later ones may go on from; 0: none.", show_default="1000")
-    ] = None
-    request_timeout: Annotated[
-        float | None, option(SERVER, "Seconds after which an answer is cut off.", show_default="600")
-    ] = None
-    drain_timeout: Annotated[
-        float | None, option(SERVER, "Seconds that running requests have to finish after SIGTERM.", show_default="30")
-    ] = None
-    hang_timeout: Annotated[
-        float | None,
-        option(SERVER, "Seconds after which /health fails while an engine is stuck in a step; 0: never.", show_default="60"),
-    ] = None
-    log_format: Annotated[Literal["human", "json"] | None, option(WATCHING, "human or json.", show_default="human")] = None
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"] | None,
-        option(WATCHING, "Least severity of log lines.", show_default="info"),
-    ] = None
-    log_requests: Annotated[
-        Path | None, option(WATCHING, "Write requests and answers, with their texts.", metavar="FILE", show_default=False)
-    ] = None
-    otlp_endpoint: Annotated[
-        str | None, option(WATCHING, "OpenTelemetry collector for traces.", metavar="URL", show_default=False)
-    ] = None
-    self_test: Annotated[bool | None, option(WATCHING, "Try at the start whether drafting pays.", show_default="true")] = None
+    host: str | None = option(None, SERVER, "Address to listen on; 0.0.0.0 is all of them.", show_default="127.0.0.1")
+    port: int | None = option(None, SERVER, "0 takes a free one.", show_default="8000")
+    api_key: list[str] | None = option(
+        None, SERVER, f"A key clients must send; may be given again. Also {KEY_VARIABLE}.", metavar="KEY"
+    )
+    cors_origin: list[str] | None = option(
+        None, SERVER, "A web page's origin that may ask; may be given again; * is all.", metavar="URL"
+    )
+    ssl_certfile: Path | None = option(None, SERVER, "Certificate for TLS.", metavar="FILE")
+    ssl_keyfile: Path | None = option(None, SERVER, "Its private key.", metavar="FILE")
+    max_body_bytes: int | None = option(None, SERVER, "Larger bodies are refused.", show_default="8 MiB")
+    strict: bool | None = option(
+        None, SERVER, "Refuse unknown fields, which are else named in log and header.", show_default="false"
+    )
+    max_stored_responses: int | None = option(
+        None, SERVER, "Responses that later ones may go on from; 0: none.", show_default="1000"
+    )
+    request_timeout: float | None = option(
+        None, SERVER, "Seconds after which an answer is cut off.", show_default="600"
+    )
+    drain_timeout: float | None = option(
+        None, SERVER, "Seconds that running requests have to finish after SIGTERM.", show_default="30"
+    )
+    hang_timeout: float | None = option(
+        None, SERVER,
+        "Seconds after which /health fails while an engine is stuck in a step; 0: never.",
+        show_default="60",
+    )  # fmt: skip
+    log_format: Literal["human", "json"] | None = option(None, WATCHING, "human or json.", show_default="human")
+    log_level: Literal["debug", "info", "warning", "error"] | None = option(
+        None, WATCHING, "Least severity of log lines.", show_default="info"
+    )
+    log_requests: Path | None = option(None, WATCHING, "Write requests and answers, with their texts.", metavar="FILE")
+    otlp_endpoint: str | None = option(None, WATCHING, "OpenTelemetry collector for traces.", metavar="URL")
+    self_test: bool | None = option(None, WATCHING, "Try at the start whether drafting pays.", show_default="true")
 
     def given(self) -> dict[str, Any]:
         """Fields of `ServerSettings` that the command line or the environment sets."""
@@ -110,22 +102,19 @@ class ListenOptions:
 class EngineOptions:
     """How the one model of a server without --config is run."""
 
-    served_model_name: Annotated[str | None, option(ENGINE, "What clients call the model.", show_default="the target")] = None
-    max_num_seqs: Annotated[int | None, option(ENGINE, "Requests decoded at the same time.", show_default="32")] = None
-    max_queue: Annotated[
-        int | None, option(ENGINE, "Requests that may wait; more get 429 with Retry-After.", show_default="256")
-    ] = None
+    served_model_name: str | None = option(None, ENGINE, "What clients call the model.", show_default="the target")
+    max_num_seqs: int | None = option(None, ENGINE, "Requests decoded at the same time.", show_default="32")
+    max_queue: int | None = option(
+        None, ENGINE, "Requests that may wait; more get 429 with Retry-After.", show_default="256"
+    )
     kv_memory: KVMemory = None
-    prefix_share: Annotated[
-        float | None,
-        option(ENGINE, "Share of it that keeps texts which may come again; 0: none are kept.", show_default="0.25"),
-    ] = None
-    generation_config: Annotated[
-        str | None, option(ENGINE, GENERATION_CONFIG, metavar="auto|none|FOLDER", show_default="auto")
-    ] = None
-    reasoning_parser: Annotated[
-        str | None, option(ENGINE, REASONING_PARSER, metavar="auto|none|NAME", show_default="auto")
-    ] = None
+    prefix_share: float | None = option(
+        None, ENGINE, "Share of it that keeps texts which may come again; 0: none are kept.", show_default="0.25"
+    )
+    generation_config: str | None = option(
+        None, ENGINE, GENERATION_CONFIG, metavar="auto|none|FOLDER", show_default="auto"
+    )
+    reasoning_parser: str | None = option(None, ENGINE, REASONING_PARSER, metavar="auto|none|NAME", show_default="auto")
     extra_drafter: ExtraDrafter = None
     allow_lossy: AllowLossy = None
 

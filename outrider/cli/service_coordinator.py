@@ -34,44 +34,31 @@ Config = Annotated[
 class ReplicaOptions:
     """Which target services answer, how they are reached, and how much is tried."""
 
-    model: Annotated[
-        list[str] | None,
-        option(
-            MODEL, "The model whose tokenizer and chat template are read (no weights); may be given again with names.",
-            metavar="[NAME=]MODEL", show_default=False,
-        ),
-    ] = None  # fmt: skip
-    revision: Annotated[str | None, option(MODEL, "Its branch, tag or commit on the hub.", show_default=False)] = None
-    trust_remote_code: Annotated[bool, option(MODEL, "Run code that comes with the checkpoint.")] = False
-    reasoning_parser: Annotated[
-        str | None, option(MODEL, REASONING_PARSER, metavar="auto|none|NAME", show_default="auto")
-    ] = None
-    target_endpoint: Annotated[
-        list[str] | None,
-        option(
-            REPLICAS, "Target services of the model, grpc://HOST:PORT with commas between; may be given again with names.",
-            metavar="[NAME=]A,B", show_default=False,
-        ),
-    ] = None  # fmt: skip
-    tls_ca: Annotated[
-        Path | None,
-        option(REPLICAS, "Who may have signed their certificates (PEM).", metavar="FILE", show_default="the system's"),
-    ] = None
-    tls_cert: Annotated[
-        Path | None, option(REPLICAS, "Certificate shown to them (PEM), for mutual TLS.", metavar="FILE", show_default=False)
-    ] = None
-    tls_key: Annotated[Path | None, option(REPLICAS, "Its private key (PEM).", metavar="FILE", show_default=False)] = None
-    tls_server_name: Annotated[
-        str | None, option(REPLICAS, "Name in their certificates, where it is not the address.", show_default=False)
-    ] = None
-    max_retries: Annotated[int, option(REPLICAS, "Replicas that one request may lose before it ends with an error.")] = 3
-    replica_wait: Annotated[
-        float, option(REPLICAS, "Seconds that a request waits for a replica when none answers.")
-    ] = 30.0
-    stall_timeout: Annotated[
-        float, option(REPLICAS, "Seconds of silence after which a replica is given up, with the streams that bring nothing.")
-    ] = 10.0
-    max_queue: Annotated[int, option(REPLICAS, "Requests that may wait while no replica answers.")] = 256
+    model: list[str] | None = option(
+        None, MODEL,
+        "The model whose tokenizer and chat template are read (no weights); may be given again with names.",
+        metavar="[NAME=]MODEL",
+    )  # fmt: skip
+    revision: str | None = option(None, MODEL, "Its branch, tag or commit on the hub.")
+    trust_remote_code: bool = option(False, MODEL, "Run code that comes with the checkpoint.")
+    reasoning_parser: str | None = option(None, MODEL, REASONING_PARSER, metavar="auto|none|NAME", show_default="auto")
+    target_endpoint: list[str] | None = option(
+        None, REPLICAS,
+        "Target services of the model, grpc://HOST:PORT with commas between; may be given again with names.",
+        metavar="[NAME=]A,B",
+    )  # fmt: skip
+    tls_ca: Path | None = option(
+        None, REPLICAS, "Who may have signed their certificates (PEM).", metavar="FILE", show_default="the system's"
+    )
+    tls_cert: Path | None = option(None, REPLICAS, "Certificate shown to them (PEM), for mutual TLS.", metavar="FILE")
+    tls_key: Path | None = option(None, REPLICAS, "Its private key (PEM).", metavar="FILE")
+    tls_server_name: str | None = option(None, REPLICAS, "Name in their certificates, where it is not the address.")
+    max_retries: int = option(3, REPLICAS, "Replicas that one request may lose before it ends with an error.")
+    replica_wait: float = option(30.0, REPLICAS, "Seconds that a request waits for a replica when none answers.")
+    stall_timeout: float = option(
+        10.0, REPLICAS, "Seconds of silence after which a replica is given up, with the streams that bring nothing."
+    )
+    max_queue: int = option(256, REPLICAS, "Requests that may wait while no replica answers.")
 
 
 @with_groups

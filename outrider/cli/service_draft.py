@@ -32,22 +32,21 @@ Drafting = Annotated[
 class HostedOptions:
     """Which drafter is hosted."""
 
-    drafter: Annotated[
-        str, option(DRAFTING, "Who drafts: see 'outrider ls drafters'. auto: draft-model.")
-    ] = "auto"
+    drafter: str = option("auto", DRAFTING, "Who drafts: see 'outrider ls drafters'. auto: draft-model.")
     drafter_option: DrafterOption = None
-    model: Annotated[
-        str | None,
-        option(MODEL, "The target whose tokens are drafted; only its tokenizer is read.", show_default="the draft model's"),
-    ] = None
+    model: str | None = option(
+        None, MODEL,
+        "The target whose tokens are drafted; only its tokenizer is read.",
+        show_default="the draft model's",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class DraftListeningOptions(ListeningOptions):
     """Options of a draft service: its address, its access rules, and how it is monitored."""
 
-    port: Annotated[int, option(SERVICE, "0 takes a free one.")] = 50051
-    drain_timeout: Annotated[float, option(SERVICE, "Seconds for drafts that are waited for after SIGTERM.")] = 5.0
+    port: int = option(50051, SERVICE, "0 takes a free one.")
+    drain_timeout: float = option(5.0, SERVICE, "Seconds for drafts that are waited for after SIGTERM.")
 
     def listen(self) -> ServiceSettings:
         """Raises ConfigError for what cannot be."""
@@ -58,19 +57,17 @@ class DraftListeningOptions(ListeningOptions):
 class LimitOptions:
     """What askers may use."""
 
-    max_draft_tokens: Annotated[
-        int, option(LIMITS, "Most draft tokens of a chain.", envvar="MAX_DRAFT_TOKENS")
-    ] = 8
-    batch_size: Annotated[int, option(LIMITS, "Most rows of one drafting call.", envvar="BATCH_SIZE")] = 32
-    outcome_nodes: Annotated[
-        int, option(LIMITS, "Nodes drafted ahead while a target's pass runs, for tokens that it may emit; 0: none.")
-    ] = 64
-    law_tokens: Annotated[int, option(LIMITS, "A drawn token's distribution is cut to so many of its likeliest tokens.")] = 64
-    max_rows: Annotated[int, option(LIMITS, "Texts of one asker that are kept.")] = 256
-    max_instances: Annotated[int, option(LIMITS, "Askers at the same time.")] = 64
-    max_requests_per_second: Annotated[float, option(LIMITS, "Messages about rows, of one asker.")] = 5000.0
-    memory: Annotated[str, option(LIMITS, "Memory for the texts' keys and values, or look-up tables.")] = "2GiB"
-    idle_timeout: Annotated[float, option(LIMITS, "Seconds after which a text that nobody asks about is forgotten.")] = 600.0
+    max_draft_tokens: int = option(8, LIMITS, "Most draft tokens of a chain.", envvar="MAX_DRAFT_TOKENS")
+    batch_size: int = option(32, LIMITS, "Most rows of one drafting call.", envvar="BATCH_SIZE")
+    outcome_nodes: int = option(
+        64, LIMITS, "Nodes drafted ahead while a target's pass runs, for tokens that it may emit; 0: none."
+    )
+    law_tokens: int = option(64, LIMITS, "A drawn token's distribution is cut to so many of its likeliest tokens.")
+    max_rows: int = option(256, LIMITS, "Texts of one asker that are kept.")
+    max_instances: int = option(64, LIMITS, "Askers at the same time.")
+    max_requests_per_second: float = option(5000.0, LIMITS, "Messages about rows, of one asker.")
+    memory: str = option("2GiB", LIMITS, "Memory for the texts' keys and values, or look-up tables.")
+    idle_timeout: float = option(600.0, LIMITS, "Seconds after which a text that nobody asks about is forgotten.")
 
     def limits(self) -> DraftLimits:
         """Raises ConfigError for what cannot be."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from outrider.cli.verbs import option
 from outrider.errors import ConfigError
@@ -24,21 +24,16 @@ class ListeningOptions:
     Each service adds its port and its time to drain.
     """
 
-    host: Annotated[str, option(SERVICE, "Address to listen on; 0.0.0.0 is all of them.")] = "127.0.0.1"
-    metrics_port: Annotated[int | None, option(SERVICE, "Port for Prometheus, /metrics.", show_default="none")] = None
-    tls_cert: Annotated[Path | None, option(SERVICE, "Certificate for TLS (PEM).", metavar="FILE", show_default=False)] = None
-    tls_key: Annotated[Path | None, option(SERVICE, "Its private key (PEM).", metavar="FILE", show_default=False)] = None
-    tls_client_ca: Annotated[
-        Path | None,
-        option(SERVICE, "Let in only callers with a certificate of this authority (PEM).", metavar="FILE", show_default=False),
-    ] = None
-    log_format: Annotated[Literal["human", "json"], option(WATCHING, "human or json.")] = "human"
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], option(WATCHING, "Least severity of log lines.")
-    ] = "info"
-    otlp_endpoint: Annotated[
-        str | None, option(WATCHING, "OpenTelemetry collector for traces.", metavar="URL", show_default=False)
-    ] = None
+    host: str = option("127.0.0.1", SERVICE, "Address to listen on; 0.0.0.0 is all of them.")
+    metrics_port: int | None = option(None, SERVICE, "Port for Prometheus, /metrics.", show_default="none")
+    tls_cert: Path | None = option(None, SERVICE, "Certificate for TLS (PEM).", metavar="FILE")
+    tls_key: Path | None = option(None, SERVICE, "Its private key (PEM).", metavar="FILE")
+    tls_client_ca: Path | None = option(
+        None, SERVICE, "Let in only callers with a certificate of this authority (PEM).", metavar="FILE"
+    )
+    log_format: Literal["human", "json"] = option("human", WATCHING, "human or json.")
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", WATCHING, "Least severity of log lines.")
+    otlp_endpoint: str | None = option(None, WATCHING, "OpenTelemetry collector for traces.", metavar="URL")
 
     def settings(self, port: int, drain_timeout: float, **more: int) -> ServiceSettings:
         """What the gRPC server takes; `more`: further fields of `ServiceSettings`. Raises ConfigError for what cannot be."""

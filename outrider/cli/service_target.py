@@ -32,9 +32,9 @@ Target = Annotated[
 class TargetListeningOptions(ListeningOptions):
     """Options of a target service: its address, its access rules, and how it is monitored."""
 
-    port: Annotated[int, option(SERVICE, "0 takes a free one.")] = 50052
-    drain_timeout: Annotated[float, option(SERVICE, "Seconds that running requests have to finish after SIGTERM.")] = 30.0
-    self_test: Annotated[bool, option(WATCHING, "Try at the start whether drafting pays.")] = True
+    port: int = option(50052, SERVICE, "0 takes a free one.")
+    drain_timeout: float = option(30.0, SERVICE, "Seconds that running requests have to finish after SIGTERM.")
+    self_test: bool = option(True, WATCHING, "Try at the start whether drafting pays.")
 
     def listen(self, max_streams: int) -> ServiceSettings:
         """Raises ConfigError for what cannot be."""
@@ -45,14 +45,14 @@ class TargetListeningOptions(ListeningOptions):
 class TargetEngineOptions:
     """How a target service runs its model."""
 
-    batch_size: Annotated[int, option(ENGINE, "Requests decoded at the same time.", envvar="BATCH_SIZE")] = 32
-    max_queue: Annotated[int, option(ENGINE, "Requests that may wait; more are refused.")] = 256
+    batch_size: int = option(32, ENGINE, "Requests decoded at the same time.", envvar="BATCH_SIZE")
+    max_queue: int = option(256, ENGINE, "Requests that may wait; more are refused.")
     kv_memory: KVMemory = None
-    prefix_share: Annotated[float, option(ENGINE, "Share of it that keeps texts which may come again; 0: none are kept.")] = 0.25
-    served_model_name: Annotated[
-        str | None, option(ENGINE, "What the model is called in logs and metrics.", show_default="MODEL")
-    ] = None
-    generation_config: Annotated[str, option(ENGINE, GENERATION_CONFIG, metavar="auto|none|FOLDER")] = "auto"
+    prefix_share: float = option(0.25, ENGINE, "Share of it that keeps texts which may come again; 0: none are kept.")
+    served_model_name: str | None = option(
+        None, ENGINE, "What the model is called in logs and metrics.", show_default="MODEL"
+    )
+    generation_config: str = option("auto", ENGINE, GENERATION_CONFIG, metavar="auto|none|FOLDER")
     extra_drafter: ExtraDrafter = None
     allow_lossy: AllowLossy = None
 

@@ -14,7 +14,7 @@ from outrider.cli.lab import INTERRUPTED, OUTPUT, REPORTS, OutputOptions, Resume
 from outrider.cli.options import MachineOptions
 from outrider.cli.quantities import memory
 from outrider.cli.train_options import KindOptions, MeasuringOptions, ResponseOptions, TextOptions
-from outrider.cli.verbs import option, with_groups
+from outrider.cli.verbs import listed, with_groups
 from outrider.cli.writable import check_folder
 from outrider.errors import ConfigError
 from outrider.train.config import TrainConfig
@@ -31,12 +31,12 @@ Kind = Annotated[
 TargetOption = Annotated[str, typer.Option(help="'demo', a local folder, or a hub id.", show_default=False)]
 Out = Annotated[
     Path,
-    option(
+    listed(
         OUTPUT, "Folder of the run: 'drafter' is in it, and result.json, of which 'outrider report' makes pages.",
         show_default=False,
     ),
 ]  # fmt: skip
-OnlyResponses = Annotated[bool, option(OUTPUT, "End when the target has answered all prompts.")]
+OnlyResponses = Annotated[bool, listed(OUTPUT, "End when the target has answered all prompts.")]
 
 
 @with_groups

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from outrider.cli.options import SAMPLING, MinP, TopK, TopP
+from outrider.cli.options import MIN_P, SAMPLING, TOP_K, TOP_P
 from outrider.cli.quantities import numbers
 from outrider.cli.verbs import name_and_value, option
 from outrider.errors import ConfigError
@@ -25,30 +25,25 @@ GENERATED = re.compile(r"demo:(\d+)")  # problems that the demo pair may train o
 class TextOptions:
     """Options that say where training texts come from."""
 
-    prompts: Annotated[
-        str | None,
-        option(
-            TEXTS, "Prompts that the target answers: a file, a named workload (docs/workloads.md), several with + between, or "
-            "demo:N for N problems of the demo's training split.", metavar="FILE_OR_NAME", show_default=False,
-        ),
-    ] = None  # fmt: skip
-    responses: Annotated[
-        Path | None,
-        option(TEXTS, "Made before: responses.jsonl of a run, or a log with answers.", metavar="FILE", show_default=False),
-    ] = None
-    from_traffic: Annotated[
-        str | None,
-        option(TEXTS, "Recorded requests (an OpenAI log): refresh the drafter of --init.", metavar="LOG", show_default=False),
-    ] = None
-    recorded_answers: Annotated[
-        bool, option(TEXTS, "Of --from-traffic: train on the recorded answers, ask nothing anew.")
-    ] = False
-    limit: Annotated[int | None, option(TEXTS, "Most prompts.", min=1, show_default="all")] = None
-    on_bad: Annotated[Literal["refuse", "skip"], option(TEXTS, "Bad lines, and prompts that do not fit.")] = "refuse"
-    data: Annotated[Path | None, option(TEXTS, "Folder with the files of named workloads.", show_default=False)] = None
-    chat_template: Annotated[
-        bool, option(TEXTS, "Wrap conversations in the model's chat template; false: feed them as plain text.")
-    ] = True
+    prompts: str | None = option(
+        None, TEXTS,
+        "Prompts that the target answers: a file, a named workload (docs/workloads.md), several with + between, "
+        "or demo:N for N problems of the demo's training split.",
+        metavar="FILE_OR_NAME",
+    )  # fmt: skip
+    responses: Path | None = option(
+        None, TEXTS, "Made before: responses.jsonl of a run, or a log with answers.", metavar="FILE"
+    )
+    from_traffic: str | None = option(
+        None, TEXTS, "Recorded requests (an OpenAI log): refresh the drafter of --init.", metavar="LOG"
+    )
+    recorded_answers: bool = option(False, TEXTS, "Of --from-traffic: train on the recorded answers, ask nothing anew.")
+    limit: int | None = option(None, TEXTS, "Most prompts.", min=1, show_default="all")
+    on_bad: Literal["refuse", "skip"] = option("refuse", TEXTS, "Bad lines, and prompts that do not fit.")
+    data: Path | None = option(None, TEXTS, "Folder with the files of named workloads.")
+    chat_template: bool = option(
+        True, TEXTS, "Wrap conversations in the model's chat template; false: feed them as plain text."
+    )
 
     def material(self, out: Path) -> TrainingData:
         """Raises ConfigError."""
@@ -85,14 +80,14 @@ def _generated(count: int, out: Path) -> Path:
 class ResponseOptions:
     """How the target answers."""
 
-    drafter: Annotated[str, option(TEXTS, "Who drafts while the target answers: speed only, the texts are its own.")] = "auto"
-    temperature: Annotated[str, option(SAMPLING, "Of the responses; several with commas take turns.", metavar="T,...")] = "0,1"
-    responses_per_prompt: Annotated[int, option(SAMPLING, "Responses to each prompt.", min=1)] = 1
-    max_tokens: Annotated[int, option(SAMPLING, "Max tokens of a response.")] = 256
-    top_k: TopK = 0
-    top_p: TopP = 1.0
-    min_p: MinP = 0.0
-    max_num_seqs: Annotated[int, option(SAMPLING, "Responses made at once.", min=1)] = 8
+    drafter: str = option("auto", TEXTS, "Who drafts while the target answers: speed only, the texts are its own.")
+    temperature: str = option("0,1", SAMPLING, "Of the responses; several with commas take turns.", metavar="T,...")
+    responses_per_prompt: int = option(1, SAMPLING, "Responses to each prompt.", min=1)
+    max_tokens: int = option(256, SAMPLING, "Max tokens of a response.")
+    top_k: int = option(0, SAMPLING, TOP_K)
+    top_p: float = option(1.0, SAMPLING, TOP_P)
+    min_p: float = option(0.0, SAMPLING, MIN_P)
+    max_num_seqs: int = option(8, SAMPLING, "Responses made at once.", min=1)
 
     def plan(self, seed: int) -> ResponsePlan:
         """Raises ConfigError."""
@@ -108,19 +103,13 @@ class ResponseOptions:
 class KindOptions:
     """What is trained, from where on; how is in `TrainConfig`."""
 
-    init: Annotated[
-        Path | None, option(TRAINING, "Go on from this drafter (draft-model: any model).", metavar="DIR", show_default=False)
-    ] = None
-    kind_option: Annotated[
-        list[str] | None,
-        option(
-            TRAINING, "A setting of the kind (docs/train.md lists them); may be given again.", metavar="NAME=VALUE",
-            show_default=False,
-        ),
-    ] = None  # fmt: skip
-    feature_cache: Annotated[
-        str, option(TRAINING, "Keep features of the target on disk, up to so much: 2GB.", metavar="BYTES")
-    ] = "0"
+    init: Path | None = option(None, TRAINING, "Go on from this drafter (draft-model: any model).", metavar="DIR")
+    kind_option: list[str] | None = option(
+        None, TRAINING, "A setting of the kind (docs/train.md lists them); may be given again.", metavar="NAME=VALUE"
+    )
+    feature_cache: str = option(
+        "0", TRAINING, "Keep features of the target on disk, up to so much: 2GB.", metavar="BYTES"
+    )
 
     def settings(self) -> dict[str, str]:
         """The settings of this kind of drafter. Raises ConfigError."""
@@ -131,9 +120,9 @@ class KindOptions:
 class MeasuringOptions:
     """What is measured in the end."""
 
-    measure_limit: Annotated[int, option(MEASURING, "Held-out prompts of each task; 0: none.", min=0)] = 16
-    measure_temperature: Annotated[str, option(MEASURING, "0 is greedy; several with commas.", metavar="T,...")] = "0,1"
-    measure_tokens: Annotated[int, option(MEASURING, "Max tokens of an answer.", min=1)] = 128
+    measure_limit: int = option(16, MEASURING, "Held-out prompts of each task; 0: none.", min=0)
+    measure_temperature: str = option("0,1", MEASURING, "0 is greedy; several with commas.", metavar="T,...")
+    measure_tokens: int = option(128, MEASURING, "Max tokens of an answer.", min=1)
 
     def plan(self, seed: int) -> MeasurePlan:
         """Raises ConfigError."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from outrider.cli.bench_options import BaselineOptions, ConversationOptions
 from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
-from outrider.cli.options import DRAFTING, SAMPLING, MachineOptions, ServerTarget, TopK, TopP
+from outrider.cli.options import DRAFTING, SAMPLING, TOP_K, TOP_P, MachineOptions, ServerTarget
 from outrider.cli.quantities import numbers
 from outrider.cli.server_study import ask_server, is_server, refuse_for_server, refuse_without_server
-from outrider.cli.verbs import changed, option, with_groups, written
+from outrider.cli.verbs import changed, listed, option, with_groups, written
 from outrider.cli.writable import check_file
 from outrider.errors import ConfigError
 
@@ -34,13 +34,11 @@ CONNECT_S = 5.0  # that a draft service has to answer
 class TunedModels(MachineOptions):
     """Options for the target and any number of drafts that compete."""
 
-    draft: Annotated[
-        list[str] | None,
-        option(
-            DRAFTING, "A draft model, or a folder that 'outrider train' made (heads, stop rules); may be given again.",
-            metavar="FOLDER_OR_ID", show_default="what comes with the demo, else none",
-        ),
-    ] = None  # type: ignore[assignment]  # several, where other verbs take one  # fmt: skip
+    draft: list[str] | None = option(  # type: ignore[assignment]  # several, where other verbs take one
+        None, DRAFTING,
+        "A draft model, or a folder that 'outrider train' made (heads, stop rules); may be given again.",
+        metavar="FOLDER_OR_ID", show_default="what comes with the demo, else none",
+    )  # fmt: skip
 
     def options(self, target: str) -> Options:
         """The options without the drafts, which are distinguished later (lab/tune/drafts.py)."""
@@ -54,30 +52,30 @@ class TunedModels(MachineOptions):
 class TuneOptions:
     """What is tried, and for which load."""
 
-    drafters: Annotated[
-        str, option(SPACE, "Only these, with commas between.", metavar="NAMES", show_default="all that this target can have")
-    ] = ""
-    trees: Annotated[bool, option(SPACE, "Also drafters that draft trees.")] = True
-    own_weights: Annotated[bool, option(SPACE, "Also quantised and early-exit drafts of the target.")] = True
-    corpus: Annotated[
-        str | None, option(SPACE, "Text to copy from, for retrieval.", metavar="FILE", show_default=False)
-    ] = None
-    finalists: Annotated[int, option(SPACE, "Families whose best member is confirmed by measurement.", min=1)] = 4
-    most_share: Annotated[
-        float, option(SPACE, "Most of the cost, as a share of running everything on all prompts; a few are run all the same.")
-    ] = 0.075
-    search_trials: Annotated[
-        int, option(SPACE, "Trials for the options of a model-free drafter (from 64 prompts on); 0: none.", min=0)
-    ] = 24
-    batch_size: Annotated[
-        str, option(LOAD, "Requests at a time: the advice is for the first, the schedule for the others, too.", metavar="N,...")
-    ] = "1,4"
-    max_tokens: Annotated[int, option(SAMPLING, "Max tokens of an answer.", min=8)] = 128
-    temperature: Annotated[float, option(SAMPLING, "0 is greedy.", min=0.0)] = 0.0
-    top_k: TopK = 0
-    top_p: TopP = 1.0
-    ignore_eos: Annotated[bool, option(SAMPLING, "Generate past the end of the text.")] = False
-    seed: Annotated[int, option(SAMPLING, "Of sampled texts.", min=0)] = 0
+    drafters: str = option(
+        "", SPACE, "Only these, with commas between.", metavar="NAMES", show_default="all that this target can have"
+    )
+    trees: bool = option(True, SPACE, "Also drafters that draft trees.")
+    own_weights: bool = option(True, SPACE, "Also quantised and early-exit drafts of the target.")
+    corpus: str | None = option(None, SPACE, "Text to copy from, for retrieval.", metavar="FILE")
+    finalists: int = option(4, SPACE, "Families whose best member is confirmed by measurement.", min=1)
+    most_share: float = option(
+        0.075, SPACE, "Most of the cost, as a share of running everything on all prompts; a few are run all the same."
+    )
+    search_trials: int = option(
+        24, SPACE, "Trials for the options of a model-free drafter (from 64 prompts on); 0: none.", min=0
+    )
+    batch_size: str = option(
+        "1,4", LOAD,
+        "Requests at a time: the advice is for the first, the schedule for the others, too.",
+        metavar="N,...",
+    )  # fmt: skip
+    max_tokens: int = option(128, SAMPLING, "Max tokens of an answer.", min=8)
+    temperature: float = option(0.0, SAMPLING, "0 is greedy.", min=0.0)
+    top_k: int = option(0, SAMPLING, TOP_K)
+    top_p: float = option(1.0, SAMPLING, TOP_P)
+    ignore_eos: bool = option(False, SAMPLING, "Generate past the end of the text.")
+    seed: int = option(0, SAMPLING, "Of sampled texts.", min=0)
 
     def sampling(self) -> SamplingParams:
         """Raises ConfigError for values out of range."""
@@ -106,24 +104,17 @@ class TuneOptions:
 class LineOptions:
     """The way to a draft service: what it would bring is worked out from what tuning measures."""
 
-    remote_rtt_ms: Annotated[
-        float | None,
-        option(
-            SERVICE, "Say whether a draft service pays so many milliseconds away, there and back, drafting aside.",
-            show_default=False,
-        ),
-    ] = None  # fmt: skip
-    draft_endpoint: Annotated[
-        str | None,
-        option(
-            SERVICE, "The same, with the round trip measured to this service: grpc://HOST:PORT, grpcs://..., unix:/PATH.",
-            metavar="ADDRESS", show_default=False,
-        ),
-    ] = None  # fmt: skip
-    hit_rate: Annotated[
-        float | None,
-        option(SERVICE, "Share of steps whose draft was prepared while the pass before ran.", show_default="0.5"),
-    ] = None
+    remote_rtt_ms: float | None = option(
+        None, SERVICE, "Say whether a draft service pays so many milliseconds away, there and back, drafting aside."
+    )
+    draft_endpoint: str | None = option(
+        None, SERVICE,
+        "The same, with the round trip measured to this service: grpc://HOST:PORT, grpcs://..., unix:/PATH.",
+        metavar="ADDRESS",
+    )  # fmt: skip
+    hit_rate: float | None = option(
+        None, SERVICE, "Share of steps whose draft was prepared while the pass before ran.", show_default="0.5"
+    )
 
     def line(self, target: str, machine: MachineOptions) -> Line | None:
         """None where no service is asked about. Raises ConfigError, CapabilityError or ServerError for one that does not fit."""
@@ -165,7 +156,7 @@ def tune(
     output: OutputOptions,
     settings_out: Annotated[
         Path | None,
-        option(OUTPUT, "Write the advice as a file for generate --settings.", metavar="FILE", show_default=False),
+        listed(OUTPUT, "Write the advice as a file for generate --settings.", metavar="FILE", show_default=False),
     ] = None,
     resume: Resume = False,
 ) -> int:

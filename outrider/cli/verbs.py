@@ -32,8 +32,13 @@ _TYPED = (
 FLAGS = frozenset(_TYPED.split())
 
 
-def option(panel: str, text: str, **extra: Any) -> Any:
-    """An option of a verb, listed under `panel` by --help or --help-all."""
+def option(default: Any, panel: str, text: str, **extra: Any) -> Any:
+    """A field of a group of options: its default, the panel of the help that lists it, and its line there."""
+    return dataclasses.field(default=default, metadata={"option": listed(panel, text, **extra)})
+
+
+def listed(panel: str, text: str, **extra: Any) -> Any:
+    """The annotation of an option that is a parameter of the verb itself."""
     return typer.Option(help=text, rich_help_panel=panel, **extra)
 
 
@@ -90,11 +95,13 @@ HelpAll = Annotated[bool, typer.Option("--help-all", hidden=True, is_eager=True,
 
 
 def _fields(group: Any) -> Iterable[tuple[dataclasses.Field[Any], Any]]:
-    """Each field with its annotation; one that `outrider.settings.setting` made brings its text along."""
+    """Each field with its annotation, made of what `option` or `outrider.settings.setting` says about it."""
     hints = get_type_hints(group, include_extras=True)
     for field in dataclasses.fields(group):
-        kind, text = hints[field.name], field.metadata.get("help")
-        yield field, kind if text is None else Annotated[kind, option("Training", f"{text[:1].upper()}{text[1:]}.")]
+        found = field.metadata.get("option")
+        if found is None and (text := field.metadata.get("help")) is not None:
+            found = listed("Training", f"{text[:1].upper()}{text[1:]}.")
+        yield field, hints[field.name] if found is None else Annotated[hints[field.name], found]
 
 
 def _is_option(annotation: Any) -> bool:
