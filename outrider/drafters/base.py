@@ -9,7 +9,7 @@
 A server asks for more, all of it optional: `prepare` (long texts in chunks), `pack` and `unpack` (rows that leave and come
 back), `text_caches` (texts that begin alike).
 
-A drafter decides what to propose from the committed text and its own laws, never from the value of the token it would
+A drafter decides what to propose from the committed text and its own distributions, never from the value of the token it would
 propose (non-anticipation): that, and honest `Draft.probs`, is all it takes to be lossless with every verifier.
 """
 
@@ -101,8 +101,9 @@ class Drafter(ABC):
 
     @property
     def model(self) -> LM | None:
-        """The model whose law this drafter guesses from, in the target's token ids: given the text so far, its logits under
-        the row's sampling options are the law behind the next guess. None where there is no such model (`lab/explain`)."""
+        """The model whose distribution this drafter guesses from, in the target's token ids: given the text so far, its logits
+        under the row's sampling options are the distribution behind the next guess. None where there is no such model
+        (`lab/explain`)."""
         return None
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The children of a tree's nodes, from the laws behind them: the likeliest tokens, or drawn ones. For every drafter of trees."""
+"""The children of a tree's nodes, from the distributions behind them: the likeliest tokens, or drawn ones."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from outrider.sampling.rng import Purpose
 from outrider.trees.growth import Child
 
 
-def likeliest(laws: Tensor, counts: list[int]) -> list[list[Child]]:
-    """The counts[i] likeliest tokens of every law (M, V), likeliest first."""
-    top = laws.topk(min(max(counts), laws.shape[1]))
+def likeliest(probs: Tensor, counts: list[int]) -> list[list[Child]]:
+    """The counts[i] likeliest tokens of every distribution (M, V), likeliest first."""
+    top = probs.topk(min(max(counts), probs.shape[1]))
     lines = zip(top.indices.tolist(), top.values.tolist(), counts, strict=True)
     return [
-        [Child(token, prob) for token, prob in zip(tokens[:count], probs[:count], strict=True)]
-        for tokens, probs, count in lines
+        [Child(token, prob) for token, prob in zip(tokens[:count], chances[:count], strict=True)]
+        for tokens, chances, count in lines
     ]
 
 
@@ -32,45 +32,45 @@ def ranked_by_scores(rows: Rows) -> list[bool]:
 
 
 def likeliest_scores(
-    top_tokens: TopTokens, rows: Rows, scores: Tensor, places: Sequence[Sequence[int]], counts: Sequence[Sequence[int]]
+    top_tokens: TopTokens, rows: Rows, scores: Tensor, columns: Sequence[Sequence[int]], counts: Sequence[Sequence[int]]
 ) -> list[list[list[Child]]] | None:
-    """`likeliest` in the softmax of scores (B, M, V') at these places of each row; None where scores are no numbers."""
+    """`likeliest` in the softmax of scores (B, M, V') in these columns of each row; None where scores are no numbers."""
     width, soft = min(scores.shape[2], rows.vocab_size), rows.soft_sampling.options.tolist()
-    asked = [(row, place) for row, line in enumerate(places) for place in line]
+    asked = [(row, column) for row, line in enumerate(columns) for column in line]
     if not asked:
         return [[] for _ in counts]
-    outputs, temperatures = [row * scores.shape[1] + place for row, place in asked], [soft[row][0] for row, _ in asked]
+    outputs, temperatures = [row * scores.shape[1] + column for row, column in asked], [soft[row][0] for row, _ in asked]
     max_candidates = min(max(count for line in counts for count in line), width)
-    found = top_tokens.laws(scores, outputs, max_candidates, width, temperatures)
+    found = top_tokens.shares(scores, outputs, max_candidates, width, temperatures)
     if not np.isfinite(found.shares).all() or found.tokens.min() < 0:
         return None
     lines = iter(zip(found.tokens.tolist(), found.shares.tolist(), strict=True))
     return [[[*map(Child, *(part[:count] for part in next(lines)))] for count in line] for line in counts]
 
 
-def raced(rows: Rows, law: Tensor, depths: Tensor) -> Tensor:
-    """The laws (B, M, V) with those of coupled rows as the target's own noise ranks their tokens; `depths` (B, M or 1): of the
-    nodes behind which they are."""
+def raced(rows: Rows, probs: Tensor, depths: Tensor) -> Tensor:
+    """The distributions (B, M, V) with those of coupled rows as the target's own noise ranks their tokens; `depths` (B, M or 1):
+    of the nodes behind which they are."""
     assert rows.coupled_rows is not None
-    coupled, scores = rows.coupled_rows.nonzero()[:, 0], law.to(torch.float64, copy=True)
-    noise = rows.rng.select(coupled.tolist()).gumbel(rows.positions[coupled, None] + depths[coupled], law.shape[2])
+    coupled, scores = rows.coupled_rows.nonzero()[:, 0], probs.to(torch.float64, copy=True)
+    noise = rows.rng.select(coupled.tolist()).gumbel(rows.positions[coupled, None] + depths[coupled], probs.shape[2])
     scores[coupled] = (scores[coupled].log() + noise).softmax(-1)
     return scores
 
 
 def draw(
-    rows: Rows, law: Tensor, trees: Sequence[RowTree], places: Sequence[Sequence[int]], found: list[list[list[Child]]], *,
+    rows: Rows, probs: Tensor, trees: Sequence[RowTree], columns: Sequence[Sequence[int]], found: list[list[list[Child]]], *,
     replacement: bool,
 ) -> None:  # fmt: skip
     """Append drawn children to `found[row][which]` of sampled rows, one draw for all rows at a time, each keyed by its node's
-    number. law (B, M, V); `places`: the columns of each row's wanted outputs."""
-    turns: list[list[tuple[int, int]]] = []  # per row, per child: (which wanted output, its place in the law)
-    for tree, own in zip(trees, places, strict=True):
+    number. probs (B, M, V); `columns`: the columns of each row's wanted outputs."""
+    turns: list[list[tuple[int, int]]] = []  # per row, per child: (which wanted output, its column of `probs`)
+    for tree, own in zip(trees, columns, strict=True):
         wanted = zip(tree.growth.wanted(), own, strict=True) if tree.sampled else ()
-        turns.append([(i, place) for i, ((_, count), place) in enumerate(wanted) for _ in range(count)])
+        turns.append([(i, column) for i, ((_, count), column) in enumerate(wanted) for _ in range(count)])
     if not any(turns):
         return
-    rest = law.clone()
+    rest = probs.clone()
     nobody = torch.ones_like(rest[0, 0])
     for turn in range(max(map(len, turns))):
         lines = [rest[index, mine[turn][1]] if turn < len(mine) else nobody for index, mine in enumerate(turns)]
@@ -81,8 +81,8 @@ def draw(
         drawn = rows.rng.categorical(weights, Purpose.DRAFT, rows.positions, offsets).tolist()
         for index, (mine, token) in enumerate(zip(turns, drawn, strict=True)):
             if turn < len(mine):
-                which, place = mine[turn]
+                which, column = mine[turn]
                 # nothing left to draw from: a guess that is known to be wrong keeps the shape
                 found[index][which].append(Child(token, 0.0, drawn=bool(possible[index])))
                 if not replacement:
-                    rest[index, place, token] = 0
+                    rest[index, column, token] = 0

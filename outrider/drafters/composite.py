@@ -10,7 +10,7 @@
 What a part is worth is measured from its own verdicts (`outrider/drafters/chain_survival.py`), what a model costs by the clock.
 A free part that is passed over is measured all the same, by what the text then says, and a row tries a model again that it has
 long not asked (`outrider/drafters/composite_part.py`). So each row moves to the part that is better by now, as its text grows.
-At most one part may draw tokens from laws, a model or a trained head; its nodes come first (`outrider/trees/merge.py`).
+At most one part may draw tokens from distributions, a model or a trained head; its nodes come first (`outrider/trees/merge.py`).
 """
 
 from __future__ import annotations
@@ -267,9 +267,9 @@ class CompositeDrafter(Drafter):
             left = {part.name: iter(nodes[row]) for part, nodes in zip(self.parts, merged.node_maps, strict=True)}
             for asked, name in enumerate(line, 1):
                 heirs = (left[heir] for heir in names[names.index(name) :])
-                place = next((place for nodes in heirs if (place := next(nodes, None)) is not None), None)
-                if place is not None:
-                    found[place] = min(found[place], asked)
+                node = next((node for nodes in heirs if (node := next(nodes, None)) is not None), None)
+                if node is not None:
+                    found[node] = min(found[node], asked)
             budgets.append(found)
         return budgets
 

@@ -20,7 +20,7 @@ class Part:
 
     name: str
     drafter: Drafter
-    is_model: bool  # it runs a model or a trained head: its time counts, and it may draw from laws
+    is_model: bool  # it runs a model or a trained head: its time counts, and it may draw from distributions
     survival: ChainSurvival = field(default_factory=ChainSurvival)
     draft: Draft | None = None  # of this step
     guess: Draft | None = None  # of this step, with what it would draft for rows that another part drafts for

@@ -26,9 +26,9 @@ class RowTree:
 class TreeLevel:
     """The distributions at one level of all trees."""
 
-    law: Tensor | None  # (B, M, V); None where nothing is drawn from it and the scores rank the candidates
+    probs: Tensor | None  # (B, M, V); None where nothing is drawn from it and the scores rank the candidates
     outputs: list[list[int]]  # per row, the outputs that get children, in the growth's numbering
-    places: list[list[int]]  # the same as columns of `law`
+    columns: list[list[int]]  # the columns of `probs` that these outputs have
 
 
 def row_trees(rows: Rows, budgets: Sequence[int], plan: TreePlan) -> list[RowTree]:
@@ -53,7 +53,7 @@ def as_draft(growths: Sequence[Growth], chosen: Sequence[Sequence[int]], device:
 def finished(
     growths: Sequence[Growth], levels: Sequence[TreeLevel], plan: TreePlan, device: torch.device
 ) -> tuple[Draft, list[list[int]]]:
-    """The grown trees as one draft, with laws only where something was drawn; and which nodes became the draft."""
+    """The grown trees as one draft, with distributions only where something was drawn; and which nodes became the draft."""
     chosen = [growth.finish() for growth in growths]
     draft = as_draft(growths, chosen, device)
     draft.replacement = plan.replacement
@@ -63,7 +63,7 @@ def finished(
     ]
     if any(map(any, drawn)):
         draft.sampled = table(drawn, draft.num_nodes, 0, device).bool()
-        draft.probs = _laws_of_children(levels, draft.num_nodes)
+        draft.probs = _child_probs(levels, draft.num_nodes)
     return draft, chosen
 
 
@@ -73,15 +73,15 @@ def table(lines: Sequence[list[int]], width: int, fill: int, device: torch.devic
     return torch.tensor(padded, dtype=torch.int64, device=device).view(len(lines), width)
 
 
-def _laws_of_children(levels: Sequence[TreeLevel], width: int) -> Tensor:
-    """(B, N+1, V): the law that the children of every output were drawn from; zero where there are none."""
-    like = levels[0].law
-    assert like is not None, "laws of what was drawn"
+def _child_probs(levels: Sequence[TreeLevel], width: int) -> Tensor:
+    """(B, N+1, V): the distribution that the children of every output were drawn from; zero where there are none."""
+    like = levels[0].probs
+    assert like is not None, "distributions of what was drawn"
     probs = like.new_zeros(like.shape[0], width + 1, like.shape[2])
     for level in levels:
-        assert level.law is not None
-        for index, (outputs, places) in enumerate(zip(level.outputs, level.places, strict=True)):
-            for output, place in zip(outputs, places, strict=True):
-                if output <= width:  # a drawn tree is what grew; of a best-first one, no law is needed
-                    probs[index, output] = level.law[index, place]
+        assert level.probs is not None
+        for index, (outputs, columns) in enumerate(zip(level.outputs, level.columns, strict=True)):
+            for output, column in zip(outputs, columns, strict=True):
+                if output <= width:  # a drawn tree is what grew; of a best-first one, no distribution is needed
+                    probs[index, output] = level.probs[index, column]
     return probs

@@ -1,11 +1,12 @@
 """Chains of any drafter that gives logits token by token, and trees of one whose every level is there at once.
 
-Medusa heads and block heads differ in where their logits come from. Once they are there, level d's law depends on nothing of
-the draft but, with a Markov head, the tokens before (`Guesses.logits`); so chains and trees of any shape cost no further pass.
-Drawn tokens are drawn from exactly these laws, under the row's sampling options, and the laws travel along as `Draft.probs`.
+Medusa heads and block heads differ in where their logits come from. Once they are there, level d's distribution depends on
+nothing of the draft but, with a Markov head, the tokens before (`Guesses.logits`); so chains and trees of any shape cost no
+further pass. Drawn tokens are drawn from exactly these distributions, under the row's sampling options, and the distributions
+travel along as `Draft.probs`.
 
 Trees follow the same rule as a draft model's (`draft_tree.py`): drawn nodes get a shape that is fixed beforehand, since choosing
-among drawn nodes would bias the output; placed ones may go where the laws say that acceptance is likeliest.
+among drawn nodes would bias the output; placed ones may go where the distributions say that acceptance is likeliest.
 """
 
 from __future__ import annotations
@@ -40,32 +41,32 @@ class Guesses(Protocol):
 
 
 class Stop(Protocol):
-    """When a chain ends early. Sees laws and earlier tokens only, never the token it decides about (non-anticipation)."""
+    """When a chain ends early: sees distributions and earlier tokens, never the token it decides about (non-anticipation)."""
 
     going: Tensor  # (B,) bool: rows that are still drafting
-    needs_law: bool  # False: it looks at no laws, and is given logits in their place
+    needs_probs: bool  # False: it looks at no distributions and is given logits instead
 
-    def before(self, node: int, law: Tensor, previous: Tensor) -> None:
-        """Token `node` would be drawn from `law` (B, V), behind token `previous` (B,)."""
+    def before(self, node: int, probs: Tensor, previous: Tensor) -> None:
+        """Token `node` would be drawn from `probs` (B, V), behind token `previous` (B,)."""
 
-    def after(self, law: Tensor, token: Tensor) -> None:
+    def after(self, probs: Tensor, token: Tensor) -> None:
         """It was, and is `token` (B,)."""
 
 
-class LawStop:
-    """The stop rules of `sampling/confidence.py`, which look at laws alone."""
+class DistributionStop:
+    """The stop rules of `sampling/confidence.py`, which look at distributions alone."""
 
-    needs_law = True
+    needs_probs = True
 
     def __init__(self, rule: StopRule) -> None:
         self._rule = rule
         self.going = rule.going
 
-    def before(self, node: int, law: Tensor, previous: Tensor) -> None:
-        self._rule.before(law)
+    def before(self, node: int, probs: Tensor, previous: Tensor) -> None:
+        self._rule.before(probs)
 
-    def after(self, law: Tensor, token: Tensor) -> None:
-        self._rule.after(law, token)
+    def after(self, probs: Tensor, token: Tensor) -> None:
+        self._rule.after(probs, token)
 
 
 # ---------------------------------------------------------------- chains
@@ -79,13 +80,13 @@ def draft_chain(rows: Rows, wanted: list[int], guesses: Guesses, stop: Stop | No
     previous = torch.tensor([row.tokens[-1] for row in rows], device=rows.device)
     alone = torch.zeros(len(rows), 1, dtype=torch.int64, device=rows.device)
     tokens: list[Tensor] = []  # each (B,)
-    laws: list[Tensor] = []  # each (B, V)
+    node_probs: list[Tensor] = []  # each (B, V)
     for node in range(steps):
         logits = fit_width(guesses.logits(node, previous[:, None], alone), rows.vocab_size)
         so_far = Draft(torch.stack(tokens, 1), lengths.clamp(max=node)) if tokens else None
         if stop is not None:
             soft = logits[:, 0]
-            if stop.needs_law:
+            if stop.needs_probs:
                 soft = distribution(logits, rows.soft_sampling, rows.history, so_far, first_node=node, drafting=True)[:, 0]
             stop.before(node, soft, previous)
             lengths = torch.where(stop.going, lengths, lengths.clamp(max=node))
@@ -94,8 +95,8 @@ def draft_chain(rows: Rows, wanted: list[int], guesses: Guesses, stop: Stop | No
         if plain:
             tokens.append(logits[:, 0].argmax(dim=-1))
         else:
-            laws.append(distribution(logits, rows.sampling, rows.history, so_far, first_node=node, drafting=True)[:, 0])
-            tokens.append(choose(laws[-1], rows, start, node))
+            node_probs.append(distribution(logits, rows.sampling, rows.history, so_far, first_node=node, drafting=True)[:, 0])
+            tokens.append(choose(node_probs[-1], rows, start, node))
         previous = tokens[-1]
         if stop is not None:
             stop.after(soft, previous)
@@ -104,7 +105,7 @@ def draft_chain(rows: Rows, wanted: list[int], guesses: Guesses, stop: Stop | No
                 break
     if not tokens:
         return Draft.empty(len(rows), rows.device)
-    return Draft(torch.stack(tokens, dim=1), lengths) if plain else chosen_chain(tokens, laws, lengths, rows)
+    return Draft(torch.stack(tokens, dim=1), lengths) if plain else chosen_chain(tokens, node_probs, lengths, rows)
 
 
 # ---------------------------------------------------------------- trees
@@ -141,8 +142,8 @@ def _next_level(rows: Rows, growths: list[Growth], guesses: Guesses, depth: int,
     asked = (torch.tensor(each, device=rows.device) for each in (parents, origins))
     logits = fit_width(guesses.logits(depth, *asked), rows.vocab_size)
     so_far = as_draft(growths, [range(len(growth.tokens)) for growth in growths], rows.device) if depth else None
-    law = distribution(logits, rows.soft_sampling, rows.history, so_far, first_node=first, drafting=True)
-    return TreeLevel(law, outputs, [[output - first for output in line] for line in outputs]), first
+    probs = distribution(logits, rows.soft_sampling, rows.history, so_far, first_node=first, drafting=True)
+    return TreeLevel(probs, outputs, [[output - first for output in line] for line in outputs]), first
 
 
 def _token_before(pending: int, growth: Growth, output: int) -> int:
@@ -158,15 +159,15 @@ def _output_before(growth: Growth, output: int) -> int:
 
 def _children(rows: Rows, trees: list[RowTree], level: TreeLevel, depth: int, plan: TreePlan) -> list[list[list[Child]]]:
     """Per row, per wanted output, its children."""
-    assert level.law is not None
+    assert level.probs is not None
     depths = torch.full((len(rows), 1), depth, device=rows.device)
-    scores = level.law if rows.coupled_rows is None else raced(rows, level.law, depths)
+    scores = level.probs if rows.coupled_rows is None else raced(rows, level.probs, depths)
     found: list[list[list[Child]]] = []
-    for index, (tree, places) in enumerate(zip(trees, level.places, strict=True)):
+    for index, (tree, columns) in enumerate(zip(trees, level.columns, strict=True)):
         counts = [count for _, count in tree.growth.wanted()]
         if tree.sampled or not counts:
             found.append([[] for _ in counts])
         else:
-            found.append(likeliest(scores[index, places], counts))
-    draw(rows, level.law, trees, level.places, found, replacement=plan.replacement)
+            found.append(likeliest(scores[index, columns], counts))
+    draw(rows, level.probs, trees, level.columns, found, replacement=plan.replacement)
     return found

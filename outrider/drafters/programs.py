@@ -4,10 +4,10 @@ A program picks its own tokens (`models/picking.py`), with the numbers that `cho
 
 It knows nothing of bans (`min_tokens`, `bad_words`), but bans rarely bite, and one row's must not keep a whole batch from its
 program. So the program drafts, and `bans_bite` looks whether the general path could have drafted anything else: a token that a
-row may not say, or a place of a drawn chain at which its row may not say everything. If so the general path drafts anew, with
+row may not say, or a position of a drawn chain at which its row may not say everything. If so the general path drafts anew, with
 the same random numbers. What is proposed is what the general path proposes, always: to drop a token for its value would bias
-the output, so a drawn chain is judged by the places it comes through, not by the tokens drawn there. (Chains of greedy rows, and
-of those that race with the target's own noise, are placed: any token may be looked at.)
+the output, so a drawn chain is judged by the positions it comes through, not by the tokens drawn there. (Chains of greedy rows,
+and of those that race with the target's own noise, are placed: any token may be looked at.)
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _placed(rows: Rows) -> list[bool]:
 
 
 def _may_wait(row: Row, placed: bool) -> bool:
-    """Whether what the row may not say can be looked at afterwards. A drawn row's first law must be whole already."""
+    """Whether what the row may not say can be looked at afterwards. A drawn row's first distribution must be whole already."""
     bans = row.constraint
     return bans is None or (isinstance(bans, Bans) and not bans.has_grammar and (placed or not bans.bite([])))
 
@@ -94,24 +94,24 @@ def _uniforms(rows: Rows, drawn: Tensor, num_tokens: int) -> Tensor:
 
 def _noise(rows: Rows, racing: Tensor, num_tokens: int) -> Tensor:
     """(C, n, V) fp64: the target's own, of the text positions that are drafted."""
-    places = rows.positions[racing, None] + torch.arange(num_tokens, device=rows.device)
-    return rows.rng.select(racing.tolist()).gumbel(places, rows.vocab_size)
+    positions = rows.positions[racing, None] + torch.arange(num_tokens, device=rows.device)
+    return rows.rng.select(racing.tolist()).gumbel(positions, rows.vocab_size)
 
 
-def drafted(rows: Rows, tokens: Tensor, laws: Tensor, lengths: Sequence[int]) -> Draft:
-    """A program's tokens (B, n), and laws (R, n + 1, V) of the rows that draw, as a draft of lengths[b] tokens a row."""
+def drafted(rows: Rows, tokens: Tensor, probs: Tensor, lengths: Sequence[int]) -> Draft:
+    """A program's tokens (B, n), and distributions (R, n + 1, V) of the rows that draw, as a draft of lengths[b] tokens a row."""
     width, counts = max(lengths), torch.tensor(lengths, device=tokens.device)
-    if not len(laws):
+    if not len(probs):
         return Draft(tokens[:, :width], counts)
     if width < tokens.shape[1]:
-        tokens, laws = tokens[:, :width], F.pad(laws[:, :width], (0, 0, 0, 1))
-    if len(laws) < len(tokens):  # beside rows that draw, the others have laws, too
-        full = laws.new_zeros(len(tokens), *laws.shape[1:])
+        tokens, probs = tokens[:, :width], F.pad(probs[:, :width], (0, 0, 0, 1))
+    if len(probs) < len(tokens):  # beside rows that draw, the others have distributions, too
+        full = probs.new_zeros(len(tokens), *probs.shape[1:])
         full[:, :width].scatter_(2, tokens[..., None], 1.0)
-        full[_drawing(rows)] = laws
-        laws = full
+        full[_drawing(rows)] = probs
+        probs = full
     drawn = None if rows.coupled_rows is None else ~rows.coupled_rows[:, None].expand_as(tokens)
-    return Draft(tokens, counts, probs=laws, sampled=drawn)
+    return Draft(tokens, counts, probs=probs, sampled=drawn)
 
 
 def _drawing(rows: Rows) -> Tensor:
@@ -126,7 +126,8 @@ class Loop(Protocol):
     def draft(self, rows: Rows, pending: Sequence[list[int]], num_tokens: int) -> tuple[Tensor, Tensor] | None:
         """Tokens (B, n), n at least `num_tokens`, behind rows whose caches lack `pending`, and then hold all but the last token.
 
-        With them laws (R, n + 1, V) of the rows that draw, the last ones 0. None, and nothing held, where scores are no numbers.
+        With them distributions (R, n + 1, V) of the rows that draw, the last ones 0. None, and nothing held, where scores are no
+        numbers.
         """
 
 

@@ -37,7 +37,7 @@ class Drafted(NamedTuple):
     """Whole chains of a batch."""
 
     tokens: Tensor  # (B, n)
-    laws: Tensor  # (R, n + 1, V) of rows that draw, the last ones 0
+    probs: Tensor  # (R, n + 1, V) of rows that draw, the last ones 0
     states: Tensor  # (B, n, H)
 
 
@@ -130,7 +130,7 @@ class BlockRun:
         asked = ChainRequest.of(picks, num_tokens, self._vocabulary, carried=states if self._states_matter else None)
         if self._levels(kv, pending, unread, num_tokens, states, asked.struct) is None:
             return None
-        return Drafted(asked.tokens, asked.laws, self._guessing(states, num_tokens))
+        return Drafted(asked.tokens, asked.probs, self._guessing(states, num_tokens))
 
     def _room(self, num_rows: int) -> Tensor:
         """For the states of blocks (B, block size, H)."""

@@ -1,8 +1,8 @@
 """Chains of draft tokens on the executor: catch-up, passes and picks of a whole batch in one call.
 
-Tokens are picked as `drafters/choice.py` picks them: greedy rows take the likeliest token, rows that draw invert their law's
-cumulative sum at their own uniform, rows that share the verifier's noise take its winner. Drafting token by token is the
-reference: `tests/unit/runtime/test_drafting.py`.
+Tokens are picked as `drafters/choice.py` picks them: greedy rows take the likeliest token, rows that draw invert their
+distribution's cumulative sum at their own uniform, rows that share the verifier's noise take its winner. Drafting token by token
+is the reference: `tests/unit/runtime/test_drafting.py`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Picks(NamedTuple):
 class Vocabulary(NamedTuple):
     """What is drafted, of what a program has logits for."""
 
-    size: int  # of tokens and laws
+    size: int  # of tokens and distributions
     sources: Tensor | None = None  # (V,) int64: where a token's logit stands, -1: nowhere; None: in its own place
     outside: float = OUTSIDE  # the logit of tokens that have none
     feeds_sources: bool = False  # the program has other ids than the tokens: those where their logits stand
@@ -81,7 +81,7 @@ class ChainRequest(NamedTuple):
 
     struct: DraftingStruct
     tokens: Tensor  # (B, n)
-    laws: Tensor  # (R, n + 1, V) of rows that draw, the last ones 0
+    probs: Tensor  # (R, n + 1, V) of rows that draw, the last ones 0
     kept: tuple[object, ...]  # what `struct` points to
 
     @classmethod
@@ -90,14 +90,14 @@ class ChainRequest(NamedTuple):
     ) -> ChainRequest:
         """`carried` (B, T, H): where passes leave a hidden state of each token that another pass is given."""
         num_rows = len(picks.options)
-        laws = torch.empty(len(picks.drawn), num_tokens + 1, vocabulary.size)
-        laws[:, num_tokens] = 0
+        probs = torch.empty(len(picks.drawn), num_tokens + 1, vocabulary.size)
+        probs[:, num_tokens] = 0
         found = torch.empty(num_rows, num_tokens, dtype=torch.int64)
-        laws_of: list[Tensor | None] = [None] * num_rows
-        for law, row in zip(laws, picks.drawn, strict=True):
-            laws_of[row] = law
-        tables = {"noise": addresses(picks.noise), "laws": addresses(laws_of)}
-        told = DraftingStruct(
+        by_row: list[Tensor | None] = [None] * num_rows
+        for table, row in zip(probs, picks.drawn, strict=True):
+            by_row[row] = table
+        tables = {"noise": addresses(picks.noise), "laws": addresses(by_row)}
+        struct = DraftingStruct(
             nodes=num_tokens, vocab=vocabulary.size, last_position=last_position,
             outside=vocabulary.outside, feeds_sources=vocabulary.feeds_sources,
             sources=None if vocabulary.sources is None else vocabulary.sources.data_ptr(),
@@ -106,14 +106,14 @@ class ChainRequest(NamedTuple):
             carried_bytes=0 if carried is None else carried.shape[2] * carried.itemsize,
             **{name: ctypes.addressof(table) for name, table in tables.items()},
         )  # fmt: skip
-        return cls(told, found, laws, (picks, tables, vocabulary, carried))
+        return cls(struct, found, probs, (picks, tables, vocabulary, carried))
 
 
 def draft_chains(
     bound: Bound, kv: KVCache, picks: Picks, first: FirstPass, num_tokens: int, vocabulary: Vocabulary, last_position: int,
     states: StatePass | None = None,
 ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-    """Draft tokens (B, n) and the laws (R, n + 1, V) of rows that draw; None where a row's scores are not numbers.
+    """Draft tokens (B, n) and the distributions (R, n + 1, V) of rows that draw; None where a row's scores are not numbers.
 
     The cache has room for all that is written. A program with an input is given, for the next token, its own first signal.
     """
@@ -121,7 +121,7 @@ def draft_chains(
     asked = ChainRequest.of(picks, num_tokens, vocabulary, last_position, carried)
     rotary = bound.rotary.up_to(int(first.positions.max()) + num_tokens)
     found = bound.executor.draft(first, kv.keys, kv.values, rotary, carried, asked.struct, states)
-    return (asked.tokens, asked.laws) if found else None
+    return (asked.tokens, asked.probs) if found else None
 
 
 def chains_behind(

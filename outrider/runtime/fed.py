@@ -83,8 +83,8 @@ class FedChains:
     def draft(
         self, rows: Rows, pairs: Sequence[tuple[list[int], Tensor]], num_tokens: int
     ) -> tuple[Tensor, Tensor] | None:
-        """Tokens and laws as of `draft_chains`, behind rows whose caches lack these pairs: tokens, and the target's hidden states
-        (k, F) beside them. Commits nothing: the pairs are in the caches' scratch."""
+        """Tokens and distributions as of `draft_chains`, behind rows whose caches lack these pairs: tokens, and the target's
+        hidden states (k, F) beside them. Commits nothing: the pairs are in the caches' scratch."""
         lm, kv, last = self._lm, self._lm.kv, self._lm.shape.context_length - 1
         width, starts = max(len(tokens) for tokens, _ in pairs), np.array(kv.lengths)
         kv.reserve(kv.num_rows, int(starts.max()) + width + num_tokens)

@@ -19,7 +19,7 @@ NONE = -1  # in place of a token where there are no more
 
 
 class Likeliest(NamedTuple):
-    """The k likeliest tokens of n outputs, likeliest first, and each one's share of its law."""
+    """The k likeliest tokens of n outputs, likeliest first, and each one's share of its distribution."""
 
     tokens: np.ndarray  # (n, k) int64
     shares: np.ndarray  # (n, k) fp32
@@ -39,7 +39,7 @@ class TopTokens:
             return found
         return self._found(scores, outputs, count, scores.shape[-1], None)[0]
 
-    def laws(self, scores: Tensor, outputs: Sequence[int], count: int, width: int, temperatures: Sequence[float]) -> Likeliest:
+    def shares(self, scores: Tensor, outputs: Sequence[int], count: int, width: int, temperatures: Sequence[float]) -> Likeliest:
         """The likeliest tokens with their shares, in the softmax of the first `width` scores at a temperature of each
         output."""
         if self._reads(scores):

@@ -8,10 +8,10 @@ The context's keys and values are kept in a cache of the head's own, row by row 
 then from every pass the committed columns, which the head's next pass takes along; the block's stand behind them for one pass and
 are overwritten by the next.
 
-With a Markov head the laws of a block depend on the token before or on all of the draft so far, so chains are drawn left to right
-and a tree's children follow their own parent, without another pass. The confidence head ends a chain where the guesses so far are
-unlikely to survive. It looks at the token BEFORE the one it decides about; a rule that drops a drawn token by its own confidence
-biases the output.
+With a Markov head the distributions of a block depend on the token before or on all of the draft so far, so chains are drawn left
+to right and a tree's children follow their own parent, without another pass. The confidence head ends a chain where the guesses
+so far are unlikely to survive. It looks at the token BEFORE the one it decides about; a rule that drops a drawn token by its own
+confidence biases the output.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.drafters.heads.block_context import BlockContext
-from outrider.drafters.parallel import LawStop, Stop, draft_chain, draft_tree
+from outrider.drafters.parallel import DistributionStop, Stop, draft_chain, draft_tree
 from outrider.drafters.programs import bans_bite, drafted, programs_serve
 from outrider.drafters.requirements import Requirements, told_of_context
 from outrider.errors import CapabilityError, ConfigError
@@ -63,12 +63,12 @@ class BlockSettings(TreeSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.law_rule()
+        self.confidence_rule()
         if self.tree != "chain" and self.stop != "none":
             raise ConfigError(f"stop={self.stop} is for chains; tree '{self.tree}' is cut by its node budget and min_gain")
 
-    def law_rule(self) -> ConfidenceSettings:
-        """The stop rule as one that looks at laws. Raises ConfigError for a threshold out of range."""
+    def confidence_rule(self) -> ConfidenceSettings:
+        """The settings of the stop rules that look at distributions. Raises ConfigError for a threshold out of range."""
         return ConfidenceSettings("none" if self.stop == "confidence" else self.stop, self.stop_below, self.entropy_weight)
 
 
@@ -97,18 +97,18 @@ class BlockGuesses:
 class ConfidenceStop:
     """Ends a chain where the chance that all of it is accepted falls under a threshold."""
 
-    needs_law = False
+    needs_probs = False
 
     def __init__(self, guesses: BlockGuesses, stop_below: float, num_rows: int, device: torch.device) -> None:
         self._guesses, self._stop_below = guesses, stop_below
         self._survival = torch.ones(num_rows, device=device)
         self.going = torch.ones(num_rows, dtype=torch.bool, device=device)
 
-    def before(self, node: int, law: Tensor, previous: Tensor) -> None:
+    def before(self, node: int, probs: Tensor, previous: Tensor) -> None:
         self._survival *= self._guesses.confidence(node, previous)
         self.going &= self._survival >= self._stop_below
 
-    def after(self, law: Tensor, token: Tensor) -> None:
+    def after(self, probs: Tensor, token: Tensor) -> None:
         """The token itself plays no part."""
 
 
@@ -245,7 +245,7 @@ class BlockDrafter(Drafter):
             lengths = [min(pair) for pair in zip(lengths, sure, strict=True)]
         if not any(lengths):
             return Draft.empty(len(rows), rows.device)
-        draft = drafted(rows, found.tokens, found.laws, lengths)
+        draft = drafted(rows, found.tokens, found.probs, lengths)
         return None if bans_bite(rows, draft) else draft
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
@@ -263,7 +263,8 @@ class BlockDrafter(Drafter):
             return None
         if settings.stop == "confidence":
             return ConfidenceStop(guesses, settings.stop_below, len(rows), rows.device)
-        return LawStop(StopRule(settings.law_rule(), len(rows), rows.device, ends=[row.stop_tokens for row in rows]))
+        rule = StopRule(settings.confidence_rule(), len(rows), rows.device, ends=[row.stop_tokens for row in rows])
+        return DistributionStop(rule)
 
 
 def _passes_of(head: BlockHead, lm: LM) -> tuple[BlockPasses, list[str]]:

@@ -1,11 +1,11 @@
 """Drafting with a head that is fed the target's hidden states: EAGLE's (`eagle.py`), MTP's (`mtp.py`).
 
 The drafting is a draft model's, token by token or level by level (`draft_model.py`, `draft_tree.py`: EAGLE-2's dynamic trees are
-`tree=best-first`), with the head in the model's place. What is different is what the head's cache may hold: only tokens beside
+`tree=best-first`), with the head instead of the model. What is different is what the head's cache may hold: only tokens beside
 the TARGET's own features. So after every step it forgets all it drafted, accepted or not, and `commit` puts aside the features of
 the tokens that stayed; the next draft feeds them first. Prompts are fed as the target reads them.
 
-    place of a row's cache    0              1              ...   n - 2
+    slot of a row's cache     0              1              ...   n - 2
     token                     x_{b+1}        x_{b+2}              x_{n-1}, the pending token
     feature                   g_b            g_{b+1}              g_{n-2}
 
@@ -83,7 +83,7 @@ class FeatureFed(ModelDrafter):
 
     @property
     def model(self) -> LM | None:
-        """None: its law depends on the target's features, so it is no law of a text."""
+        """None: its distribution depends on the target's features, so it is no distribution of a text."""
         return None
 
     def start(self, row: Row) -> None:
@@ -163,7 +163,7 @@ class FeatureFed(ModelDrafter):
 
     def _open(self, rows: Rows) -> list[tuple[list[int], Tensor]]:
         """A proposal begins. Per row, the tokens that wait with their hidden states (k, F), the last one pending. A row without
-        any gets a place that is not kept."""
+        any gets a pair that is not kept."""
         self._counts = [fed.num_waiting for fed in self._fed]
         self._lengths = list(self.lm.kv.lengths)
         return [
@@ -197,7 +197,7 @@ class Chains(Protocol):
     def draft(
         self, rows: Rows, pairs: Sequence[tuple[list[int], Tensor]], num_tokens: int
     ) -> tuple[Tensor, Tensor] | None:
-        """Tokens (B, n), n at least `num_tokens`, and laws (R, n + 1, V) of rows that draw; commits nothing.
+        """Tokens (B, n), n at least `num_tokens`, and distributions (R, n + 1, V) of rows that draw; commits nothing.
 
         The rows' caches lack these pairs. None where scores are no numbers.
         """

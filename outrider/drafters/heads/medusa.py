@@ -2,11 +2,12 @@
 
     positions    ...  n-2      n-1        n      n+1
     tokens       ...  x_{n-2}  x_{n-1}    ?      ?        x_{n-1} is the pending token: committed, not yet in the target's cache
-    feature           f_{n-2}                             the last there is; its own law was that of x_{n-1}
+    feature           f_{n-2}                             the last there is; its own distribution was that of x_{n-1}
     head 0, 1                             x_n    x_{n+1}  so head 0 guesses what follows the pending token
 
-The guesses depend on the text alone, not on each other, so every token drawn from a head's law is drawn from the law that
-travels with it. A drafter keeps one feature a row: of the prompt's last chunk (`read`), then of every pass (`commit`).
+The guesses depend on the text alone, not on each other, so every token drawn from a head's distribution is drawn from the
+distribution that travels with it. A drafter keeps one feature a row: of the prompt's last chunk (`read`), then of every pass
+(`commit`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
-from outrider.drafters.parallel import LawStop, draft_chain, draft_tree
+from outrider.drafters.parallel import DistributionStop, draft_chain, draft_tree
 from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
 from outrider.errors import ConfigError
 from outrider.models.heads.medusa import MedusaHeads
@@ -87,7 +88,7 @@ def assumed_accuracies(siblings: tuple[float, ...], num_heads: int) -> tuple[tup
 
 
 class MedusaGuesses:
-    """What the heads say: one law per level, whatever the tokens before it."""
+    """What the heads say: one distribution per level, whatever the tokens before it."""
 
     def __init__(self, logits: Tensor) -> None:
         self._logits = logits  # (B, heads, V)
@@ -182,7 +183,7 @@ class MedusaDrafter(Drafter):
             return draft
         stop = None
         if self._settings.stop != "none":
-            stop = LawStop(StopRule(self._settings, len(rows), rows.device, ends=[row.stop_tokens for row in rows]))
+            stop = DistributionStop(StopRule(self._settings, len(rows), rows.device, ends=[row.stop_tokens for row in rows]))
         return draft_chain(rows, budgets, guesses, stop)
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:

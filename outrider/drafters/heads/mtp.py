@@ -36,7 +36,7 @@ from outrider.trees.plan import TreePlan
 
 @dataclass(frozen=True)
 class MtpSettings(DraftModelSettings):
-    """The place of the head, and how its guesses branch."""
+    """The path of the head, and how its guesses branch."""
 
     head: str = setting("", "folder of the head; else the target's own checkpoint")
 

@@ -35,7 +35,7 @@ def check_corpus(path: Path) -> None:
 
 
 def corpus_hash(path: Path) -> str:
-    """SHA-256 of all file contents and of their places in the folder: another text has another hash."""
+    """SHA-256 of all file contents and of their paths in the folder: another text has another hash."""
     total = hashlib.sha256()
     for file in _files(path):
         with file.open("rb") as stream:

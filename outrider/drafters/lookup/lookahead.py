@@ -12,7 +12,7 @@ Two kinds of guesses ride in every target pass, next to one another in one draft
 
 Candidates have priority for nodes, the newest first; then come whole columns, from the left: what does not fit waits. With
 fewer than N - 2 nodes the window never runs, and only the pool's n-grams of the text itself are proposed. Guesses are the
-favourites of the raw logits, under sampling too: a deterministic draft, so no law has to be known.
+favourites of the raw logits, under sampling too: a deterministic draft, so no distribution has to be known.
 
 Everything is per row, so no row notices another one. But window and pool come from logits at rejected nodes, which the
 committed text does not tell: a row that starts again in the middle of its text starts with other guesses. Hence `learns`.
@@ -34,7 +34,7 @@ from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
 MAX_NODES = 64  # the most nodes a row may have in a step
-SPREAD = 2654435761  # odd and large: neighbouring columns begin at places far apart in the text
+SPREAD = 2654435761  # odd and large: neighbouring columns begin far apart in the text
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class GuessWindow:
         self._refill(text)
 
     def _refill(self, text: Sequence[int]) -> None:
-        """New columns on the right: pieces of the text from scattered places, so that columns do not all say the same."""
+        """New columns on the right: scattered pieces of the text, so that columns do not all say the same."""
         num_columns, num_levels = self._shape
         while len(self.columns) < num_columns:
             start = (len(text) + len(self.columns)) * SPREAD
@@ -206,7 +206,7 @@ class LookaheadDrafter(Drafter):
         return to_draft(trees, rows.device)
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
-        ends = [state.window.ends(nodes) for state, nodes in zip(self._rows, _nodes_by_place(draft), strict=True)]
+        ends = [state.window.ends(nodes) for state, nodes in zip(self._rows, _nodes_by_parent(draft), strict=True)]
         width = draft.num_nodes + 1
         asked = [index * width + node + 1 for index, line in enumerate(ends) for node in line if node is not None]
         best = iter(self._top_tokens.tokens(output.logits, asked, 1)[:, 0].tolist())
@@ -214,7 +214,7 @@ class LookaheadDrafter(Drafter):
             state.advance([None if node is None else next(best) for node in line], row.tokens)
 
 
-def _nodes_by_place(draft: Draft) -> list[dict[tuple[int | None, int], int]]:
+def _nodes_by_parent(draft: Draft) -> list[dict[tuple[int | None, int], int]]:
     """Per row, (parent, token) -> node."""
     return [
         {(parents[node], tokens[node]): node for node in range(length)}

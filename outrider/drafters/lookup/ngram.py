@@ -1,11 +1,11 @@
 """Prompt lookup: copy what followed the same few tokens when they were written before.
 
-Wins wherever the answer repeats its prompt or itself: summaries, edits, code, quoted passages. Every earlier place that ends
+Wins wherever the answer repeats its prompt or itself: summaries, edits, code, quoted passages. Every earlier position that ends
 with the text's last tokens (`min_ngram` to `max_ngram` of them) votes for what followed it there. A vote weighs more the more
-tokens agree and the more recent the place is, and votes for the same token add up: so length, recency and count decide
+tokens agree and the more recent the position is, and votes for the same token add up: so length, recency and count decide
 together, at every token of the copy. One occurrence after four equal tokens outweighs a few after two, but not many.
 
-The draft follows the heaviest votes: as one chain, or, with `tree`, as several branches where the places disagree. A copy
+The draft follows the heaviest votes: as one chain, or, with `tree`, as several branches where the positions disagree. A copy
 that reaches the end of the text goes on with itself. (The original, PLD by Saxena, copies from the first occurrence of the
 longest n-gram and skips short copies.) Only the row's own text is used; docs/algorithms/ngram.md has the numbers.
 """
@@ -24,8 +24,8 @@ from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft
 
-MAX_OCCURRENCES = 8  # places per n-gram length that vote, the most recent ones: bounds the cost of a step
-LENGTH_WEIGHT = 4.0  # a place that agrees in one token more weighs so many times as much
+MAX_OCCURRENCES = 8  # positions per n-gram length that vote, the most recent ones: bounds the cost of a step
+LENGTH_WEIGHT = 4.0  # a position that agrees in one token more weighs so many times as much
 DOUBT = 0.5  # weight of "none of these": what a lone vote of the shortest length is held against
 BRANCHES = 4  # `tree=true`
 
@@ -64,38 +64,38 @@ class NgramIndex:
     """Positions of every n-gram in one growing text: a dictionary holds the last, and each position links to the one
     before.
 
-    A place is the position of the token that followed.
+    An occurrence is kept as the position of the token that followed it.
     """
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self._sizes = range(min_ngram, max_ngram + 1)
-        self._last: dict[tuple[int, ...], int] = {}  # n-gram (of any size) -> its last place
-        self._before: dict[int, list[int]] = {size: [] for size in self._sizes}  # [size][place] -> earlier place, or -1
+        self._last: dict[tuple[int, ...], int] = {}  # n-gram (of any size) -> its last position
+        self._before: dict[int, list[int]] = {size: [] for size in self._sizes}  # [size][position] -> earlier position, or -1
         self._indexed = 0  # tokens [0, _indexed) have been entered as followers
 
     def update(self, tokens: list[int]) -> None:
         """Enter every n-gram that is followed by a token not seen before: one look-up per token and size."""
         last = self._last
         for size, before in self._before.items():
-            for place in range(self._indexed, len(tokens)):
-                if place < size:
+            for position in range(self._indexed, len(tokens)):
+                if position < size:
                     before.append(-1)
                     continue
-                ngram = tuple(tokens[place - size : place])
+                ngram = tuple(tokens[position - size : position])
                 before.append(last.get(ngram, -1))
-                last[ngram] = place
+                last[ngram] = position
         self._indexed = len(tokens)
 
     def matches(self, tokens: list[int]) -> dict[int, int]:
-        """place -> how many tokens before it equal the text's last ones, most recent place first."""
+        """Position -> how many tokens before it equal the text's last ones, the most recent position first."""
         found: dict[int, int] = {}
         for size in reversed(self._sizes):
-            place = self._last.get(tuple(tokens[-size:]), -1) if size <= len(tokens) else -1
+            position = self._last.get(tuple(tokens[-size:]), -1) if size <= len(tokens) else -1
             for _ in range(MAX_OCCURRENCES):
-                if place < 0:
+                if position < 0:
                     break
-                found.setdefault(place, size)
-                place = self._before[size][place]
+                found.setdefault(position, size)
+                position = self._before[size][position]
         return dict(sorted(found.items(), reverse=True))
 
 
@@ -169,6 +169,7 @@ class NgramDrafter(Drafter):
 
     def _guess(self, index: NgramIndex, tokens: list[int], budget: int) -> TokenTree:
         index.update(tokens)
-        weights = ((place, LENGTH_WEIGHT ** (size - self._settings.min_ngram)) for place, size in index.matches(tokens).items())
-        votes = [(place, weight * self._settings.recency**age) for age, (place, weight) in enumerate(weights)]
+        min_ngram, matches = self._settings.min_ngram, index.matches(tokens).items()
+        weights = ((position, LENGTH_WEIGHT ** (size - min_ngram)) for position, size in matches)
+        votes = [(position, weight * self._settings.recency**age) for age, (position, weight) in enumerate(weights)]
         return continuations(tokens, votes, budget, self._settings.branches, self._settings.min_share)

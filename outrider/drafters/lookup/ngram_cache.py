@@ -67,10 +67,10 @@ class NgramCache:
 
     def learn(self, tokens: Sequence[int], start: int) -> None:
         """Count tokens[start:], each as the follower of the n-grams before it."""
-        for place in range(max(start, 1), len(tokens)):
+        for position in range(max(start, 1), len(tokens)):
             for size in self._sizes:
-                if size <= place:
-                    self._count(tuple(tokens[place - size : place]), tokens[place])
+                if size <= position:
+                    self._count(tuple(tokens[position - size : position]), tokens[position])
 
     def after(self, context: Context) -> list[tuple[int, float]]:
         """(token, estimated probability), likeliest first, behind the longest known end of `context`; newest of equals first."""

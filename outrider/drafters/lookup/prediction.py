@@ -6,7 +6,7 @@ and while the answer differs from it, nothing is drafted.
 
 Where the answer departs from the prediction, the text's last tokens are looked for in it:
 
-    ahead of the place where the two were last surely together, the longest agreement first, of equal ones the nearest;
+    ahead of the position where the two were last surely together, the longest agreement first, of equal ones the nearest;
     a single token counts within a short distance only, for commas and spaces are everywhere
     else behind it (a part was moved), where several tokens agree
     else one token was replaced by another, perhaps: the next one is tried once
@@ -29,9 +29,9 @@ from outrider.settings import setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
-SURE = 4  # tokens in a row that agree: from there on the two are together, and a place behind may be believed
+SURE = 4  # tokens in a row that agree: from there on the two are together, and a position behind may be believed
 LONGEST = 8  # an agreement longer than that counts as this long
-MAX_PLACES = 64  # that are looked at, in each direction, the nearest ones: bounds the cost of a departure
+MAX_POSITIONS = 64  # that are looked at, in each direction, the nearest ones: bounds the cost of a departure
 
 
 @dataclass(frozen=True)
@@ -51,23 +51,23 @@ class PredictionSettings:
 class Alignment:
     """The position in its prediction that one growing answer has reached.
 
-    A place is the position of the token that should come next; the end of the prediction is one, too. None: nobody knows.
+    `position` is that of the token that should come next, at most the end of the prediction. None: nobody knows.
     """
 
     def __init__(self, prediction: Sequence[int], num_prompt: int, settings: PredictionSettings) -> None:
         self._prediction, self._settings = prediction, settings
-        self._places: dict[int, list[int]] = {}  # token -> the places behind it, in order
+        self._positions: dict[int, list[int]] = {}  # token -> the positions behind it, in order
         for position, token in enumerate(prediction):
-            self._places.setdefault(token, []).append(position + 1)
+            self._positions.setdefault(token, []).append(position + 1)
         self._read = num_prompt  # tokens of the text that were followed, or are the prompt's
-        self.place: int | None = 0
-        self._agreed = 0  # tokens before `place` that are the text's last ones, as far as that was looked at
-        self._sure = 0  # the place when SURE tokens agreed last
-        self._tries = False  # `place` is only where the next token would stand if one had been replaced
+        self.position: int | None = 0
+        self._agreed = 0  # tokens before `position` that are the text's last ones, as far as that was looked at
+        self._sure = 0  # the position when SURE tokens agreed last
+        self._tries = False  # `position` is only where the next token would stand if one had been replaced
 
     def coming(self, count: int) -> Sequence[int]:
         """What should come next, `count` tokens of it at most."""
-        return [] if self.place is None else self._prediction[self.place : self.place + count]
+        return [] if self.position is None else self._prediction[self.position : self.position + count]
 
     def update(self, tokens: Sequence[int]) -> None:
         """Follow what the text has now, token by token: what comes of it does not depend on how many come at once."""
@@ -77,43 +77,43 @@ class Alignment:
 
     def _follow(self, tokens: Sequence[int], end: int) -> None:
         """The text is tokens[:end]; its last token is new."""
-        place = self.place
-        if place is not None and place < len(self._prediction) and self._prediction[place] == tokens[end - 1]:
-            self.place, self._agreed, self._tries = place + 1, self._agreed + 1, False
+        position = self.position
+        if position is not None and position < len(self._prediction) and self._prediction[position] == tokens[end - 1]:
+            self.position, self._agreed, self._tries = position + 1, self._agreed + 1, False
         elif found := self._find(tokens, end):
-            (self.place, self._agreed), self._tries = found, False
+            (self.position, self._agreed), self._tries = found, False
         else:
-            self._tries = place is not None and not self._tries
-            self.place, self._agreed = (place + 1 if place is not None and self._tries else None), 0
-        if self._agreed >= SURE and self.place is not None:
-            self._sure = self.place
+            self._tries = position is not None and not self._tries
+            self.position, self._agreed = (position + 1 if position is not None and self._tries else None), 0
+        if self._agreed >= SURE and self.position is not None:
+            self._sure = self.position
 
     def _find(self, tokens: Sequence[int], end: int) -> tuple[int, int] | None:
-        """(place, tokens that agree before it) where the text's last tokens stand in the prediction."""
-        places = self._places.get(tokens[end - 1], [])
-        middle = bisect_right(places, self._sure)
+        """(position, tokens that agree before it) where the text's last tokens stand in the prediction."""
+        positions = self._positions.get(tokens[end - 1], [])
+        middle = bisect_right(positions, self._sure)
         near = self._sure + self._settings.near
-        ahead = self._longest(tokens, end, places[middle : middle + MAX_PLACES])
+        ahead = self._longest(tokens, end, positions[middle : middle + MAX_POSITIONS])
         if ahead is not None and (ahead[1] >= self._settings.min_match or ahead[0] <= near):
             return ahead
-        behind = self._longest(tokens, end, reversed(places[max(0, middle - MAX_PLACES) : middle]))
+        behind = self._longest(tokens, end, reversed(positions[max(0, middle - MAX_POSITIONS) : middle]))
         return behind if behind is not None and behind[1] >= SURE else None
 
-    def _longest(self, tokens: Sequence[int], end: int, places: Iterable[int]) -> tuple[int, int] | None:
-        """(place, agreement) of the longest agreement, the first of equal ones."""
+    def _longest(self, tokens: Sequence[int], end: int, positions: Iterable[int]) -> tuple[int, int] | None:
+        """(position, agreement) of the longest agreement, the first of equal ones."""
         best: tuple[int, int] | None = None
-        for place in places:
-            agreed = self._agreement(tokens, end, place)
+        for position in positions:
+            agreed = self._agreement(tokens, end, position)
             if best is None or agreed > best[1]:
-                best = place, agreed
+                best = position, agreed
                 if agreed == LONGEST:
                     break
         return best
 
-    def _agreement(self, tokens: Sequence[int], end: int, place: int) -> int:
-        """How many tokens before `place` equal those before `end` in the text, up to LONGEST."""
-        max_length = min(LONGEST, place, end)
-        return next((n for n in range(max_length) if self._prediction[place - 1 - n] != tokens[end - 1 - n]), max_length)
+    def _agreement(self, tokens: Sequence[int], end: int, position: int) -> int:
+        """How many tokens before `position` equal those before `end` in the text, up to LONGEST."""
+        max_length = min(LONGEST, position, end)
+        return next((n for n in range(max_length) if self._prediction[position - 1 - n] != tokens[end - 1 - n]), max_length)
 
 
 class PredictionDrafter(Drafter):

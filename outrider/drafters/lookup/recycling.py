@@ -1,6 +1,6 @@
 """Token recycling: what the target thought last time it saw a token is what it may think again (Luo et al. 2408.08696).
 
-A target pass computes the whole law behind every draft node, and nearly all of it is thrown away. Recycling keeps the k
+A target pass computes the whole distribution behind every draft node, and nearly all of it is thrown away. Recycling keeps the k
 likeliest tokens behind each node, rejected nodes included, in a table: M[x] = the k favourites the last time token x was fed.
 A draft is read off the table: M[pending] follow the pending token, M[x] follow each of those, in one fixed shape that gives
 likelier ranks more room. Only a token's last context is remembered, and only one token of context is looked at: cheap guesses,
@@ -31,7 +31,7 @@ from outrider.types import Draft, TargetOutput, Verdict
 
 # Assumed chance that the favourite of this rank comes next, the same at every depth. Only their proportions matter.
 RANK_ACCEPTANCE = (0.50, 0.15, 0.08, 0.05, 0.035, 0.025, 0.02, 0.015)
-SPARE = 4  # places in the shape for each node of a tree: they replace those whose token is not known
+SPARE = 4  # nodes in the shape for each node of a tree: they replace those whose token is not known
 UNKNOWN = NONE
 
 
@@ -52,9 +52,9 @@ class ShapeNode(NamedTuple):
 
 
 def tree_shape(num_nodes: int, top_k: int) -> list[ShapeNode]:
-    """The `num_nodes` places most likely to be accepted, likeliest first, so parents before children.
+    """The `num_nodes` nodes most likely to be accepted, likeliest first, so parents before children.
 
-    A place is accepted with the product of its path's RANK_ACCEPTANCE. The shape for n nodes begins the one for n + 1.
+    A node is accepted with the product of its path's RANK_ACCEPTANCE. The shape for n nodes begins the one for n + 1.
     """
     shape: list[ShapeNode] = []
     waiting = [(-chance, -1, rank) for rank, chance in enumerate(RANK_ACCEPTANCE[:top_k])]
@@ -74,14 +74,14 @@ class FollowerTable:
         self.favourites = np.full((vocab_size, top_k), UNKNOWN, dtype=np.int32)
 
     def grow(self, pending: int, shape: list[ShapeNode], budget: int) -> TokenTree:
-        """The shape's first `budget` places that can be filled. Where a favourite is unknown, all that follows is too."""
+        """The shape's first `budget` nodes that can be filled. Where a favourite is unknown, all that follows is too."""
         tree = TokenTree()
-        nodes: list[int | None] = []  # place -> node
+        nodes: list[int | None] = []  # index -> node
         followers: dict[int, list[int]] = {-1: self.favourites[pending].tolist()}  # node -> its favourites
-        for parent_place, rank in shape:
+        for parent_index, rank in shape:
             if len(tree) >= budget:
                 break
-            parent = -1 if parent_place < 0 else nodes[parent_place]
+            parent = -1 if parent_index < 0 else nodes[parent_index]
             token = UNKNOWN if parent is None else followers[parent][rank]
             if parent is None or token == UNKNOWN:
                 nodes.append(None)
@@ -147,9 +147,9 @@ class RecyclingDrafter(Drafter):
         for index, (row, tokens, length) in enumerate(zip(rows, *draft.lists, strict=True)):
             own = [row.tokens[self._num_tokens[index] - 1], *tokens[:length]]
             kept = [0, *(node + 1 for node in paths[index][: counts[index]])]
-            others = [place for place in range(len(own)) if place not in kept]
+            others = [number for number in range(len(own)) if number not in kept]
             order = [*others, *kept]  # kept nodes last: their context is the text itself
-            fed += [own[place] for place in order]
-            outputs += [index * width + place for place in order]
+            fed += [own[number] for number in order]
+            outputs += [index * width + number for number in order]
             self._num_tokens[index] = len(row.tokens)
         self._table.update(fed, self._top_tokens.tokens(output.logits, outputs, top_k))

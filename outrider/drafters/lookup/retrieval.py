@@ -42,7 +42,7 @@ class RetrievalSettings:
     min_match: int = setting(2, "shortest end of the text looked up, in tokens")
     branches: int = setting(4, "different tokens drafted at one position; 1 drafts chains")
     min_share: float = setting(0.05, "a token is drafted when this share of the occurrences goes on with it")
-    max_places: int = setting(256, "occurrences looked at; of more, evenly spread ones")
+    max_occurrences: int = setting(256, "occurrences looked at; of more, evenly spread ones")
 
     def __post_init__(self) -> None:
         if self.corpus is None and self.index is None:
@@ -57,8 +57,8 @@ class RetrievalSettings:
                 f"match lengths must satisfy 1 <= min_match <= max_match <= {DEPTH}, "
                 f"got {self.min_match} and {self.max_match}"
             )
-        if self.branches < 1 or self.max_places < 1:
-            raise ConfigError(f"branches and max_places must be at least 1, got {self.branches} and {self.max_places}")
+        if self.branches < 1 or self.max_occurrences < 1:
+            raise ConfigError(f"branches and max_occurrences must be at least 1, got {self.branches} and {self.max_occurrences}")
         if not 0 <= self.min_share <= 1:
             raise ConfigError(f"min_share must be between 0 and 1, got {self.min_share}")
 
@@ -100,8 +100,8 @@ class RetrievalDrafter(Drafter):
         chosen = self._settings
         tail = tokens[-chosen.max_match :]
         for length in range(self._index.longest_match(tail, chosen.min_match), chosen.min_match - 1, -1):
-            places = _spread(self._index.find(tail[len(tail) - length :]), chosen.max_places)
-            followers = self._index.followers(places, budget)
+            occurrences = _spread(self._index.find(tail[len(tail) - length :]), chosen.max_occurrences)
+            followers = self._index.followers(occurrences, budget)
             if (followers[:, 0] >= 0).any():  # else every occurrence ends its document: a shorter match may go on
                 return grow(followers.tolist(), budget, chosen.branches, chosen.min_share)
         return TokenTree()
@@ -141,8 +141,8 @@ def _path(name: str | None) -> Path | None:
     return None if name is None else Path(name).expanduser()
 
 
-def _spread(places: np.ndarray, max_count: int) -> np.ndarray:
-    """All of the places, or `max_count` of them, evenly spread: they stand in the order of their continuations."""
-    if len(places) <= max_count:
-        return places
-    return places[np.arange(max_count) * len(places) // max_count]
+def _spread(occurrences: np.ndarray, max_count: int) -> np.ndarray:
+    """All occurrences, or `max_count` of them, evenly spread: they stand in the order of their continuations."""
+    if len(occurrences) <= max_count:
+        return occurrences
+    return occurrences[np.arange(max_count) * len(occurrences) // max_count]

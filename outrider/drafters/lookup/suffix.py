@@ -1,7 +1,7 @@
 """Suffix decoding: continue as this text, or any earlier answer, went on after the same words (arXiv 2411.04975).
 
 Prompt lookup with counts, any match length, and a memory. Two suffix trees are asked: one of the row's own prompt and output,
-one of the outputs of rows that have left. In each, every match length of the text's end is a place to read on from, scored
+one of the outputs of rows that have left. In each, every match length of the text's end is a point to read on from, scored
 by the number of tokens expected to be accepted; the best guess of both is drafted. Where nothing is likely, nothing is
 proposed and the step is plain decoding. Made for repetitive work: agents, rewriting, code, the same questions again.
 
@@ -94,11 +94,12 @@ class SuffixDrafter(Drafter):
 
     @classmethod
     def build(cls, setup: DraftSetup) -> SuffixDrafter:
-        """Reads the cache file when there is one. Raises ConfigError for an unusable place, CheckpointError for a bad file."""
+        """Reads the cache file when there is one. Raises ConfigError for a path that cannot
+        be written, CheckpointError for a bad file."""
         drafter = cls(setup.settings, setup.target.lm.shape.vocab_size)
         if setup.settings.cache:
             cache = Path(setup.settings.cache)
-            _check_place(cache)
+            _check_writable(cache)
             if cache.exists():
                 drafter.memory.load(cache, drafter._vocab_size)
         return drafter
@@ -143,7 +144,7 @@ class SuffixDrafter(Drafter):
             self.memory.save(Path(self._settings.cache), self._vocab_size)
 
 
-def _check_place(cache: Path) -> None:
+def _check_writable(cache: Path) -> None:
     """The file is written at the end; whether it can be written is checked at the start."""
     folder = cache.parent
     if cache.is_dir():

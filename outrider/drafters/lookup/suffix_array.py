@@ -1,4 +1,4 @@
-"""All places of a large token text where the same few tokens stand, found by binary search: a suffix array of fixed depth.
+"""All positions of a large token text where the same few tokens stand, found by binary search: a suffix array of fixed depth.
 
 The positions of the text are sorted by the `DEPTH` tokens that follow them, so every n-gram of up to `DEPTH` tokens owns
 one run of the order. Sorting is prefix doubling (Manber, Myers 1990) in NumPy: ranks by one token, then by 2, 4, ...
@@ -64,9 +64,9 @@ class SuffixArray:
                 impossible = length
         return known if known >= shortest else 0
 
-    def followers(self, places: np.ndarray, count: int) -> np.ndarray:
-        """(k, count) int64: the tokens from each place on; -1 from the end of its document on."""
-        columns = places[:, None].astype(np.int64) + np.arange(count)
+    def followers(self, positions: np.ndarray, count: int) -> np.ndarray:
+        """(k, count) int64: the tokens from each position on; -1 from the end of its document on."""
+        columns = positions[:, None].astype(np.int64) + np.arange(count)
         inside = columns < len(self.tokens)
         found = self.tokens[np.where(inside, columns, 0)].astype(np.int64)
         ended = np.logical_or.accumulate((found == SEPARATOR) | ~inside, axis=1)

@@ -1,6 +1,6 @@
-"""From the places where a text's ends stand in a suffix tree to the most promising guess: the other half of suffix decoding.
+"""From the points where a text's ends stand in a suffix tree to the most promising guess: the other half of suffix decoding.
 
-Each match length m of the text's end is a place to read on from. What follows is taken best first by the probability of its
+Each match length m of the text's end is a point to read on from. What follows is taken best first by the probability of its
 path, at most alpha * m + beta tokens, nothing below `min_probability`. The sum of the path probabilities is the number of
 tokens expected to be accepted: the score by which match lengths, and trees, are compared.
 
@@ -49,7 +49,7 @@ class Guess(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A place to read on from: the text's last `length` tokens end here, and `seen` times something followed."""
+    """A point to read on from: the text's last `length` tokens end here, and `seen` times something followed."""
 
     node: SuffixNode
     passed: int
@@ -94,25 +94,25 @@ def _matches(points: Sequence[Point], own: bool) -> Iterator[Match]:
 def read_on(match: Match, budget: int, rule: SearchRule) -> Guess:
     """The likeliest `budget` nodes below a match, best first."""
     tree, survival = TokenTree(), list[float]()
-    # (-survival, tie, parent, token, place); ties: the earlier, i.e. the shallower and more frequent one
+    # (-survival, tie, parent, token, match); ties: the earlier, i.e. the shallower and more frequent one
     waiting: list[tuple[float, int, int, int, Match]] = []
-    parent, place, probability, order = -1, match, 1.0, 0
+    parent, reached, probability, order = -1, match, 1.0, 0
     while True:
-        for token, chance, following in _step(place, rule):
+        for token, chance, following in _step(reached, rule):
             if probability * chance >= rule.min_probability:
                 order += 1
                 heapq.heappush(waiting, (-probability * chance, order, parent, token, following))
         if not waiting or len(tree) >= budget:
             return Guess(tree, survival)
-        negative, _, above, token, place = heapq.heappop(waiting)
+        negative, _, above, token, reached = heapq.heappop(waiting)
         probability = -negative
         parent = tree.add(above, token)
         survival.append(probability)
 
 
-def _step(place: Match, rule: SearchRule) -> list[tuple[int, float, Match]]:
-    """(token, its probability, the place after it) for what followed here."""
-    node, passed, length, seen = place
+def _step(match: Match, rule: SearchRule) -> list[tuple[int, float, Match]]:
+    """(token, its probability, the match after it) for what followed here."""
+    node, passed, length, seen = match
     discount = rule.discount / math.sqrt(length)
     if passed == node.end - node.start:
         return [

@@ -37,7 +37,7 @@ class SuffixNode:
         self.ranked: tuple[int, list[SuffixNode]] | None = None  # the count when children were last sorted; see `likeliest`
 
 
-Point = tuple[SuffixNode, int]  # a place in the tree: a node and how many tokens of its edge have been passed, at least 1
+Point = tuple[SuffixNode, int]  # a point in the tree: a node and how many tokens of its edge have been passed, at least 1
 
 WIDE = 16  # from so many children on, their order is kept instead of sorted out every time
 MAX_RANKED = 8

@@ -1,9 +1,9 @@
 """A separate, smaller causal LM guesses a chain, token by token: the classic (Leviathan et al. 2211.17192).
 
-Each draft token is drawn from the draft's own law under the row's sampling options, filtered as the target's but for large
-nuclei (`sampling/draft_filters.py`), and that law travels with it as `Draft.probs`. Greedy rows need no law: their tokens are
-the argmax, a deterministic draft. Rows of a coupled verifier (`rows.coupled_rows`) get the winners of the target's own noise
-instead.
+Each draft token is drawn from the draft's own distribution under the row's sampling options, filtered as the target's but for
+large nuclei (`sampling/draft_filters.py`), and that distribution travels with it as `Draft.probs`. Greedy rows need no
+distribution: their tokens are the argmax, a deterministic draft. Rows of a coupled verifier (`rows.coupled_rows`) get the winners
+of the target's own noise instead.
 
 The model's cache is kept by catch-up alone: before drafting it is fed whatever the row has that the cache lacks (after a
 full acceptance that is two tokens, else one), after a step it forgets what was rejected. A row that nothing is drafted for
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.model.reading import Turns, read_together
-from outrider.drafters.parallel import LawStop, draft_chain
+from outrider.drafters.parallel import DistributionStop, draft_chain
 from outrider.drafters.programs import Loop, bans_bite, drafted, loop_of, programs_serve
 from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
@@ -52,7 +52,7 @@ class ModelDrafter(Drafter):
         folder = self._confidence.acceptance_head
         self._acceptance = AcceptanceHead.load(Path(folder), lm.shape.vocab_size).to(lm.device) if folder else None
         self._turns = Turns()
-        self._idle: list[bool] = []  # of the open proposal, per row: its text was not read, its place in the passes means nothing
+        self._idle: list[bool] = []  # of the open proposal, per row: its text was not read, its results mean nothing
         self._known: list[int] = []  # the same: positions of the committed text that its cache holds
 
     @property
@@ -111,7 +111,7 @@ class ModelDrafter(Drafter):
     def _propose_stepwise(self, rows: Rows, pending: list[list[int]], wanted: list[int]) -> Draft:
         """Token by token: any sampling option, any stop rule, no compiler."""
         rule = self._stop_rule(rows)
-        return draft_chain(rows, wanted, _Passes(self.lm, pending, max(wanted)), None if rule is None else LawStop(rule))
+        return draft_chain(rows, wanted, _Passes(self.lm, pending, max(wanted)), None if rule is None else DistributionStop(rule))
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         kv = self.lm.kv
@@ -145,7 +145,7 @@ class ModelDrafter(Drafter):
 
     def _catch_up(self, rows: Rows) -> list[list[int]]:
         """What each row's cache still lacks after any long catch-up: one token, or two after a full acceptance. An idle row
-        gets a place that is not kept."""
+        gets a token that is not kept."""
         kv, idle = self.lm.kv, self._idle
         if any(lags and not skip for lags, skip in zip(self._lags(rows), idle, strict=True)):
             held = list(kv.lengths)

@@ -51,19 +51,19 @@ class _RowTree(RowTree):
 
     missing: list[int]  # committed tokens the draft's cache lacks; the last one is the pending token
     fed: list[int] = field(default_factory=list)  # nodes in the order they were first fed
-    place: dict[int, int] = field(default_factory=dict)  # node -> its index in `fed`
+    fed_index: dict[int, int] = field(default_factory=dict)  # node -> its index in `fed`
 
     def feed(self) -> list[int]:
         """Take in the nodes of this level; where its wanted outputs stand among those of the fed nodes (0 = pending)."""
         for output, _ in self.growth.wanted():
             if output > 0:
-                self.place[output - 1] = len(self.fed)
+                self.fed_index[output - 1] = len(self.fed)
                 self.fed.append(output - 1)
         return [self.fed_output(output) for output, _ in self.growth.wanted()]
 
     def fed_output(self, output: int) -> int:
         """A node's output as the model numbers it."""
-        return 0 if output == 0 else 1 + self.place[output - 1]
+        return 0 if output == 0 else 1 + self.fed_index[output - 1]
 
     def fed_tokens(self) -> list[int]:
         return [self.growth.tokens[node] for node in self.fed]
@@ -71,7 +71,7 @@ class _RowTree(RowTree):
     def fed_parents(self) -> list[int]:
         """The parent's index of every fed node; -1 = pending."""
         parents = (self.growth.parents[node] for node in self.fed)
-        return [-1 if parent < 0 else self.place[parent] for parent in parents]
+        return [-1 if parent < 0 else self.fed_index[parent] for parent in parents]
 
 
 class TreeModelDrafter(ModelDrafter):
@@ -131,15 +131,15 @@ class TreeModelDrafter(ModelDrafter):
                 continue
             path = verdict.lists.path[index][: verdict.lists.num_accepted[index]]
             nodes = [self._chosen[index][node] for node in path]
-            kept = [tree.place[node] for node in nodes if node in tree.place]  # leaves were never fed
-            kv.keep(index, [*range(len(tree.missing)), *(len(tree.missing) + place for place in kept)])
+            kept = [tree.fed_index[node] for node in nodes if node in tree.fed_index]  # leaves were never fed
+            kv.keep(index, [*range(len(tree.missing)), *(len(tree.missing) + offset for offset in kept)])
             kv.truncate(index, len(row.tokens) - 1)
         self._trees = []
 
     # ---------------------------------------------------------------- one level
 
     def _next_level(self, rows: Rows) -> tuple[TreeLevel, Tensor, int]:
-        """One pass of the draft model over all fed nodes, and the laws at those that are expanded now: the level, scores
+        """One pass of the draft model over all fed nodes, and the distributions at those that are expanded now: the level, scores
         (B, M, V') of the model's own vocabulary, and the fed output that scores[:, 0] belongs to."""
         outputs = [[output for output, _ in tree.growth.wanted()] for tree in self._trees]
         fed = [tree.feed() for tree in self._trees]
@@ -147,10 +147,10 @@ class TreeModelDrafter(ModelDrafter):
         scores = self._forward(first, last, rows.device)
         level = TreeLevel(None, outputs, [[output - first for output in line] for line in fed])
         if any(tree.sampled or not ranked for tree, ranked in zip(self._trees, self._ranked, strict=True)):
-            level.law = self._level_law(rows, scores, first)
+            level.probs = self._level_probs(rows, scores, first)
         return level, scores, first
 
-    def _level_law(self, rows: Rows, scores: Tensor, first: int) -> Tensor:
+    def _level_probs(self, rows: Rows, scores: Tensor, first: int) -> Tensor:
         fitted, so_far = fit_width(scores, rows.vocab_size), self._fed_draft(rows.device)
         return distribution(fitted, rows.soft_sampling, rows.history, so_far, first_node=first, drafting=True)
 
@@ -183,16 +183,17 @@ class TreeModelDrafter(ModelDrafter):
     def _children(self, rows: Rows, level: TreeLevel, scores: Tensor, first: int) -> list[list[list[Child]]]:
         """Per row, per wanted output, its children."""
         counts = [[count for _, count in tree.growth.wanted()] for tree in self._trees]
-        places = level.places
+        columns = level.columns
         by_scores = [ranked and not tree.sampled for tree, ranked in zip(self._trees, self._ranked, strict=True)]
-        own = [[line if mine else [] for line, mine in zip(each, by_scores, strict=True)] for each in (places, counts)]
+        own = [[line if mine else [] for line, mine in zip(each, by_scores, strict=True)] for each in (columns, counts)]
         placed = likeliest_scores(self._top_tokens, rows, scores, *own)
-        if placed is not None and level.law is None:
+        if placed is not None and level.probs is None:
             return placed
-        law = self._level_law(rows, scores, first) if level.law is None else level.law  # which says what is wrong with the scores
-        ranks = law
+        # `_level_probs` names the row whose scores are no numbers
+        probs = self._level_probs(rows, scores, first) if level.probs is None else level.probs
+        ranks = probs
         if rows.coupled_rows is not None:
-            ranks = raced(rows, law, self._fed_draft(rows.device).depths()[:, first : first + law.shape[1]])
+            ranks = raced(rows, probs, self._fed_draft(rows.device).depths()[:, first : first + probs.shape[1]])
         found: list[list[list[Child]]] = []
         for index, tree in enumerate(self._trees):
             if tree.sampled or not counts[index]:
@@ -200,6 +201,6 @@ class TreeModelDrafter(ModelDrafter):
             elif by_scores[index] and placed is not None:
                 found.append(placed[index])
             else:
-                found.append(likeliest(ranks[index, places[index]], counts[index]))
-        draw(rows, law, self._trees, places, found, replacement=self.plan.replacement)
+                found.append(likeliest(ranks[index, columns[index]], counts[index]))
+        draw(rows, probs, self._trees, columns, found, replacement=self.plan.replacement)
         return found

@@ -7,8 +7,8 @@ universal assisted generation):
 * `reencode`: the draft continues greedily in its own tokens, and their text is encoded with the target's tokenizer: a
   deterministic chain. Works for any two tokenizers.
 * `shared`: token by token, the draft's logits are moved to the target's ids of the tokens that both have, the others get
-  no mass, and the row's sampling options apply as they do to the target: an honest law over the target's vocabulary, so
-  sampled drafts are accepted as often as those laws agree. Works as well as the vocabularies overlap.
+  no mass, and the row's sampling options apply as they do to the target: an honest distribution over the target's vocabulary, so
+  sampled drafts are accepted as often as those distributions agree. Works as well as the vocabularies overlap.
 
 The draft's cache follows its own tokens: what a new translation no longer shares with the cached one is forgotten, the
 rest is fed. docs/algorithms/universal.md.
@@ -175,7 +175,7 @@ class UniversalDrafter(Drafter):
         return max(1, min(wanted, MAX_STRETCH * count))
 
     def _draft_shared(self, rows: Rows, steps: list[int]) -> Draft:
-        """A node per pass, drawn from the draft's law over shared tokens; whole chains from one call where that serves."""
+        """A node per pass, drawn from the draft's distribution over shared tokens; whole chains from one call where possible."""
         if isinstance(self.lm.run, NativeRun) and programs_serve(rows):
             pending, count = self._pending(steps), max(steps)
             found = self._chains(self.lm.run, Picks.of(rows, count), pending, count, self._shared)
@@ -184,10 +184,10 @@ class UniversalDrafter(Drafter):
                 self._hold(pending, [self._draft_id[line].tolist() for line in draft.tokens], steps)
                 return draft
         lengths = torch.tensor(steps, device=rows.device)
-        idle = (lengths == 0)[:, None]  # (B, 1): whatever law they get, nothing is drafted from it
+        idle = (lengths == 0)[:, None]  # (B, 1): whatever distribution they get, nothing is drafted from it
         plain = rows.sampling.is_plain_greedy
         tokens: list[Tensor] = []  # each (B,)
-        laws: list[Tensor] = []  # each (B, V)
+        node_probs: list[Tensor] = []  # each (B, V)
         start = rows.positions
         logits = self._feed(self._pending(steps))
         for node in range(max(steps)):
@@ -202,10 +202,10 @@ class UniversalDrafter(Drafter):
                 lengths = torch.where(stuck, lengths.clamp(max=node), lengths)
                 idle = idle | stuck[:, None]
                 scores = scores.masked_fill(idle, 0.0)
-            law = distribution(scores[:, None], rows.sampling, rows.history, so_far, first_node=node, drafting=True)[:, 0]
-            laws.append(law)
-            tokens.append(choose(law, rows, start, node))
-        return Draft(torch.stack(tokens, dim=1), lengths) if plain else chosen_chain(tokens, laws, lengths, rows)
+            probs = distribution(scores[:, None], rows.sampling, rows.history, so_far, first_node=node, drafting=True)[:, 0]
+            node_probs.append(probs)
+            tokens.append(choose(probs, rows, start, node))
+        return Draft(torch.stack(tokens, dim=1), lengths) if plain else chosen_chain(tokens, node_probs, lengths, rows)
 
     def _stuck(self, rows: Rows, so_far: Draft | None, node: int) -> Tensor | None:
         """(B,) bool: rows whose grammar asks for a token here that the draft does not have; None where there is no grammar."""

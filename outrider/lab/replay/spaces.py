@@ -44,7 +44,7 @@ SPACES: dict[str, Space] = {
     },
     "retrieval": {
         "max_match": IntDistribution(2, DEPTH), "min_match": IntDistribution(1, 8), "branches": IntDistribution(1, 8),
-        "min_share": FloatDistribution(0.0, 0.6), "max_places": IntDistribution(16, 1024, log=True),
+        "min_share": FloatDistribution(0.0, 0.6), "max_occurrences": IntDistribution(16, 1024, log=True),
     },
 }  # fmt: skip
 

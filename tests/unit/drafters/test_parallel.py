@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.drafters.parallel import LawStop, draft_chain, draft_tree
+from outrider.drafters.parallel import DistributionStop, draft_chain, draft_tree
 from outrider.rows import Rows
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
 from outrider.sampling.params import SamplingParams
@@ -68,7 +68,7 @@ def test_stopping_early_keeps_the_law(verifier: str, stop: str) -> None:
     settings = ConfidenceSettings(stop=stop, stop_below=0.56 if stop == "entropy" else 0.3)
 
     def drafted(rows: Rows) -> Draft:
-        return draft_chain(rows, [LEVELS] * len(rows), guesses, LawStop(StopRule(settings, len(rows), rows.device)))
+        return draft_chain(rows, [LEVELS] * len(rows), guesses, DistributionStop(StopRule(settings, len(rows), rows.device)))
 
     drafts = all_drafts(drafted, PROMPT, params, V)
     assert LEVELS not in drafts.draft.lengths.tolist() or len(set(drafts.draft.lengths.tolist())) > 1, "it never stopped"

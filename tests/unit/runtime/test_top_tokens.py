@@ -31,7 +31,7 @@ def test_shares_are_those_of_the_softmax(size: int, kernel: TopTokens) -> None:
     """Also of the first scores alone, as of a draft whose vocabulary is padded, and at a temperature of each output's own."""
     scores, heat = 4 * torch.randn(1, 6, size), [1.0, 0.3, 2.0]
     for width in (size, size - 1):
-        ours, torchs = (one.laws(scores, [5, 0, 2], 4, width, heat) for one in (kernel, TopTokens()))
+        ours, torchs = (one.shares(scores, [5, 0, 2], 4, width, heat) for one in (kernel, TopTokens()))
         assert (ours.tokens == torchs.tokens).all()
         assert abs(ours.shares - torchs.shares).max() < 1e-6
 
@@ -47,6 +47,6 @@ def test_what_cannot_be_said_is_no_favourite(kernel: TopTokens) -> None:
     scores = torch.full((3, 90), -torch.inf)
     scores[0, [3, 80]] = torch.tensor([1.0, 2.0])
     scores[2] = torch.nan
-    found = kernel.laws(scores, [0, 1, 2], 3, 90, [1.0] * 3)
+    found = kernel.shares(scores, [0, 1, 2], 3, 90, [1.0] * 3)
     assert found.tokens.tolist() == [[80, 3, NONE], [NONE] * 3, [NONE] * 3]
     assert found.shares[0].sum() == pytest.approx(1.0)

@@ -87,7 +87,7 @@ def test_a_recurrent_markov_head_knows_its_whole_path() -> None:
 class CheatingStop(ConfidenceStop):
     """What must not be done: a drawn token is dropped by a confidence that has seen it."""
 
-    needs_law = True
+    needs_probs = True
 
     def after(self, law: Tensor, token: Tensor) -> None:
         self.dropped = law.gather(1, token[:, None])[:, 0] < 0.4

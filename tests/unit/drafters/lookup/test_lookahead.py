@@ -14,7 +14,7 @@ from outrider.drafters.lookup.lookahead import (
     LookaheadDrafter,
     LookaheadSettings,
     NgramPool,
-    _nodes_by_place,
+    _nodes_by_parent,
 )
 from outrider.errors import ConfigError
 from outrider.rows import Rows
@@ -55,7 +55,7 @@ def test_every_place_is_found_where_nodes_are_shared() -> None:
     tree.add_path([1, 2, 3], budget=100)  # a candidate; column 0 is its beginning, column 1 starts like it
     window.plant(tree, budget=100)
     assert tree.tokens == [1, 2, 3, 5, 6, 7]
-    (nodes,) = _nodes_by_place(to_draft([tree], "cpu"))
+    (nodes,) = _nodes_by_parent(to_draft([tree], "cpu"))
     assert window.ends(nodes) == [1, 3, 5]
 
 
@@ -64,7 +64,7 @@ def test_columns_that_were_not_drafted_have_no_end() -> None:
     window, tree = _window([99, 10, 20], [1, 11, 21], [2, 12, 22]), TokenTree()
     window.plant(tree, budget=7)  # 2 + 3 nodes fit, 3 more do not
     assert tree.tokens == [10, 20, 1, 11, 21]
-    (nodes,) = _nodes_by_place(to_draft([tree], "cpu"))
+    (nodes,) = _nodes_by_parent(to_draft([tree], "cpu"))
     assert window.ends(nodes) == [1, 4, None]
 
 
@@ -121,7 +121,7 @@ def test_all_columns_run_with_as_many_nodes_as_the_settings_have() -> None:
     settings = LookaheadSettings(ngram=4, window=3, guesses=2)
     drafter, rows = _drafter([[1, 2, 3, 4, 9, 1, 5, 6, 7, 11, 1, 8, 12, 13, 14, 1]], ngram=4, window=3, guesses=2)
     draft = drafter.propose(rows, [settings.num_nodes])
-    (nodes,) = _nodes_by_place(draft)
+    (nodes,) = _nodes_by_parent(draft)
     assert None not in drafter._rows[0].window.ends(nodes)
 
 

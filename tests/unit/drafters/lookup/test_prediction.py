@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.composite_settings import CompositeSettings
 from outrider.drafters.lookup.ngram import NgramDrafter
-from outrider.drafters.lookup.prediction import MAX_PLACES, SURE, Alignment, PredictionDrafter, PredictionSettings
+from outrider.drafters.lookup.prediction import MAX_POSITIONS, SURE, Alignment, PredictionDrafter, PredictionSettings
 from outrider.errors import ConfigError
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
@@ -207,9 +207,9 @@ def test_steps_leave_no_trace(prediction: list[int], answer: list[int], cuts: li
 def test_a_place_is_in_the_prediction(prediction: list[int], answer: list[int]) -> None:
     """Catches an index off its end, and a draft that is no part of the prediction."""
     found = after(prediction, answer)
-    if found.place is not None:
-        assert 0 <= found.place <= len(prediction) + 1
-        assert list(found.coming(5)) == prediction[found.place : found.place + 5]
+    if found.position is not None:
+        assert 0 <= found.position <= len(prediction) + 1
+        assert list(found.coming(5)) == prediction[found.position : found.position + 5]
 
 
 def test_a_departure_looks_at_so_many_places_only() -> None:
@@ -223,7 +223,7 @@ def test_a_departure_looks_at_so_many_places_only() -> None:
 
     alignment = Watched([7] * 5000, len(PROMPT), PredictionSettings(near=0))
     alignment.update([*PROMPT, *[7] * 1000, 1, 1, 7])
-    assert len(looked) <= 2 * MAX_PLACES
+    assert len(looked) <= 2 * MAX_POSITIONS
     assert {1001, 1000} <= set(looked)
 
 

@@ -77,7 +77,7 @@ def test_a_match_at_a_documents_end_gives_way_to_a_shorter_one() -> None:
 
 def test_occurrences_are_thinned_evenly() -> None:
     """Catches a bound that keeps only the alphabetically first continuations."""
-    drafter = _drafter(*[[1, token] for token in (5, 6, 7, 8) for _ in range(10)], max_places=4)
+    drafter = _drafter(*[[1, token] for token in (5, 6, 7, 8) for _ in range(10)], max_occurrences=4)
     assert sorted(drafter._tree([1], 4).tokens) == [5, 6, 7, 8]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.drafters.parallel import LawStop, draft_chain
+from outrider.drafters.parallel import DistributionStop, draft_chain
 from outrider.errors import CheckpointError, ConfigError
 from outrider.models.heads.acceptance import (
     NUM_FEATURES,
@@ -124,7 +124,7 @@ def test_stopping_by_it_keeps_the_law(verifier: str, token_size: int, ends: tupl
             predict = partial(one.chance, greedy=torch.zeros(len(rows), dtype=torch.bool))
             pending = torch.tensor([row.tokens[-1] for row in rows])
             rule = StopRule(settings, len(rows), rows.device, predict, pending=pending, ends=[ends] * len(rows))
-            return draft_chain(rows, [LEVELS] * len(rows), guesses, LawStop(rule))
+            return draft_chain(rows, [LEVELS] * len(rows), guesses, DistributionStop(rule))
 
         drafts = all_drafts(drafted, PROMPT, params, V)
         lengths.add(tuple(sorted(set(drafts.draft.lengths.tolist()))))
