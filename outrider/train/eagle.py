@@ -21,7 +21,7 @@ from outrider.models.heads.eagle import STEADY_ROPE, EagleConfig, EagleHead, Kin
 from outrider.models.heads.eagle_files import TargetSizes, default_signals, load_eagle, save_eagle
 from outrider.models.signals import AFTER_NORM, Listening
 from outrider.settings import setting
-from outrider.train.losses import TargetDistributions, acceptance, parse_loss, smooth_l1, weighted_mean
+from outrider.train.losses import TargetDistributions, parse_loss, smooth_l1, weighted_mean
 from outrider.train.recipe import FeatureBatch, RecipeSetup
 from outrider.train.unrolled import UnrolledRecipe
 
@@ -123,7 +123,7 @@ class EagleRecipe(UnrolledRecipe):
 
     def _judge(self, target_laws: TargetDistributions, logits: Tensor) -> tuple[Tensor, Tensor]:
         """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's distribution is `target_laws`."""
-        return self._loss(target_laws.law, logits) * self._settings.loss_weight, acceptance(target_laws.whole, logits.detach())
+        return self._loss(target_laws.law, logits) * self._settings.loss_weight, self._acceptance(target_laws, logits)
 
     def _feature_loss(self, batch: FeatureBatch, rows: Tensor, places: Tensor, states: Tensor) -> Tensor:
         distance = smooth_l1(batch.hidden[AFTER_NORM][rows, places].to(states.dtype), states)

@@ -50,7 +50,9 @@ class FeatureSource:
         heard: dict[int, Tensor] = {}
         with self._listening.during(heard):
             logits = self._module(input_ids=batch.tokens, use_cache=False).logits
-        if not torch.isfinite(logits[batch.mask]).all():
+        dtype = torch.float32 if logits.dtype == torch.float16 else None  # which a sum could leave
+        sums = logits.sum(dim=-1, dtype=dtype)  # NaN or infinite where a logit is
+        if not torch.isfinite(sums[batch.mask]).all():
             raise NumericalError("the target gives NaN or infinite logits on the training texts; try --dtype float32")
         return heard, logits
 

@@ -50,7 +50,10 @@ class FeatureBatch:
 
 @dataclass
 class LossReport:
-    """The losses of one batch. All means are over `count` positions, so that several batches add up."""
+    """The losses of one batch. All means are over `count` positions, so that several batches add up.
+
+    Acceptances are measured in validation: while the module trains, `per_position` and `survival` may be empty.
+    """
 
     loss: Tensor  # scalar fp32, with a gradient
     per_position: list[float]  # [j]: mean of sum_x min(p, q) at draft position j, given that it is reached

@@ -68,6 +68,8 @@ class UnrolledRecipe:
             total = total + distance * decay[step] / sum(decay)
             parts[f"loss@{step}"] = float(weighted_mean(losses[step], counts[step]) + distance.detach())
             accepted.append(torch.zeros(mask.shape, device=mask.device).masked_scatter_(mask, accepts[step]))
+        if self.module.training:  # acceptances are measured in validation alone
+            return LossReport(total, [], parts)
         per_position, survival, count = chain_means(accepted, torch.stack(masks).all(dim=0))
         return LossReport(total, per_position, parts, survival, max(count, 1))
 
@@ -77,7 +79,13 @@ class UnrolledRecipe:
 
     def _judge(self, target_laws: TargetDistributions, logits: Tensor) -> tuple[Tensor, Tensor]:
         """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's distribution is `target_laws`."""
-        return self._loss(target_laws.law, logits), acceptance(target_laws.whole, logits.detach())
+        return self._loss(target_laws.law, logits), self._acceptance(target_laws, logits)
+
+    def _acceptance(self, target_laws: TargetDistributions, logits: Tensor) -> Tensor:
+        """(n,), measured in validation; zeros while the head is trained: a softmax of every logit would cost 6 % of a step."""
+        if self.module.training:
+            return logits.new_zeros(len(logits), dtype=torch.float32)
+        return acceptance(target_laws.whole, logits)
 
     def _feature_loss(self, batch: FeatureBatch, rows: Tensor, places: Tensor, states: Tensor) -> Tensor:
         """The loss of states (n, H) of these rows and places as states: none, they are free to be whatever drafts best."""

@@ -49,7 +49,10 @@ def test_unrolled_training_computes_what_drafting_computes(tmp_path: Path, famil
     report = recipe.loss(batch)
     report.loss.backward()
     assert all(parameter.grad is not None for parameter in head.layer(0).projection.parameters())
-    assert len(report.per_position) == UNROLLS
+    assert report.per_position == []
+    recipe.module.eval()
+    with torch.no_grad():
+        assert len(recipe.loss(batch).per_position) == UNROLLS
 
 
 def test_training_raises_the_expected_acceptance(tmp_path: Path) -> None:
@@ -61,12 +64,15 @@ def test_training_raises_the_expected_acceptance(tmp_path: Path) -> None:
         held_out = batch_of(target, recipe.signals, texts(target, 8, 16, seed=9))
         batches = [batch_of(target, recipe.signals, texts(target, 16, 16, seed=seed)) for seed in range(4)]
         optimizer = torch.optim.AdamW(recipe.module.parameters(), lr=3e-3)
+        recipe.module.eval()
         with torch.no_grad():
             before = recipe.loss(held_out)
+        recipe.module.train()
         for step in range(24):
             optimizer.zero_grad()
             recipe.loss(batches[step % 4]).loss.backward()
             optimizer.step()
+        recipe.module.eval()
         with torch.no_grad():
             after = recipe.loss(held_out)
     assert sum(after.survival) > 1.3 * sum(before.survival), (before.survival, after.survival)
