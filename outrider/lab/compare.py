@@ -8,7 +8,7 @@ limits (l1, u1) and (l2, u2) of x1 and x2,
 
 and a ratio is the same of logarithms. It keeps asymmetric intervals asymmetric and is the usual one for normal errors.
 A number is better or worse where this interval leaves out "no change". Runs on different machines are compared too, and say so
-before anything else: then machines differ, not versions, and `gate` refuses.
+before anything else: then machines differ, not versions.
 """
 
 from __future__ import annotations
@@ -61,20 +61,6 @@ class Change:
         """Whether chance has a part in it."""
         return isinstance(self.old, Interval) or isinstance(self.new, Interval)
 
-    @property
-    def gain(self) -> Interval | None:
-        """New over old, turned so that above 1 is better. None where there is no better, and for measured differences."""
-        found = self.change if self.scale == "ratio" else self._exact_ratio()
-        if self.higher_is_better is None or found is None or self.higher_is_better:
-            return None if self.higher_is_better is None else found
-        return Interval(value=_inverse(found.value), low=_inverse(found.high), high=_inverse(found.low), level=found.level)
-
-    def _exact_ratio(self) -> Interval | None:
-        """A share that must not fall, like that of identical texts, is a difference and still has a ratio."""
-        if isinstance(self.old, Interval) or isinstance(self.new, Interval) or self.old <= 0 or self.new < 0:
-            return None
-        return Interval(value=self.new / self.old, low=self.new / self.old, high=self.new / self.old)
-
 
 @dataclass(frozen=True)
 class ResultOrigin:
@@ -100,16 +86,6 @@ class Comparison:
     only_new: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class ThresholdOutcome:
-    """What a threshold says: `failed` are confirmed below it, `undecided` may be."""
-
-    threshold: float
-    failed: tuple[Change, ...]
-    undecided: tuple[Change, ...]
-    passed: tuple[Change, ...]
-
-
 def compare(old: Result, new: Result) -> Comparison:
     """Raises ConfigError for results of two kinds, or without a number in common."""
     if old.kind != new.kind:
@@ -129,29 +105,6 @@ def compare(old: Result, new: Result) -> Comparison:
         tuple(_change(before[label], after[label]) for label in shared),
         tuple(label for label in before if label not in after), tuple(label for label in after if label not in before),
     )  # fmt: skip
-
-
-def gate(comparison: Comparison, threshold: float) -> ThresholdOutcome:
-    """Sort what has a ratio of new to old by `threshold`, 0.97 for "at most 3 % worse".
-
-    A measured number fails if it is worse, not by chance, and its value is below the threshold; an exact one by its value.
-    Raises ConfigError where machines differ, where nothing can be judged, or for a threshold outside 0..1.
-    """
-    if not 0 < threshold <= 1:
-        raise ConfigError(f"--fail-below is a ratio of new to old between 0 and 1, like 0.97; got {threshold}")
-    if comparison.machines:
-        first = comparison.machines[0]
-        raise ConfigError(
-            f"--fail-below needs two results of one machine: here {first.what} is {first.old} and {first.new}; "
-            "leave it out to see the numbers"
-        )
-    judged = [(change, gain) for change in comparison.changes if (gain := change.gain) is not None]
-    if not judged:
-        raise ConfigError(f"results of '{comparison.kind}' have no number that --fail-below could judge")
-    failed = tuple(change for change, gain in judged if change.verdict == "worse" and gain.value < threshold)
-    rest = [(change, gain) for change, gain in judged if change not in failed]
-    undecided = tuple(change for change, gain in rest if gain.low < threshold)
-    return ThresholdOutcome(threshold, failed, undecided, tuple(change for change, _ in rest if change not in undecided))
 
 
 def ratio(old: float | Interval, new: float | Interval) -> Interval:
@@ -197,10 +150,6 @@ def _log(value: float) -> float:
 
 def _exp(value: float) -> float:
     return math.exp(value) if value < 700 else math.inf
-
-
-def _inverse(value: float) -> float:
-    return 1 / value if value > 0 else math.inf
 
 
 def _change(old: Comparable, new: Comparable) -> Change:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from outrider.lab.compare import Change, Comparison, Difference, ResultOrigin, ThresholdOutcome
+from outrider.lab.compare import Change, Comparison, Difference, ResultOrigin
 from outrider.lab.result import Interval
 from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Plot, Series, Table
 from outrider.report.plotted import figure, with_interval
@@ -20,11 +20,9 @@ WORDS = {
 }  # fmt: skip
 
 
-def document(comparison: Comparison, gate: ThresholdOutcome | None = None) -> Document:
-    """`gate`: the result of a threshold, where one was given."""
+def document(comparison: Comparison) -> Document:
+    """Everything in it is in the comparison."""
     blocks: list[Block] = [*_machines(comparison), *_verdict(comparison)]
-    if gate is not None:
-        blocks += _gate(gate)
     blocks += [*_table(comparison.changes), *_plot(comparison.changes)]
     blocks += _missing("Only in the old result", comparison.only_old)
     blocks += _missing("Only in the new result", comparison.only_new)
@@ -64,22 +62,6 @@ def _verdict(comparison: Comparison) -> Iterator[Block]:
         yield Paragraph(
             f"{len(measured)} were measured ({paired} compared prompt by prompt), with intervals of {level:.0%}: if nothing had "
             f"changed, about {chance:.1f} of them would still differ by chance."
-        )
-
-
-def _gate(gate: ThresholdOutcome) -> Iterator[Block]:
-    bound = figure(gate.threshold)
-    if gate.failed:
-        names = ", ".join(change.label for change in gate.failed[:MAX_NAMES]) + (", ..." if len(gate.failed) > MAX_NAMES else "")
-        yield Paragraph(f"Failed: {len(gate.failed)} below {bound} of the old result, and not by chance: {names}.", "bad")
-    else:
-        yield Paragraph(f"Passed: nothing is confirmed to be below {bound} of the old result.", "good")
-    if gate.undecided:
-        judged = len(gate.undecided) + len(gate.passed) + len(gate.failed)
-        yield Paragraph(
-            f"Undecided: {len(gate.undecided)} of {judged} could be below {bound} as far as their intervals say; more prompts or "
-            "rounds would tell.",
-            "caution",
         )
 
 

@@ -14,7 +14,7 @@ from scipy.stats import norm
 
 from outrider.errors import ConfigError
 from outrider.lab.comparable import Comparable, comparables
-from outrider.lab.compare import Comparison, compare, difference, gate, ratio
+from outrider.lab.compare import Comparison, compare, difference, ratio
 from outrider.lab.pairing import paired_ratio
 from outrider.lab.result import Interval, Record, Result
 from outrider.report.compare import document
@@ -183,43 +183,6 @@ def test_verdicts() -> None:
     by_label = {change.label: change for change in found.changes}
     assert by_label["share"].change.value == pytest.approx(0.1)
     assert by_label["gain"].scale == "difference"  # a ratio of negative numbers says nothing
-    assert by_label["seconds"].gain is not None
-    assert by_label["seconds"].gain.value == pytest.approx(1 / 1.2)
-    assert by_label["seconds"].gain.low < 1 / 1.2 < by_label["seconds"].gain.high < 1
-    assert by_label["neither"].gain is None
-
-
-def test_the_gate() -> None:
-    """Fails: worse and below. Passes: surely above. Undecided: the interval reaches below."""
-    old = sample(*((name, within(1.0, 0.01), True) for name in "abcd"), ("size", 100.0, False), ("x", within(1, 0.1), None))
-    new = sample(
-        ("a", within(0.90, 0.01), True), ("b", within(0.985, 0.005), True), ("c", within(0.95, 0.10), True),
-        ("d", within(1.0, 0.01), True), ("size", 110.0, False), ("x", within(0.1, 0.01), None),
-    )  # fmt: skip
-    found = gate(compare(old, new), 0.97)
-    assert [change.label for change in found.failed] == ["a", "size"]
-    assert [change.label for change in found.undecided] == ["c"]
-    assert [change.label for change in found.passed] == ["b", "d"]
-    assert not gate(compare(old, new), 0.85).failed
-
-
-@pytest.mark.parametrize(("share", "failed"), [(1.0, 0), (0.9, 1), (0.0, 1)])
-def test_the_gate_watches_exact_shares(share: float, failed: int) -> None:
-    """Texts that were identical and are no longer: no noise can explain that."""
-    old, new = (sample(("identical", value, True, "", "difference")) for value in (1.0, share))
-    assert len(gate(compare(old, new), 0.97).failed) == failed
-
-
-def test_the_gate_refuses_what_it_cannot_judge() -> None:
-    old, new = sample(("a", within(1, 0.1), True)), sample(("a", within(1, 0.1), True), machine=MACHINE | {"cpu": "B"})
-    with pytest.raises(ConfigError, match="one machine: here cpu is A and B"):
-        gate(compare(old, new), 0.97)
-    for threshold in (0.0, 1.5, -1.0, math.nan):
-        with pytest.raises(ConfigError, match="between 0 and 1"):
-            gate(compare(old, old), threshold)
-    neither = sample(("a", within(1, 0.1), None))
-    with pytest.raises(ConfigError, match="no number that --fail-below could judge"):
-        gate(compare(neither, neither), 0.97)
 
 
 def test_what_differs_between_runs() -> None:
@@ -268,5 +231,5 @@ def test_the_report_says_machines_first_and_counts_verdicts() -> None:
     assert tables["All numbers"].marked == {0}
     said = [block.text for block in blocks if isinstance(block, Paragraph)]
     assert "Of 2 numbers: 1 worse, 1 without evidence of a change." in said
-    same = document(compare(old, old), gate(compare(old, old), 0.99)).blocks
-    assert [block.tone for block in same if isinstance(block, Paragraph)] == ["plain", "plain", "good", "caution"]
+    same = document(compare(old, old)).blocks
+    assert [block.tone for block in same if isinstance(block, Paragraph)] == ["plain", "plain"]

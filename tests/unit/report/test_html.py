@@ -123,8 +123,8 @@ def test_line_breaks_of_the_text_are_seen() -> None:
 
 
 def test_options_look_like_code() -> None:
-    html = to_html(Document("x", "", [Paragraph("use --fail-below or <--x> & a--b")]))
-    assert "use <code>--fail-below</code> or &lt;--x&gt; &amp; a--b" in html
+    html = to_html(Document("x", "", [Paragraph("use --no-such-thing or <--x> & a--b")]))
+    assert "use <code>--no-such-thing</code> or &lt;--x&gt; &amp; a--b" in html
 
 
 def test_numbers_are_not_broken() -> None:
