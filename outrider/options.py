@@ -67,7 +67,7 @@ class Needs:
     @classmethod
     def of(cls, parts: Parts) -> Needs:
         required = parts.requirements
-        return cls(required.draft, required.module, parts.loop_lengths, required.heads, parts.length.most)
+        return cls(required.draft, required.module, parts.loop_lengths, required.heads, parts.length.max_nodes)
 
     @property
     def tables(self) -> bool:

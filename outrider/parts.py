@@ -29,7 +29,7 @@ class Parts:
     verifier: type[Verifier]
     verifier_settings: Any
     length: DraftLength
-    any_length: bool = False  # steps may ask for any number up to `length.most`, whichever policy decides it
+    any_length: bool = False  # steps may ask for any number up to `length.max_nodes`, whichever policy decides it
 
     def make_drafter(
         self, target: LoadedModel, draft: LoadedModel | None, status: Callable[[str], None] = lambda line: None
@@ -37,7 +37,7 @@ class Parts:
         """The drafter for this target. `status` is called with what takes long while it happens."""
         settings, length = self.drafter_settings, self.length
         self._check_states(target, draft)
-        setup = DraftSetup(target, draft, length.most, settings, self.requirements.head_folder, status=status)
+        setup = DraftSetup(target, draft, length.max_nodes, settings, self.requirements.head_folder, status=status)
         return self.drafter.build(setup)
 
     def _check_states(self, target: LoadedModel, draft: LoadedModel | None) -> None:
@@ -61,7 +61,7 @@ class Parts:
     @property
     def loop_lengths(self) -> tuple[int, ...]:
         """Tokens that the calls of a recorded drafting loop make (CUDA graphs); none: there is no loop."""
-        return self.requirements.loop_lengths(self.length.most, any_length=self._varies)
+        return self.requirements.loop_lengths(self.length.max_nodes, any_length=self._varies)
 
     @property
     def _varies(self) -> bool:
@@ -69,13 +69,13 @@ class Parts:
 
     def make_goodput(self) -> Goodput:
         """Chooses lengths for this drafter, where they are free."""
-        return Goodput(self.length.most, trees=self.requirements.trees)
+        return Goodput(self.length.max_nodes, trees=self.requirements.trees)
 
     def make_control(self) -> FixedLength | AutoLength | LengthByRows:
         length = self.length
         if length.is_auto:
             return AutoLength({self.drafter_name: self.make_goodput()})
-        return LengthByRows(length.by_rows) if length.by_rows else FixedLength(length.most)
+        return LengthByRows(length.by_rows) if length.by_rows else FixedLength(length.max_nodes)
 
     def make_verifier(self) -> Verifier:
         return self.verifier.build(self.verifier_settings)

@@ -17,9 +17,9 @@ NUMBER = re.compile(r"[0-9]{1,9}")
 class DraftLength:
     """The most nodes a row may get in a step, and whether fewer may be chosen."""
 
-    most: int
+    max_nodes: int
     is_auto: bool = False
-    by_rows: tuple[tuple[int, int], ...] = ()  # (rows, nodes from so many rows on), the first at 1 row; empty: always `most`
+    by_rows: tuple[tuple[int, int], ...] = ()  # (rows, nodes from so many rows on), the first at 1 row; empty: always `max_nodes`
 
     @classmethod
     def parse(cls, asked: int | str | None, default: int) -> DraftLength:
@@ -44,12 +44,12 @@ class DraftLength:
         if not all(len(pair) == 2 and NUMBER.fullmatch(pair[0]) and NUMBER.fullmatch(pair[1]) for pair in pairs):
             raise ConfigError(_no_table(text))
         table = tuple((int(rows), int(nodes)) for rows, nodes in pairs)
-        starts, most = [rows for rows, _ in table], max(nodes for _, nodes in table)
+        starts, max_nodes = [rows for rows, _ in table], max(nodes for _, nodes in table)
         if starts[0] != 1 or starts != sorted(set(starts)):
             raise ConfigError(_no_table(text))
-        if not 1 <= most <= MAX_DRAFT_TOKENS:
+        if not 1 <= max_nodes <= MAX_DRAFT_TOKENS:
             raise ConfigError(f"num_draft_tokens must be between 1 and {MAX_DRAFT_TOKENS} at some load, got '{text}'")
-        return cls(most, by_rows=table)
+        return cls(max_nodes, by_rows=table)
 
     def up_to(self, rows: int) -> DraftLength:
         """The draft length where there are never more rows: of a table what can be reached."""
@@ -67,12 +67,12 @@ class DraftLength:
     @property
     def asked(self) -> int | str:
         """What `parse` takes for it: a number where it is one."""
-        return self.most if not (self.is_auto or self.by_rows) else str(self)
+        return self.max_nodes if not (self.is_auto or self.by_rows) else str(self)
 
     def __str__(self) -> str:
         if self.by_rows:
             return ",".join(f"{rows}:{nodes}" for rows, nodes in self.by_rows)
-        return f"auto:{self.most}" if self.is_auto else str(self.most)
+        return f"auto:{self.max_nodes}" if self.is_auto else str(self.max_nodes)
 
 
 def _no_table(text: str) -> str:

@@ -119,13 +119,13 @@ class DrafterPool:
         asked = request.speculation
         if asked.mode == "off":
             return 0, True
-        max_nodes = (self._follower if request.is_predicted else self._parts[asked.drafter or self.names[0]]).length.most
+        max_nodes = (self._follower if request.is_predicted else self._parts[asked.drafter or self.names[0]]).length.max_nodes
         bound = asked.max_draft_tokens
         if bound is not None and bound > max_nodes:
             raise ConfigError(f"speculation.max_draft_tokens must be at most {max_nodes} on this server, got {bound}")
         usual = self._main.length
         if request.is_predicted and not (usual.is_auto or usual.by_rows):  # a number that is not about copies, nor about load
-            return bound or min(max_nodes, max(usual.most, SMALL_TREE)), True
+            return bound or min(max_nodes, max(usual.max_nodes, SMALL_TREE)), True
         return bound or max_nodes, asked.mode == "fixed"
 
     def _drafter_of(self, request: Request) -> str:

@@ -108,7 +108,7 @@ def facts_of(options: Options, target: LoadedModel, draft: LoadedModel | None, p
         "drafter": parts.drafter_name,
         "drafter_options": asdict(parts.drafter_settings),
         "verifier": parts.verifier.name,
-        "most": parts.length.most,
+        "most": parts.length.max_nodes,
     }
     return json.loads(json.dumps(facts, default=str))
 

@@ -52,8 +52,8 @@ WORLD_SPREAD, COST_SPREAD = 0.4, 0.2  # from world to world: log-odds, log costs
 SWEEP_LEVEL, SWEEP_SLOPE = 0.05, 0.01  # how far the steps of sweeps cost otherwise than those of real runs: at all, and per node
 POPULATION = 400  # prompts that the truth is computed over
 HEADS = (
-    TrainedHead(kind="block", folder="", most=8, confidence=True), TrainedHead(kind="eagle3", folder=""),
-    TrainedHead(kind="medusa", folder="", most=4),
+    TrainedHead(kind="block", folder="", max_chain=8, confidence=True), TrainedHead(kind="eagle3", folder=""),
+    TrainedHead(kind="medusa", folder="", max_chain=4),
 )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ class Explained:
         self.times: Times | None = None
         parts, drafter = configuration.parts(lossy=lossy), contender.built.decoder.drafter
         settings = parts.drafter_settings
-        self.length = parts.length.most  # draft tokens of a step, at most
+        self.length = parts.length.max_nodes  # draft tokens of a step, at most
         self.is_mixed = isinstance(drafter, CompositeDrafter)  # several drafters share a step
         self.is_chain = not (parts.requirements.trees or parts.length.is_auto or self.is_mixed)  # of one length
         self.is_sure = _follows_its_distribution(drafter, settings)  # what a draft of any length would meet

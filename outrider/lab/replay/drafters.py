@@ -40,7 +40,7 @@ def replayable_parts(configuration: Configuration) -> Parts:
     if parts.length.is_auto:
         raise CapabilityError(
             f"'{configuration.label}': k=auto follows the clock, and a replay has none: give a number, like "
-            f"k={parts.length.most}, or replay every length with --sweep"
+            f"k={parts.length.max_nodes}, or replay every length with --sweep"
         )
     return parts
 
@@ -106,7 +106,7 @@ def _reads_only_text(name: str) -> bool:
 def try_on_text(parts: Parts, name: str) -> None:
     """A few steps on a toy text. Raises CapabilityError when the drafter wants a model."""
     target = text_target(None, TRIAL_VOCABULARY)
-    loop = ReplayLoop(name, parts.make_drafter(target, None), FixedLength(parts.length.most), TRIAL_VOCABULARY)
+    loop = ReplayLoop(name, parts.make_drafter(target, None), FixedLength(parts.length.max_nodes), TRIAL_VOCABULARY)
     loop.add(LoggedRow.of(TRIAL, 0))
     while not loop.rows[0].finish_reason:
         loop.step()

@@ -115,7 +115,7 @@ class _ReplayRun:
     def replay(self, numbers: Sequence[int]) -> None:
         """These texts, one after the other, with one drafter that is new. It is not closed: a replay leaves no files."""
         drafter: Drafter = self._parts.make_drafter(self._target, None)
-        loop = ReplayLoop(self._name, drafter, FixedLength(self._parts.length.most), self._target.lm.shape.vocab_size)
+        loop = ReplayLoop(self._name, drafter, FixedLength(self._parts.length.max_nodes), self._target.lm.shape.vocab_size)
         widths: dict[int, Counter[int]] = {number: Counter() for number in numbers}
         for row in self._run(loop, numbers, widths):
             self.done[row.request] = ReplayedText(row.stats, widths[row.request], row.origins)

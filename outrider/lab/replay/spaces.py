@@ -79,7 +79,7 @@ def space_of(configuration: Configuration, *, lengths: bool) -> dict[str, BaseDi
 def values_of(configuration: Configuration, space: Space) -> dict[str, Any]:
     """What the configuration has now for everything in `space`. Raises ConfigError for names that are no options."""
     parts = configuration.parts()
-    values: dict[str, Any] = {LENGTH: parts.length.most, **dataclasses.asdict(parts.drafter_settings)}
+    values: dict[str, Any] = {LENGTH: parts.length.max_nodes, **dataclasses.asdict(parts.drafter_settings)}
     if issubclass(parts.drafter, CompositeDrafter):
         for part, (_, settings) in parts.drafter.part_classes(parts.drafter_settings).items():
             values |= {f"{part}.{name}": value for name, value in dataclasses.asdict(settings).items()}

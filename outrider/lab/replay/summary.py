@@ -27,7 +27,7 @@ def summarise(
         configuration=found.configuration.label,
         family=replace(found.configuration, num_draft_tokens=None).label,
         drafter=found.configuration.drafter,
-        num_draft_tokens=parts.length.most,
+        num_draft_tokens=parts.length.max_nodes,
         settings=asdict(parts.drafter_settings),
         trees=parts.requirements.trees,
         learns=found.learns,

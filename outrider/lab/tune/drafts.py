@@ -75,16 +75,17 @@ def kind_of(name: str) -> str:
 def _head(kind: str, path: str, folder: str, sizes: TargetSizes) -> TrainedHead:
     """`path`: where it lies; `folder`: what options call it."""
     if kind == "medusa":
-        return TrainedHead(kind=kind, folder=folder, most=outline_medusa(path, sizes.hidden_size, sizes.vocab_size).num_heads)
+        num_heads = outline_medusa(path, sizes.hidden_size, sizes.vocab_size).num_heads
+        return TrainedHead(kind=kind, folder=folder, max_chain=num_heads)
     if kind == "block":
         config = outline_block(path, sizes.hidden_size, sizes.vocab_size, sizes.num_layers).config
         return TrainedHead(
-            kind=kind, folder=folder, most=config.num_guesses, confidence=config.confidence, markov=bool(config.markov_rank)
+            kind=kind, folder=folder, max_chain=config.num_guesses, confidence=config.confidence, markov=bool(config.markov_rank)
         )
     if kind == "mtp":
         found = find_mtp(Path(path), sizes.num_layers)
         layers = 1 if found is None else len(found.layout.layers)
-        return TrainedHead(kind=kind, folder=folder, most=layers if layers > 1 else None)
+        return TrainedHead(kind=kind, folder=folder, max_chain=layers if layers > 1 else None)
     if kind in ("eagle", "eagle3"):
         outline_eagle(path, "eagle3" if kind == "eagle3" else "eagle", sizes)  # refuses one that does not fit
     return TrainedHead(kind=kind, folder=folder)

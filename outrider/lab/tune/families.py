@@ -78,7 +78,7 @@ def _draft_model(options: SpaceOptions) -> Iterator[Family]:
 
 
 def _head(head: TrainedHead, options: SpaceOptions) -> Iterator[Family]:
-    own, max_tokens = head.options, head.most or HEAD_SIZES[-1]
+    own, max_tokens = head.options, head.max_chain or HEAD_SIZES[-1]
     if head.kind == ACCEPTANCE:
         yield Family.of("draft-model", CHAIN_SIZES, stop="acceptance", acceptance_head=head.folder)
     elif head.kind == EARLY_EXIT:
@@ -90,7 +90,7 @@ def _head(head: TrainedHead, options: SpaceOptions) -> Iterator[Family]:
         yield from _chains(head.kind, up_to(max_tokens), options, **own)
         if head.confidence:
             yield Family.of(head.kind, up_to(max_tokens), stop="confidence", **own)
-        if head.kind != "mtp" or head.most is None:  # layers that take turns draft chains
+        if head.kind != "mtp" or head.max_chain is None:  # layers that take turns draft chains
             yield from _trees(head.kind, ("best-first",), options, **own)
 
 

@@ -12,7 +12,7 @@ class TrainedHead(Record):
 
     kind: str  # the drafter that drafts with it; ACCEPTANCE: a rule that ends the draft model's drafts
     folder: str  # as options name it; "": it comes with the target
-    most: int | None = None  # tokens of its longest chain; None: any number
+    max_chain: int | None = None  # tokens of its longest chain; None: any number
     confidence: bool = False  # of a block head: it says when to stop
     markov: bool = False  # of a block head: its guesses depend on the token before
 

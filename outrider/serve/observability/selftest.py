@@ -218,7 +218,7 @@ def _max_nodes(engine: Tested, drafter: str) -> int:
     """The longest draft that the engine takes from this drafter."""
     config, drafter_class = engine.config, DRAFTERS.load(drafter)
     asked = config["num_draft_tokens"] if drafter == config["drafter"] else None
-    return DraftLength.parse(asked, drafter_class.requirements(drafter_class.Settings()).num_draft_tokens).most
+    return DraftLength.parse(asked, drafter_class.requirements(drafter_class.Settings()).num_draft_tokens).max_nodes
 
 
 def _prompts(engine: Tested, max_tokens: int, findings: list[Finding]) -> list[list[int]]:

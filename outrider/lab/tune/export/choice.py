@@ -46,7 +46,7 @@ class EngineChoice:
     def block(self) -> int:
         """Draft tokens of a whole block, which is what engines run block heads at: its masks see one another, so fewer of them
         would be another computation."""
-        return (self.head.most if self.head is not None else None) or self.size
+        return (self.head.max_chain if self.head is not None else None) or self.size
 
 
 class EngineAdvice(ABC):

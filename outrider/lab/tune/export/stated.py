@@ -42,9 +42,9 @@ class Stated(EngineAdvice):
             return None
         if one.drafter == "draft-model" and self.draft is None:
             raise ConfigError("the settings say 'draft-model' and name no draft model: give one with --draft")
-        schedule = [pair for pair in self._length.by_rows if pair[0] == 1 or pair[1] < self._length.most]
+        schedule = [pair for pair in self._length.by_rows if pair[0] == 1 or pair[1] < self._length.max_nodes]
         return EngineChoice(
-            one.drafter, self._length.most, one.drafter_options, 0.0, False, schedule or [(1, self._length.most)],
+            one.drafter, self._length.max_nodes, one.drafter_options, 0.0, False, schedule or [(1, self._length.max_nodes)],
             self._notes(), self._head(),
         )  # fmt: skip
 
@@ -60,7 +60,7 @@ class Stated(EngineAdvice):
     def _notes(self) -> list[str]:
         notes = []
         if self._length.is_auto:
-            notes.append(f"The settings leave the draft length open; it wants a number: {self._length.most}, their most.")
+            notes.append(f"The settings leave the draft length open; it wants a number: {self._length.max_nodes}, their maximum.")
         if stop := self._configuration.drafter_options.get("stop"):
             notes.append(f"Without the stop rule '{stop}', which it does not have.")
         return notes

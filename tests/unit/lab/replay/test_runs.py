@@ -29,7 +29,7 @@ def test_drafters_are_sorted_by_what_they_need() -> None:
     for name in set(DRAFTERS.names()) - {"none", *replayable()}:
         with pytest.raises(CapabilityError, match=r"only text\. Replayable: ngram"):
             replayable_parts(Configuration(name))
-    assert replayable_parts(Configuration("none")).length.most
+    assert replayable_parts(Configuration("none")).length.max_nodes
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ def test_one_model_and_many_heads(root: Path) -> None:
     drafts = read_drafts(Options(str(root / "target")), names)
     assert drafts.model == names[0]
     assert drafts.heads == (
-        TrainedHead(kind="eagle3", folder=names[1]), TrainedHead(kind="medusa", folder=names[2], most=3),
-        TrainedHead(kind="block", folder=names[3], most=6, confidence=True, markov=True),
+        TrainedHead(kind="eagle3", folder=names[1]), TrainedHead(kind="medusa", folder=names[2], max_chain=3),
+        TrainedHead(kind="block", folder=names[3], max_chain=6, confidence=True, markov=True),
         TrainedHead(kind="acceptance", folder=names[4]),
     )  # fmt: skip
 
@@ -69,7 +69,7 @@ def test_the_demo_brings_its_own() -> None:
     """Their folders are not written into settings: the name of the drafter is enough there."""
     heads = read_drafts(Options("demo")).heads
     assert {one.kind: one.folder for one in heads} == dict.fromkeys(embedded_heads("demo"), "")
-    assert next(one for one in heads if one.kind == "medusa").most == 4
+    assert next(one for one in heads if one.kind == "medusa").max_chain == 4
 
 
 def test_a_checkpoint_brings_its_mtp_head(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_checkpoint_brings_its_mtp_head(tmp_path: Path) -> None:
     for layers in (1, 3):
         save_with_mtp(tmp_path / f"{layers}", lambda seed: tiny_llama(257, seed=seed), "deepseek", num_layers=layers)
     assert read_drafts(Options(str(tmp_path / "1"))).heads == (TrainedHead(kind="mtp", folder=""),)
-    assert read_drafts(Options(str(tmp_path / "3"))).heads == (TrainedHead(kind="mtp", folder="", most=3),)
+    assert read_drafts(Options(str(tmp_path / "3"))).heads == (TrainedHead(kind="mtp", folder="", max_chain=3),)
 
 
 def test_two_models_cannot_be_tuned_at_once(root: Path) -> None:

@@ -199,11 +199,11 @@ def test_trees_are_not_told_as_chains() -> None:
 
 # ---------------------------------------------------------------- trained heads
 
-DFLASH = TrainedHead(kind="block", folder="runs/block", most=7)
-DSPARK = TrainedHead(kind="block", folder="runs/block", most=8, confidence=True, markov=True)
+DFLASH = TrainedHead(kind="block", folder="runs/block", max_chain=7)
+DSPARK = TrainedHead(kind="block", folder="runs/block", max_chain=8, confidence=True, markov=True)
 OF = {
     "eagle": TrainedHead(kind="eagle", folder="runs/eagle"), "eagle3": TrainedHead(kind="eagle3", folder="runs/eagle3"),
-    "medusa": TrainedHead(kind="medusa", folder="runs/medusa", most=4),
+    "medusa": TrainedHead(kind="medusa", folder="runs/medusa", max_chain=4),
 }  # fmt: skip
 
 

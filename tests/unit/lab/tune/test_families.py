@@ -13,8 +13,8 @@ from outrider.lab.tune.space import SpaceOptions
 
 HEADS = (
     TrainedHead(kind="eagle", folder="runs/eagle"), TrainedHead(kind="eagle3", folder="runs/eagle3"),
-    TrainedHead(kind="medusa", folder="runs/medusa", most=3),
-    TrainedHead(kind="block", folder="runs/block", most=7, confidence=True, markov=True),
+    TrainedHead(kind="medusa", folder="runs/medusa", max_chain=3),
+    TrainedHead(kind="block", folder="runs/block", max_chain=7, confidence=True, markov=True),
 )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def test_trained_heads_compete() -> None:
     assert "eagle3 tree=best-first head=runs/eagle3" in found, "EAGLE-2's trees"
     assert "medusa tree=medusa head=runs/medusa" in found
     assert "block stop=confidence head=runs/block" in found
-    assert labels(heads=(TrainedHead(kind="block", folder="b", most=7),)).count("block stop=confidence head=b") == 0
+    assert labels(heads=(TrainedHead(kind="block", folder="b", max_chain=7),)).count("block stop=confidence head=b") == 0
 
 
 def test_a_head_bounds_its_chains() -> None:
@@ -62,7 +62,7 @@ def test_a_head_bounds_its_chains() -> None:
     assert sizes["medusa head=runs/medusa"] == (1, 2, 3)
     assert sizes["block head=runs/block"][-1] == 7
     assert sizes["eagle3 head=runs/eagle3"][-1] == 8
-    assert [up_to(most) for most in (1, 8, 10, 16)] == [
+    assert [up_to(max_chain) for max_chain in (1, 8, 10, 16)] == [
         [1], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8, 10], [1, 2, 3, 4, 5, 6, 7, 8, 12, 16],
     ]  # fmt: skip
 
