@@ -227,7 +227,7 @@ def _with_head(options: Options, drafter: str) -> Options:
 
 
 def _head_that_comes(target: str, part: str) -> Path | str | None:
-    """The place of the head for drafter `part` that comes with a target; None: none does."""
+    """The path of the head for drafter `part` that comes with a target; None: none does."""
     if DRAFTERS.load(part).requires.head_in_target:
         return demo_paths().target if target == DEMO else target
     if part == "block" and ships_dspark(target):

@@ -86,8 +86,7 @@ class ModelLoader:
         return self._starts[name, quantise]
 
     def _key(self, name: str, quantise: int | None) -> kept.Key | None:
-        told = self._labels[name], self.options.dtype, quantise
-        return None if self._may_differ() else kept.key_of(self._folder(name), *told)
+        return None if self._may_differ() else kept.key_of(self._folder(name), self._labels[name], self.options.dtype, quantise)
 
     def _folder(self, name: str) -> str:
         """The folder with the files of a model on the hub, once they are here; of others the name."""
@@ -136,7 +135,7 @@ class ModelLoader:
         dtype = resolve_dtype(options.dtype, config, self.device, rounded=quantise is not None)
         self._say(name, str(dtype).removeprefix("torch."), quantise)
         module = load_module(name, config, dtype, self.device, options.trust_remote_code, revision)
-        told = len(self.notes)
+        num_notes = len(self.notes)
         rounded = None if quantise is None else quantise_linears(module, quantise, self._labels[name])
         self.notes += merged_note(self._labels[name], name)
         self.notes += ignored_code(config, module, options.trust_remote_code, self._labels[name])
@@ -170,7 +169,7 @@ class ModelLoader:
         if runtime == NATIVE and not lacking:
             key_of_start, rounding = self._key(name, quantise), None if quantise is None else self._rounding
             folder = self._folder(name)
-            kept.keep(key_of_start, lm, module, folder, config, tokenizer, ends, asked, self.notes[told:], rounding)
+            kept.keep(key_of_start, lm, module, folder, config, tokenizer, ends, asked, self.notes[num_notes:], rounding)
         if self._is_target(name):
             self._tokenizer, self._runtime = tokenizer, runtime
         if self._is_target(name) and self.needs.module:

@@ -229,9 +229,9 @@ def _is_token(value: Any) -> bool:
 
 
 def _flat(items: Sequence[Any], called: str) -> list[int]:
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         if not _is_token(item):
-            raise RequestError(f"{called} has {_shown(item)} at position {place}, where a token id (a whole number) is expected")
+            raise RequestError(f"{called} has {_shown(item)} at position {index}, where a token id (a whole number) is expected")
     return [int(item) for item in items]
 
 

@@ -20,8 +20,8 @@ def is_text(text: str) -> bool:
 
 def checked_text(called: str, text: str) -> str:
     """The text itself, if it is well formed. Raises RequestError where it is none; `called`: what the message calls it."""
-    if not text.isascii() and (place := _first_half(text)) is not None:
-        raise RequestError(f"{called} is not UTF-8 text: letter {place + 1} is half of a surrogate pair")
+    if not text.isascii() and (position := _first_half(text)) is not None:
+        raise RequestError(f"{called} is not UTF-8 text: letter {position + 1} is half of a surrogate pair")
     return text
 
 

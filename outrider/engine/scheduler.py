@@ -160,7 +160,7 @@ class Scheduler:
     # ---------------------------------------------------------------- joining
 
     def admit(self) -> None:
-        """Let requests start while there are rows and memory; a more urgent one takes the place of the least urgent."""
+        """Let requests start while there are rows and memory; a more urgent one replaces the least urgent."""
         while (active := self.waiting.first()) is not None and len(self.prefiller) < self._settings.max_prefills:
             if self._can_start(active):
                 self.waiting.remove(active)

@@ -129,7 +129,7 @@ class KVCache:
         Offsets must increase, so a node never moves onto one that is still to be read.
         """
         start = self.lengths[row]
-        first = next((place for place, offset in enumerate(path) if place != offset), None)  # before it all are in place
+        first = next((number for number, offset in enumerate(path) if number != offset), None)  # before it no node moves
         if first is not None and self.device.type == "cpu":
             self._move(row, start, first, path)
         elif first is not None:
@@ -140,13 +140,13 @@ class KVCache:
         self.lengths[row] += len(path)
 
     def _move(self, row: int, start: int, first: int, path: Sequence[int]) -> None:
-        """`keep` from place `first` on, in memory: four operations of torch a store took half a millisecond for thirty layers."""
+        """`keep` from node `first` of the path on, by moving memory: torch took half a millisecond for thirty layers."""
         runs: list[list[int]] = []  # to, from, positions: what follows one another goes together
-        for place, offset in enumerate(path[first:], first):
+        for number, offset in enumerate(path[first:], first):
             if runs and offset == runs[-1][1] + runs[-1][2]:
                 runs[-1][2] += 1
             else:
-                runs.append([place, offset, 1])
+                runs.append([number, offset, 1])
         for store in (*self.keys, *self.values):
             size = store.stride(1) * store.itemsize
             begin = store.data_ptr() + store.stride(0) * store.itemsize * row + start * size

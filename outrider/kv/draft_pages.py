@@ -42,7 +42,7 @@ class DraftPages:
             pool.clear()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when a page is lost, or in two places."""
+        """Raise AssertionError when a page is lost, or under two indices."""
         for pool in self._pools:
             pool.check_integrity()
 

@@ -25,11 +25,11 @@ from outrider.kv.cache import KVCache, LayerShape
 
 @dataclass(eq=False)
 class _Page:
-    """A node of the tree. `place` is its index in the stores; -1 for the root, which holds nothing."""
+    """A node of the tree. `index` is its index in the stores; -1 for the root, which holds nothing."""
 
     parent: _Page | None
     tokens: tuple[int, ...]
-    place: int
+    index: int
     children: dict[tuple[int, ...], _Page] = field(default_factory=dict)
 
 
@@ -63,28 +63,28 @@ class PagePool:
         self.queries += len(tokens)
         self.hits += len(path) * self.page
         for number, page in enumerate(path):
-            cache.put(row, number * self.page, [store[page.place] for store in self._stores])
+            cache.put(row, number * self.page, [store[page.index] for store in self._stores])
         return len(path) * self.page
 
     def copy(self, tokens: Sequence[int]) -> list[Tensor]:
         """The longest known beginning of `tokens`, as `KVCache.read` gives it; of 0 positions where nothing is known."""
         path = self._match(tokens)
         self._touch(path)
-        places = torch.tensor([page.place for page in path], dtype=torch.int64, device=self._device)
-        return [store[places].flatten(0, 1) for store in self._stores]
+        indices = torch.tensor([page.index for page in path], dtype=torch.int64, device=self._device)
+        return [store[indices].flatten(0, 1) for store in self._stores]
 
     @torch.inference_mode()
     def save(self, tokens: Sequence[int], cache: KVCache, row: int, length: int) -> None:
         """Keep the whole pages of a row's first `length` committed positions; `tokens` are what they hold."""
         path = self._match(tokens[:length])
         for start in range(len(path) * self.page, length - self.page + 1, self.page):
-            place = self._place(path)
-            if place is None:
+            index = self._free_index(path)
+            if index is None:
                 break
             for store, source in zip(self._stores, (*cache.keys, *cache.values), strict=True):
-                store[place] = source[row, start : start + self.page]
+                store[index] = source[row, start : start + self.page]
             parent = path[-1] if path else self._root
-            page = _Page(parent, tuple(tokens[start : start + self.page]), place)
+            page = _Page(parent, tuple(tokens[start : start + self.page]), index)
             parent.children[page.tokens] = page
             path.append(page)
         self._touch(path)
@@ -96,13 +96,13 @@ class PagePool:
         self._order: OrderedDict[_Page, None] = OrderedDict()  # least recently used first; a page stands behind its children
 
     def check_integrity(self) -> None:
-        """Raise AssertionError when a page is lost, or in two places. For tests and idle moments."""
+        """Raise AssertionError when a page is lost, or under two indices. For tests and idle moments."""
         found, stack = [], list(self._root.children.values())
         while stack:
             found.append(stack.pop())
             stack.extend(found[-1].children.values())
-        places = [page.place for page in found]
-        assert sorted(places + self._free) == list(range(self.num_pages)), "pages are lost, or free and in use at once"
+        indices = [page.index for page in found]
+        assert sorted(indices + self._free) == list(range(self.num_pages)), "pages are lost, or free and in use at once"
         assert set(found) == set(self._order), "the order of use has forgotten pages, or knows dropped ones"
 
     def _match(self, tokens: Sequence[int]) -> list[_Page]:
@@ -120,13 +120,13 @@ class PagePool:
             self._order[page] = None
             self._order.move_to_end(page)
 
-    def _place(self, path: Sequence[_Page]) -> int | None:
-        """A free place, made by dropping the least recently used leaf if need be; None when only `path` could go."""
+    def _free_index(self, path: Sequence[_Page]) -> int | None:
+        """A free index, made by dropping the least recently used leaf if need be; None when only `path` could go."""
         if not self._free:
             oldest = next(iter(self._order), None)
             if oldest is None or oldest in path:
                 return None
             assert oldest.parent is not None
             del self._order[oldest], oldest.parent.children[oldest.tokens]
-            self._free.append(oldest.place)
+            self._free.append(oldest.index)
         return self._free.pop()

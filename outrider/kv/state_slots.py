@@ -213,10 +213,10 @@ class StateSlots(KVCache):
         length, line = self.lengths[row], self._lines[row]
         at_tip = length == line.tip
         base, which = (line.tip, 1 - line.which) if at_tip else (line.base, line.which)
-        places = torch.arange(base, length) % self.num_records
+        slots = torch.arange(base, length) % self.num_records
         return PackedStates(
             length, base, super().read(row, 0, length), [store[row, which].clone() for store in self.states],
-            [store[row, places.to(self.device)] for store in self.records],
+            [store[row, slots.to(self.device)] for store in self.records],
         )  # fmt: skip
 
     @torch.inference_mode()
@@ -225,11 +225,11 @@ class StateSlots(KVCache):
         self.lengths[row] = packed.reached
         recorded = packed.reached - packed.base
         self._make_records(recorded)
-        places = torch.arange(packed.base, packed.reached) % self.num_records
+        slots = torch.arange(packed.base, packed.reached) % self.num_records
         for store, state in zip(self.states, packed.states, strict=True):
             store[row] = state
         for store, records in zip(self.records, packed.records, strict=True):
-            store[row, places.to(self.device)] = records
+            store[row, slots.to(self.device)] = records
         # one token more than is committed, so that nobody takes the other buffer for the state behind the last one
         self._lines[row] = _Line(packed.base, packed.reached + (recorded > 0), 0)
 
@@ -273,7 +273,7 @@ class StateSlots(KVCache):
 
     @torch.inference_mode(False)
     def _make_records(self, count: int) -> None:
-        """Room for so many records of a slot, each at its new place."""
+        """Room for so many records of a slot, each in its new slot."""
         before = self.num_records
         if count <= before:
             return

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from outrider.kv.cache import BLOCK, KVCache, LayerShape
 
-SPACING = 32  # tokens: snapshots nearer than this to an older one make place for the next
+SPACING = 32  # tokens: snapshots nearer than this to an older one make room for the next
 MAX_SNAPSHOTS = 3  # of a row: the newest for a target, older ones for a draft that goes back over several passes
 
 

@@ -31,8 +31,8 @@ def cartesian_shape(accuracies: tuple[tuple[float, ...], ...], num_nodes: int) -
         _offer(waiting, levels, before, path[:-1], path[-1] + 1)
         _offer(waiting, levels, -minus_value, path)
     chosen.sort(key=lambda path: (len(path), path))  # level by level, siblings together and in rank order
-    place = {(): -1} | {path: node for node, path in enumerate(chosen)}
-    return TreeShape(tuple(place[path[:-1]] for path in chosen))
+    number = {(): -1} | {path: node for node, path in enumerate(chosen)}
+    return TreeShape(tuple(number[path[:-1]] for path in chosen))
 
 
 def _offer(

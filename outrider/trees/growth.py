@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.trees.shape import TreeShape
-from outrider.trees.worth import as_said
+from outrider.trees.worth import draft_prob
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class BestFirstGrowth:
     siblings and the draft's probability."""
 
     def __init__(
-        self, num_nodes: int, top_k: int, max_depth: int, min_gain: float, worth: Callable[[int, float], float] = as_said
+        self, num_nodes: int, top_k: int, max_depth: int, min_gain: float, worth: Callable[[int, float], float] = draft_prob
     ) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
-        self.said: list[tuple[int, float]] = []  # of every node: rank and probability
+        self.ranked_probs: list[tuple[int, float]] = []  # of every node: rank and probability
         self._worth = worth
         self._value = [1.0]  # of every output: product of what the nodes of its path are worth
         self._num_nodes, self._top_k = num_nodes, min(top_k, num_nodes)
@@ -97,7 +97,7 @@ class BestFirstGrowth:
             for rank, child in enumerate(siblings):
                 self.tokens.append(child.token)
                 self.parents.append(output - 1)
-                self.said.append((rank, child.prob))
+                self.ranked_probs.append((rank, child.prob))
                 self._value.append(self._value[output] * self._worth(rank, child.prob) if child.prob > 0 else 0.0)
         level = range(first + 1, len(self.tokens) + 1)
         ranked = sorted(level, key=lambda output: (-self._value[output], output))

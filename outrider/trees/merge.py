@@ -42,7 +42,7 @@ def merge_drafts(drafts: Sequence[Draft]) -> Merged:
     node_maps = [[_merged_nodes(tree, draft, row) for row, tree in enumerate(trees)] for draft in drafts]
     merged = to_draft(trees, device)
     if first.probs is not None:
-        _keep_laws(merged, first, first.probs)
+        _keep_probs(merged, first, first.probs)
     return Merged(merged, node_maps)
 
 
@@ -76,18 +76,18 @@ def _merged_nodes(tree: TokenTree, draft: Draft, row: int) -> list[int]:
     """Put one row of a draft into a tree; where each of its nodes went."""
     tokens, length = draft.lists[0][row], draft.lists[1][row]
     parents = draft.parent_lists[row]
-    placed: list[int] = []
+    node_map: list[int] = []
     for node in range(length):
-        parent = -1 if parents[node] < 0 else placed[parents[node]]
-        placed.append(tree.add(parent, tokens[node]))
-    return placed
+        parent = -1 if parents[node] < 0 else node_map[parents[node]]
+        node_map.append(tree.add(parent, tokens[node]))
+    return node_map
 
 
-def _keep_laws(merged: Draft, first: Draft, laws: torch.Tensor) -> None:
+def _keep_probs(merged: Draft, first: Draft, probs: torch.Tensor) -> None:
     """The first draft's distributions, padded to the merged tree; its nodes keep their positions."""
     extra = merged.num_nodes - first.num_nodes
     node = torch.arange(merged.num_nodes, device=merged.tokens.device)
-    merged.probs = F.pad(laws, (0, 0, 0, extra))
+    merged.probs = F.pad(probs, (0, 0, 0, extra))
     merged.sampled = F.pad(first.is_sampled(), (0, extra)) & (node < first.lengths[:, None])
     merged.parents = merged.parent_nodes().clone()  # a tree's verifier reads `sampled` node by node
 

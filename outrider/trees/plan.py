@@ -13,7 +13,7 @@ from outrider.trees.growth import BestFirstGrowth, Growth, ShapeGrowth
 from outrider.trees.sequoia import sequoia_shape
 from outrider.trees.shape import TreeShape, parse_widths
 from outrider.trees.siblings import SiblingAcceptance
-from outrider.trees.worth import NodeWorth, as_said, choices
+from outrider.trees.worth import NodeWorth, choices, draft_prob
 from outrider.types import Draft, Verdict
 
 KINDS = "chain, best-first, sequoia, parallel:3 or widths like 4x2x1"
@@ -86,7 +86,7 @@ class TreePlan:
         """A tree of at most `num_nodes`. Drawn nodes always get a shape that is fixed beforehand."""
         if num_nodes and self.kind == "best-first" and not sampled:
             settings = self.settings
-            worth = self.worth if settings.adapt else as_said
+            worth = self.worth if settings.adapt else draft_prob
             return BestFirstGrowth(num_nodes, settings.top_k, settings.max_depth, settings.min_gain, worth)
         return ShapeGrowth(self._shape(num_nodes))
 
@@ -102,7 +102,7 @@ class TreePlan:
         nodes = growth.finish()  # the draft's, as the growth numbers them
         for siblings, kept in chosen:
             for node in siblings:
-                self.worth.count(*growth.said[nodes[node]], kept=node == kept)
+                self.worth.count(*growth.ranked_probs[nodes[node]], kept=node == kept)
 
     def _shape(self, num_nodes: int) -> TreeShape:
         if self.kind == "parallel":

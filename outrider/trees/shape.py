@@ -34,7 +34,7 @@ class TreeShape:
 
     @cached_property
     def ranks(self) -> list[int]:
-        """Place of every node among its siblings."""
+        """Rank of every node among its siblings."""
         seen = [0] * (len(self) + 1)
         ranks = []
         for parent in self.parents:
@@ -74,8 +74,8 @@ class TreeShape:
             value.append(value[parent + 1] * acceptance[min(rank, len(acceptance) - 1)])
         # non-increasing in rank, so a chosen node's parent and earlier siblings are chosen, too
         chosen = sorted(sorted(range(len(self)), key=lambda node: (-value[node + 1], node))[:num_nodes])
-        place = {-1: -1} | {node: index for index, node in enumerate(chosen)}
-        return TreeShape(tuple(place[self.parents[node]] for node in chosen))
+        number = {-1: -1} | {node: index for index, node in enumerate(chosen)}
+        return TreeShape(tuple(number[self.parents[node]] for node in chosen))
 
 
 def parse_widths(text: str) -> list[int]:

@@ -22,13 +22,13 @@ def side_by_side(drafts: Sequence[Draft], owners: Sequence[int]) -> Draft:
     fits = [_of_width(draft, width) for draft in drafts]
     choose = torch.tensor(owners, device=lengths.device)
     rows = torch.arange(len(owners), device=lengths.device)
-    laws = next((draft.probs for draft in fits if draft.probs is not None), None)
+    some_probs = next((draft.probs for draft in fits if draft.probs is not None), None)
     return Draft(
         tokens=torch.stack([draft.tokens for draft in fits])[choose, rows],
         lengths=lengths,
         parents=torch.stack([draft.parent_nodes() for draft in fits])[choose, rows] if _has_tree(drafts) else None,
-        probs=None if laws is None else torch.stack([_laws(draft, laws) for draft in fits])[choose, rows],
-        sampled=None if laws is None else torch.stack([draft.is_sampled() for draft in fits])[choose, rows],
+        probs=None if some_probs is None else torch.stack([_probs(draft, some_probs) for draft in fits])[choose, rows],
+        sampled=None if some_probs is None else torch.stack([draft.is_sampled() for draft in fits])[choose, rows],
         replacement=any(drafts[owner].replacement for owner in used),  # one of them draws siblings at most, the others chains
         budgets=[None if (known := drafts[owner].budgets) is None else known[row] for row, owner in enumerate(owners)],
     )
@@ -50,5 +50,5 @@ def _of_width(draft: Draft, width: int) -> Draft:
     )
 
 
-def _laws(draft: Draft, like: Tensor) -> Tensor:
+def _probs(draft: Draft, like: Tensor) -> Tensor:
     return torch.zeros_like(like) if draft.probs is None else draft.probs

@@ -35,7 +35,7 @@ class NodeWorth:
         self._kept[later][which] += kept
 
 
-def as_said(rank: int, prob: float) -> float:
+def draft_prob(rank: int, prob: float) -> float:
     """The draft's own probability."""
     return prob
 
