@@ -2,7 +2,7 @@
 
     draft    = drafter.propose(rows, gamma)          guess
     output   = target.forward(pending + draft)       ONE target pass
-    probs    = distribution(output, sampling)        the target's law at every node; greedy = one-hot (never written out)
+    probs    = distribution(output, sampling)        the target's distribution at every node; greedy = one-hot (never written out)
     verdict  = verifier.verify(draft, probs)         longest kept path, then a correction or bonus token
     taken    = rows.append(draft, verdict)           end of text, stop strings and limits may shorten it
     target.kv.keep(path); drafter.commit(...)        forget the rest, learn

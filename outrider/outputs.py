@@ -18,7 +18,7 @@ class Completion:
     origins: list[str]  # per token: "accepted", "correction", "bonus", or "plain" when nothing was drafted
     logprobs: list[dict[int, float]] | None  # per token: id -> log-probability under the target, no filters applied
     stats: DecodeStats
-    lossless: bool  # False: a lossy verifier was allowed, so the text need not follow the model's own law
+    lossless: bool  # False: a lossy verifier was allowed, so the text need not follow the model's own distribution
     seed: int  # the one used, also when none was asked for: with `verifier` it repeats a sampled answer
     verifier: str = ""  # the acceptance rule by its name: for a seeded answer gumbel, unless another one was asked for
     stop_reason: int | str | None = None  # the stop string or stop_token_ids entry that ended it; None: anything else did

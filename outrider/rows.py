@@ -75,17 +75,17 @@ class Row:
     origins: list[str] = field(default_factory=list)  # per output token: "accepted", "correction", "bonus", "plain", "committed"
     logprobs: list[dict[int, float]] = field(default_factory=list)
     stats: DecodeStats = field(default_factory=DecodeStats)
-    place: ThinkingState | None = None  # before, inside or behind its thoughts; None: they have no marks that are tokens
+    thinking_state: ThinkingState | None = None  # before, inside or behind its thoughts; None: they have no marks that are tokens
 
     def __post_init__(self) -> None:
         thinking = self.params.thinking
-        if self.place is None and thinking is not None and thinking.closing_ids:
-            self.place = ThinkingState.beginning(thinking)
+        if self.thinking_state is None and thinking is not None and thinking.closing_ids:
+            self.thinking_state = ThinkingState.beginning(thinking)
 
     @property
     def thinks(self) -> bool:
         """Whether its text is inside its thoughts."""
-        return self.place is not None and self.place.phase == "thinking"
+        return self.thinking_state is not None and self.thinking_state.phase == "thinking"
 
     @property
     def output(self) -> list[int]:
@@ -128,9 +128,9 @@ class Row:
             self.finish_reason = "length"
         self.text += piece
         self.pieces.append(piece)
-        if self.place is not None and self.params.thinking is not None:
-            blank = self.place.phase == "before" and not self.text.strip()
-            self.place = self.place.after(token, self.params.thinking, blank=blank)
+        if self.thinking_state is not None and self.params.thinking is not None:
+            blank = self.thinking_state.phase == "before" and not self.text.strip()
+            self.thinking_state = self.thinking_state.after(token, self.params.thinking, blank=blank)
 
     def release(self) -> str:
         """The text that was held back, once no more tokens will come: a row may be ended from outside, too."""
@@ -187,8 +187,7 @@ class Rows:
 
     @property
     def soft_sampling(self) -> BatchSampling:
-        """The sampling of all rows, greedy ones at temperature 1: a law that ranks candidates where `sampling` has a point
-        mass."""
+        """The sampling of all rows, greedy ones at temperature 1, which ranks candidates where `sampling` has a point mass."""
         if self._soft_sampling is None:
             params = [replace(row.params, temperature=1.0) if row.params.is_greedy else row.params for row in self.rows]
             self._soft_sampling = BatchSampling.of(params, self.vocab_size, self.device, self._constraints())
@@ -270,8 +269,8 @@ class Rows:
 
 def _logprobs(logits: Tensor, token: int, count: int) -> dict[int, float]:
     """The target's own log-probabilities (temperature 1, no filters) of the token and of the `count` likeliest."""
-    law = torch.log_softmax(logits.float(), dim=-1)
-    top = torch.topk(law, count)
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    top = torch.topk(logprobs, count)
     found = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-    found[token] = law[token].item()
+    found[token] = logprobs[token].item()
     return {t: p for t, p in sorted(found.items(), key=lambda item: -item[1]) if math.isfinite(p) or t == token}

@@ -17,13 +17,13 @@ class Thoughts:
 
     def __init__(self, thinking: ThinkingMarks) -> None:
         self._thinking = thinking
-        self._place = ThinkingState.beginning(thinking)
+        self._state = ThinkingState.beginning(thinking)
         self._held = ""  # white space before an opening mark, or what may become a mark
         self.num_tokens = 0  # of thoughts, marks not counted where they are tokens
 
     @property
     def phase(self) -> Phase:
-        return self._place.phase
+        return self._state.phase
 
     def push(self, token: int | None, text: str) -> list[Part]:
         """The text that one token added; None: text without a token, at the end."""
@@ -39,10 +39,10 @@ class Thoughts:
         return [("thought" if self.phase == "thinking" else "answer", held)] if held else []
 
     def _by_token(self, token: int | None, text: str) -> list[Part]:
-        before = self._place
+        before = self._state
         if token is not None:
-            self._place = before.after(token, self._thinking, blank=not (self._held + text).strip())
-            self.num_tokens = self._place.thought
+            self._state = before.after(token, self._thinking, blank=not (self._held + text).strip())
+            self.num_tokens = self._state.thought
         held, now = self._held + text, self.phase
         self._held = ""
         if before.phase != "thinking":
@@ -52,7 +52,7 @@ class Thoughts:
             return [("mark" if now == "thinking" else "answer", held)]
         if now == "answer":
             return _up_to_mark(held, self._thinking.closing)
-        if self._place.closing:
+        if self._state.closing:
             self._held = held
             return []
         return [("thought", held)] if held else []
@@ -73,19 +73,19 @@ class Thoughts:
         blank = self._held[: len(self._held) - len(begun)]
         for mark in self._thinking.opening:
             if begun.startswith(mark):
-                self._place, self._held = ThinkingState("thinking"), begun[len(mark) :]
+                self._state, self._held = ThinkingState("thinking"), begun[len(mark) :]
                 return [("mark", blank + mark)]
         if any(mark.startswith(begun) for mark in self._thinking.opening):
             return []
-        self._place, held, self._held = ThinkingState("answer"), self._held, ""
+        self._state, held, self._held = ThinkingState("answer"), self._held, ""
         return [("answer", held)]
 
     def _inside(self) -> list[Part]:
-        places = [(place, mark) for mark in self._thinking.closing if (place := self._held.find(mark)) >= 0]
-        if places:
-            place, mark = min(places)
-            thought, answer, self._held = self._held[:place], self._held[place + len(mark) :], ""
-            self._place = ThinkingState("answer")
+        starts = [(start, mark) for mark in self._thinking.closing if (start := self._held.find(mark)) >= 0]
+        if starts:
+            start, mark = min(starts)
+            thought, answer, self._held = self._held[:start], self._held[start + len(mark) :], ""
+            self._state = ThinkingState("answer")
             parts: list[Part] = [("thought", thought), ("mark", mark), ("answer", answer)]
             return [part for part in parts if part[1]]
         keep = max(overlap(self._held, mark) for mark in self._thinking.closing)
@@ -95,8 +95,8 @@ class Thoughts:
 
 def _up_to_mark(text: str, marks: Sequence[str]) -> list[Part]:
     """Parts of the text that came with the tokens of a closing mark: the token before may have left some for them to release."""
-    place = max((text.rfind(mark) for mark in marks if text.endswith(mark)), default=0)
-    return [("thought", text[:place]), ("mark", text[place:])] if place else [("mark", text)]
+    start = max((text.rfind(mark) for mark in marks if text.endswith(mark)), default=0)
+    return [("thought", text[:start]), ("mark", text[start:])] if start else [("mark", text)]
 
 
 class StopsBehindThoughts(StopStrings):

@@ -25,10 +25,10 @@ class Draft:
     tokens: Tensor  # (B, N) int64
     lengths: Tensor  # (B,) int64, valid nodes of each row; the rest is padding
     parents: Tensor | None = None  # (B, N) int64, parents before children, -1 = pending token; None = a chain
-    probs: Tensor | None = None  # (B, N+1, V): law the children of node i-1 were drawn from; None = deterministic
-    sampled: Tensor | None = None  # (B, N) bool: drawn from that law (True) or placed deterministically; None = all alike
-    # Siblings stand in the order they were drawn. Each was drawn from the parent's law without the tokens of its earlier
-    # siblings (renormalised), or, with replacement, from the whole law every time.
+    probs: Tensor | None = None  # (B, N+1, V): distribution the children of node i-1 were drawn from; None = deterministic
+    sampled: Tensor | None = None  # (B, N) bool: drawn from `probs` (True) or placed deterministically; None = all alike
+    # Siblings stand in the order they were drawn. Each was drawn from the parent's distribution without the tokens of its earlier
+    # siblings (renormalised), or, with replacement, from the whole distribution every time.
     replacement: bool = False
     # Per row and node: how many nodes must be asked for to be drafted this one, too; None: unknown, of a row or of all. Never
     # less than its parent's.

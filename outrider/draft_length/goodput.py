@@ -27,7 +27,7 @@ MAX_PLAN = 16
 MIN_GAP = 4  # steps from a change to a probe; each probe that changes nothing doubles the time to the next one
 PROBE_SHARE = 0.003  # of the time, that probes may cost in the long run: cheap ones stay frequent
 CLOSE = 1.5  # times a plain step's goodput, below which plain steps are probed, too
-TOLD = 10  # times that a median from a file counts for
+FILE_COUNT = 10  # times that a median from a file counts for
 
 
 class ObservedStep(NamedTuple):
@@ -99,7 +99,7 @@ class Goodput:
         """What steps took by nodes drafted, in another hour."""
         costs = self._crowd(num_rows).costs
         for size, value in seconds.items():
-            costs.observe(size, value, count=TOLD)
+            costs.observe(size, value, count=FILE_COUNT)
         costs.unsettle()
 
     def settled(self, num_rows: int) -> int:

@@ -160,9 +160,9 @@ def make_pool(target: LM, positions: int) -> Pool:
 
 def _logprobs(logits: Tensor, tokens: list[int], count: int) -> list[dict[int, float] | None]:
     """Per output the log-probability of the token that follows it, and of the `count` likeliest ones."""
-    law = torch.log_softmax(logits[: len(tokens)].float(), dim=-1)
-    top = torch.topk(law, count)
-    own = law[torch.arange(len(tokens)), torch.tensor(tokens, device=law.device)].tolist()
+    logprobs = torch.log_softmax(logits[: len(tokens)].float(), dim=-1)
+    top = torch.topk(logprobs, count)
+    own = logprobs[torch.arange(len(tokens)), torch.tensor(tokens, device=logprobs.device)].tolist()
     found: list[dict[int, float] | None] = []
     for token, mass, ids, values in zip(tokens, own, top.indices.tolist(), top.values.tolist(), strict=True):
         found.append({**dict(zip(ids, values, strict=True)), token: mass})

@@ -29,11 +29,11 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.warpers import Warpers
 from outrider.types import Draft
 
-__all__ = ["BatchSampling", "History", "LawKernel", "adjusted_scores", "distribution", "greedy_choice"]
+__all__ = ["BatchSampling", "DistributionKernel", "History", "adjusted_scores", "distribution", "greedy_choice"]
 
 # A fast way from scores (B, M, V), every row's `BatchSampling.options` and the draft to laws; None where it does not serve, or
 # where there is something to refuse.
-LawKernel = Callable[[Tensor, Tensor, Draft | None], Tensor | None]
+DistributionKernel = Callable[[Tensor, Tensor, Draft | None], Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class BatchSampling:
     greedy_rows: Tensor  # (G,) int64
     sampled_rows: Tensor  # (S,) int64
     warpers: Warpers  # of the sampled rows
-    options: Tensor  # (B, 4) fp64 on the host: temperature (0: greedy), top-k (0: off), top-p, min-p, for a `LawKernel`
+    options: Tensor  # (B, 4) fp64 on the host: temperature (0: greedy), top-k (0: off), top-p, min-p, for a `DistributionKernel`
     constraints: tuple[Constraint | None, ...] | None = None  # per row; None: no row has one
 
     @property
@@ -103,7 +103,7 @@ def distribution(
     first_node: int = 0,
     *,
     drafting: bool = False,
-    kernel: LawKernel | None = None,
+    kernel: DistributionKernel | None = None,
 ) -> Tensor:  # (B, M, V) dtype
     """The law of the next token at outputs first_node .. first_node + M - 1 of a pass over `draft`.
 

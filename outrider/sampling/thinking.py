@@ -94,49 +94,49 @@ class BehindThoughts:
         if max(ids) >= vocab_size:
             raise ConfigError(f"thinking names token id {max(ids)}, outside the vocabulary of {vocab_size}")
         self._thinking, self._inner = thinking, inner
-        self._place = ThinkingState.beginning(thinking)
+        self._state = ThinkingState.beginning(thinking)
         self._free = torch.ones(vocab_size, dtype=torch.bool)
         self._close = torch.zeros(vocab_size, dtype=torch.bool)
         self._close[thinking.closing_ids[0]] = True
 
     @property
     def is_over(self) -> bool:
-        return self._inner is not None and self._place.phase == "answer" and self._inner.is_over
+        return self._inner is not None and self._state.phase == "answer" and self._inner.is_over
 
     def allowed(self, paths: Sequence[Sequence[int]]) -> Tensor:
-        places, answers = zip(*[self._follow(path) for path in paths], strict=True)
-        masks = [self._mask(place) for place in places]
-        held = [number for number, place in enumerate(places) if place.phase != "thinking"]
+        states, answers = zip(*[self._follow(path) for path in paths], strict=True)
+        masks = [self._mask(state) for state in states]
+        held = [number for number, state in enumerate(states) if state.phase != "thinking"]
         if self._inner is not None and held:
             for number, mask in zip(held, self._inner.allowed([answers[number] for number in held]), strict=True):
-                masks[number] = self._or_thoughts(mask) if places[number].phase == "before" else mask
+                masks[number] = self._or_thoughts(mask) if states[number].phase == "before" else mask
         return torch.stack(masks)
 
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            before, self._place = self._place, self._after(self._place, token)
-            if self._inner is not None and self._says(before, self._place):
+            before, self._state = self._state, self._after(self._state, token)
+            if self._inner is not None and self._says(before, self._state):
                 self._inner.commit([token])
 
     def _follow(self, path: Sequence[int]) -> tuple[ThinkingState, list[int]]:
         """(where a path leads, its tokens that belong to the answer)."""
-        place, answer = self._place, []
+        state, answer = self._state, []
         for token in path:
-            before, place = place, self._after(place, token)
-            if self._says(before, place):
+            before, state = state, self._after(state, token)
+            if self._says(before, state):
                 answer.append(token)
-        return place, answer
+        return state, answer
 
-    def _after(self, place: ThinkingState, token: int) -> ThinkingState:
-        return place.after(token, self._thinking, blank=self._inner is None)  # a budget alone waits for an opening mark
+    def _after(self, state: ThinkingState, token: int) -> ThinkingState:
+        return state.after(token, self._thinking, blank=self._inner is None)  # a budget alone waits for an opening mark
 
     def _says(self, before: ThinkingState, after: ThinkingState) -> bool:
         """Whether the token between two places is part of the answer: not where it closed the thoughts."""
         return after.phase == "answer" and before.phase != "thinking"
 
-    def _mask(self, place: ThinkingState) -> Tensor:
+    def _mask(self, state: ThinkingState) -> Tensor:
         budget = self._thinking.budget
-        is_spent = budget is not None and place.phase == "thinking" and place.thought >= budget
+        is_spent = budget is not None and state.phase == "thinking" and state.thought >= budget
         return self._close if is_spent else self._free
 
     def _or_thoughts(self, mask: Tensor) -> Tensor:

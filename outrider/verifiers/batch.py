@@ -64,7 +64,7 @@ def batch_verdict(
                 return verdict  # else the reference says what is wrong
     if is_greedy:
         return greedy_verdict(draft, greedy_choice(logits, sampling, rows.history, draft))
-    probs = distribution(logits, sampling, rows.history, draft, kernel=None if kernels is None else kernels.laws)
+    probs = distribution(logits, sampling, rows.history, draft, kernel=None if kernels is None else kernels.probs)
     return verdict_by_rule(rules, draft, probs, rows.rng, rows.starts, kernels)
 
 

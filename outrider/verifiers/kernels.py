@@ -35,7 +35,7 @@ class Kernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
 
-    def laws(self, scores: Tensor, options: Tensor, draft: Draft | None) -> Tensor | None:
+    def probs(self, scores: Tensor, options: Tensor, draft: Draft | None) -> Tensor | None:
         """A `LawKernel`: (B, M, V) of a whole pass over `draft`."""
         if draft is None or not _is_readable(scores):
             return None
@@ -49,8 +49,8 @@ class Kernels:
     def noise(self, seed: int, positions: list[int], vocab_size: int) -> list[Tensor]:
         """A `NoiseMaker`: the uniforms are `PhiloxNoise`'s to the bit, their logarithms up to rounding."""
         made, num = [torch.empty(vocab_size, dtype=torch.float64) for _ in positions], len(positions)
-        places, tables = array("q", positions), array("Q", [one.data_ptr() for one in made])
-        addresses = places.buffer_info()[0], tables.buffer_info()[0]
+        indices, tables = array("q", positions), array("Q", [one.data_ptr() for one in made])
+        addresses = indices.buffer_info()[0], tables.buffer_info()[0]
         self._library.outrider_noise(seed, int(Purpose.GUMBEL), *addresses, num, vocab_size)
         return made
 
@@ -97,7 +97,7 @@ def _is_readable(table: Tensor) -> bool:
 def _remembered(draft: Draft, rng: KeyedStreams, starts: list[int], vocab_size: int) -> list[int]:
     """Addresses of the noise that a drafter asked for, by output; 0 for what the kernel still makes."""
     if draft.parents is None:
-        places = [list(range(start, start + draft.num_nodes + 1)) for start in starts]
+        positions = [list(range(start, start + draft.num_nodes + 1)) for start in starts]
     else:
-        places = [[start + level for level in levels] for start, levels in zip(starts, draft.levels, strict=True)]
-    return [0 if noise is None else noise.data_ptr() for noise in rng.remembered(places, vocab_size)]
+        positions = [[start + level for level in levels] for start, levels in zip(starts, draft.levels, strict=True)]
+    return [0 if noise is None else noise.data_ptr() for noise in rng.remembered(positions, vocab_size)]

@@ -51,7 +51,7 @@ class RecordedVerdicts(PhiloxNoise):
     def __init__(self) -> None:
         self.graphs = Graphs()
 
-    def laws(self, scores: Tensor, options: Tensor, draft: Draft | None) -> Tensor | None:
+    def probs(self, scores: Tensor, options: Tensor, draft: Draft | None) -> Tensor | None:
         """No `LawKernel`, because the reference computes distributions."""
         return None
 
@@ -72,7 +72,7 @@ class RecordedVerdicts(PhiloxNoise):
         given = [table, _numbers(options, rng, starts, draft.num_nodes).to(table.device), draft.tokens, draft.lengths]
         given += [one for one in (draft.probs, draft.sampled) if one is not None]
         key = (type(rule), draft.probs is not None, draft.sampled is not None)
-        (packed,) = self.graphs.run(key, partial(_decided, rule, has_laws=draft.probs is not None), given)
+        (packed,) = self.graphs.run(key, partial(_decided, rule, has_probs=draft.probs is not None), given)
         lines = packed.tolist()  # sync: all that was decided
         if not all(line[-1] for line in lines):
             return None
@@ -98,17 +98,17 @@ def _numbers(options: Tensor, rng: KeyedStreams, starts: list[int], num_nodes: i
 
 
 def _decided(
-    rule: Verifier, scores: Tensor, numbers: Tensor, tokens: Tensor, lengths: Tensor, *drawn: Tensor, has_laws: bool
+    rule: Verifier, scores: Tensor, numbers: Tensor, tokens: Tensor, lengths: Tensor, *drawn: Tensor, has_probs: bool
 ) -> Sequence[Tensor]:
     """[(B, N + 4) int64]: path, accepted nodes, next token, whether all were accepted, whether the distributions are valid."""
-    probs = drawn[0] if has_laws else None
-    sampled = drawn[-1] if len(drawn) > int(has_laws) else None
+    probs = drawn[0] if has_probs else None
+    sampled = drawn[-1] if len(drawn) > int(has_probs) else None
     scores = scores.float() / numbers[:, :1, None].float()
-    laws = scores.softmax(dim=-1)
+    target_probs = scores.softmax(dim=-1)
     verdict = rule.verify(
-        Draft(tokens, lengths, probs=probs, sampled=sampled), laws, GivenCoins(numbers[:, 1:-1], numbers[:, -1]), lengths
+        Draft(tokens, lengths, probs=probs, sampled=sampled), target_probs, GivenCoins(numbers[:, 1:-1], numbers[:, -1]), lengths
     )
-    counted = torch.arange(laws.shape[1], device=laws.device) <= lengths[:, None]
-    are_laws = (torch.isfinite(laws[..., 0]) | ~counted).all(dim=1)
-    parts = [verdict.num_accepted, verdict.next_token, verdict.all_accepted.long(), are_laws.long()]
+    counted = torch.arange(target_probs.shape[1], device=target_probs.device) <= lengths[:, None]
+    are_valid = (torch.isfinite(target_probs[..., 0]) | ~counted).all(dim=1)
+    parts = [verdict.num_accepted, verdict.next_token, verdict.all_accepted.long(), are_valid.long()]
     return [torch.cat([verdict.path, torch.stack(parts, dim=1)], dim=1)]

@@ -45,7 +45,7 @@ def _no_draft(num_rows: int, num_nodes: int) -> Draft:
 def _law(logits: Tensor, params: list[SamplingParams], kernels: Kernels | None = None, draft: Draft | None = None) -> Tensor:
     sampling = BatchSampling.of(params, logits.shape[2])
     draft = draft or _no_draft(logits.shape[0], logits.shape[1] - 1)
-    return distribution(logits, sampling, None, draft, kernel=kernels and kernels.laws)
+    return distribution(logits, sampling, None, draft, kernel=kernels and kernels.probs)
 
 
 @pytest.mark.parametrize("vocab_size", [3, 16, 33, 500, 5000])
@@ -230,7 +230,7 @@ def test_what_they_do_not_serve(kernels: Kernels) -> None:
     assert not kernels.serve(CoupledVerifier(), draft, laws.double())
     assert not kernels.serve(BlockVerifier(), draft, laws.double())
     assert not kernels.serve(BlockVerifier(), draft, laws[:, :2])
-    assert kernels.laws(laws.double(), torch.zeros(2, 4, dtype=torch.float64), draft) is None
+    assert kernels.probs(laws.double(), torch.zeros(2, 4, dtype=torch.float64), draft) is None
     nothing = Draft.empty(2)
     assert kernels.serve(BlockVerifier(), nothing, laws[:, :1].contiguous())
     verdict = kernels.verdict(BlockVerifier(), nothing, laws[:, :1], KeyedStreams([1, 2]), [5, 6])

@@ -34,9 +34,9 @@ class Counted(Kernels):
         super().__init__(library)
         self.asked: list[str] = []
 
-    def laws(self, *arguments: Any) -> Tensor | None:
-        self.asked.append("laws")
-        return super().laws(*arguments)
+    def probs(self, *arguments: Any) -> Tensor | None:
+        self.asked.append("probs")
+        return super().probs(*arguments)
 
     def noise(self, *arguments: Any) -> list[Tensor]:
         self.asked.append("noise")
