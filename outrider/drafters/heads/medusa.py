@@ -6,8 +6,7 @@
     head 0, 1                             x_n    x_{n+1}  so head 0 guesses what follows the pending token
 
 The guesses depend on the text alone, not on each other, so every token drawn from a head's distribution is drawn from the
-distribution that travels with it. A drafter keeps one feature a row: of the prompt's last chunk (`read`), then of every pass
-(`commit`).
+distribution that travels with it. A drafter keeps one feature a row (`last_state.py`).
 """
 
 from __future__ import annotations
@@ -19,26 +18,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.drafters.base import Drafter, DraftSetup
-from outrider.drafters.parallel import DistributionStop, draft_chain, draft_tree
+from outrider.drafters.base import DraftSetup
+from outrider.drafters.heads.last_state import LastState
 from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
 from outrider.errors import ConfigError
 from outrider.models.heads.medusa import MedusaHeads
 from outrider.models.heads.medusa_files import load_medusa, outline_medusa
 from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.loading.memory import ModelMemory, head_memory
-from outrider.models.signals import AFTER_NORM
-from outrider.rows import PerRow, Row, Rows
+from outrider.rows import Rows
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.medusa import MedusaRun
 from outrider.runtime.released import release_linears
 from outrider.runtime.run import NativeRun
-from outrider.sampling.confidence import ConfidenceSettings, StopRule
+from outrider.sampling.confidence import ConfidenceSettings
 from outrider.settings import setting
 from outrider.trees.cartesian import cartesian_shape
 from outrider.trees.growth import Growth, ShapeGrowth
 from outrider.trees.plan import DYNAMIC_NUM_NODES, KINDS, TreePlan, TreeSettings
-from outrider.types import Draft, TargetOutput, Verdict
+from outrider.types import Draft
 
 MEDUSA = "medusa"  # the tree kind
 FADING = 0.8  # of the assumed accuracy from head to head, where a checkpoint has no measured one
@@ -98,7 +96,7 @@ class MedusaGuesses:
         return self._logits[:, level, None].expand(-1, parents.shape[1], -1)
 
 
-class MedusaDrafter(Drafter):
+class MedusaDrafter(LastState):
     """Chains and trees from Medusa heads."""
 
     needs = "Medusa heads trained for the target (--draft FOLDER)"
@@ -108,21 +106,13 @@ class MedusaDrafter(Drafter):
     Settings = MedusaSettings
 
     def __init__(self, heads: MedusaHeads, settings: MedusaSettings, notes: Sequence[str] = ()) -> None:
+        super().__init__(settings, MedusaPlan(settings, heads) if settings.tree != "chain" else None)
         self.heads = heads
-        self._settings = settings
-        self._plan = MedusaPlan(settings, heads) if settings.tree != "chain" else None
-        self._growths: list[Growth] = []  # of every row's tree, until it is judged
         self._notes = list(notes)
-        self._features = PerRow[Tensor | None]()  # per row (H,): at the last position that the target was fed
-        self._last_pass: tuple[Tensor, list[int]] | None = None  # newer ones: states (B, T, H), the column of each row
 
     @property
     def notes(self) -> list[str]:
         return self._notes
-
-    @property
-    def signals(self) -> tuple[int, ...]:
-        return (AFTER_NORM,)
 
     @property
     def runs_modules(self) -> bool:
@@ -163,60 +153,8 @@ class MedusaDrafter(Drafter):
             pack_linears(heads)
         return cls(heads, settings, notes)
 
-    def start(self, row: Row) -> None:
-        self._settle()
-        self._features.append(None)
-
-    def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:
-        self._settle()
-        self._features[index] = hidden[AFTER_NORM][-1].clone()
-
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
-        asked = self._last_pass or self._settled()
-        budgets = [0 if column is None else budget for column, budget in zip(asked[1], gamma, strict=True)]
+        states, budgets = self.last_states(gamma)
         if max(budgets) <= 0:
             return Draft.empty(len(rows), rows.device)
-        hidden, columns = asked[0], torch.tensor([column or 0 for column in asked[1]], device=rows.device)
-        guesses = MedusaGuesses(self.heads(hidden[torch.arange(len(rows), device=rows.device), columns]))
-        if self._plan is not None:
-            draft, self._growths = draft_tree(rows, budgets, guesses, self._plan)
-            return draft
-        stop = None
-        if self._settings.stop != "none":
-            stop = DistributionStop(StopRule(self._settings, len(rows), rows.device, ends=[row.stop_tokens for row in rows]))
-        return draft_chain(rows, budgets, guesses, stop)
-
-    def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
-        if self._plan is not None:
-            self._plan.observe(draft, verdict, self._growths)
-            self._growths = []
-        self._last_pass = output.hidden[AFTER_NORM], [columns[-1] for columns in output.kept]
-
-    def pack(self, index: int) -> tuple[Tensor | None]:
-        self._settle()
-        return (self._features[index],)
-
-    def unpack(self, state: tuple[Tensor | None]) -> None:
-        self._settle()
-        self._features[-1] = state[0]
-
-    def stop(self, index: int) -> None:
-        self._settle()
-        super().stop(index)
-
-    @torch.inference_mode()
-    def _settle(self) -> None:
-        """Rows come and go: take each one's own feature out of the last pass."""
-        if self._last_pass is not None:
-            hidden, columns = self._last_pass
-            self._features = PerRow(hidden[row, column].clone() for row, column in enumerate(columns))
-            self._last_pass = None
-
-    def _settled(self) -> tuple[Tensor, list[int | None]]:
-        """Features as if of a pass (B, 1, H); no column where a row has none yet."""
-        known = [feature for feature in self._features if feature is not None]
-        if not known:
-            return torch.empty(0), [None] * len(self._features)
-        nothing = torch.zeros_like(known[0])
-        hidden = torch.stack([nothing if feature is None else feature for feature in self._features])[:, None]
-        return hidden, [None if feature is None else 0 for feature in self._features]
+        return self.drafted(rows, budgets, MedusaGuesses(self.heads(states)))
