@@ -2,7 +2,8 @@
 
 It needs no --draft: its tensors are read from the target's own folder, or from another one (`head`). How it is fed the target's
 hidden states, and what its cache may hold: `feature_fed.py`. A head of one layer is applied again and again, taking its own state
-back; one of several layers drafts a token with each (`models/heads/mtp_turns.py`).
+back; one of several layers drafts a token with each (`models/heads/mtp_turns.py`). Gemma 4's is a checkpoint of its own
+(`assistant.py`).
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from typing import Any
 
 import torch
 
-from outrider.drafters.base import DraftSetup
+from outrider.drafters.base import Drafter, DraftSetup
+from outrider.drafters.heads.assistant import AssistantDrafter
 from outrider.drafters.heads.feature_fed import Chains, FeatureFed, FedChain, FedTree
-from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.drafters.model.draft_tree import DraftModelSettings
 from outrider.drafters.requirements import Requirements, told_of_context
 from outrider.errors import CapabilityError
+from outrider.models.heads.assistant import is_assistant
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.heads.mtp import MtpHead
-from outrider.models.heads.mtp_files import load_mtp, weigh_mtp
+from outrider.models.heads.mtp_files import checkpoint_folder, load_mtp, weigh_mtp
 from outrider.models.heads.mtp_turns import MtpTurnsLM
 from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.lm import LM
@@ -53,10 +55,13 @@ class MtpDrafter(FedTree):
         return weigh_mtp(head, target_config, dtype)
 
     @classmethod
-    def build(cls, setup: DraftSetup) -> ModelDrafter:
+    def build(cls, setup: DraftSetup) -> Drafter:
         target, settings = setup.target, setup.settings
         lm = target.lm
         folder = setup.head or getattr(target.config, "name_or_path", "") or target.name
+        there = checkpoint_folder(setup.head, None, fetches=True) if setup.head else None
+        if there is not None and is_assistant(there):
+            return AssistantDrafter.of(there, setup)
         head = load_mtp(folder, target.config, lm.dtype, lm.device, target.revision)
         if target.tables is None:
             raise CapabilityError(f"{target.label}: its tables were not kept, but the MTP head needs them")

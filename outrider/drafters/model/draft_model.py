@@ -64,7 +64,7 @@ class ModelDrafter(Drafter):
         return self.lm
 
     @classmethod
-    def build(cls, setup: DraftSetup) -> ModelDrafter:
+    def build(cls, setup: DraftSetup) -> Drafter:
         return cls(*draft_model_of(setup))
 
     def start(self, row: Row) -> None:

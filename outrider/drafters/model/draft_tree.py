@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from outrider.drafters.base import DraftSetup
+from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.children import draw, likeliest, likeliest_scores, raced, ranked_by_scores
 from outrider.drafters.grown import RowTree, TreeLevel, finished, row_trees, table
 from outrider.drafters.model.draft_model import ModelDrafter, draft_model_of
@@ -88,7 +88,7 @@ class TreeModelDrafter(ModelDrafter):
         return replace(required, trees=is_tree, num_draft_tokens=nodes, loop=loop and not required.head)
 
     @classmethod
-    def build(cls, setup: DraftSetup) -> ModelDrafter:
+    def build(cls, setup: DraftSetup) -> Drafter:
         lm, loop = draft_model_of(setup)
         settings: DraftModelSettings = setup.settings
         if settings.tree == "chain":

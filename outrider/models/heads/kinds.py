@@ -1,6 +1,6 @@
 """Which kind of trained head a folder holds: its files and the headers of its weights decide, not its name.
 
-    medusa, eagle, eagle3, block, mtp    by the names of their tensors
+    medusa, eagle, eagle3, block, mtp    by the names of their tensors; Gemma 4's assistants, which draft as mtp, by the config
     early-exit, acceptance               by the config: ours alone
 """
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.models.heads.acceptance import KIND as ACCEPTANCE_FILES
+from outrider.models.heads.assistant import ASSISTANTS
 from outrider.models.heads.block_names import rename_parts
 from outrider.models.heads.exit import KIND as EXIT_FILES
 from outrider.models.heads.mtp_layout import find_layout
@@ -25,9 +26,9 @@ def head_kind(folder: Path) -> str | None:
     """The drafter that drafts with it; ACCEPTANCE: a rule that ends a draft model's drafts; None: no head, perhaps a whole model.
     Raises CheckpointError for files that cannot be read."""
     config = read_config(folder)
-    ours = OURS.get(str(config.get("model_type")))
-    if ours is not None:
-        return ours
+    said = str(config.get("model_type"))
+    if said in OURS or said in ASSISTANTS:
+        return OURS.get(said, "mtp")
     pickled = any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES)
     if any(folder.glob("*.safetensors")) or (pickled and not has_tokenizer(folder)):
         return _kind_by_names(HeadTensors.outline(folder)) or _claimed(config)

@@ -63,7 +63,7 @@ def make_body(
     inner = f"{base}.layers.0."
     state = {inner + name.removeprefix(f"{BLOCK}."): tensor for name, tensor in tensors.items() if name.startswith(BLOCK)}
     state[f"{base}.{norm}.weight"] = tensors[f"{NORM}.weight"]
-    with _in_silence():
+    with in_silence():
         module, report = code.from_pretrained(
             None, config=text, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
@@ -139,7 +139,7 @@ def _check(what: str, code: Any, report: Mapping[str, Any], inner: str) -> None:
 
 
 @contextmanager
-def _in_silence() -> Iterator[None]:
+def in_silence() -> Iterator[None]:
     """transformers says nothing of tables that are not there, and shows no bars."""
     logging = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

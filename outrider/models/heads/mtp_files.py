@@ -20,6 +20,7 @@ from torch import Tensor
 from outrider.errors import CapabilityError, CheckpointError, OutriderError
 from outrider.lazy import huggingface_hub
 from outrider.models.gguf.names import SUFFIX
+from outrider.models.heads.assistant import check_fits, is_assistant
 from outrider.models.heads.block_names import ships_dspark
 from outrider.models.heads.fp8 import FLOATS, FP8, SCALES, widened
 from outrider.models.heads.mtp import MtpConfig, MtpHead, MtpLayer
@@ -36,7 +37,13 @@ from outrider.models.heads.mtp_layout import (
 from outrider.models.heads.tensors import read_config
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import adapter_in
-from outrider.models.loading.memory import ModelMemory, layer_kv_bytes, safetensors_header, weight_files
+from outrider.models.loading.memory import (
+    ModelMemory,
+    folder_weights_bytes,
+    layer_kv_bytes,
+    safetensors_header,
+    weight_files,
+)
 from outrider.models.signals import AFTER_NORM
 
 INSTEAD = "Use --drafter ngram, or train a head: outrider train mtp"
@@ -74,7 +81,7 @@ def find_mtp(folder: Path, num_layers: int) -> MtpFiles | None:
 def ships_mtp(name: str) -> bool:
     """Whether a local checkpoint, or one in the hub's cache, has an MTP head that can draft. Damaged files have none."""
     try:
-        folder = _folder(name, None, fetches=False)
+        folder = checkpoint_folder(name, None, fetches=False)
         config = {} if folder is None else json.loads((folder / "config.json").read_text(encoding="utf-8"))
         layers = (config.get("text_config") or config).get("num_hidden_layers")
         found = None if folder is None or not isinstance(layers, int) else find_mtp(folder, layers)
@@ -88,9 +95,12 @@ def ships_mtp(name: str) -> bool:
 def weigh_mtp(name: str, config: Any, dtype: torch.dtype) -> ModelMemory:
     """What the head in a checkpoint or folder takes in memory; nothing is known of one that is still on the hub. Raises as
     `load_mtp`."""
-    folder = _folder(name, None, fetches=False)
+    folder = checkpoint_folder(name, None, fetches=False)
     if folder is None:
         return ModelMemory(name, 0, 0)
+    if is_assistant(folder):
+        check_fits(folder, config)
+        return ModelMemory(name, folder_weights_bytes(folder, dtype), 0)
     files = _found(folder, config)
     return ModelMemory(name, files.num_weights * dtype.itemsize, layer_kv_bytes(config, dtype) * len(files.layout.layers))
 
@@ -103,7 +113,7 @@ def load_mtp(
     `name`: the target's checkpoint, or a folder with a head alone. Raises CheckpointError where there is no head, or it does not
     fit, CapabilityError for one whose layer cannot run here.
     """
-    folder = _folder(name, revision, fetches=True)
+    folder = checkpoint_folder(name, revision, fetches=True)
     assert folder is not None
     files = _found(folder, config)
     layout, text = files.layout, config.get_text_config()
@@ -202,14 +212,14 @@ def _scale_of(files: MtpFiles, name: str) -> str | None:
     return next((there for each in SCALES if (there := name.removesuffix("weight") + each) in files.entries), None)
 
 
-def _folder(name: str, revision: str | None, *, fetches: bool) -> Path | None:
+def checkpoint_folder(name: str, revision: str | None, *, fetches: bool) -> Path | None:
     """The folder of a checkpoint: an adapter's is its base's. None for one on the hub that is not here yet.
 
     Raises CheckpointError where `name` is none, or of a kind whose heads are not read.
     """
     adapter = adapter_in(name)
     if adapter is not None:
-        return _folder(adapter.base, adapter.revision, fetches=fetches)
+        return checkpoint_folder(adapter.base, adapter.revision, fetches=fetches)
     path = Path(name).expanduser()
     if name and path.is_dir():
         return path

@@ -1,0 +1,190 @@
+"""Gemma 4's assistant: a small decoder that drafts on the target's own keys and values (`Gemma4Assistant...` in transformers).
+
+    step k    (token k, state k)  ->  pre_projection  ->  a few layers  ->  logits of token k + 1
+                                                                      ->  post_projection  ->  state k + 1
+
+Token 0 is the pending one, state 0 the target's last, behind its final norm; tokens are embedded by the target. The layers have
+queries alone: those of a kind (full attention, sliding window) read what the target's last layer of that kind with keys of its
+own has cached. The assistant keeps nothing of a text and reads no prompt. It stands at the pending token's position throughout a
+draft.
+
+A `masked_embedding` scores clusters of tokens first, then the tokens of the best clusters. Others are never drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.errors import CapabilityError, CheckpointError
+from outrider.kv import KVCache, LayerShape
+from outrider.lazy import transformers
+from outrider.models.heads.mtp_body import in_silence
+from outrider.models.heads.tensors import read_config
+from outrider.models.linear.pack import can_pack, pack_linears
+from outrider.models.lm import LM
+
+ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")  # values of `model_type`
+CONFIGS = ("Gemma4TextConfig", "Gemma4UnifiedTextConfig")  # of their decoders
+SLIDING = "sliding_attention"
+OUTSIDE = -1e9  # logit of a token that is never drafted
+
+
+def is_assistant(folder: Path) -> bool:
+    """Whether a folder holds such a checkpoint, by its config."""
+    return read_config(folder).get("model_type") in ASSISTANTS
+
+
+def read_layers(config: Any) -> dict[str, int]:
+    """By kind of attention, the target's last layer with keys and values of its own. Empty for models without such kinds."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or []
+    own = kinds[: len(kinds) - (getattr(text, "num_kv_shared_layers", 0) or 0)]
+    return {kind: index for index, kind in enumerate(own)}
+
+
+def check_fits(folder: Path, target_config: Any) -> None:
+    """Raises CheckpointError for an assistant of another target, as far as the configs tell."""
+    said, target = read_config(folder), target_config.get_text_config()
+    text = said.get("text_config") or {}
+    wanted = {"backbone_hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
+    for name, expected in wanted.items():
+        found = said.get(name, text.get(name))
+        if found is not None and found != expected:
+            what = f"the assistant in '{folder}' was made for another target"
+            raise CheckpointError(f"{what}: {name} is {found}, expected {expected}.")
+    if lacking := sorted({*text.get("layer_types", ())} - read_layers(target_config).keys()):
+        raise CheckpointError(
+            f"the assistant in '{folder}' was made for another target: it reads the keys of layers with {lacking[0]}, and "
+            f"{target.model_type} has none. It drafts for the Gemma 4 model that it is named after."
+        )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one draft attends to: by kind of attention, keys and values (B, KV heads, S, D), and which of them (B, 1, 1, S)."""
+
+    shared: Mapping[str, tuple[Tensor, Tensor]]
+    masks: Mapping[str, Tensor]
+    positions: Tensor  # (B, 1), of the pending tokens
+
+
+class Assistant:
+    """An assistant at work beside its target."""
+
+    def __init__(self, module: Any, target: LM, layers: Mapping[str, int], embedding: nn.Module) -> None:
+        """`layers`: of the target, by kind (`read_layers`); `embedding`: the target's."""
+        self._module, self._target, self._layers, self._embedding = module, target, layers, embedding
+        text = module.config.get_text_config()
+        self._window: int = text.sliding_window
+        self.max_positions: int = text.max_position_embeddings
+
+    def look(self, lengths: Sequence[int]) -> Seen:
+        """What rows see whose caches hold this many committed tokens."""
+        kv, device = self._target.kv, self._target.device
+        ends = torch.tensor(lengths, device=device)
+        shared, masks = dict[str, tuple[Tensor, Tensor]](), dict[str, Tensor]()
+        for kind, layer in self._layers.items():
+            first = [max(0, end - self._window - 1) if kind == SLIDING else 0 for end in lengths]
+            low, high = min(first), max(lengths)
+            places = torch.arange(low, high, device=device)
+            begins = torch.tensor(first, device=device)
+            masks[kind] = ((places >= begins[:, None]) & (places < ends[:, None]))[:, None, None]
+            shared[kind] = _part(kv, layer, len(lengths), low, high)
+        return Seen(shared, masks, ends[:, None])
+
+    def step(self, tokens: Tensor, states: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
+        """Logits (B, M, V) behind tokens (B, M) and states (B, M, H) of the target's width, and the states that follow."""
+        module, width = self._module, tokens.shape[1]
+        inputs = module.pre_projection(torch.cat([self._embedding(tokens).to(states.dtype), states], dim=-1))
+        made = module.model(
+            inputs_embeds=inputs, position_ids=seen.positions.expand(-1, width), use_cache=False,
+            attention_mask={kind: mask.expand(-1, -1, width, -1) for kind, mask in seen.masks.items()},
+            shared_kv_states=dict(seen.shared), logits_to_keep=None,  # as 0, several tokens fail in transformers 5.23
+        ).last_hidden_state  # fmt: skip
+        return self._logits(made), module.post_projection(made)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        chooser, head = self._module.masked_embedding, self._module.lm_head
+        if chooser is None:
+            return head(states)
+        clusters = chooser.token_ordering.long().view(chooser.num_centroids, -1)  # (C, tokens of each)
+        best = chooser.centroids(states).topk(chooser.centroid_intermediate_top_k, dim=-1).indices
+        tokens = clusters[best].flatten(-2)  # (B, M, K)
+        scores = (head.weight[tokens] @ states[..., None])[..., 0]
+        return states.new_full((*states.shape[:-1], chooser.vocab_size), OUTSIDE).scatter_(-1, tokens, scores)
+
+
+def _part(kv: KVCache, layer: int, num_rows: int, low: int, high: int) -> tuple[Tensor, Tensor]:
+    """Keys and values (B, KV heads, S, D) of positions low .. high, without a copy."""
+    keys, values = (store[layer][:num_rows, low:high].transpose(1, 2) for store in (kv.keys, kv.values))
+    return keys, values
+
+
+@contextmanager
+def every_layer_shares() -> Iterator[None]:
+    """transformers may make models that read keys and values in all of their layers: 5.23 refuses what assistants are."""
+    kinds = [kind for name in CONFIGS if (kind := getattr(transformers, name, None)) and "kv_sharing_modes" in vars(kind)]
+    before = [vars(kind)["kv_sharing_modes"] for kind in kinds]
+    for kind, modes in zip(kinds, before, strict=True):
+        kind.kv_sharing_modes = property(partial(_modes, modes.fget))
+    try:
+        yield
+    finally:
+        for kind, modes in zip(kinds, before, strict=True):
+            kind.kv_sharing_modes = modes
+
+
+def _modes(modes: Callable[[Any], list[str | None]], config: Any) -> list[str | None]:
+    alone = config.num_kv_shared_layers == config.num_hidden_layers
+    return ["reuse"] * config.num_hidden_layers if alone else modes(config)
+
+
+def load_assistant(folder: Path, target: LM, target_config: Any, embedding: nn.Module) -> Assistant:
+    """The assistant in a folder. Raises CheckpointError where it is damaged or was made for another target."""
+    what = f"the assistant in '{folder}'"
+    check_fits(folder, target_config)
+    if target.why_own_cache is not None:
+        raise CapabilityError(f"{what} reads the target's keys and values, which this target keeps on transformers' cache")
+    with in_silence(), every_layer_shares():
+        try:
+            module, report = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=target.dtype, output_loading_info=True, ignore_mismatched_sizes=True, local_files_only=True,
+                attn_implementation="sdpa",
+            )  # fmt: skip
+        except Exception as error:
+            raise CheckpointError(f"{what} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    if lacking := sorted(report["missing_keys"]):
+        raise CheckpointError(f"{what} is incomplete: it lacks '{lacking[0]}'.")
+    if other := sorted(report["mismatched_keys"]):
+        name, found, wanted = other[0]
+        raise CheckpointError(f"{what} is damaged: '{name}' has shape {list(found)}, expected {list(wanted)}.")
+    for name, tensor in module.named_parameters():
+        if not tensor.isfinite().all():
+            raise CheckpointError(f"{what} is damaged: '{name}' has NaN or infinite values.")
+    kinds = module.config.get_text_config().layer_types
+    layers = {kind: index for kind, index in read_layers(target_config).items() if kind in kinds}
+    _check_shapes(what, module.config.get_text_config(), target.shape.layers, layers)
+    module = module.eval().requires_grad_(False).to(target.device)
+    if can_pack(target.device, target.dtype):
+        pack_linears(module if module.masked_embedding is None else module.model)  # the chooser picks rows of the output head
+    return Assistant(module, target, layers, embedding)
+
+
+def _check_shapes(what: str, text: Any, shapes: Sequence[LayerShape], layers: Mapping[str, int]) -> None:
+    """Raises CheckpointError where the assistant's queries do not fit the keys that they meet."""
+    for index, kind in enumerate(text.layer_types):
+        own, there = text.per_layer_config[index], shapes[layers[kind]]
+        found, expected = (own.num_key_value_heads, own.head_dim), (there.num_kv_heads, there.key_size)
+        if found != expected:
+            raise CheckpointError(
+                f"{what} was made for another target: its layers with {kind} read {found[0]} key heads of size {found[1]}, the "
+                f"target has {expected[0]} of {expected[1]}."
+            )
