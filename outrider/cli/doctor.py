@@ -90,14 +90,14 @@ def _why_no_pair() -> str | None:
 
 
 def _show(findings: Mapping[str, Any]) -> None:
-    from outrider.report.tables import facts_table, show
+    from outrider.report.console import print_blocks
+    from outrider.report.document import facts_table
 
     cores, cache = findings["cores"], findings["cache"]
     devices = [
         f"{d['name']}, {amount(d['free_bytes'])} of {amount(d['total_bytes'])} free"
         for d in findings["cuda_devices"]
     ]
-    show(facts_table("versions", findings["versions"]))
     facts = {
         "python": findings["python_path"],
         "cpu": findings["cpu"],
@@ -111,10 +111,6 @@ def _show(findings: Mapping[str, Any]) -> None:
         "C++ compiler": findings["compiler"] or "none",
         "cache": f"{cache['num_files']} files, {amount(cache['num_bytes'])} in {cache['path']}",
     }
-    show(facts_table("machine", facts))
-    if findings["unavailable"]:
-        show(
-            facts_table(
-                "unavailable", {i["what"]: f"{i['why']}; {i['remedy']}" for i in findings["unavailable"]}
-            )
-        )
+    unavailable = {one["what"]: f"{one['why']}; {one['remedy']}" for one in findings["unavailable"]}
+    found = {"versions": findings["versions"], "machine": facts, "unavailable": unavailable}
+    print_blocks([facts_table(title, values) for title, values in found.items() if values])

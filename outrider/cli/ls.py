@@ -17,6 +17,7 @@ from outrider.settings import NoSettings, describe_settings
 
 if TYPE_CHECKING:
     from outrider.registry import Registry
+    from outrider.report.document import Table
 
 What = Annotated[
     str | None,
@@ -28,7 +29,8 @@ FACTS = {"drafters": ("lossless", "shape", "trained", "needs"), "verifiers": ("l
 @with_groups
 def ls(what: What = None, json: Json = False) -> int:
     """List drafters and verifiers, or the settings of one of them."""
-    from outrider.report.tables import facts_table, registry_table, show
+    from outrider.report.console import print_blocks
+    from outrider.report.document import Block, facts_table
 
     is_name = what is not None and what not in FACTS
     registries = _with_entry(str(what)) if is_name else {kind: _registry(kind) for kind in FACTS if what in (None, kind)}
@@ -39,13 +41,25 @@ def ls(what: What = None, json: Json = False) -> int:
     if json:
         sys.stdout.write(to_json(found) + "\n")
         return 0
+    blocks: list[Block] = []
     for kind, rows in found.items():
-        show(registry_table(kind, FACTS[kind], rows))
+        blocks.append(registry_table(kind, rows))
         for row in rows if is_name else ():
             settings = {name: text.removeprefix(": ") for name, text in row.get("settings", {}).items()}  # an empty default
             if settings:
-                show(facts_table(f"settings of {kind[:-1]} {row['name']}", settings))
+                blocks.append(facts_table(f"settings of {kind[:-1]} {row['name']}", settings))
+    print_blocks(blocks)
     return 0
+
+
+def registry_table(kind: str, rows: list[dict[str, Any]]) -> Table:
+    """Name, facts and summary of every entry; what cannot be imported says so."""
+    from outrider.report.document import Column, Table, word
+
+    facts = FACTS[kind]
+    columns = [Column(name, "left") for name in ("name", *facts, "summary")]
+    cells = [[row["name"], *(word(row.get(fact)) for fact in facts), row.get("error") or row["summary"]] for row in rows]
+    return Table(columns, cells, kind)
 
 
 def _with_entry(name: str) -> dict[str, Registry]:

@@ -35,16 +35,26 @@ FATES = {
 
 def print_document(document: Document, console: Console | None = None) -> None:
     """To standard output, or to `console`."""
-    if console is None:
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = UNSQUEEZED
+    console = console or _standard_output()
     console.print(Text(one_line(document.title), "bold"))
     if document.subtitle:
         console.print(Text(one_line(document.subtitle), "dim"))
-    for block in document.blocks:
+    print_blocks(document.blocks, console)
+
+
+def print_blocks(blocks: Sequence[Block], console: Console | None = None) -> None:
+    """Blocks alone, without a title."""
+    console = console or _standard_output()
+    for block in blocks:
         for part in _parts(block, ascii_only=console.options.ascii_only):
             console.print(part, soft_wrap=isinstance(block, CodeBlock | MarkedTokens), crop=False)
+
+
+def _standard_output() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = UNSQUEEZED
+    return console
 
 
 def _parts(block: Block, *, ascii_only: bool) -> Iterator[RenderableType]:

@@ -6,9 +6,9 @@ three writers. Renderers compute nothing that a reader could not recompute from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Tone = Literal["plain", "good", "bad", "caution"]
 
@@ -55,6 +55,19 @@ class Table:
     rows: Sequence[Sequence[str]]
     title: str = ""
     marked: frozenset[int] = frozenset()
+
+
+def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
+    """Two columns: what, and how it is."""
+    rows = [[name, word(value)] for name, value in facts.items()]
+    return Table([Column("what", "left"), Column("value", "left")], rows, title)
+
+
+def word(value: Any) -> str:
+    """A value in a cell."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "-"}[value]
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from outrider.cli.ls import FACTS, describe, listed
+from outrider.cli.ls import FACTS, describe, listed, registry_table
 from outrider.cli.source_facts import facts_in_source
 from outrider.drafters import DRAFTERS
 from outrider.errors import CheckpointError
 from outrider.registry import Entry, Registry
-from outrider.report.tables import registry_table
+from outrider.report.console import print_blocks
 from outrider.verifiers import VERIFIERS
 
 
@@ -57,9 +57,8 @@ def test_ls_of_a_name_imports_no_other_entry() -> None:
 
 def test_a_table_in_a_narrow_terminal_loses_no_letters() -> None:
     row = {"name": "remote", "needs": "(--draft-endpoint grpc://HOST:PORT)", "summary": "s"}
-    table = registry_table("drafters", ("needs",), [row])
     shown = io.StringIO()
-    Console(width=30, file=shown).print(table)
+    print_blocks([registry_table("drafters", [row])], Console(width=30, file=shown))
     assert "…" not in shown.getvalue()
 
 
