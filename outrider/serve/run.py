@@ -22,13 +22,13 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
+from outrider.engine.engine import Engine, make_engine
 from outrider.errors import ConfigError
 from outrider.serve.app import make_app
-from outrider.serve.loading import load_engines
 from outrider.serve.observability.logs import Logging
 from outrider.serve.observability.monitoring import Monitoring
 from outrider.serve.served import ServerState, Serves
-from outrider.serve.settings import ServerSettings
+from outrider.serve.settings import ServedModel, ServerSettings
 
 log = logging.getLogger("outrider.serve")
 HINTS = {
@@ -38,8 +38,6 @@ HINTS = {
 }
 KEEP_ALIVE_S = 65  # longer than the idle time of common proxies
 LAST_WORDS_S = 5.0  # for connections whose requests were cut off
-
-
 Status = Callable[[str], None]
 Load = Callable[[ServerState, Monitoring, Status], Sequence[Serves]]
 
@@ -167,3 +165,31 @@ def listen(settings: ServerSettings) -> socket.socket:
         hint = HINTS.get(error.errno or 0, "")
         raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}{hint}") from error
     return listener
+
+
+def load_engines(settings: ServerSettings, monitoring: Monitoring, status: Callable[[str], None]) -> list[Serves]:
+    """Load and start engines, one after another. `status` is called with what takes long.
+
+    Raises what `make_engine` raises; then none is left running.
+    """
+    started: list[Engine] = []
+    try:
+        return [_load(model, settings, monitoring, status, started) for model in settings.models]
+    except BaseException:
+        for engine in started:
+            engine.stop()
+        raise
+
+
+def _load(
+    model: ServedModel, settings: ServerSettings, monitoring: Monitoring, status: Callable[[str], None], started: list[Engine]
+) -> Serves:
+    engine = make_engine(
+        model.options, model.engine, extra_drafters=model.extra_drafters, allow_lossy=model.allow_lossy,
+        observer=monitoring.observer(model.name), name=model.name, generation_config=model.generation_config, status=status,
+    )  # fmt: skip
+    engine.start()
+    started.append(engine)
+    for note in engine.notes:
+        log.info("%s: %s", model.name, note)
+    return monitoring.ready(engine, test=settings.self_test, facts=engine.facts, status=status)

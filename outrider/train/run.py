@@ -40,7 +40,6 @@ from outrider.train.config import TrainConfig, check_same
 from outrider.train.feature_cache import FeatureCache
 from outrider.train.features import FeatureSource
 from outrider.train.kinds import KINDS
-from outrider.train.logs import Logs
 from outrider.train.loop import BEST, CHECKPOINT, TrainLoop
 from outrider.train.material import RESPONSES, TrainingData, gather
 from outrider.train.measure import MeasurePlan, measure
@@ -279,3 +278,31 @@ def _open_folder(spec: TrainSpec, settings: dict[str, Any], command: str) -> Non
         path.write_text(json.dumps({"run": asked, "versions": versions(), "command": command}, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+
+
+class Logs:
+    """Scalars by step. Raises ConfigError when TensorBoard is asked for and missing."""
+
+    def __init__(self, folder: Path, *, wanted: bool) -> None:
+        self._writer: Any = None
+        if not wanted:
+            return
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                "TensorBoard logs need the package tensorboard: pip install 'outrider[train]', or leave tensorboard=true out"
+            ) from error
+        self._writer = SummaryWriter(str(folder))
+
+    def add(self, step: int, numbers: dict[str, float]) -> None:
+        if self._writer is not None:
+            for name, value in numbers.items():
+                self._writer.add_scalar(name, value, step)
+
+    def __enter__(self) -> Logs:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._writer is not None:
+            self._writer.close()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from statistics import median
 from typing import Any
 
 from scipy.stats import binomtest, norm
 
-from outrider.lab.bench.acceptance import acceptance
 from outrider.lab.bench.bench_result import (
     Accuracy,
+    DepthAcceptance,
     Divergence,
     Identity,
     Measured,
@@ -160,3 +161,17 @@ def _tokens_per_s(own: Sequence[RunNote]) -> Interval | None:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def acceptance(notes: Sequence[RunNote]) -> DepthAcceptance | None:
+    """Acceptance of all runs together; None where nothing was drafted."""
+    num_steps = sum(note.num_drafts for note in notes)
+    if not num_steps:
+        return None
+    return DepthAcceptance(
+        num_steps=num_steps, reached=_sums(note.reached for note in notes), kept=_sums(note.kept for note in notes)
+    )
+
+
+def _sums(lists: Iterable[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*lists, fillvalue=0)]

@@ -18,14 +18,16 @@ from outrider.lab.estimate.estimate_result import (
     EstimateInput,
     EstimateResult,
     LengthEstimate,
+    MemoryOverhead,
     ModelEstimate,
     ModelName,
+    Roof,
     Sensitivity,
 )
-from outrider.lab.estimate.footprint import memory_overhead, roof_of
 from outrider.lab.estimate.inputs import AssumedAcceptance, Costs, acceptance_of, costs_of, knows_kv, load_of, longest
 from outrider.lab.estimate.notes import notes_of
 from outrider.lab.estimate.remote import remote_of
+from outrider.lab.estimate.roofline import DecodeLoad, ModelSize, free_rows, free_tokens, pass_seconds
 from outrider.sampling.theory import (
     alpha_of_tau,
     break_even_alpha,
@@ -139,3 +141,38 @@ def _sensitivity(models: Sequence[SpeedupModel], gamma: int, marked: Sequence[fl
         {model.name: model.speedup(alpha, survival_of([alpha], gamma), gamma) for model in models} for alpha in alphas
     ]
     return [Sensitivity(alpha=alpha, **found) for alpha, found in zip(alphas, speedups, strict=True)]
+
+
+def memory_overhead(asked: EstimateInput, load: DecodeLoad) -> MemoryOverhead | None:
+    """None where the draft's size is not known, or nothing."""
+    if asked.draft is None or asked.draft.num_params == 0:
+        return None
+    draft_kv, target_kv = _kv_bytes(asked.draft, load), None
+    target_weights = share = None
+    if asked.target is not None:
+        target_kv, target_weights = _kv_bytes(asked.target, load), round(asked.target.weights_bytes)
+        both = (draft_kv, target_kv) if draft_kv is not None and target_kv is not None else (0, 0)
+        share = (asked.draft.weights_bytes + both[0]) / (target_weights + both[1])
+    return MemoryOverhead(
+        draft_weights_bytes=round(asked.draft.weights_bytes),
+        draft_kv_bytes=draft_kv,
+        target_weights_bytes=target_weights,
+        target_kv_bytes=target_kv,
+        share=share,
+    )
+
+
+def roof_of(asked: EstimateInput, load: DecodeLoad, gamma: int) -> Roof | None:
+    """None without the target's size and a bandwidth."""
+    if asked.hardware is None or asked.target is None:
+        return None
+    return Roof(
+        target_pass_s=pass_seconds(asked.target, 1, asked.hardware, load),
+        draft_pass_s=pass_seconds(asked.draft, 1, asked.hardware, load) if asked.draft else None,
+        free_tokens=free_tokens(asked.target, asked.hardware, load),
+        free_rows=free_rows(asked.target, gamma + 1, asked.hardware, load),
+    )
+
+
+def _kv_bytes(model: ModelSize, load: DecodeLoad) -> int | None:
+    return None if model.kv_bytes_per_token is None else model.kv_bytes(load.num_rows, load.context)

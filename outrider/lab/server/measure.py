@@ -14,14 +14,13 @@ from dataclasses import dataclass, field, replace
 
 from outrider.errors import ConfigError, RequestError
 from outrider.lab.progress import Progress, Quiet
-from outrider.lab.server import salt
 from outrider.lab.server.client import Client, raised
 from outrider.lab.server.compare import compare
 from outrider.lab.server.counters import CounterWindow, Reading, difference, read, read_settled
 from outrider.lab.server.discover import discover
 from outrider.lab.server.endpoint import ServerEndpoint
 from outrider.lab.server.load import LoadRun
-from outrider.lab.server.options import LoadOptions
+from outrider.lab.server.options import SALT_NOTE, LoadOptions
 from outrider.lab.server.summary import summarise
 from outrider.lab.server.types import Failure, Level, LevelMeasurement, MeasuredAnswer, ServerInfo, ServerMeasurement
 from outrider.lab.workload.types import Workload, WorkloadRequest
@@ -64,7 +63,7 @@ async def _measure(
             client = await stack.enter_async_context(Client(endpoint, timeout_s=options.timeout_s))
             info = await discover(client)
             alone = sum(other.root == endpoint.root for other in endpoints.values()) == 1
-            applies = {SAME: not alone, SAMPLED: not options.sampling.is_greedy, salt.NOTE: salt.is_salted(info.engine, options)}
+            applies = {SAME: not alone, SAMPLED: not options.sampling.is_greedy, SALT_NOTE: options.is_salted(info.engine)}
             notes = [*info.notes, *(note for note, is_so in applies.items() if is_so)]
             servers.append(_Server(label, client, info, info.metrics and alone, notes))
         run = _Measuring(servers, requests, options, progress)
@@ -145,7 +144,7 @@ class _Measuring:
         at_once = level.concurrency
         number = max(self._options.warmup, at_once) if self._options.warmup else 0
         requests = [_lukewarm(self._requests[index % len(self._requests)]) for index in range(number)]
-        options = salt.salted(server.info.engine, self._options)
+        options = self._options.salted(server.info.engine)
         sampling = replace(options.sampling, max_tokens=options.sampling.limit(WARMUP_TOKENS))
         options = replace(options, sampling=sampling)
         cold, received = await server.reading(), 0
@@ -184,7 +183,7 @@ class _Measuring:
     def _load(self, server: _Server, level: Level) -> LoadRun:
         answers = server.answers[level.label] = []
         failures = server.failures[level.label] = []
-        options = salt.salted(server.info.engine, self._options)
+        options = self._options.salted(server.info.engine)
         return LoadRun(server.label, server.client, server.info.model, options, level, answers.append, self._progress, failures)
 
     async def _close_window(self, server: _Server, level: Level, before: Reading | None) -> None:

@@ -6,7 +6,8 @@ config, llama.cpp its own top-k and min-p); the notes mention it when texts are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+import secrets
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from outrider.errors import ConfigError
@@ -16,6 +17,8 @@ from outrider.sampling.params import SamplingParams
 
 ALWAYS = ("temperature", "max_tokens")  # sent whatever their value
 OURS = ("model", "stream", "stream_options", "prompt", "messages", "n")  # an extra field may not replace these; it may drop one
+SALT, SALTED_ENGINES = "cache_salt", ("vllm",)  # prompts with different salts are kept apart in their prefix cache
+SALT_NOTE = f"prompts are new to the prefix cache at every level ({SALT})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,16 @@ class LoadOptions:
     def levels(self) -> list[Level]:
         """In the order they are measured, without doubles."""
         return [Level(concurrency=number) for number in dict.fromkeys(self.concurrency)]
+
+    def is_salted(self, engine: str) -> bool:
+        """Whether the engine takes a salt, and the user has neither set nor dropped it (None)."""
+        return engine in SALTED_ENGINES and SALT not in self.extra
+
+    def salted(self, engine: str) -> LoadOptions:
+        """With a salt that no request had before, so that a level's prompts are not found in the cache of an earlier one."""
+        if not self.is_salted(engine):
+            return self
+        return replace(self, extra={**self.extra, SALT: secrets.token_hex(8)})
 
     def body(self, request: WorkloadRequest, model: str) -> tuple[str, dict[str, Any]]:
         """(path, JSON body) of a request. Raises ConfigError for a conversation that must go to /completions."""

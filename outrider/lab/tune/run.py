@@ -15,15 +15,16 @@ from outrider.lab.bench.material import digest, firsts
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress, Quiet
 from outrider.lab.runner import MAX_ROWS, Runner
+from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.drafts import MODEL, Drafts, read_drafts
 from outrider.lab.tune.export import in_other_words
 from outrider.lab.tune.families import default_space
-from outrider.lab.tune.probe import Sample
-from outrider.lab.tune.remote import Line, check_family
-from outrider.lab.tune.space import Space, SpaceOptions
-from outrider.lab.tune.summary import summarise_tuning
-from outrider.lab.tune.tune import TunePlan, Tuner
-from outrider.lab.tune.tune_result import Tried, TuneResult
+from outrider.lab.tune.forecast import step_costs
+from outrider.lab.tune.probe import Sample, survival
+from outrider.lab.tune.remote import Line, RemoteAdvice, check_family, family_of, remote_advice
+from outrider.lab.tune.space import Family, Space, SpaceOptions
+from outrider.lab.tune.tune import Findings, TunePlan, Tuner, exhaustive_seconds
+from outrider.lab.tune.tune_result import FamilySummary, Tried, TuneResult
 from outrider.lab.workload.bad import OnBad
 from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import Workload
@@ -187,3 +188,52 @@ def _identity(options: Options, request: TuneRequest, workload: Workload, *, cha
         "verb": "tune", **asdict(request), "drafters": sorted(request.drafters), "models": asdict(options),
         "chat template": chat_template, "workload": digest(workload), "versions": versions(),
     }  # fmt: skip
+
+
+def summarise_tuning(
+    found: Findings, space: Space, plan: TunePlan, tried: Tried, line: Line | None, notes: list[str]
+) -> TuneResult:
+    """Everything a report or another program may want. `line`: to a draft service that is asked about."""
+    costs = step_costs(found.plain, plan.batch_size)
+    plain_step_s = costs.step_s(0)[0] if costs is not None else 0.0
+    advice, missing = _about_service(found, space, plan, line, plain_step_s)
+    failed = [f"{label} could not be confirmed: {why}" for label, why in found.failures.items() if label in found.family_of]
+    return TuneResult(
+        notes=[*notes, *missing, *failed], interrupted=found.interrupted, tried=tried,
+        families=[_family(family, found) for family in space.families],
+        plain_step_s=plain_step_s, forecasts=found.forecasts, overall_speedup=found.overall,
+        confirmed=found.confirmed, others=found.others, recommendations=recommendations(found, found.finalists, tried.draft),
+        schedule=found.schedule, by_load=found.by_load, stages=found.stages,
+        exhaustive_s=exhaustive_seconds(found, plan), num_members=space.num_members,
+        search=None if found.search is None else found.search.outcome, remote=advice,
+    )  # fmt: skip
+
+
+def _about_service(
+    found: Findings, space: Space, plan: TunePlan, line: Line | None, plain_step_s: float
+) -> tuple[RemoteAdvice | None, list[str]]:
+    """Advice about a draft service, or a note that says why there is none."""
+    family = family_of(space)
+    if line is None or family is None:
+        return None, []
+    probe = found.probes.get(family.label)
+    advice = None
+    if probe is not None and plain_step_s:
+        advice = remote_advice(family, probe, line, plan.batch_size, plain_step_s)
+    if advice is None:
+        return None, [f"a draft service cannot be judged: no step of {family.label} could be timed"]
+    return advice, []
+
+
+def _family(family: Family, found: Findings) -> FamilySummary:
+    probe = found.probes.get(family.label)
+    if probe is None:
+        return FamilySummary(
+            family=family.label, survival={}, step_s={}, seconds=0.0, failure=found.failures.get(family.label, "not run")
+        )
+    costs = step_costs(probe)
+    times = {} if costs is None else {point.num_tokens - 1: point.seconds for point in costs.target.points}
+    curves = {
+        task: survival(steps, family.sizes[-1]) if family.nested else [] for task, steps in probe.steps.items()
+    }
+    return FamilySummary(family=family.label, survival=curves, step_s=times, seconds=probe.seconds)

@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ConfigError
-from outrider.lab.workload.containers import Container, container_of
-from outrider.lab.workload.containers.blocks import read_blocks
-from outrider.lab.workload.containers.entry import FileEntry
+from outrider.lab.workload.containers import Container, container_of, read_blocks
 from outrider.lab.workload.formats import read_entry
 from outrider.lab.workload.formats.fields import Fields, Turns, UnusableError
-from outrider.lab.workload.types import BadLine, WorkloadRequest
+from outrider.lab.workload.types import BadLine, FileEntry, WorkloadRequest
 
 PEEK = 1 << 16  # bytes by which a file is recognised
 GZIP = b"\x1f\x8b"

@@ -1,9 +1,9 @@
-"""Requests, and a workload of them."""
+"""Requests, a workload of them, and what lies in files before it is either."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Task = Literal["reasoning", "code", "chat", "translation", "summarization", "qa", "rag", "other"]
 
@@ -27,6 +27,15 @@ class BadLine:
 
     number: int  # from 1
     reason: str
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One entry of a file, before anybody knows what is in it: a JSON value, or a block of text as `{"prompt": text}`."""
+
+    line: int  # where it begins, from 1
+    label: str  # ":LINE", or "#N" where several entries may share a line; ids are made of it
+    value: Any
 
 
 @dataclass(frozen=True)

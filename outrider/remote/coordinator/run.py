@@ -9,17 +9,20 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from outrider.demo import demo_paths
 from outrider.models.loading.load import load_tokenizer
 from outrider.options import DEMO
 from outrider.remote.coordinator.engine import Carriage, RemoteEngine
 from outrider.remote.coordinator.fleet import Fleet
-from outrider.remote.coordinator.metrics import FleetMetrics
 from outrider.remote.coordinator.settings import CoordinatorSettings
 from outrider.remote.identity import model_identity
+from outrider.serve.observability.metrics_families import PREFIX
 from outrider.serve.observability.monitoring import Monitoring
 from outrider.serve.run import Status, run_server
 from outrider.serve.served import ServerState, Serves
@@ -28,6 +31,7 @@ from outrider.serve.settings import ServedModel
 log = logging.getLogger("outrider.service")
 LOOK_S = 0.1  # between two looks whether a replica was admitted
 REMIND_S = 30.0
+REPLICA = ("model_name", "replica")
 
 
 def run_coordinator(
@@ -110,3 +114,32 @@ def _tokenizer(model: ServedModel) -> Any:
     options = model.options
     name = str(demo_paths()[0]) if options.target == DEMO else options.target
     return load_tokenizer(name, options.trust_remote_code, options.revision)
+
+
+class FleetMetrics(Collector):
+    """The numbers of all replicas at a scrape. `retries`: by model, requests that went on elsewhere."""
+
+    def __init__(self, fleets: Mapping[str, Fleet], retries: Callable[[], Mapping[str, int]]) -> None:
+        self._fleets, self._retries = fleets, retries
+
+    def describe(self) -> list[Metric]:
+        """No families in advance: they are known at a scrape."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """One scrape."""
+        ready = GaugeMetricFamily(PREFIX + "replica_ready", "Whether a replica takes requests.", labels=REPLICA)
+        load = GaugeMetricFamily(PREFIX + "replica_in_flight", "Requests of this coordinator at a replica.", labels=REPLICA)
+        lost = CounterMetricFamily(
+            PREFIX + "replica_failures", "Requests that a replica lost, by what it did.", labels=(*REPLICA, "kind")
+        )
+        again = CounterMetricFamily(PREFIX + "retries", "Requests that went on at another replica.", labels=("model_name",))
+        for name, fleet in self._fleets.items():
+            for replica in fleet.replicas:
+                ready.add_metric((name, replica.name), float(replica.is_usable))
+                load.add_metric((name, replica.name), replica.in_flight)
+                for kind, count in sorted(replica.failures.copy().items()):
+                    lost.add_metric((name, replica.name, kind), count)
+        for name, count in self._retries().items():
+            again.add_metric((name,), count)
+        yield from (ready, load, lost, again)

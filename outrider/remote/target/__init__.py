@@ -4,7 +4,6 @@
     replies.py   `Update` and `Finish` <-> GenerateReply; used by both ends
     refusals.py  our errors <-> gRPC's statuses
     facts.py     what decides a replica's texts, hashed for the handshake
-    outbox.py    updates that wait for a reader, who may be slow
     service.py   the three calls
     run.py       the life of the process
 """

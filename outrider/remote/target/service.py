@@ -15,14 +15,13 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from outrider.engine.request import Request
+from outrider.engine.request import Request, Update
 from outrider.errors import OutriderError, UnavailableError
 from outrider.grammar import Grammars
 from outrider.remote.identity import check_protocol, check_tokenizer
 from outrider.remote.protocol import PROTOCOL, messages, stubs
-from outrider.remote.target.outbox import Outbox
 from outrider.remote.target.refusals import TAKEN, status_of
-from outrider.remote.target.replies import to_messages
+from outrider.remote.target.replies import joined, to_messages
 from outrider.remote.target.requests import from_message
 from outrider.serve.served import Serves
 from outrider.version import __version__
@@ -176,3 +175,29 @@ class TargetService(stubs.TargetServiceServicer):
         self._count(method, code.name)
         log.log(LEVELS.get(code, logging.INFO), "refused", extra={"call": method, "status": code.name, "reason": text[:200]})
         await context.abort(code, text, trailing)
+
+
+class Outbox:
+    """Updates that wait for a reader, who may be slow. `put` is the engine's listener: any thread may call it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._filled = asyncio.Event()
+        self._pending: Update | None = None
+
+    def put(self, update: Update) -> None:
+        """Hand an update over."""
+        with suppress(RuntimeError):  # the loop is closed: nobody reads any more
+            self._loop.call_soon_threadsafe(self._add, update)
+
+    async def take(self) -> Update:
+        """All that came since the last time, as one update; waits while there is nothing."""
+        await self._filled.wait()
+        self._filled.clear()
+        update, self._pending = self._pending, None
+        assert update is not None
+        return update
+
+    def _add(self, update: Update) -> None:
+        self._pending = update if self._pending is None else joined(self._pending, update)
+        self._filled.set()

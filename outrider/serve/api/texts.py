@@ -10,6 +10,7 @@ import copy
 import re
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,11 +19,17 @@ from jinja2.meta import find_undeclared_variables
 
 from outrider.errors import CapabilityError, OutriderError
 from outrider.models.tokens.token_bytes import token_bytes
-from outrider.serve.api.fim import FillInTheMiddle
 from outrider.serve.errors import ApiError
 from outrider.text import decode
 
 LONG = 4096  # characters; longer texts are read in a thread, for the loop has other requests to serve
+FIM_LAYOUTS = (  # (before the prefix, before the suffix, before the answer); families that have them
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen-Coder, CodeGemma, Granite
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, SantaCoder
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder's first form
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek-Coder: the hole stands before the suffix
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+)  # fmt: skip
 
 
 class SharedTokenizer:
@@ -96,3 +103,24 @@ class SharedTokenizer:
         """The text of token ids, special tokens included. Without `flush` an unfinished character at the end is left out."""
         with self._lock:
             return decode(self.tokenizer, tokens, special=True, flush=flush)
+
+
+@dataclass(frozen=True)
+class FillInTheMiddle:
+    """Ids of the three tokens around a prefix, a suffix and the text between them."""
+
+    prefix: int
+    suffix: int
+    middle: int
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> FillInTheMiddle | None:
+        """The tokens of a vocabulary, or None where it has none. DeepSeek ends with its third token as well."""
+        vocab = tokenizer.get_vocab()
+        for layout in FIM_LAYOUTS:
+            if all(token in vocab for token in layout):
+                return cls(*(vocab[token] for token in layout))
+        return None
+
+    def prompt(self, before: Sequence[int], after: Sequence[int]) -> list[int]:
+        return [self.prefix, *before, self.suffix, *after, self.middle]

@@ -9,6 +9,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -16,16 +19,20 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from outrider.cache import cache_folder, keep_json, kept_json
 from outrider.engine.observer import Observer
 from outrider.serve.observability.logs import RequestLog
 from outrider.serve.observability.metrics import ServerMetrics
 from outrider.serve.observability.observers import Observers
 from outrider.serve.observability.selftest import SelfTest, self_test
-from outrider.serve.observability.selftest_record import keep_test, kept_test
 from outrider.serve.observability.telemetry import Telemetry, Traced
 from outrider.serve.observability.tracing import Tracing
 from outrider.serve.observability.traffic import TrafficLog
 from outrider.serve.served import ServerState, Serves
+
+log = logging.getLogger("outrider.serve")
+TEST_VERSION = 1  # of the self-test: another one is made anew
+MAX_TESTS = 200  # kept for later starts; the oldest go first
 
 
 class Monitoring:
@@ -91,3 +98,27 @@ class Monitoring:
             self._tracing.close()
         if self._traffic is not None:
             self._traffic.close()
+
+
+def kept_test(facts: dict[str, Any] | None) -> SelfTest | None:
+    """The test of an earlier start that found nothing wrong, where all these facts were the same, so that a server is ready the
+    sooner. `facts`: None where tomorrow may differ from today."""
+    if facts is None:
+        return None
+    content = kept_json(_path(facts))
+    return None if content is None else SelfTest([], content["numbers"])
+
+
+def keep_test(facts: dict[str, Any] | None, result: SelfTest) -> None:
+    """Remember a test without findings. A folder that cannot be written costs that start its time, nothing else."""
+    if facts is None or result.findings:
+        return
+    try:
+        keep_json(_path(facts), {"numbers": result.numbers}, max_files=MAX_TESTS)
+    except OSError as error:
+        log.info("the self-test is not kept for the next start: %s", error)
+
+
+def _path(facts: dict[str, Any]) -> Path:
+    content = json.dumps([TEST_VERSION, facts], sort_keys=True, default=str)
+    return cache_folder() / "self-tests" / f"{hashlib.blake2b(content.encode(), digest_size=16).hexdigest()}.json"

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from outrider.errors import ConfigError
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.eagle_files import TargetSizes, load_eagle
+from outrider.train.export import obstacles
 from outrider.train.export_eagle import export_eagle
-from outrider.train.obstacles import obstacles
 from tests.heads import random_eagle
 from tests.helpers import tiny_llama
 

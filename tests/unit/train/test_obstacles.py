@@ -16,8 +16,7 @@ from outrider.models.heads.block_saving import export_block
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.models.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.models.heads.medusa_files import export_medusa
-from outrider.train.export import Target, export
-from outrider.train.obstacles import obstacles
+from outrider.train.export import Target, export, obstacles
 from tests.heads import random_eagle
 from tests.helpers import byte_tokenizer, tiny_llama
 

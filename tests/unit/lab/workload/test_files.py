@@ -14,13 +14,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError, OutriderError
-from outrider.lab.workload.containers import container_of
-from outrider.lab.workload.containers.blocks import read_blocks
-from outrider.lab.workload.containers.entry import FileEntry
-from outrider.lab.workload.containers.lines import read_lines
-from outrider.lab.workload.containers.values import read_array, read_documents
+from outrider.lab.workload.containers import container_of, read_blocks, read_lines
 from outrider.lab.workload.files import RequestFile
-from outrider.lab.workload.types import BadLine, WorkloadRequest
+from outrider.lab.workload.json_values import read_array, read_documents
+from outrider.lab.workload.types import BadLine, FileEntry, WorkloadRequest
 
 MANY = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 VALUES = st.recursive(

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from outrider.lab.workload.containers.entry import FileEntry
-from outrider.lab.workload.types import BadLine
+from outrider.lab.workload.types import BadLine, FileEntry
 
 WINDOW = 1 << 20  # characters read at a time
 _SPACE = re.compile(r"[ \t\r\n]*")
