@@ -45,9 +45,9 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(measure(given.models[0], given.runtime, given.max_new_tokens, given.repeats)))
+        print(json.dumps(measure(given.models[0], given.runtime, given.max_tokens, given.repeats)))
         return
-    options = ["--runtime", given.runtime, "--max-tokens", str(given.max_new_tokens), "--repeats", str(given.repeats)]
+    options = ["--runtime", given.runtime, "--max-tokens", str(given.max_tokens), "--repeats", str(given.repeats)]
     for name in given.models:
         done = subprocess.run([sys.executable, __file__, name, *options, "--one"], stdout=subprocess.PIPE, text=True, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
