@@ -186,7 +186,7 @@ class _Pass:
     def store(self, op: Op) -> None:
         cache = (self._plan.values if op.is_value else self._plan.keys)[op.layer]
         numbers = self.read(op.inputs[0])
-        cache.view(-1, *cache.shape[2:]).index_copy_(0, self._plan.places.flatten(), numbers.to(cache.dtype))
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, self._plan.indices.flatten(), numbers.to(cache.dtype))
 
     def attend(self, op: Op) -> None:
         assert op.output is not None

@@ -61,7 +61,7 @@ def measured(family: str, module: Any) -> Served:
             return Served(family, "ours", "native", _text(find_native_limits(made).exact_rows), "chains")
         except CapabilityError:
             finish(lm, module)
-        runs = "torch" if lm.own_run.keeps_state and lm.feeding.most is None else f"torch, {_pace(lm)}"
+        runs = "torch" if lm.own_run.keeps_state and lm.feeding.max_tokens is None else f"torch, {_pace(lm)}"
         return Served(family, "transformers'", runs, _text(lm.limits.exact_rows), "chains")
     try:
         use_native_run(lm, module, cache_folder())

@@ -1,7 +1,7 @@
 """Our attention and mask functions, registered with transformers, so that any of its decoders runs on our cache.
 
 The model calls `attention` where it would call SDPA or flash attention, while `following` a plan. We write the new keys and
-values into the cache at the places the plan names, and attend from the pass's queries to whole blocks of the cache under one
+values into the cache at the indices the plan names, and attend from the pass's queries to whole blocks of the cache under one
 additive mask that says which positions each query may see (committed prefix, tree ancestors, itself). Positions behind a row's
 end are masked, and a masked position contributes exactly nothing, so rows of different lengths share a pass.
 
@@ -37,11 +37,11 @@ class PassPlan:
 
     keys: list[Tensor]  # per layer (slots, capacity, KV heads, key size)
     values: list[Tensor]  # per layer (slots, capacity, KV heads, value size)
-    places: Tensor  # (B*T,) int64: slot * capacity + position of every new token
+    indices: Tensor  # (B*T,) int64: slot * capacity + position of every new token
     make_mask: Callable[[], Tensor]
     make_window_mask: Callable[[], Tensor] | None = None  # None when the model has no sliding-window layers
     sees: np.ndarray | None = None  # (B, T, T) bool, which tokens each token of a tree sees; None for chains
-    chain_keys: int | None = None  # S of a pass of chains alone, in which places say who sees what; None: the mask says it
+    chain_keys: int | None = None  # S of a pass of chains alone, in which indices say who sees what; None: the mask says it
     states: StatePass | None = None  # running states, of a model that has them
 
     @cached_property
@@ -59,9 +59,9 @@ class PassPlan:
         """(B, 1, T padded, S) fp32: each key's position less that of the query, as both stand on the query's own path."""
         positions = (self.mask == 0).sum(-1)[:, 0] - 1  # as many keys are seen as stand before it, and itself
         num_rows, num_keys = len(self.mask), self.mask.shape[3]
-        places = self.places.view(num_rows, -1) % self.keys[0].shape[1]
-        keys = torch.arange(num_keys, device=places.device).repeat(num_rows, 1)
-        keys.scatter_(1, places, positions[:, : places.shape[1]])
+        indices = self.indices.view(num_rows, -1) % self.keys[0].shape[1]
+        keys = torch.arange(num_keys, device=indices.device).repeat(num_rows, 1)
+        keys.scatter_(1, indices, positions[:, : indices.shape[1]])
         return (keys[:, None] - positions[:, :, None])[:, None].float()
 
 
@@ -114,8 +114,8 @@ def attend(
     slopes: Tensor | None = None,  # (heads,) fp32
 ) -> Tensor:
     """What the pass's queries get of one layer's cache, (B, T, heads, Dv); its new keys and values are in it from now on."""
-    keys = _write(plan.keys[layer], plan.places, key)
-    values = _write(plan.values[layer], plan.places, value)
+    keys = _write(plan.keys[layer], plan.indices, key)
+    values = _write(plan.values[layer], plan.indices, value)
     mask = plan.mask if sliding_window is None or plan.window_mask is None else plan.window_mask
     num_rows, num_queries, num_keys = query.shape[0], query.shape[2], mask.shape[3]
     padded = F.pad(query, (0, 0, 0, mask.shape[2] - num_queries))
@@ -129,13 +129,13 @@ def attend(
     return out[:, :, :num_queries].transpose(1, 2).contiguous()
 
 
-def _write(store: Tensor, places: Tensor, new: Tensor) -> Tensor:
-    """Put the pass's keys or values, (B, KV heads, T, D), at their places; in place, returns the store."""
+def _write(store: Tensor, indices: Tensor, new: Tensor) -> Tensor:
+    """Put the pass's keys or values, (B, KV heads, T, D), at their indices; in place, returns the store."""
     flat_new = new.transpose(1, 2).reshape(-1, new.shape[1], new.shape[3]).to(store.dtype)
     if torch.compiler.is_exporting():  # inductor of torch 2.11 copies the whole store where it is written to through a view
         capacity = store.shape[1]
-        return store.index_put_((places // capacity, places % capacity), flat_new)
-    store.view(-1, store.shape[2], store.shape[3]).index_copy_(0, places, flat_new)
+        return store.index_put_((indices // capacity, indices % capacity), flat_new)
+    store.view(-1, store.shape[2], store.shape[3]).index_copy_(0, indices, flat_new)
     return store
 
 

@@ -2,8 +2,8 @@
 
 A tiny draft is all overhead: each token costs a trip through Python, a dispatch per operation, a mask, a softmax, a draw.
 Unrolled and recorded, only the arithmetic is left. The program feeds what the draft's cache lacks (one token, or two
-after a full acceptance), then picks each next token inside, as `picking.py` does, and returns the laws of the rows that draw.
-Penalties, biases and grammars need the general path, token by token (`drafters/model/draft_model.py`), which is also the
+after a full acceptance), then picks each next token inside, as `picking.py` does, and returns the distributions of the rows that
+draw. Penalties, biases and grammars need the general path, token by token (`drafters/model/draft_model.py`), which is also the
 reference: `tests/unit/models/test_draft_loop.py`.
 """
 
@@ -46,26 +46,26 @@ class DraftLoopProgram(nn.Module):
         values: list[Tensor],
         draws: list[Tensor],  # `Draws`
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens (B, n) int64; laws (R, n + 1, V) fp32, the last ones 0; the `state` to go on from."""
-        tokens, laws = [], []
+        """Tokens (B, n) int64; distributions (R, n + 1, V) fp32, the last ones 0; the `state` to go on from."""
+        tokens, probs = [], []
         ids, last, starts = state[:, :WIDTH].clamp(max=self.last_id), state[:, WIDTH], state[:, WIDTH + 1]
         slots = torch.arange(state.shape[0], device=state.device) * keys[0].shape[1]
         for node in range(self.num_tokens):
             offsets = torch.arange(WIDTH, device=starts.device)
             mask = partial(attention_mask, starts, WIDTH, key_positions.shape[0], keys[0].dtype)
-            places = (slots + starts)[:, None] + offsets
+            indices = (slots + starts)[:, None] + offsets
             near = None if self.window is None else partial(mask, self.window)
-            plan = PassPlan(keys, values, places.flatten(), mask, near, chain_keys=key_positions.shape[0])
+            plan = PassPlan(keys, values, indices.flatten(), mask, near, chain_keys=key_positions.shape[0])
             positions = (starts[:, None] + offsets).clamp(max=self.context_length - 1)  # past the end: cut off later
             logits = self._run(ids, positions, plan, offsets)
             logits = logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[-1]))[:, 0]
-            token, law = pick(fit_width(logits, self.vocab_size), Draws(*draws), node)
+            token, step_probs = pick(fit_width(logits, self.vocab_size), Draws(*draws), node)
             tokens.append(token)
-            laws.append(law)
+            probs.append(step_probs)
             ids = token[:, None].expand(-1, WIDTH)
             starts, last = starts + last + 1, torch.zeros_like(last)
         state = torch.stack([token, token, last, starts], dim=1)
-        return torch.stack(tokens, dim=1), F.pad(torch.stack(laws, dim=1), (0, 0, 0, 1)), state
+        return torch.stack(tokens, dim=1), F.pad(torch.stack(probs, dim=1), (0, 0, 0, 1)), state
 
 
 class DraftLoop:
@@ -95,15 +95,15 @@ class DraftLoop:
     def __call__(self, pending: Sequence[list[int]], draws: Draws, num_tokens: int) -> tuple[Tensor, Tensor]:
         """Draft behind rows whose caches lack `pending` (1 or 2 tokens each); their caches then hold all but the last.
 
-        Tokens (B, n) and laws (R, n + 1, V), n = `num_tokens`, a `length`.
+        Tokens (B, n) and distributions (R, n + 1, V), n = `num_tokens`, a `length`.
         """
         kv, found = self.lm.kv, []
         self._keys.reserve(len(pending), max(kv.lengths) + num_tokens + 2 * WIDTH)
         state, done = self._state(pending), 0
         for size in self._calls(num_tokens):  # the host looks at nothing between two calls
             own = draws if size == num_tokens else draws.of(slice(done, done + size))
-            tokens, laws, state = self._programs[size](state, self._keys.positions, kv.keys, kv.values, list(own))
-            found.append((tokens, laws))
+            tokens, probs, state = self._programs[size](state, self._keys.positions, kv.keys, kv.values, list(own))
+            found.append((tokens, probs))
             done += size
         for row, missing in enumerate(pending):
             kv.advance(row, len(missing) + num_tokens - 1)
@@ -127,14 +127,14 @@ class DraftLoop:
 
 
 class KeyRange:
-    """The places of a cache that a program's passes look at, made anew only when texts outgrow them."""
+    """The positions of a cache that a program's passes look at, made anew only when texts outgrow them."""
 
     def __init__(self, kv: KVCache) -> None:
         self._kv = kv
         self.positions = torch.arange(0, device=kv.device)  # (S,) int64, whole blocks
 
     def reserve(self, num_rows: int, end: int) -> None:
-        """Room for `end` places in each row."""
+        """Room for `end` positions in each row."""
         self._kv.reserve(num_rows, end)
         num_keys = min(-(-end // BLOCK) * BLOCK, self._kv.capacity)
         if num_keys != len(self.positions):
@@ -142,11 +142,11 @@ class KeyRange:
 
 
 def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Tokens (B, n) and laws (R, n + 1, V), the last ones 0, of calls that follow one another."""
+    """Tokens (B, n) and distributions (R, n + 1, V), the last ones 0, of calls that follow one another."""
     if len(parts) == 1:
         return parts[0]
-    found, laws = zip(*parts, strict=True)
-    tokens, last = torch.cat(found, dim=1), laws[-1]
+    found, probs = zip(*parts, strict=True)
+    tokens, last = torch.cat(found, dim=1), probs[-1]
     if not len(last):  # greedy batches have none
         return tokens, last.new_empty(0, tokens.shape[1] + 1, last.shape[2])
-    return tokens, torch.cat([*(law[:, :-1] for law in laws[:-1]), last], dim=1)
+    return tokens, torch.cat([*(step_probs[:, :-1] for step_probs in probs[:-1]), last], dim=1)

@@ -31,7 +31,7 @@ from outrider.models.probes.probe import check_same_logits, probe_logits
 
 log = logging.getLogger("outrider.models")
 # Of a pass, rows times tokens. Chunks of a prompt hide their launches, and each cache length comes twice a prompt: recording them
-# would cost more than reading, and take the places of the recordings that decoding needs.
+# would cost more than reading, and push out the recordings that decoding needs.
 MAX_TOKENS = PREFILL_CHUNK - 1
 MAX_GRAPHS = 64  # kept at once; each holds its inputs and results, all share the memory of what lies between
 WARM_UPS = 2  # runs before recording: libraries choose kernels and take memory, which a recording must not
@@ -68,10 +68,10 @@ def _first(error: BaseException) -> BaseException:
 
 
 class Graphs:
-    """Recordings of functions of tensors on one device, the least recently used dropped beyond `most`."""
+    """Recordings of functions of tensors on one device, the least recently used dropped beyond `max_graphs`."""
 
-    def __init__(self, most: int = MAX_GRAPHS) -> None:
-        self._most = most
+    def __init__(self, max_graphs: int = MAX_GRAPHS) -> None:
+        self._max_graphs = max_graphs
         self._recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()  # met once, not yet recorded
         self._pool: Any = None  # device memory of all recordings: they never run at the same time
@@ -87,7 +87,7 @@ class Graphs:
         """
         key = (key, tuple((tensor.shape, tensor.dtype) for tensor in inputs))
         recording = self._recordings.get(key)
-        if recording is None and key in self._seen and self._most:
+        if recording is None and key in self._seen and self._max_graphs:
             recording = self._record(key, call, inputs)
         if recording is None:
             self._remember(key)
@@ -106,12 +106,12 @@ class Graphs:
         try:
             recording = self._made(call, inputs)
         except torch.OutOfMemoryError:
-            self._most = len(self._recordings) // 2
+            self._max_graphs = len(self._recordings) // 2
             self._recordings.clear()
-            log.warning("no memory for another CUDA graph: the pass runs without, and %d are kept from now on", self._most)
+            log.warning("no memory for another CUDA graph: the pass runs without, and %d are kept from now on", self._max_graphs)
             return None
         self._recordings[key] = recording
-        if len(self._recordings) > self._most:
+        if len(self._recordings) > self._max_graphs:
             self._recordings.popitem(last=False)
         return recording
 
@@ -147,8 +147,8 @@ class _Recording:
             current.wait_stream(stream)
 
     def replay(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        for place, tensor in zip(self._inputs, inputs, strict=True):
-            place.copy_(tensor)
+        for own, tensor in zip(self._inputs, inputs, strict=True):
+            own.copy_(tensor)
         self._graph.replay()
         return [tensor.clone() for tensor in self._outputs]
 
@@ -186,21 +186,20 @@ class GraphedPass:
     def _replayed(
         self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor, layers: tuple[int, ...]
     ) -> list[Tensor]:
-        by_places = plan.chain_keys is not None and self._sees_chains(ids.numel())
-        masks = [] if by_places else [plan.mask] if plan.window_mask is None else [plan.mask, plan.window_mask]
+        by_indices = plan.chain_keys is not None and self._sees_chains(ids.numel())
+        masks = [] if by_indices else [plan.mask] if plan.window_mask is None else [plan.mask, plan.window_mask]
 
-        def call(ids: Tensor, positions: Tensor, places: Tensor, columns: Tensor, *masks: Tensor) -> list[Tensor]:
+        def call(ids: Tensor, positions: Tensor, indices: Tensor, columns: Tensor, *masks: Tensor) -> list[Tensor]:
             full, *near = [partial(_given, mask) for mask in masks] or [partial(_given, None)]
-            own = PassPlan(
-                plan.keys, plan.values, places, full, near[0] if near else None, chain_keys=plan.chain_keys if by_places else None
-            )
+            chain_keys = plan.chain_keys if by_indices else None
+            own = PassPlan(plan.keys, plan.values, indices, full, near[0] if near else None, chain_keys=chain_keys)
             if not layers:
                 return [self._run(ids, positions, own, columns)]
             logits, hidden = self._run.with_hidden(ids, positions, own, columns, layers)
             return [logits, *hidden]
 
-        key = (layers, memory_of([*plan.keys, *plan.values]), plan.chain_keys if by_places else None)
-        return self.graphs.run(key, call, [ids, positions, plan.places, columns, *masks])
+        key = (layers, memory_of([*plan.keys, *plan.values]), plan.chain_keys if by_indices else None)
+        return self.graphs.run(key, call, [ids, positions, plan.indices, columns, *masks])
 
 
 class GraphedLoop:
@@ -227,7 +226,7 @@ def memory_of(stores: Sequence[Tensor]) -> tuple[object, ...]:
 
 
 def _given(mask: Tensor | None) -> Tensor:
-    assert mask is not None, "a run that reads places asked for a mask"
+    assert mask is not None, "a run that reads indices asked for a mask"
     return mask
 
 

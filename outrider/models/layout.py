@@ -52,21 +52,21 @@ def attention_mask(
     `window` limits the distance looked back, in positions (its own position counts as one).
     """
     padded = -(-num_tokens // QUERY_BLOCK) * QUERY_BLOCK
-    places = torch.arange(num_keys, device=starts.device)  # (S,)
+    slots = torch.arange(num_keys, device=starts.device)  # (S,)
     offsets = torch.arange(padded, device=starts.device)  # (T',)
     if sees is None or depths is None:
         positions = starts[:, None] + offsets  # (B, T')
-        allowed = places <= positions[:, :, None]  # (B, T', S)
-        key_positions = places.expand(starts.shape[0], -1)
+        allowed = slots <= positions[:, :, None]  # (B, T', S)
+        key_positions = slots.expand(starts.shape[0], -1)
     else:
-        inside = places - starts[:, None]  # (B, S): index within the pass, negative in the prefix
+        inside = slots - starts[:, None]  # (B, S): index within the pass, negative in the prefix
         in_pass = (inside >= 0) & (inside < num_tokens)
         index = inside.clamp(0, num_tokens - 1)
         seen = sees.gather(2, index[:, None].expand(-1, num_tokens, -1))  # (B, T, S)
         allowed = torch.where(in_pass[:, None], seen, (inside < 0)[:, None])
-        filler = (places == 0).expand(starts.shape[0], padded - num_tokens, -1)  # padding queries see one key: no 0/0
+        filler = (slots == 0).expand(starts.shape[0], padded - num_tokens, -1)  # padding queries see one key: no 0/0
         allowed = torch.cat([allowed, filler], dim=1)
-        key_positions = torch.where(in_pass, starts[:, None] + depths.gather(1, index), places)
+        key_positions = torch.where(in_pass, starts[:, None] + depths.gather(1, index), slots)
         positions = starts[:, None] + torch.nn.functional.pad(depths, (0, padded - num_tokens))
     if window is not None:
         near = key_positions[:, None] > positions[:, :, None] - window
@@ -77,7 +77,7 @@ def attention_mask(
 
 
 def chain_mask(start: int, num_tokens: int, num_keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`attention_mask` of one row's chain without a window: query t sees places 0 .. start + t.
+    """`attention_mask` of one row's chain without a window: query t sees positions 0 .. start + t.
 
     Not by `triu_`, which wakes torch's threads for a table of any size: on a busy processor that takes longer than the pass.
     """
@@ -91,7 +91,7 @@ def chain_mask(start: int, num_tokens: int, num_keys: int, dtype: torch.dtype, d
 
 
 def tree_mask(starts: Sequence[int], sees: np.ndarray, num_keys: int, dtype: torch.dtype) -> Tensor:
-    """`attention_mask` of trees without a window, on the CPU: a few blocks are filled instead of every place being asked where
+    """`attention_mask` of trees without a window, on the CPU: a few blocks are filled instead of every position being asked where
     it stands. `sees` (B, T, T) as `ancestors_on_host` has it."""
     num_rows, num_tokens, _ = sees.shape
     padded = -(-num_tokens // QUERY_BLOCK) * QUERY_BLOCK

@@ -164,13 +164,13 @@ class LM:
 
     def _padded_width(self, num_rows: int, num_tokens: int) -> int:
         """Tokens per row after padding. No pass has one token in all, not even the last of several: it takes other kernels."""
-        unit, most = self.limits.granularity, self.limits.max_tokens_per_pass
+        unit, max_tokens = self.limits.granularity, self.limits.max_tokens_per_pass
         if unit == 2:
-            return 2 if num_tokens == 1 and num_rows % most == 1 else num_tokens
+            return 2 if num_tokens == 1 and num_rows % max_tokens == 1 else num_tokens
         return -(-num_tokens // unit) * unit
 
     def _plan(self, tokens: Tensor, parents: Tensor | None, first_row: int, *, reads: bool) -> tuple[PassPlan, Tensor]:
-        """Cache places, masks and position ids of a pass over tokens (B, T), already padded. `reads`: no token is a draft's."""
+        """Cache indices, masks and position ids of a pass over tokens (B, T), already padded. `reads`: no token is a draft's."""
         num_rows, width = tokens.shape
         plan, positions = plan_pass(
             self.kv, num_rows, width, parents, first_row,
@@ -212,10 +212,10 @@ class ModuleRun:
         """Logits, and the hidden states (B, T, H) of these layers (keys of `signals.py`)."""
         if layers not in self._listening:
             self._listening[layers] = Listening(self.module, layers)
-        heard: dict[int, Tensor] = {}
-        with self._listening[layers].during(heard):
+        states: dict[int, Tensor] = {}
+        with self._listening[layers].during(states):
             logits = self(ids, positions, plan, columns)
-        return logits, [heard[layer] for layer in layers]
+        return logits, [states[layer] for layer in layers]
 
 
 def module_run(module: nn.Module) -> Run:

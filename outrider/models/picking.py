@@ -1,4 +1,4 @@
-"""How a recorded drafting loop picks its tokens: what `drafters/choice.py` does with the laws of `Warpers.draft_law`.
+"""How a recorded drafting loop picks its tokens: what `drafters/choice.py` does with the distributions of `Warpers.draft_law`.
 
 Every row takes its likeliest token but for those named: rows that draw, rows whose verifier shares its noise, and which of them
 filter. Only they pay for it: in a batch of greedy rows nobody is named, and all that remains of a pick is an argmax.
@@ -17,8 +17,8 @@ from outrider.sampling.draft_filters import above_floor
 
 
 class Draws(NamedTuple):
-    """What n tokens of each row are picked with: S of B rows are sampled; of these R draw from their laws, C race with keyed
-    noise (`gumbel`), and F filter. `drawn`, `racing` and `filtered` say which of the S.
+    """What n tokens of each row are picked with: S of B rows are sampled; of these R draw from their distributions, C race with
+    keyed noise (`gumbel`), and F filter. `drawn`, `racing` and `filtered` say which of the S.
     """
 
     sampled: Tensor  # (S,) int64: which rows
@@ -49,24 +49,24 @@ def no_draws(num_tokens: int, vocab_size: int, device: torch.device) -> Draws:
 
 
 def pick(logits: Tensor, draws: Draws, node: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Each row's token (B,) number `node` from logits (B, V), and the laws (R, V) fp32 of the rows that draw.
+    """Each row's token (B,) number `node` from logits (B, V), and the distributions (R, V) fp32 of the rows that draw.
 
     `ids` (V,): where a head has a vocabulary of its own, its tokens in the vocabulary of the noise.
     """
     own = draws._replace(uniforms=draws.uniforms[:, node, None], noise=draws.noise[:, node, None])
-    tokens, laws = pick_all(logits[:, None], own, ids)
-    return tokens[:, 0], laws[:, 0]
+    tokens, probs = pick_all(logits[:, None], own, ids)
+    return tokens[:, 0], probs[:, 0]
 
 
 def pick_all(logits: Tensor, draws: Draws, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Picks n tokens a row that do not depend on each other: logits (B, n, V) -> tokens (B, n), laws (R, n, V)."""
+    """Picks n tokens a row that do not depend on each other: logits (B, n, V) -> tokens (B, n), distributions (R, n, V)."""
     sampled, drawn, racing = draws.sampled, draws.drawn, draws.racing
     scores = _scores(logits.index_select(0, sampled), draws)
-    laws = torch.softmax(scores.index_select(0, drawn), dim=-1)
+    probs = torch.softmax(scores.index_select(0, drawn), dim=-1)
     noise = draws.noise if ids is None else draws.noise.index_select(-1, ids)
     winners = (scores.index_select(0, racing) + noise).argmax(dim=-1)
-    tokens = logits.argmax(dim=-1).index_copy(0, sampled.index_select(0, drawn), inverse_cdf(laws, draws.uniforms))
-    return tokens.index_copy(0, sampled.index_select(0, racing), winners), laws
+    tokens = logits.argmax(dim=-1).index_copy(0, sampled.index_select(0, drawn), inverse_cdf(probs, draws.uniforms))
+    return tokens.index_copy(0, sampled.index_select(0, racing), winners), probs
 
 
 def _scores(logits: Tensor, draws: Draws) -> Tensor:
@@ -75,12 +75,12 @@ def _scores(logits: Tensor, draws: Draws) -> Tensor:
     return above_floor(scores, draws.filtered, draws.top_k, draws.top_p, draws.min_p)
 
 
-def inverse_cdf(law: Tensor, uniforms: Tensor) -> Tensor:
+def inverse_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
     """The first token whose cumulative mass, summed in fp64, exceeds uniform * total.
 
     This is `sampling.rng.inverse_cdf` in operations that fuse.
     """
-    if law.device.type != "cpu":
-        return rng.inverse_cdf(law, uniforms)
-    cumulative = law.double().cumsum(dim=-1)
+    if probs.device.type != "cpu":
+        return rng.inverse_cdf(probs, uniforms)
+    cumulative = probs.double().cumsum(dim=-1)
     return (cumulative <= uniforms[..., None] * cumulative[..., -1:]).sum(dim=-1)

@@ -42,9 +42,9 @@ def plan_pass(
 
     near = None if window is None else partial(mask, window)
     on_host = sees.numpy() if sees is not None and kv.device.type == "cpu" else None
-    places = ((slots + starts)[:, None] + offsets).flatten()
+    indices = ((slots + starts)[:, None] + offsets).flatten()
     chain_keys = num_keys if parents is None else None
-    return PassPlan(*_stores(kv, first_row), places, partial(mask, None), near, on_host, chain_keys), positions
+    return PassPlan(*_stores(kv, first_row), indices, partial(mask, None), near, on_host, chain_keys), positions
 
 
 def _plan_one_chain(
@@ -53,10 +53,10 @@ def _plan_one_chain(
     """The plan of a chain in one row, the pass of most steps, in a third of the time: 4 operations, not 16, and each costs
     several times its work where the last pass has driven its code and data out of the caches."""
     start = kv.lengths[first_row]
-    places = torch.arange(start, start + width, device=kv.device)  # its slot is the first of those the pass is given
-    positions = places if start + width <= last_position + 1 else places.clamp(max=last_position)
+    indices = torch.arange(start, start + width, device=kv.device)  # its slot is the first of those the pass is given
+    positions = indices if start + width <= last_position + 1 else indices.clamp(max=last_position)
     mask = partial(chain_mask, start, width, num_keys, kv.dtype, kv.device)
-    return PassPlan(*_stores(kv, first_row), places, mask, chain_keys=num_keys), positions[None]
+    return PassPlan(*_stores(kv, first_row), indices, mask, chain_keys=num_keys), positions[None]
 
 
 def _plan_trees(
@@ -69,10 +69,10 @@ def _plan_trees(
     depths, sees = ancestors_on_host(parents)
     num_rows, width = depths.shape
     starts = np.array(kv.lengths[first_row : first_row + num_rows])[:, None]
-    places = np.arange(num_rows)[:, None] * kv.capacity + starts + np.arange(width)
+    indices = np.arange(num_rows)[:, None] * kv.capacity + starts + np.arange(width)
     positions = np.minimum(starts + depths, last_position)
     mask = partial(tree_mask, starts[:, 0].tolist(), sees, num_keys, kv.dtype)
-    plan = PassPlan(*_stores(kv, first_row), torch.from_numpy(places.ravel()), mask, sees=sees)
+    plan = PassPlan(*_stores(kv, first_row), torch.from_numpy(indices.ravel()), mask, sees=sees)
     return plan, torch.from_numpy(positions)
 
 

@@ -68,23 +68,23 @@ class Listening:
             raise CapabilityError(f"{self._name}: no module below its output head was found, whose states could be captured")
 
     @contextmanager
-    def during(self, heard: dict[int, Tensor]) -> Iterator[None]:
-        """Fill `heard` with (B, T, H) per key in the pass made inside."""
-        hooks = [self._hook(key, heard) for key in self._keys]
+    def during(self, states: dict[int, Tensor]) -> Iterator[None]:
+        """Fill `states` with (B, T, H) per key in the pass made inside."""
+        hooks = [self._hook(key, states) for key in self._keys]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
-        if silent := [key for key in self._keys if key not in heard]:
+        if silent := [key for key in self._keys if key not in states]:
             raise CapabilityError(f"{self._name}: its hidden states {silent} cannot be captured; use a drafter that needs none")
 
-    def _hook(self, key: int, heard: dict[int, Tensor]) -> Any:
+    def _hook(self, key: int, states: dict[int, Tensor]) -> Any:
         def entering(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            heard[key] = _states(args[0] if args else kwargs.get("hidden_states"), part, self._streams)
+            states[key] = _states(args[0] if args else kwargs.get("hidden_states"), part, self._streams)
 
         def leaving(part: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            heard[key] = _states(output if isinstance(output, Tensor) else output[0], part, self._streams)
+            states[key] = _states(output if isinstance(output, Tensor) else output[0], part, self._streams)
 
         if 0 <= key < len(self._layers):
             return self._layers[key].register_forward_pre_hook(entering, with_kwargs=True)

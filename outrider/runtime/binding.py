@@ -99,7 +99,7 @@ class Binding:
             source = ROTARY if value.source == Source.ROTARY else INPUT
             return OperandStruct(source, int(value.name), value.size * width, *steps)
         section = HEAD if view.value in self._schedule.in_head else BODY
-        return OperandStruct(section, self._schedule.places[view.value], value.size * width, *steps)
+        return OperandStruct(section, self._schedule.offsets[view.value], value.size * width, *steps)
 
     def _keep(self, tensor: Tensor) -> int:
         self._kept.append(tensor)

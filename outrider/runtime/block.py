@@ -149,7 +149,7 @@ class BlockRun:
         config, executor, num_rows = self._config, self._block.executor, len(pending.tokens)
         ids = np.full((num_rows, config.block_size), config.mask_token_id)
         ids[:, 0] = pending.tokens
-        positions = np.add.outer(np.array(pending.places), np.arange(config.block_size)).clip(max=config.max_positions - 1)
+        positions = np.add.outer(np.array(pending.positions), np.arange(config.block_size)).clip(max=config.max_positions - 1)
         counts = 0 if unread is None else np.array(unread.counts)
         logits = executor.logits(num_rows, num_levels)
         block = executor.call(
@@ -157,17 +157,17 @@ class BlockRun:
             tables=self._block.rotary.up_to(int(positions.max())), signals=[states], ids=ids, positions=positions,
             starts=np.array(kv.lengths) + counts, columns=self._columns[:num_levels], logits=logits,
         )  # fmt: skip
-        told = LevelsStruct(block=ctypes.addressof(executor.struct), pass_=ctypes.addressof(block))
+        struct = LevelsStruct(block=ctypes.addressof(executor.struct), pass_=ctypes.addressof(block))
         if unread is not None:
             reading = self._reading(kv, 0, unread)
-            told.context, told.unread = ctypes.addressof(self._read.executor.struct), ctypes.addressof(reading)
+            struct.context, struct.unread = ctypes.addressof(self._read.executor.struct), ctypes.addressof(reading)
         if drafting is not None:
-            told.drafting = ctypes.addressof(drafting)
+            struct.drafting = ctypes.addressof(drafting)
         if drafting is not None and self._correction is not None:
             own = self._correction.executor
             correcting = own.call(num_rows, 1, 1, columns=FIRST, logits=own.logits(num_rows, 1), signals=[None])
-            told.correction, told.corrected = ctypes.addressof(own.struct), ctypes.addressof(correcting)
-        return logits if executor.library.outrider_runtime_levels(ctypes.addressof(told), executor.workers) else None
+            struct.correction, struct.corrected = ctypes.addressof(own.struct), ctypes.addressof(correcting)
+        return logits if executor.library.outrider_runtime_levels(ctypes.addressof(struct), executor.workers) else None
 
     def _reading(self, kv: KVCache, first_row: int, unread: Unread) -> PassStruct:
         positions, count = unread.positions(self._config.max_positions - 1), len(unread.counts)

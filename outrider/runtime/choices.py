@@ -55,22 +55,22 @@ def largest(low: Lowering, event: Event) -> list[Known]:
 def take(low: Lowering, event: Event) -> list[Known]:
     """gather(x, dim, index)"""
     tensor, dim, index = event.args[:3]
-    block, places = _last(low, tensor, dim), low.block(index)
-    _check(block, places)
-    made = low.value(places.own.sizes, event.outputs[0].dtype)
-    rows, at = _rows(low, block), _rows(low, places)
+    block, indices = _last(low, tensor, dim), low.block(index)
+    _check(block, indices)
+    made = low.value(indices.own.sizes, event.outputs[0].dtype)
+    rows, at = _rows(low, block), _rows(low, indices)
     low.add(Op(Code.TAKE, (rows, at), View(made.value, at.rows, at.cols, 0, at.cols), (float(rows.cols),)))
-    return [Block(places.axes, made)]
+    return [Block(indices.axes, made)]
 
 
 def reorder(low: Lowering, event: Event) -> list[Known]:
     """index_select(x, dim, index) with indices that are a constant of the model."""
     tensor, dim, index = event.args
-    block, places = _last(low, tensor, dim), low.block(index)
-    if any(places.axes) or len(block.own.sizes) != 1:
+    block, indices = _last(low, tensor, dim), low.block(index)
+    if any(indices.axes) or len(block.own.sizes) != 1:
         raise NotLoweredError("a choice among other numbers than a row's")
-    made = low.value(places.own.sizes, event.outputs[0].dtype)
-    rows, at = _rows(low, block), _rows(low, places)
+    made = low.value(indices.own.sizes, event.outputs[0].dtype)
+    rows, at = _rows(low, block), _rows(low, indices)
     low.add(Op(Code.TAKE, (rows, at), View(made.value, 1, at.cols, 0, at.cols), (float(rows.cols),)))
     return [Block(block.axes, made)]
 
@@ -78,15 +78,15 @@ def reorder(low: Lowering, event: Event) -> list[Known]:
 def put(low: Lowering, event: Event) -> list[Known]:
     """scatter(x, dim, index, numbers or one number)"""
     tensor, dim, index, source = event.args[:4]
-    block, places = _last(low, tensor, dim), low.block(index)
-    _check(block, places)
+    block, indices = _last(low, tensor, dim), low.block(index)
+    _check(block, indices)
     if event.kwargs or len(event.args) > 4:
         raise NotLoweredError("numbers put together with those that are there")
-    rows, at = _rows(low, block), _rows(low, places)
+    rows, at = _rows(low, block), _rows(low, indices)
     if isinstance(source, Tensor) and source.dim():
         numbers = low.block(source)
-        if numbers.axes != places.axes or numbers.own.sizes != places.own.sizes:
-            raise NotLoweredError("more numbers to put than places")
+        if numbers.axes != indices.axes or numbers.own.sizes != indices.own.sizes:
+            raise NotLoweredError("more numbers to put than indices")
         new = _rows(low, numbers)
     else:
         new = View(low.block(source).own.value, at.rows, at.cols, 0, 0, 0)
@@ -102,8 +102,8 @@ def _last(low: Lowering, tensor: Tensor, dim: Any) -> Block:
     return block
 
 
-def _check(block: Block, places: Block) -> None:
-    if block.axes != places.axes or block.own.sizes[:-1] != places.own.sizes[:-1]:
+def _check(block: Block, indices: Block) -> None:
+    if block.axes != indices.axes or block.own.sizes[:-1] != indices.own.sizes[:-1]:
         raise NotLoweredError("a choice among other numbers than a row's")
 
 

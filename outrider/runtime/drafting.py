@@ -45,8 +45,8 @@ class Picks(NamedTuple):
         if rows.coupled_rows is not None:
             races = rows.coupled_rows.tolist()
             racing, drawn = [row for row in drawn if races[row]], [row for row in drawn if not races[row]]
-            places = [list(range(starts[row], starts[row] + num_tokens)) for row in racing]
-            made = rng.select(racing).noise(places, rows.vocab_size)
+            positions = [list(range(starts[row], starts[row] + num_tokens)) for row in racing]
+            made = rng.select(racing).noise(positions, rows.vocab_size)
             for index, row in enumerate(racing):
                 tables[row * num_tokens : (row + 1) * num_tokens] = made[index * num_tokens : (index + 1) * num_tokens]
         return cls(options, np.ascontiguousarray(rng.uniforms(Purpose.DRAFT, starts, num_tokens)), tables, drawn)
@@ -62,7 +62,7 @@ class Vocabulary(NamedTuple):
     """What is drafted, of what a program has logits for."""
 
     size: int  # of tokens and distributions
-    sources: Tensor | None = None  # (V,) int64: where a token's logit stands, -1: nowhere; None: in its own place
+    sources: Tensor | None = None  # (V,) int64: where a token's logit stands, -1: nowhere; None: at its own index
     outside: float = OUTSIDE  # the logit of tokens that have none
     feeds_sources: bool = False  # the program has other ids than the tokens: those where their logits stand
 

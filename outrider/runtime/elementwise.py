@@ -50,10 +50,10 @@ def combined(
     """Blocks, broadcast to this shape of the recording."""
     axes = [""] * len(shape)
     for block in blocks:
-        for place, axis in enumerate(block.axes, start=len(shape) - len(block.axes)):
-            if axis and axes[place] not in ("", axis):
+        for dim, axis in enumerate(block.axes, start=len(shape) - len(block.axes)):
+            if axis and axes[dim] not in ("", axis):
                 raise NotLoweredError("rows combined with tokens")
-            axes[place] = axes[place] or axis
+            axes[dim] = axes[dim] or axis
     made = low.value([size for size, axis in zip(shape, axes, strict=True) if not axis], dtype)
     low.emit(code, [_broadcast(block, axes, shape) for block in blocks], made, numbers)
     return Block(tuple(axes), made)
@@ -63,10 +63,10 @@ def _broadcast(block: Block, axes: Sequence[str], shape: tuple[int, ...]) -> Str
     """The block's own numbers at the sizes of a result with these axes."""
     missing = len(axes) - len(block.axes)
     sizes, steps = [], []
-    for place, (axis, size) in enumerate(zip(axes, shape, strict=True)):
+    for dim, (axis, size) in enumerate(zip(axes, shape, strict=True)):
         theirs, step, count = (
-            ("", 0, 1) if place < missing else
-            (block.axes[place - missing], block.steps[place - missing], block.shape[place - missing])
+            ("", 0, 1) if dim < missing else
+            (block.axes[dim - missing], block.steps[dim - missing], block.shape[dim - missing])
         )  # fmt: skip
         if axis and not theirs and count != 1:
             raise NotLoweredError("numbers of one token combined with another's")

@@ -23,17 +23,17 @@ def rewritten(low: Lowering, whole: Known, part: Known | None, result: Known) ->
         return UNKNOWN
     if [*old.sizes] == [*own.sizes] and old.offset == own.offset:
         return result
-    places = [place for place, size in enumerate(own.sizes) if size != old.sizes[place]]
-    if len(places) != 1 or not own.steps[places[0]]:
+    dims = [dim for dim, size in enumerate(own.sizes) if size != old.sizes[dim]]
+    if len(dims) != 1 or not own.steps[dims[0]]:
         return UNKNOWN
-    (place,) = places
-    start, rest = divmod(old.offset - own.offset, own.steps[place])
-    end, size = start + old.sizes[place], own.sizes[place]
+    (dim,) = dims
+    start, rest = divmod(old.offset - own.offset, own.steps[dim])
+    end, size = start + old.sizes[dim], own.sizes[dim]
     if rest or start < 0 or end > size:
         return UNKNOWN
     made = low.value(own.sizes, low.dtype(own.value))
     for begin, behind in ((0, start), (end, size)):
         if begin < behind:
-            low.emit(Code.COPY, [stretch(own, place, begin, behind)], stretch(made, place, begin, behind))
-    low.emit(Code.COPY, [result.own], stretch(made, place, start, end))
+            low.emit(Code.COPY, [stretch(own, dim, begin, behind)], stretch(made, dim, begin, behind))
+    low.emit(Code.COPY, [result.own], stretch(made, dim, start, end))
     return Block(whole.axes, made)

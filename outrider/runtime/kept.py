@@ -64,16 +64,16 @@ class Key(NamedTuple):
     weights: str  # the same for a checkpoint that has changed, whose weights take the place of the old ones
 
 
-def key_of(name: str, *told: object) -> Key | None:
+def key_of(name: str, *options: object) -> Key | None:
     """The key of a model. None where its files are not on this machine.
 
-    `told`: the loading options that decide the result.
+    `options`: the loading options that decide the result.
     """
     files = checked.files_beside(name)
     if adapter_in(name) is not None or not files:
         return None
-    facts = (name, files, told, [_version(one) for one in PACKAGES], checked.sources(), fingerprint(), cpu_name())
-    return Key(*(hashlib.blake2b(repr(each).encode(), digest_size=16).hexdigest() for each in (facts, (name, told))))
+    facts = (name, files, options, [_version(one) for one in PACKAGES], checked.sources(), fingerprint(), cpu_name())
+    return Key(*(hashlib.blake2b(repr(each).encode(), digest_size=16).hexdigest() for each in (facts, (name, options))))
 
 
 def find(key: Key | None) -> Start | None:

@@ -99,15 +99,15 @@ class Lowering:
 
     def program(self) -> Program:
         """All events lowered, divided into body and head."""
-        heard: dict[int, list[int]] = {}
+        kept_at: dict[int, list[int]] = {}
         for index, tensor in enumerate(self._recording.signals.values()):
-            heard.setdefault(id(tensor), []).append(index)
+            kept_at.setdefault(id(tensor), []).append(index)
         for event in self._recording.events:
             self._event(event)
             for output in event.outputs:
-                for index in heard.pop(id(output), ()):
+                for index in kept_at.pop(id(output), ()):
                     self._signal(index, output)
-        if heard:
+        if kept_at:
             raise NotLoweredError("hidden states that no operation makes")
         self._split_head()
         return self._made

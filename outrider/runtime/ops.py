@@ -90,7 +90,7 @@ RECURRENT = frozenset({Code.CONVOLUTION, Code.DELTA_RULE, Code.SCAN})
 
 
 class Source(IntEnum):
-    """The place of a value in memory."""
+    """Which memory holds a value."""
 
     MADE = 1  # by an operation, for each token of the pass
     CONSTANT = 2  # a weight or a number of the model, the same for all tokens

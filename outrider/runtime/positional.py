@@ -43,24 +43,24 @@ def followed(event: Event, known: dict[int, Positional], is_constant: Callable[[
         return _rows(event, known) if is_constant(event.args[0]) else None
     if event.name == "eq":
         return _equal(event, known)
-    places = [place for place, arg in enumerate(event.args) if isinstance(arg, Tensor) and id(arg) in known]
-    if event.name not in OPERATIONS or len(places) != 1:
+    arguments = [argument for argument, arg in enumerate(event.args) if isinstance(arg, Tensor) and id(arg) in known]
+    if event.name not in OPERATIONS or len(arguments) != 1:
         return None
-    (place,) = places
-    before, args = known[id(event.args[place])], event.args
+    (argument,) = arguments
+    before, args = known[id(event.args[argument])], event.args
     axes = before.axes
     if event.name == "repeat" and any(count > 1 for count, axis in zip(args[1], axes, strict=True) if axis):
         return None
     if event.name == "unsqueeze":
         at = args[1] % (len(axes) + 1)
         axes = (*axes[:at], "", *axes[at:])
-    if len(axes) != event.outputs[0].dim() or any(isinstance(arg, Tensor) and arg.numel() > 1 for arg in _others(args, place)):
+    if len(axes) != event.outputs[0].dim() or any(isinstance(arg, Tensor) and arg.numel() > 1 for arg in _others(args, argument)):
         return None
     operation = getattr(torch.ops.aten, event.name)
 
     def make(positions: Tensor) -> Tensor:
         given: list[Any] = list(args)
-        given[place] = before.make(positions)
+        given[argument] = before.make(positions)
         return operation(*given, **event.kwargs)
 
     return Positional(axes, make, before.settles, before.is_position and event.name in ("unsqueeze", "alias", "detach"))
@@ -92,5 +92,5 @@ def _rows(event: Event, known: dict[int, Positional]) -> Positional | None:
     return Positional(before.axes, lambda positions: table[:1].gather(1, make(positions)))
 
 
-def _others(args: tuple[Any, ...], place: int) -> list[Any]:
-    return [arg for index, arg in enumerate(args) if index != place]
+def _others(args: tuple[Any, ...], argument: int) -> list[Any]:
+    return [arg for index, arg in enumerate(args) if index != argument]

@@ -166,11 +166,11 @@ def _attention(
     """(B, T, heads, value size), of the right shape; its numbers are never looked at."""
     with recorder.paused():
         out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
-    told = {
+    kwargs = {
         "layer": module.layer_idx, "scaling": scaling, "softcap": softcap, "window": sliding_window, "sees_all": sees_all,
         "sinks": s_aux, "slopes": alibi_slopes,
     }  # fmt: skip
-    events.append(Event("attention", (query, key, value), told, (out,)))
+    events.append(Event("attention", (query, key, value), kwargs, (out,)))
     return out, None
 
 

@@ -77,8 +77,8 @@ def _delta_rule(
     """(B, T, heads, value size), of the right shape; its numbers are never looked at."""
     with recorder.paused():
         out = value.clone()
-    told = {"norms": use_qk_l2norm_in_kernel, "scale": query.shape[-1] ** -0.5}
-    recorder.events.append(Event("delta_rule", (query, key, value, g, beta), told, (out,)))
+    options = {"norms": use_qk_l2norm_in_kernel, "scale": query.shape[-1] ** -0.5}
+    recorder.events.append(Event("delta_rule", (query, key, value, g, beta), options, (out,)))
     return out, None
 
 

@@ -26,10 +26,10 @@ MAX_ADDED = 64  # numbers of a sum that is written out
 def reducing(code: Code, low: Lowering, event: Event) -> list[Known]:
     """A mean or sum over the last dimension; over another one it is written out."""
     tensor, dims, *keep = event.args
-    block, places = low.block(tensor), [dim % tensor.dim() for dim in dims]
-    if len(places) == 1 and places[0] < tensor.dim() - 1 and not any(keep):
-        return added_up(code, low, block, places[0], event.outputs[0])
-    if places != [tensor.dim() - 1] or block.axes[-1]:
+    block, own_dims = low.block(tensor), [dim % tensor.dim() for dim in dims]
+    if len(own_dims) == 1 and own_dims[0] < tensor.dim() - 1 and not any(keep):
+        return added_up(code, low, block, own_dims[0], event.outputs[0])
+    if own_dims != [tensor.dim() - 1] or block.axes[-1]:
         raise NotLoweredError("a sum over something else than the last dimension")
     rows, cols = block.own.sizes[:-1], block.own.sizes[-1]
     made = low.value((*rows, 1), event.outputs[0].dtype)
@@ -43,10 +43,10 @@ def added_up(code: Code, low: Lowering, block: Block, dim: int, out: Tensor) -> 
     """A sum or mean of a few numbers of each token that lie apart, in their order, in fp32 until the last one."""
     if block.axes[dim]:
         raise NotLoweredError("a sum over tokens")
-    place = sum(not axis for axis in block.axes[:dim])
+    own_dim = sum(not axis for axis in block.axes[:dim])
     own = block.own
-    sizes, steps = (tuple(each[:place] + each[place + 1 :]) for each in (own.sizes, own.steps))
-    count, step = own.sizes[place], own.steps[place]
+    sizes, steps = (tuple(each[:own_dim] + each[own_dim + 1 :]) for each in (own.sizes, own.steps))
+    count, step = own.sizes[own_dim], own.steps[own_dim]
     if not 1 <= count <= MAX_ADDED:
         raise NotLoweredError(f"a sum of {count} numbers that lie apart")
     total = Strided(own.value, sizes, steps, own.offset)
@@ -99,11 +99,11 @@ def small_products(low: Lowering, event: Event) -> list[Known]:
     return [found]
 
 
-def _column(matrix: Block, place: int, index: int) -> Block:
-    """One column (`place` 1) or row (0) of each token's matrix, as a matrix."""
+def _column(matrix: Block, own_dim: int, index: int) -> Block:
+    """One column (`own_dim` 1) or row (0) of each token's matrix, as a matrix."""
     own = matrix.own
-    sizes = tuple(1 if each == place else size for each, size in enumerate(own.sizes))
-    return replace(matrix, own=replace(own, sizes=sizes, offset=own.offset + index * own.steps[place]))
+    sizes = tuple(1 if each == own_dim else size for each, size in enumerate(own.sizes))
+    return replace(matrix, own=replace(own, sizes=sizes, offset=own.offset + index * own.steps[own_dim]))
 
 
 def normed(code: Code, low: Lowering, event: Event) -> list[Known]:

@@ -84,17 +84,17 @@ def _heads(low: Lowering, event: Event) -> list[Block]:
 def attention(low: Lowering, event: Event) -> list[Known]:
     query, _, value = _heads(low, event)
     store(low, replace(event, args=event.args[1:]))
-    told, (heads, size), value_size = event.kwargs, query.own.sizes, value.own.sizes[1]
+    options, (heads, size), value_size = event.kwargs, query.own.sizes, value.own.sizes[1]
     sizes = (heads, value_size)
     made = low.value(sizes, event.outputs[0].dtype)
-    sinks = () if told["sinks"] is None else (_sinks(low, told["sinks"], heads),)
+    sinks = () if options["sinks"] is None else (_sinks(low, options["sinks"], heads),)
     low.add(
         Op(
             Code.ATTENTION, (_by_head(low, query), *sinks), View(made.value, heads, value_size, 0, value_size),
-            layer=told["layer"], heads=heads,
-            scale=size**-0.5 if told["scaling"] is None else float(told["scaling"]),
-            softcap=float(told["softcap"] or 0.0), window=int(told["window"] or 0), sees_all=told["sees_all"],
-            weight=low.name(told["slopes"]),
+            layer=options["layer"], heads=heads,
+            scale=size**-0.5 if options["scaling"] is None else float(options["scaling"]),
+            softcap=float(options["softcap"] or 0.0), window=int(options["window"] or 0), sees_all=options["sees_all"],
+            weight=low.name(options["slopes"]),
         )
     )  # fmt: skip
     return [Block(("B", "T", "", ""), made)]

@@ -35,7 +35,7 @@ class FirstPass(NamedTuple):
 
     ids: Tensor  # (B, T)
     positions: np.ndarray  # (B, T) int64
-    starts: np.ndarray  # (B,) int64, places that the cache holds
+    starts: np.ndarray  # (B,) int64, positions that the cache holds
     columns: np.ndarray  # (B,) int64, each row's last
     inputs: tuple[Tensor, ...] = ()  # (B, T, size) each
 
@@ -67,7 +67,7 @@ class Executor:
         """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers. `tables`: rotary, by position; `inputs`:
         (B, T, size) each."""
         num_rows, num_tokens = ids.shape
-        places, capacity = plan.places.view(num_rows, num_tokens), plan.keys[0].shape[1]
+        indices, capacity = plan.indices.view(num_rows, num_tokens), plan.keys[0].shape[1]
         logits = self.logits(num_rows, len(columns))
         hidden = {
             layer: torch.empty(num_rows, num_tokens, self.program.hidden_size, dtype=self.dtype) for layer in layers
@@ -75,7 +75,7 @@ class Executor:
         call = self.call(
             num_rows, num_tokens, len(columns), keys=plan.keys, values=plan.values, tables=tables, inputs=inputs,
             signals=[hidden.get(layer) for layer in self.program.signals], ids=ids.contiguous(), positions=positions.contiguous(),
-            starts=places[:, 0].numpy() % capacity,  # a pass lies behind its row's prefix
+            starts=indices[:, 0].numpy() % capacity,  # a pass lies behind its row's prefix
             columns=columns.contiguous(), logits=logits, sees=plan.sees, state_pass=plan.states,
         )  # fmt: skip
         self.make(call)
@@ -83,17 +83,17 @@ class Executor:
 
     def draft(
         self, first: FirstPass, keys: Sequence[Tensor], values: Sequence[Tensor], tables: Sequence[Tensor],
-        carried: Tensor | None, told: DraftingStruct, states: StatePass | None = None,
+        carried: Tensor | None, drafting: DraftingStruct, states: StatePass | None = None,
     ) -> bool:  # fmt: skip
-        """Make the chains that `told` says, behind this first pass. `carried` (B, T, H) is room for what it hands on; `states`
-        has the moves of all passes. False where a row's scores are none to pick from."""
+        """Make the chains that `drafting` says, behind this first pass. `carried` (B, T, H) is room for what it hands on;
+        `states` has the moves of all passes. False where a row's scores are none to pick from."""
         num_rows, num_tokens = first.ids.shape
         call = self.call(
             num_rows, num_tokens, 1, keys=keys, values=values, tables=tables, inputs=first.inputs, signals=[carried],
             ids=first.ids, positions=first.positions, starts=first.starts, columns=first.columns, rows_differ=True,
             logits=self.logits(num_rows, 1), state_pass=states,
         )  # fmt: skip
-        at = (ctypes.addressof(each) for each in (self.struct, call, told))
+        at = (ctypes.addressof(each) for each in (self.struct, call, drafting))
         return self.library.outrider_runtime_draft(*at, self.workers)
 
     def map(self, given: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class Executor:
         wanted = [*signals, *[None] * (len(self.program.signals) - len(signals))]
         states, records = ((), ()) if state_pass is None else (state_pass.states, state_pass.records)
         known = [kept(each) for kept, each in zip(self._lists, (keys, values, tables, states, records), strict=True)]
-        lists, heard = [*known[:3], addresses(inputs), *known[3:]], addresses(wanted)
+        lists, signal_table = [*known[:3], addresses(inputs), *known[3:]], addresses(wanted)
         moves, num_records = (None, 0) if state_pass is None else (state_pass.moves, state_pass.num_records)
         depths, paths = (None, None) if sees is None else _paths(sees)
         needed = num_rows * (num_tokens * self._binding.body_bytes + num_columns * self._binding.head_bytes) + 64
@@ -124,12 +124,12 @@ class Executor:
         made = PassStruct(
             num_rows, num_tokens, keys[0].shape[1] if keys else 0, _address(ids), _address(positions), _address(starts),
             _address(depths), _address(paths), *(ctypes.addressof(each) for each in lists), _address(moves), num_records,
-            ctypes.addressof(heard), _address(columns), num_columns, rows_differ, _address(logits),
+            ctypes.addressof(signal_table), _address(columns), num_columns, rows_differ, _address(logits),
             -(-arena.data_ptr() // 64) * 64,
         )  # fmt: skip
         made.kept = (
-            lists, heard, keys, values, tables, inputs, signals, ids, positions, starts, columns, logits, depths, paths, arena,
-            state_pass,
+            lists, signal_table, keys, values, tables, inputs, signals, ids, positions, starts, columns, logits, depths, paths,
+            arena, state_pass,
         )  # fmt: skip
         return made
 

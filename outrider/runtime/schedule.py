@@ -1,4 +1,4 @@
-"""A program in order for the executor: phases that threads share, and a place in memory for every value while it is needed."""
+"""A program in order for the executor: phases that threads share, and an offset in memory for every value while it is needed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Schedule:
     """Phases in order, and where each value that is made lies: bytes a token, in its section's arena."""
 
     phases: tuple[Phase, ...]
-    places: dict[int, int]
+    offsets: dict[int, int]
     in_head: frozenset[int]  # values of the head, the others are the body's
     body_bytes: int
     head_bytes: int
@@ -48,8 +48,8 @@ def schedule(program: Program) -> Schedule:
     in_head = frozenset(op.output.value for op in program.head if op.output is not None)
     in_body = frozenset(op.output.value for op in program.body if op.output is not None)
     assert program.logits is not None
-    body, body_bytes = _places(program, phases, in_body, None)
-    head, head_bytes = _places(program, phases, in_head, program.logits.value)
+    body, body_bytes = _offsets(program, phases, in_body, None)
+    head, head_bytes = _offsets(program, phases, in_head, program.logits.value)
     return Schedule(tuple(phases), body | head, in_head, body_bytes, head_bytes)
 
 
@@ -109,10 +109,10 @@ def _dependencies(ops: Sequence[Op]) -> tuple[list[int], list[list[int]]]:
     return waits, followers
 
 
-def _places(
+def _offsets(
     program: Program, phases: Sequence[Phase], values: Collection[int], kept: int | None
 ) -> tuple[dict[int, int], int]:
-    """The places of these values, and bytes in all: first fit, each from the phase that makes it to the last that reads it."""
+    """The offsets of these values, and bytes in all: first fit, each from the phase that makes it to the last that reads it."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for number, phase in enumerate(phases):
@@ -123,19 +123,19 @@ def _places(
                     last[view.value] = number
     if kept is not None:
         last[kept] = len(phases)
-    placed: dict[int, tuple[int, int]] = {}
+    taken: dict[int, tuple[int, int]] = {}
     live: list[int] = []
     for value in sorted(first, key=lambda value: first[value]):
         live = [other for other in live if last[other] >= first[value]]
         size = -(-_bytes(program.values[value]) // ALIGNMENT) * ALIGNMENT
         start = 0
-        for begin, end in sorted(placed[other] for other in live):
+        for begin, end in sorted(taken[other] for other in live):
             if begin - start >= size:
                 break
             start = max(start, end)
-        placed[value] = (start, start + size)
+        taken[value] = (start, start + size)
         live.append(value)
-    return {value: place[0] for value, place in placed.items()}, max((end for _, end in placed.values()), default=0)
+    return {value: place[0] for value, place in taken.items()}, max((end for _, end in taken.values()), default=0)
 
 
 def _bytes(value: Value) -> int:

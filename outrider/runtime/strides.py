@@ -25,14 +25,14 @@ class Strided:
 
 def dense(value: int, sizes: Sequence[int], offset: int = 0) -> Strided:
     """All numbers of a value, the last dimension side by side."""
-    steps = [prod(sizes[place + 1 :]) for place in range(len(sizes))]
+    steps = [prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
     return Strided(value, tuple(sizes), tuple(steps), offset)
 
 
-def stretch(view: Strided, place: int, begin: int, end: int) -> Strided:
+def stretch(view: Strided, dim: int, begin: int, end: int) -> Strided:
     """Numbers [begin, end) of one dimension."""
-    sizes = (*view.sizes[:place], end - begin, *view.sizes[place + 1 :])
-    return replace(view, sizes=sizes, offset=view.offset + begin * view.steps[place])
+    sizes = (*view.sizes[:dim], end - begin, *view.sizes[dim + 1 :])
+    return replace(view, sizes=sizes, offset=view.offset + begin * view.steps[dim])
 
 
 def reshape(view: Strided, sizes: Sequence[int]) -> Strided | None:
@@ -68,22 +68,22 @@ def collapse(views: Sequence[Strided], *, keep_last: bool = False) -> list[View]
     """
     sizes, steps = list(views[0].sizes), [list(view.steps) for view in views]
     assert all(list(view.sizes) == sizes for view in views), "operands of different sizes"
-    for place in range(len(sizes) - (2 if keep_last else 1), -1, -1):
-        if sizes[place] == 1:  # no direction at all
-            del sizes[place]
+    for dim in range(len(sizes) - (2 if keep_last else 1), -1, -1):
+        if sizes[dim] == 1:  # no direction at all
+            del sizes[dim]
             for own in steps:
-                del own[place]
+                del own[dim]
     if not keep_last and len(sizes) > 1 and sizes[-1] == 1:
         sizes.pop()
         for own in steps:
             own.pop()
-    for place in range(len(sizes) - 2, -1, -1):
-        if keep_last and place == len(sizes) - 2:
+    for dim in range(len(sizes) - 2, -1, -1):
+        if keep_last and dim == len(sizes) - 2:
             continue
-        if all(own[place] == sizes[place + 1] * own[place + 1] for own in steps):
-            sizes[place : place + 2] = [sizes[place] * sizes[place + 1]]
+        if all(own[dim] == sizes[dim + 1] * own[dim + 1] for own in steps):
+            sizes[dim : dim + 2] = [sizes[dim] * sizes[dim + 1]]
             for own in steps:
-                del own[place]
+                del own[dim]
     if len(sizes) > 2:
         return None
     rows, cols = [1, 1, *sizes][-2:]

@@ -39,35 +39,35 @@ def _regrouped(block: Block, shape: tuple[int, ...]) -> tuple[str, ...]:
     """The axes of a block's numbers in this shape."""
     block = _picked(block, [dim for dim, size in enumerate(block.shape) if size > 1 or block.axes[dim]])
     axes: list[str] = []
-    place = 0
+    own_dim = 0
     for size in shape:
-        if len(axes) < len(shape) and place < len(block.axes) and block.axes[place]:
-            axis = block.axes[place]
+        if len(axes) < len(shape) and own_dim < len(block.axes) and block.axes[own_dim]:
+            axis = block.axes[own_dim]
             if size == SIZES[axis]:
                 axes.append(axis)
-                place += 1
+                own_dim += 1
                 continue
-            if axis == "B" and block.axes[place + 1 : place + 2] == ("T",) and size == SIZES["N"]:
+            if axis == "B" and block.axes[own_dim + 1 : own_dim + 2] == ("T",) and size == SIZES["N"]:
                 axes.append("N")
-                place += 2
+                own_dim += 2
                 continue
             if axis == "N" and size == SIZES["B"]:
                 axes.append("B")
-                block = replace(block, axes=(*block.axes[:place], "T", *block.axes[place + 1 :]))
+                block = replace(block, axes=(*block.axes[:own_dim], "T", *block.axes[own_dim + 1 :]))
                 continue
             if size != 1:
                 raise NotLoweredError("a shape that mixes tokens")
         axes.append("")
-        while place < len(block.axes) and not block.axes[place] and _done(block, place, shape, axes):
-            place += 1
-    if any(block.axes[place:]):
+        while own_dim < len(block.axes) and not block.axes[own_dim] and _done(block, own_dim, shape, axes):
+            own_dim += 1
+    if any(block.axes[own_dim:]):
         raise NotLoweredError("a shape that mixes tokens")
     return tuple(axes)
 
 
-def _done(block: Block, place: int, shape: tuple[int, ...], axes: Sequence[str]) -> bool:
-    """Whether the dimensions so far hold all numbers of the block's dimensions up to this place."""
-    return prod(shape[: len(axes)]) >= prod(block.shape[: place + 1]) and any(block.axes[place + 1 :])
+def _done(block: Block, own_dim: int, shape: tuple[int, ...], axes: Sequence[str]) -> bool:
+    """Whether the dimensions so far hold all numbers of the block's dimensions up to this one."""
+    return prod(shape[: len(axes)]) >= prod(block.shape[: own_dim + 1]) and any(block.axes[own_dim + 1 :])
 
 
 def permute(low: Lowering, event: Event) -> list[Known]:
@@ -86,8 +86,8 @@ def permute(low: Lowering, event: Event) -> list[Known]:
 
 def _picked(block: Block, order: Sequence[int]) -> Block:
     """These of its dimensions, in this order."""
-    places = [place for place, axis in enumerate(block.axes) if not axis]
-    own = [places.index(dim) for dim in order if not block.axes[dim]]
+    own_dims = [own_dim for own_dim, axis in enumerate(block.axes) if not axis]
+    own = [own_dims.index(dim) for dim in order if not block.axes[dim]]
     sizes, steps = (tuple(each[i] for i in own) for each in (block.own.sizes, block.own.steps))
     return Block(tuple(block.axes[dim] for dim in order), Strided(block.own.value, sizes, steps, block.own.offset))
 
@@ -146,7 +146,7 @@ def repeat(low: Lowering, event: Event) -> list[Known]:
     """repeat(x, times): along dimensions of size 1 or new ones nothing is copied."""
     tensor, times = event.args
     missing = len(times) - tensor.dim()
-    if not any(count > 1 and place >= missing and tensor.shape[place - missing] > 1 for place, count in enumerate(times)):
+    if not any(count > 1 and own_dim >= missing and tensor.shape[own_dim - missing] > 1 for own_dim, count in enumerate(times)):
         return expand(low, event)
     block = low.block(tensor)
     if missing or any(count > 1 for count, axis in zip(times, block.axes, strict=True) if axis):
@@ -163,8 +163,8 @@ def repeat(low: Lowering, event: Event) -> list[Known]:
 
 def cut(low: Lowering, event: Event) -> list[Known]:
     """slice(tensor, dim, start, end, step)"""
-    tensor, *told = event.args
-    dim, start, _, step = (told + [0, 0, None, 1][len(told) :])[:4]
+    tensor, *options = event.args
+    dim, start, _, step = (options + [0, 0, None, 1][len(options) :])[:4]
     found = low.find(tensor)
     dim %= tensor.dim()
     if tensor.shape == event.outputs[0].shape:
@@ -177,10 +177,10 @@ def cut(low: Lowering, event: Event) -> list[Known]:
 def _part(block: Block, dim: int, start: int, count: int, step: int = 1) -> Block:
     if block.axes[dim]:
         raise NotLoweredError("some of the tokens")
-    place = sum(not axis for axis in block.axes[:dim])
+    own_dim = sum(not axis for axis in block.axes[:dim])
     sizes, steps = list(block.own.sizes), list(block.own.steps)
-    offset = block.own.offset + start * steps[place]
-    sizes[place], steps[place] = count, steps[place] * step
+    offset = block.own.offset + start * steps[own_dim]
+    sizes[own_dim], steps[own_dim] = count, steps[own_dim] * step
     return Block(block.axes, Strided(block.own.value, tuple(sizes), tuple(steps), offset))
 
 
@@ -222,12 +222,12 @@ def cat(low: Lowering, event: Event) -> list[Known]:
     if any(block.axes != axes for block in blocks) or axes[dim]:
         raise NotLoweredError("tokens put side by side")
     sizes = [size for size, axis in zip(out.shape, axes, strict=True) if not axis]
-    place = sum(not axis for axis in axes[:dim])
+    own_dim = sum(not axis for axis in axes[:dim])
     made = low.value(sizes, out.dtype if out.is_floating_point() else low.dtype(blocks[0].own.value))  # indices are numbers, too
     offset = 0
     for block in blocks:
         low.emit(Code.COPY, [block.own], replace(made, sizes=block.own.sizes, offset=offset))
-        offset += block.own.sizes[place] * made.steps[place]
+        offset += block.own.sizes[own_dim] * made.steps[own_dim]
     return [Block(axes, made)]
 
 
@@ -258,10 +258,10 @@ def is_same_view(first: Tensor, second: Tensor) -> bool:
 
 
 def _widened(block: Block, dim: int) -> Block:
-    place = sum(not axis for axis in block.axes[:dim])
+    own_dim = sum(not axis for axis in block.axes[:dim])
     sizes, steps = list(block.own.sizes), list(block.own.steps)
-    sizes.insert(place, 1)
-    steps.insert(place, 0)
+    sizes.insert(own_dim, 1)
+    steps.insert(own_dim, 0)
     own = replace(block.own, sizes=tuple(sizes), steps=tuple(steps))
     return Block((*block.axes[:dim], "", *block.axes[dim:]), own)
 

@@ -104,8 +104,8 @@ def test_how_it_is_fed(name: str) -> None:
     """Catches a model that is fed in a slower way than it needs, and one reported as exact that is not."""
     lm = subject(name)
     assert lm.own_run.keeps_state == (name not in READ_ANEW)
-    assert lm.feeding.most == (1 if name in ONE_AT_A_TIME else None)
-    assert lm.feeding.fewest == (2 if name in NOT_ALONE else 1)
+    assert lm.feeding.max_tokens == (1 if name in ONE_AT_A_TIME else None)
+    assert lm.feeding.min_tokens == (2 if name in NOT_ALONE else 1)
     assert lm.limits.exact_rows == (name in ONE_AT_A_TIME)
     assert lm.kv.bytes_per_token > 0
     assert lm.why_own_cache

@@ -113,7 +113,7 @@ class FeatureFed(ModelDrafter):
             fed.begin, fed.waiting = start, []
             self.lm.kv.truncate(index, 0)
         fed.waiting.append(self.lm.head.join(hidden))
-        self._feed_most(index)
+        self._feed_capacity(index)
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         """A row without features, such as one whose prompt is a single token, gets its first draft a step later."""
@@ -137,7 +137,7 @@ class FeatureFed(ModelDrafter):
                 continue
             fed.waiting.append(_chosen(joined[index], columns))
             if fed.num_waiting > MAX_WAITING:
-                self._feed_most(index)
+                self._feed_capacity(index)
 
     def _outgrown(self, fed: _Fed) -> bool:
         """Whether a row's text is beyond the head's context; what was put aside for it is dropped."""
@@ -158,8 +158,8 @@ class FeatureFed(ModelDrafter):
 
     def _askable(self, gamma: list[int]) -> list[int]:
         """Nodes asked for of rows with features, as many as the head can draft."""
-        most = max(gamma) if self.lm.most is None else self.lm.most
-        return [min(g, most) if fed.waiting else 0 for g, fed in zip(gamma, self._fed, strict=True)]
+        max_nodes = max(gamma) if self.lm.max_chain is None else self.lm.max_chain
+        return [min(g, max_nodes) if fed.waiting else 0 for g, fed in zip(gamma, self._fed, strict=True)]
 
     def _open(self, rows: Rows) -> list[tuple[list[int], Tensor]]:
         """A proposal begins. Per row, the tokens that wait with their hidden states (k, F), the last one pending. A row without
@@ -180,7 +180,7 @@ class FeatureFed(ModelDrafter):
         self.lm.give(self.lm.fused([joined for _, joined in pairs]))
         return [tokens for tokens, _ in pairs]
 
-    def _feed_most(self, index: int) -> None:
+    def _feed_capacity(self, index: int) -> None:
         """Feed what waits but the last one, whose token may be the pending one: the next draft begins with it."""
         fed, lag = self._fed[index], self.lm.lag
         joined = fed.joined()

@@ -88,14 +88,14 @@ def _prompts(target: LoadedModel) -> list[list[int]]:
 
 def _up_to_the_end(text: list[int], start: int, ends: frozenset[int]) -> list[int]:
     """The text cut behind its first end token."""
-    for place in range(start, len(text)):
-        if text[place] in ends:
-            return text[: place + 1]
+    for index in range(start, len(text)):
+        if text[index] in ends:
+            return text[: index + 1]
     return text
 
 
 def _acceptance(lm: LM, texts: Sequence[tuple[list[int], int]]) -> float:
-    """Share of the texts' own tokens, prompts aside, that are this model's first choice in their place."""
+    """Share of the texts' own tokens, prompts aside, that are this model's first choice."""
     right = total = 0
     for text, start in texts:
         columns = torch.arange(start - 1, len(text) - 1, device=lm.device)

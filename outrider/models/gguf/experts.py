@@ -29,7 +29,7 @@ class Experts:
     is_transposed: bool  # the module has (inputs, outputs)
 
     @property
-    def place(self) -> str:
+    def path(self) -> str:
         return f"{self.owner}.{self.name}"
 
     def order(self, outputs: int) -> np.ndarray:

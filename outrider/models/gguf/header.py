@@ -219,9 +219,9 @@ class _HeaderReader:
         if not isinstance(alignment, int) or alignment < 1:
             self._damaged(f"its alignment is {alignment}")
         start = -(-self._at // alignment) * alignment
-        return tuple(self._placed(name, shape, kind, start + offset) for name, shape, kind, offset in entries)
+        return tuple(self._located(name, shape, kind, start + offset) for name, shape, kind, offset in entries)
 
-    def _placed(self, name: str, shape: tuple[int, ...], kind: GGMLQuantizationType, start: int) -> TensorInfo:
+    def _located(self, name: str, shape: tuple[int, ...], kind: GGMLQuantizationType, start: int) -> TensorInfo:
         weights, size = library.GGML_QUANT_SIZES[kind]
         if shape[-1] % weights or not prod(shape):
             self._damaged(f"its tensor '{name}' has rows of {shape[-1]} weights, which {kind.name} cannot hold")

@@ -59,7 +59,7 @@ _RULES: dict[tuple[str, ...], str] = {  # rule -> the names that files give it (
 RULES = {name: rule for rule, names in _RULES.items() for name in names.split()}
 # A word that the vocabulary has is one token whatever its merges say; texts begin with the bos token where the file does not say.
 WHOLE_WORDS = frozenset(_RULES[_LLAMA3].split()) - {"dbrx", "smaug-bpe"} | {"tekken"}
-BEGIN_UNLESS_SAID = WHOLE_WORDS - {"tekken"}
+BEGIN_BY_DEFAULT = WHOLE_WORDS - {"tekken"}
 
 
 def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
@@ -72,13 +72,13 @@ def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
         return transformers.AutoTokenizer.from_pretrained(str(folder))
     kind = file.metadata.get(f"{_K}model")
     if kind != BYTE_PAIRS and kind not in OTHER_KINDS:
-        said = f"a tokenizer of kind '{kind}', which transformers cannot rebuild" if kind else "no tokenizer"
-        raise CapabilityError(f"'{file.path}' has {said}. {REMEDY}")
+        what = f"a tokenizer of kind '{kind}', which transformers cannot rebuild" if kind else "no tokenizer"
+        raise CapabilityError(f"'{file.path}' has {what}. {REMEDY}")
     rule = file.metadata.get(f"{_K}pre")
     if kind == BYTE_PAIRS and rule not in RULES:
-        said = f"names the rule '{rule}'" if rule else "does not say"
+        what = f"names the rule '{rule}'" if rule else "does not say"
         raise CapabilityError(
-            f"'{file.path}' {said} by which its tokenizer splits text, and other rules give other tokens. {REMEDY}"
+            f"'{file.path}' {what} by which its tokenizer splits text, and other rules give other tokens. {REMEDY}"
         )
     try:
         if kind == BYTE_PAIRS:
@@ -110,7 +110,7 @@ def _byte_pairs(file: GgufFile, rule: str) -> PreTrainedTokenizerFast:
         tokenizer_object=backend, **{"bos_token": None, "eos_token": None, **named}, chat_template=_template(file),
         clean_up_tokenization_spaces=False, model_max_length=file.of_model("context_length") or int(1e30),
     )  # fmt: skip
-    _frame(made, file, begins=rule in BEGIN_UNLESS_SAID)
+    _frame(made, file, begins=rule in BEGIN_BY_DEFAULT)
     return made
 
 

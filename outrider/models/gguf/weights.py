@@ -1,4 +1,4 @@
-"""Turns a GGUF file into transformers' module: the model is built without storage, then every tensor goes to its place.
+"""Turns a GGUF file into transformers' module: the model is built without storage, then every tensor goes to its parameter.
 
 Names and rearrangements (Llama's rotary rows, GPT-2's transposed weights, Gemma's norms) are transformers' own
 tables. What a rearrangement does to a matrix is found out on row numbers: where it only reorders outputs, blocks are reordered as
@@ -70,7 +70,7 @@ def gguf_module(file: GgufFile, config: Any, dtype: torch.dtype, *, experts_stay
         loading = _GgufLoading(file, module, config, dtype, staying(file, experts=experts_stay))
         loading.run()
         _divide_frequencies(module, file)
-    module.outrider_places = loading.places
+    module.outrider_stored = loading.stored
     module.generation_config = gguf_generation_config(file, config)
     return module
 
@@ -162,15 +162,15 @@ def _divide_frequencies(module: nn.Module, file: GgufFile) -> None:
 
 @dataclass
 class _GgufLoading:
-    """The way of each tensor to its place in one module."""
+    """Loads each tensor into its parameter of one module."""
 
     file: GgufFile
     module: Any
     config: Any
     dtype: torch.dtype
     stay: Collection[str]  # names of tensors that keep their blocks, where the module can
-    kept: list[tuple[tuple[TensorInfo, ...], str, np.ndarray]] = field(default_factory=list)  # in blocks: place, order of outputs
-    places: dict[str, StoredTensor] = field(default_factory=dict)  # by layer in blocks, or parameter
+    kept: list[tuple[tuple[TensorInfo, ...], str, np.ndarray]] = field(default_factory=list)  # in blocks: path, order of outputs
+    stored: dict[str, StoredTensor] = field(default_factory=dict)  # by layer in blocks, or parameter
 
     def run(self) -> None:
         processors = transformers.modeling_gguf_pytorch_utils
@@ -178,14 +178,14 @@ class _GgufLoading:
         processor = kind(config=self.config.get_text_config().to_dict())
         experts = experts_in(self.module, {tensor.name for tensor in self.file.tensors})
         of_experts = {name for own in experts for name in own.tensors}
-        places = self._places(processor, {*of_experts, *USED_ELSEWHERE})
+        paths = self._paths(processor, {*of_experts, *USED_ELSEWHERE})
         num_layers, unknown = self.config.get_text_config().num_hidden_layers, []
         for tensor in self.file.tensors:
             if tensor.name in USED_ELSEWHERE or tensor.name in of_experts or _is_extra(tensor.name, self.file, num_layers):
                 continue
-            if tensor.name in self.stay and self._keep_blocks(tensor, places.get(tensor.name), processor):
+            if tensor.name in self.stay and self._keep_blocks(tensor, paths.get(tensor.name), processor):
                 continue
-            if not self._widen(tensor, places, processor):
+            if not self._widen(tensor, paths, processor):
                 unknown.append(tensor.name)
         for own in experts:
             self._put_experts(own)
@@ -202,19 +202,19 @@ class _GgufLoading:
                 f"'{self.file.path}' lacks {len(absent)} weights, first '{absent[0]}': incomplete, or of another architecture."
             )
 
-    def _places(self, processor: Any, others: Collection[str]) -> dict[str, str]:
-        """The place of each tensor in the module, but for `others`, by its name in the file.
+    def _paths(self, processor: Any, others: Collection[str]) -> dict[str, str]:
+        """The path of each tensor in the module, but for `others`, by its name in the file.
 
         transformers also asks every submodule under its own name, for models that were converted without their head, and makes
-        gguf's table of names for each (397 times, 8 s, for 30 layers): done only where a tensor has no place otherwise.
+        gguf's table of names for each (397 times, 8 s, for 30 layers): done only where a tensor has no path otherwise.
         """
         model_type = "llama" if self.config.model_type == "mistral" else None  # gguf has no name for it
         find = transformers.modeling_gguf_pytorch_utils.get_gguf_hf_weights_map
         whole = SimpleNamespace(config=self.module.config, state_dict=self.module.state_dict, named_children=tuple)
         try:
-            places = _with_endings(find(whole, processor, model_type))
-            if all(tensor.name in places or tensor.name in others for tensor in self.file.tensors):
-                return places
+            paths = _with_endings(find(whole, processor, model_type))
+            if all(tensor.name in paths or tensor.name in others for tensor in self.file.tensors):
+                return paths
             return _with_endings(find(self.module, processor, model_type))
         except NotImplementedError as error:
             raise CapabilityError(
@@ -222,11 +222,11 @@ class _GgufLoading:
                 "A newer one may (pip install -U gguf)."
             ) from error
 
-    def _keep_blocks(self, tensor: TensorInfo, place: str | None, processor: Any) -> bool:
+    def _keep_blocks(self, tensor: TensorInfo, path: str | None, processor: Any) -> bool:
         """Note a matrix for a layer that keeps its blocks; whether that is possible."""
-        if place is None or not place.endswith(".weight"):
+        if path is None or not path.endswith(".weight"):
             return False
-        layer = self.module.get_submodule(place.removesuffix(".weight"))
+        layer = self.module.get_submodule(path.removesuffix(".weight"))
         if not is_plain(layer) and not isinstance(layer, nn.Embedding):
             return False
         order = _order_of(tensor, processor, is_transposed=is_transposed(layer))
@@ -234,11 +234,11 @@ class _GgufLoading:
             return False
         outputs, inputs = tensor.shape
         self._check_shape(
-            place, (inputs, outputs) if is_transposed(layer) else (outputs, inputs), layer.weight.shape
+            path, (inputs, outputs) if is_transposed(layer) else (outputs, inputs), layer.weight.shape
         )
         if isinstance(layer, nn.Embedding) and type(layer) is not nn.Embedding and not hasattr(layer, "embed_scale"):
             return False  # a class of its own, which may do more than look up
-        self.kept.append(((tensor,), place.removesuffix(".weight"), order))
+        self.kept.append(((tensor,), path.removesuffix(".weight"), order))
         return True
 
     def _put_experts(self, own: Experts) -> None:
@@ -246,66 +246,66 @@ class _GgufLoading:
         tensors = tuple(tensor for name in own.tensors for tensor in self.file.tensors if tensor.name == name)
         if own.tensors[0] in self.stay:
             found = (len(tensors[0].read()), sum(tensor.shape[1] for tensor in tensors), tensors[0].shape[2])
-            there = self.module.get_parameter(own.place).shape
-            self._check_shape(own.place, found, (there[0], there[2], there[1]) if own.is_transposed else there)
-            self.kept.append((tensors, own.place, own.order(found[1])))
+            there = self.module.get_parameter(own.path).shape
+            self._check_shape(own.path, found, (there[0], there[2], there[1]) if own.is_transposed else there)
+            self.kept.append((tensors, own.path, own.order(found[1])))
             return
         values = torch.from_numpy(np.concatenate([plain_values(tensor) for tensor in tensors], axis=1))
         order = own.order(values.shape[1])
         values = values if order is SAME else values[:, torch.from_numpy(order)]
-        self._put(own.place, values.transpose(1, 2).contiguous() if own.is_transposed else values)
-        self.places[own.place] = StoredTensor(own.tensors, order)
+        self._put(own.path, values.transpose(1, 2).contiguous() if own.is_transposed else values)
+        self.stored[own.path] = StoredTensor(own.tensors, order)
 
     def _make_blocks(self) -> None:
         """The layers of `kept`."""
         found = panels_in([(tensors, order) for tensors, _, order in self.kept])
-        for (tensors, place, order), panels in zip(self.kept, found, strict=True):
-            self._put_blocks(tensors, place, panels)
-            self.places[place] = StoredTensor(tuple(tensor.name for tensor in tensors), order)
+        for (tensors, path, order), panels in zip(self.kept, found, strict=True):
+            self._put_blocks(tensors, path, panels)
+            self.stored[path] = StoredTensor(tuple(tensor.name for tensor in tensors), order)
 
-    def _put_blocks(self, tensors: Sequence[TensorInfo], place: str, panels: Tensor) -> None:
+    def _put_blocks(self, tensors: Sequence[TensorInfo], path: str, panels: Tensor) -> None:
         form, inputs = FORMS[tensors[0].kind.name], tensors[0].shape[-1]
         outputs = sum(tensor.shape[-2] for tensor in tensors)
         if panels.dim() == 3:
-            owner, _, name = place.rpartition(".")
+            owner, _, name = path.rpartition(".")
             part: Any = self.module.get_submodule(owner)
             experts = BlockExperts(panels, form, outputs, inputs, self.dtype, is_transposed=part.is_transposed)
             put_experts(part, name, experts)
             return
-        layer = self.module.get_submodule(place)
+        layer = self.module.get_submodule(path)
         made: WeightPanels
         if isinstance(layer, nn.Embedding):
             made = BlockEmbedding(panels, form, outputs, inputs, self.dtype, getattr(layer, "embed_scale", None))
         else:
             made = BlockLinear(panels, form, outputs, inputs, self.dtype, layer.bias)
-        self.module.set_submodule(place, made)
+        self.module.set_submodule(path, made)
 
-    def _widen(self, tensor: TensorInfo, places: dict[str, str], processor: Any) -> bool:
-        """Put a tensor to its place as plain numbers; whether it has one."""
+    def _widen(self, tensor: TensorInfo, paths: dict[str, str], processor: Any) -> bool:
+        """Load a tensor as plain numbers; whether the module has a parameter for it."""
         result = processor.process(
-            weights=plain_values(tensor), name=tensor.name, tensor_key_mapping=places, parsed_parameters={"tensors": {}}
+            weights=plain_values(tensor), name=tensor.name, tensor_key_mapping=paths, parsed_parameters={"tensors": {}}
         )
-        if result.name not in places:
+        if result.name not in paths:
             return False
-        self._put(places[result.name], torch.from_numpy(np.array(result.weights)))
-        self.places[places[result.name]] = StoredTensor((tensor.name,), SAME)
+        self._put(paths[result.name], torch.from_numpy(np.array(result.weights)))
+        self.stored[paths[result.name]] = StoredTensor((tensor.name,), SAME)
         return True
 
-    def _put(self, place: str, values: Tensor) -> None:
-        owner_name, _, name = place.rpartition(".")
+    def _put(self, path: str, values: Tensor) -> None:
+        owner_name, _, name = path.rpartition(".")
         owner = self.module.get_submodule(owner_name)
         there = getattr(owner, name)
-        self._check_shape(place, values.shape, there.shape)
+        self._check_shape(path, values.shape, there.shape)
         values = values.to(there.dtype)
         if isinstance(there, nn.Parameter):
             setattr(owner, name, nn.Parameter(values, requires_grad=False))
         else:
             owner._buffers[name] = values
 
-    def _check_shape(self, place: str, found: Any, wanted: Any) -> None:
+    def _check_shape(self, path: str, found: Any, wanted: Any) -> None:
         if tuple(found) != tuple(wanted):
             raise CheckpointError(
-                f"'{self.file.path}': '{place}' has shape {tuple(found)}, by its metadata it should have {tuple(wanted)}: "
+                f"'{self.file.path}': '{path}' has shape {tuple(found)}, by its metadata it should have {tuple(wanted)}: "
                 "damaged, or of another architecture."
             )
 
@@ -322,12 +322,12 @@ class _GgufLoading:
         shared = BlockLinear(table.panels, table.form, table.outputs, table.inputs, self.dtype, output.bias)
         name = next(name for name, part in self.module.named_modules() if part is output)
         self.module.set_submodule(name, shared)
-        self.places[name] = next(self.places[place] for place, part in self.module.named_modules() if part is table)
+        self.stored[name] = next(self.stored[path] for path, part in self.module.named_modules() if part is table)
 
 
-def _with_endings(places: dict[str, str]) -> dict[str, str]:
-    """Places of parameters that transformers names without an ending, and files with one (attention sinks), under both names."""
-    return {f"{name}.weight": place for name, place in places.items() if not name.endswith((".weight", ".bias"))} | places
+def _with_endings(paths: dict[str, str]) -> dict[str, str]:
+    """Paths of parameters that transformers names without an ending, and files with one (attention sinks), under both names."""
+    return {f"{name}.weight": path for name, path in paths.items() if not name.endswith((".weight", ".bias"))} | paths
 
 
 def _order_of(tensor: TensorInfo, processor: Any, *, is_transposed: bool) -> np.ndarray | None:

@@ -1,13 +1,13 @@
-"""A small head that predicts acceptance from a draft model's law, and so when to stop drafting (after SpecDec++, 2405.19715).
+"""A small head that predicts acceptance from a draft model's probabilities, to stop drafting (after SpecDec++, 2405.19715).
 
     before the draw   sigmoid(MLP(features of q))           ~  sum min(p, q), the chance that a token drawn from q is accepted
     behind it         sigmoid(MLP(features of q and q(x)))  ~  min(1, p(x) / q(x)), the chance that the drawn x is
 
 SpecDec++ reads the draft's hidden state behind the drawn token, which costs the pass that drafting was to be stopped before.
-Here features are those of the law that the next token WOULD be drawn from: entropy, the likeliest tokens' probabilities, how
-likely the token before was; and which tokens these are, by a small table of its own (`token_size` numbers for every token): the
-token before, and the one that is drawn or, before the draw, the mean over q. All of that is non-anticipating, needs no further
-pass, and fits any draft model. With few texts the table learns them by heart: token_size=0 leaves it out.
+Here features are those of the distribution that the next token WOULD be drawn from: entropy, the likeliest tokens' probabilities,
+how likely the token before was; and which tokens these are, by a small table of its own (`token_size` numbers for every token):
+the token before, and the one that is drawn or, before the draw, the mean over q. All of that is non-anticipating, needs no
+further pass, and fits any draft model. With few texts the table learns them by heart: token_size=0 leaves it out.
 
 A greedy row's token is accepted when both models' likeliest tokens agree, which is another question: a feature says which one.
 
@@ -49,24 +49,24 @@ class AcceptanceConfig:
 class DraftPositions:
     """What is known where tokens may be drafted, of any leading shape (...)."""
 
-    law: Tensor  # (..., V) fp32, the draft's
+    probs: Tensor  # (..., V) fp32, the draft's
     looks: Tensor  # (..., NUM_TOP + 2): the likeliest tokens' logarithms, the entropy, the rest's probability
     previous: Tensor  # (...) int64: the token before
-    before: Tensor  # (...) fp32: the probability it had in its own law
+    before: Tensor  # (...) fp32: the probability it had in its own distribution
     first: Tensor  # (...) bool: it was not drafted, so that this probability says nothing
 
     @classmethod
-    def of(cls, law: Tensor, previous: Tensor, before: Tensor, first: Tensor) -> DraftPositions:
-        law = law.float()
-        top = law.topk(min(NUM_TOP, law.shape[-1]), dim=-1).values
+    def of(cls, probs: Tensor, previous: Tensor, before: Tensor, first: Tensor) -> DraftPositions:
+        probs = probs.float()
+        top = probs.topk(min(NUM_TOP, probs.shape[-1]), dim=-1).values
         top = F.pad(top, (0, NUM_TOP - top.shape[-1]))
-        single = torch.stack([torch.special.entr(law).sum(dim=-1), 1 - top.sum(dim=-1)], dim=-1)
+        single = torch.stack([torch.special.entr(probs).sum(dim=-1), 1 - top.sum(dim=-1)], dim=-1)
         looks = torch.cat([top.clamp(min=LEAST).log() / 4, single], dim=-1)
-        return cls(law, looks, previous, before.float(), first)
+        return cls(probs, looks, previous, before.float(), first)
 
 
 class AcceptanceHead(nn.Module):
-    """Residual SiLU layers over the features of a law."""
+    """Residual SiLU layers over the features of a distribution."""
 
     def __init__(self, config: AcceptanceConfig) -> None:
         super().__init__()
@@ -78,23 +78,23 @@ class AcceptanceHead(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(config.hidden_size, config.hidden_size) for _ in range(config.num_layers))
         self.leave = nn.Linear(config.hidden_size, 1)
 
-    def forward(self, places: DraftPositions, greedy: Tensor, drawn: Tensor | None = None) -> Tensor:
+    def forward(self, positions: DraftPositions, greedy: Tensor, drawn: Tensor | None = None) -> Tensor:
         """Greedy rows (...) bool, tokens (...) int64 drawn there, None before the draw -> logits of acceptance (...)."""
-        known = law_features(places, greedy, drawn)
+        known = features(positions, greedy, drawn)
         if self.tokens is not None:
-            known = torch.cat([known, _meanings(self.tokens.weight, places, drawn)], dim=-1)
+            known = torch.cat([known, _meanings(self.tokens.weight, positions, drawn)], dim=-1)
         states = F.silu(self.enter(known))
         for layer in self.layers:
             states = states + F.silu(layer(states))
         return self.leave(states)[..., 0]
 
     def chance(
-        self, law: Tensor, previous: Tensor, before: Tensor | None, drawn: Tensor | None, *, greedy: Tensor
+        self, probs: Tensor, previous: Tensor, before: Tensor | None, drawn: Tensor | None, *, greedy: Tensor
     ) -> Tensor:
         """`sampling.confidence.Predict` for rows of which `greedy` (B,) bool says how they choose."""
-        first = torch.full(law.shape[:-1], before is None, device=law.device)
-        known = torch.ones_like(law[..., 0]) if before is None else before
-        return torch.sigmoid(self(DraftPositions.of(law, previous, known, first), greedy, drawn))
+        first = torch.full(probs.shape[:-1], before is None, device=probs.device)
+        known = torch.ones_like(probs[..., 0]) if before is None else before
+        return torch.sigmoid(self(DraftPositions.of(probs, previous, known, first), greedy, drawn))
 
     def save(self, folder: Path) -> None:
         """Raises OSError when the disk is full."""
@@ -121,20 +121,20 @@ class AcceptanceHead(nn.Module):
         return head.eval().requires_grad_(False)
 
 
-def law_features(places: DraftPositions, greedy: Tensor, drawn: Tensor | None = None) -> Tensor:
+def features(positions: DraftPositions, greedy: Tensor, drawn: Tensor | None = None) -> Tensor:
     """Greedy rows (...) bool; tokens drawn (...) int64, None before the draw -> (..., NUM_FEATURES) fp32."""
-    before = torch.where(places.first, torch.ones_like(places.before), places.before)
-    known = torch.ones_like(before) if drawn is None else places.law.gather(-1, drawn[..., None])[..., 0]
+    before = torch.where(positions.first, torch.ones_like(positions.before), positions.before)
+    known = torch.ones_like(before) if drawn is None else positions.probs.gather(-1, drawn[..., None])[..., 0]
     single = [
-        before.clamp(min=LEAST).log(), places.first.float(), greedy.float(),
+        before.clamp(min=LEAST).log(), positions.first.float(), greedy.float(),
         known.clamp(min=LEAST).log(), torch.full_like(before, drawn is not None),
     ]  # fmt: skip
-    return torch.cat([places.looks, torch.stack(single, dim=-1)], dim=-1)
+    return torch.cat([positions.looks, torch.stack(single, dim=-1)], dim=-1)
 
 
-def _meanings(table: Tensor, places: DraftPositions, drawn: Tensor | None) -> Tensor:
+def _meanings(table: Tensor, positions: DraftPositions, drawn: Tensor | None) -> Tensor:
     """(..., 2 token_size): of the token before, and of the token drawn or the mean over what may be drawn. A target's padded
     vocabulary may be wider than the draft's, or narrower."""
-    last, width = len(table) - 1, min(len(table), places.law.shape[-1])
-    next_one = places.law[..., :width] @ table[:width] if drawn is None else F.embedding(drawn.clamp(max=last), table)
-    return torch.cat([F.embedding(places.previous.clamp(max=last), table), next_one], dim=-1)
+    last, width = len(table) - 1, min(len(table), positions.probs.shape[-1])
+    next_one = positions.probs[..., :width] @ table[:width] if drawn is None else F.embedding(drawn.clamp(max=last), table)
+    return torch.cat([F.embedding(positions.previous.clamp(max=last), table), next_one], dim=-1)

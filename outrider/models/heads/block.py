@@ -4,14 +4,15 @@
     block      embeddings of [last token, mask, mask, ...], at the positions that follow the context
     layer      queries from the block alone; keys and values from [context ; block], all see all inside the block,
                unless the head is causal; sliding layers see so many positions back
-    logits     output layer of the target over RMSNorm of the last layer, one law per block position
+    logits     output layer of the target over RMSNorm of the last layer, one distribution per block position
 
 The context's keys and values depend on nothing but their own position, so a drafter keeps them (`context_keys`) and a pass costs
 the block only. Slot k guesses its own token (DFlash), or, from the anchor on, the one after it (`sample_from_anchor`, DSpark).
 
 DSpark's additions: the Markov head adds W2 W1[x_{k-1}] to the logits of position k, or what a recurrence makes of the whole draft
-so far: a token fits those before it although one pass made all laws; the confidence head says how likely token k is to be
-accepted, given the one before it. Embedding and output layer are the target's unless a checkpoint has its own; `bind` sets them.
+so far: a token fits those before it although one pass made all distributions; the confidence head says how likely token k is to
+be accepted, given the one before it. Embedding and output layer are the target's unless a checkpoint has its own; `bind` sets
+them.
 """
 
 from __future__ import annotations
@@ -263,9 +264,9 @@ class BlockHead(nn.Module):
     def confidence(self, level: int, states: Tensor, before: Tensor) -> Tensor:
         """(..., n): the calibrated probability that each of the n guesses from this level on, whose states are (..., n, H), is
         accepted, given that those before it are. `before` (..., n): the token before each."""
-        said, known = self.confidence_logits(states, before).float(), self.config.temperatures or (1.0,)
-        temperatures = [known[min(each, len(known) - 1)] for each in range(level, level + said.shape[-1])]
-        return torch.sigmoid(said / torch.tensor(temperatures, device=said.device))
+        logits, known = self.confidence_logits(states, before).float(), self.config.temperatures or (1.0,)
+        temperatures = [known[min(each, len(known) - 1)] for each in range(level, level + logits.shape[-1])]
+        return torch.sigmoid(logits / torch.tensor(temperatures, device=logits.device))
 
     def _keys_values(self, layer: Any, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = layer.self_attn.keys_values(states)

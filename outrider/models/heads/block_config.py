@@ -79,11 +79,11 @@ class BlockConfig:
 
         Its shape is (B, 1, block size rounded up to QUERY_BLOCK, num_keys).
         """
-        places = torch.arange(num_keys, device=context.device)
+        positions = torch.arange(num_keys, device=context.device)
         queries = torch.arange(-(-self.block_size // QUERY_BLOCK) * QUERY_BLOCK, device=context.device)
         seen = (queries + 1).clamp(max=self.block_size) if sight.causal else torch.full_like(queries, self.block_size)
-        allowed = places < (context[:, None] + seen)[..., None]  # what padding queries compute is never read
+        allowed = positions < (context[:, None] + seen)[..., None]  # what padding queries compute is never read
         if sight.window:
             own = torch.full_like(queries, -1) if self.window_before_block else queries.clamp(max=self.block_size - 1)
-            allowed &= places > (context[:, None] + own)[..., None] - sight.window
+            allowed &= positions > (context[:, None] + own)[..., None] - sight.window
         return torch.zeros(allowed.shape, dtype=dtype, device=context.device).masked_fill(~allowed, float("-inf"))[:, None]

@@ -72,12 +72,12 @@ class _Values:
     """The values of a config, wherever they stand: in `dflash_config`, at the top, or in `transformer_layer_config`."""
 
     def __init__(self, config: dict[str, Any], what: str) -> None:
-        self._places = [config.get("dflash_config") or {}, config, config.get("transformer_layer_config") or {}]
+        self._tables = [config.get("dflash_config") or {}, config, config.get("transformer_layer_config") or {}]
         self.what = what
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The value of the first of these names that has one."""
-        found = (place[name] for name in names for place in self._places if place.get(name) is not None)
+        found = (table[name] for name in names for table in self._tables if table.get(name) is not None)
         return next(found, default)
 
     def need(self, name: str) -> Any:
@@ -198,11 +198,11 @@ def _sights(values: _Values, num_layers: int) -> dict[str, Any]:
         raise CheckpointError(f"{values.what}: config.json names the types of {len(kinds)} layers, the weights have {num_layers}")
     named = tuple(index for index, kind in enumerate(kinds[:num_layers]) if kind == SLIDING)
     layers = tuple(range(num_layers)) if slide_all and not named else named
-    said = values.get("is_causal", "causal", "causal_head")
-    found: dict[str, Any] = {"causal": bool(said), "window_layers": layers}
+    causal = values.get("is_causal", "causal", "causal_head")
+    found: dict[str, Any] = {"causal": bool(causal), "window_layers": layers}
     if layers:
         bidirectional = values.get("sliding_window_non_causal", default=is_muse or not named)
-        found |= {"window": _window(values, is_muse), "causal_windows": said is None and not bidirectional}
+        found |= {"window": _window(values, is_muse), "causal_windows": causal is None and not bidirectional}
     return found
 
 

@@ -1,4 +1,4 @@
-"""Markov heads of block heads (DSpark, 2607.05147): what the tokens before a position do to its law."""
+"""Markov heads of block heads (DSpark, 2607.05147): what the tokens before a position do to its distribution."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outrider.models.heads.block_config import BlockConfig
 
 
 class MarkovHead(nn.Module):
-    """What the tokens before do to a law.
+    """What the tokens before do to a distribution.
 
     The last token: W2 W1[x], or W2 (gate * W1[x]) with a gate made of the hidden state and W1[x]. All tokens of the draft so far
     (`joint_proj`): W2 of what a gated recurrence over their W1[x] and the hidden states says.

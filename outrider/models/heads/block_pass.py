@@ -42,7 +42,7 @@ class Pending(NamedTuple):
     """The tokens that blocks begin with."""
 
     tokens: list[int]
-    places: list[int]  # text index of each
+    positions: list[int]  # text index of each
 
 
 class Guessed(NamedTuple):
@@ -87,15 +87,15 @@ class ModulePasses:
         for layer, (keys, values) in enumerate(self._context(unread, kv.device)):
             for row, count in enumerate(unread.counts):
                 start = kv.lengths[first_row + row]
-                places = (first_row + row, slice(start, start + count))
-                kv.keys[layer][places] = keys[row, :, :count].transpose(0, 1)
-                kv.values[layer][places] = values[row, :, :count].transpose(0, 1)
+                indices = (first_row + row, slice(start, start + count))
+                kv.keys[layer][indices] = keys[row, :, :count].transpose(0, 1)
+                kv.values[layer][indices] = values[row, :, :count].transpose(0, 1)
 
     def guess(self, kv: KVCache, pending: Pending, unread: Unread | None) -> Guessed:
         """See `BlockPasses`."""
         head, config, device = self._head, self._head.config, kv.device
         counts = [0] * len(pending.tokens) if unread is None else unread.counts
-        cached, count, ends = (torch.tensor(each, device=device) for each in (kv.lengths, counts, pending.places))
+        cached, count, ends = (torch.tensor(each, device=device) for each in (kv.lengths, counts, pending.positions))
         block = torch.arange(config.block_size, device=device)
         context = [] if unread is None else self._context(unread, device)
         offsets = count[:, None] + block
@@ -106,9 +106,9 @@ class ModulePasses:
         slots = torch.arange(len(counts), device=device) * kv.capacity
         longest = max(length + more for length, more in zip(kv.lengths, counts, strict=True)) + config.block_size
         num_keys = min(-(-longest // BLOCK) * BLOCK, kv.capacity)
-        places, behind = ((slots + cached)[:, None] + offsets).flatten(), cached + count
+        indices, behind = ((slots + cached)[:, None] + offsets).flatten(), cached + count
         plans = {
-            sight: PassPlan(kv.keys, kv.values, places, partial(config.mask, sight, behind, num_keys, kv.dtype))
+            sight: PassPlan(kv.keys, kv.values, indices, partial(config.mask, sight, behind, num_keys, kv.dtype))
             for sight in set(map(config.sight, range(config.num_layers)))
         }
 

@@ -78,7 +78,7 @@ def _layer_config(config: BlockConfig) -> dict[str, Any]:
     }
 
 
-def _said_causal(config: BlockConfig) -> bool | None:
+def _stored_causal(config: BlockConfig) -> bool | None:
     """None: the layers' types say it."""
     return None if config.causal_windows and not config.causal else config.causal
 
@@ -118,7 +118,7 @@ def _head_config(config: BlockConfig) -> dict[str, Any]:
 def _raw_config(config: BlockConfig) -> dict[str, Any]:
     flags = {
         "mask_token_id": config.mask_token_id,
-        "causal": _said_causal(config),
+        "causal": _stored_causal(config),
         **({"causal_head": True} if config.causal else {}),  # JetSpec's word
         "input_embedding_scale": config.embedding_scale,
         "output_multiplier": config.logit_scale,
@@ -158,6 +158,6 @@ def _speculators_config(config: BlockConfig) -> dict[str, Any]:
             "proposal_methods": [method],
             "verifier": {"name_or_path": config.trained_for, "architectures": []},
         },
-        "dflash_config": {"causal": _said_causal(config), "input_embedding_scale": config.embedding_scale,
+        "dflash_config": {"causal": _stored_causal(config), "input_embedding_scale": config.embedding_scale,
                           "output_multiplier": config.logit_scale, "final_logit_softcapping": config.softcap},
     }  # fmt: skip

@@ -57,8 +57,8 @@ def outline_v4(folder: Path, target_hidden: int, vocab_size: int, num_layers: in
 
 def _fitted(folder: Path, target_hidden: int, vocab_size: int, num_layers: int, device: str) -> tuple[V4BlockHead, _TensorReader]:
     """A fresh head, and what reads its weights."""
-    what, said = f"head '{folder}'", read_config(folder)
-    if (kind := (said.get("text_config") or said).get("model_type")) != FAMILY:
+    what, stored = f"head '{folder}'", read_config(folder)
+    if (kind := (stored.get("text_config") or stored).get("model_type")) != FAMILY:
         raise CapabilityError(f"{what} is DSpark of a '{kind}' under mtp.*; only that of {FAMILY} is known")
     text = transformers.AutoConfig.from_pretrained(str(folder)).get_text_config()
     sizes, asked = (text.hidden_size, text.vocab_size, text.num_hidden_layers), (target_hidden, vocab_size, num_layers)
@@ -68,7 +68,7 @@ def _fitted(folder: Path, target_hidden: int, vocab_size: int, num_layers: int, 
         )
     values: dict[str, Any] = {}
     for name in ("block_size", "noise_token_id", "target_layer_ids"):
-        values[name] = (said.get("text_config") or said).get(f"dspark_{name}")
+        values[name] = (stored.get("text_config") or stored).get(f"dspark_{name}")
         if values[name] is None:
             raise CheckpointError(f"{what}: config.json does not say 'dspark_{name}', which its DSpark head needs")
     reader = _TensorReader(folder, what)
@@ -99,11 +99,11 @@ class _TensorReader:
     """The tensors of a head by the names of its modules."""
 
     def __init__(self, folder: Path, what: str) -> None:
-        self._what, self._places = what, dspark_tensors(folder)
-        last = max(int(name.split(".")[1]) for name in self._places)
+        self._what, self._tensors = what, dspark_tensors(folder)
+        last = max(int(name.split(".")[1]) for name in self._tensors)
         self.num_layers = last + 1
         self._names: dict[str, str] = {}  # in the checkpoint, by ours
-        for name in self._places:
+        for name in self._tensors:
             if not self._is_scale(name):
                 self._names[_ours(name, last)] = name
 
@@ -114,7 +114,7 @@ class _TensorReader:
     def rank(self) -> int:
         """The Markov head's; 0: there is none."""
         name = self._names.get("markov_head.markov_w1.weight")
-        return 0 if name is None else int(self._places[name][1]["shape"][1])
+        return 0 if name is None else int(self._tensors[name][1]["shape"][1])
 
     def check(self, wanted: Mapping[str, Tensor]) -> None:
         """Raises CheckpointError for tensors that are missing or that nobody asks for, and for fp8 without scales."""
@@ -124,7 +124,7 @@ class _TensorReader:
         if strange := sorted(self._names.keys() - needed):
             raise CheckpointError(f"{self._what}: {self._names[strange[0]]} is no part of a DSpark head of {FAMILY}")
         for name in self._names.values():
-            kind = self._places[name][1]["dtype"]
+            kind = self._tensors[name][1]["dtype"]
             if kind == FP8 and self._scale(name) is None:
                 missing = name.removesuffix("weight") + "scale"
                 raise CheckpointError(f"{self._what}: '{name}' is in fp8, but its scales '{missing}' are missing")
@@ -158,16 +158,16 @@ class _TensorReader:
         return found[0] if scale is None else widened(*found)
 
     def _read(self, name: str) -> Tensor:
-        with safe_open(self._places[name][0], "pt") as file:
+        with safe_open(self._tensors[name][0], "pt") as file:
             return file.get_tensor(name)
 
     def _scale(self, name: str) -> str | None:
         stem = name.removesuffix("weight")
-        return next((stem + each for each in (*SCALES, "scale") if stem != name and stem + each in self._places), None)
+        return next((stem + each for each in (*SCALES, "scale") if stem != name and stem + each in self._tensors), None)
 
     def _is_scale(self, name: str) -> bool:
         stem, _, last = name.rpartition(".")
-        return last in (*SCALES, "scale") and f"{stem}.weight" in self._places
+        return last in (*SCALES, "scale") and f"{stem}.weight" in self._tensors
 
 
 def _ours(name: str, last: int) -> str:

@@ -27,11 +27,11 @@ def unrolled(head: EagleHead | MtpHead, tokens: Tensor, features: Tensor, unroll
     `tokens` (B, T) and `features` (B, T, H) of one text each. Where x_{t+1+j} does not exist, states mean nothing.
     """
     memory = _ChainMemory(len(head.layer_shapes))
-    places = torch.arange(tokens.shape[1] - 1, device=tokens.device).expand(len(tokens), -1)
+    positions = torch.arange(tokens.shape[1] - 1, device=tokens.device).expand(len(tokens), -1)
     given = features[:, :-1]
     for step in range(unrolls):
-        read = F.pad(tokens[:, 1 + step :], (0, min(step, places.shape[1])))[:, : places.shape[1]]
-        states = head(read, given, places + step, memory.attend)
+        read = F.pad(tokens[:, 1 + step :], (0, min(step, positions.shape[1])))[:, : positions.shape[1]]
+        states = head(read, given, positions + step, memory.attend)
         yield states
         given = head.carry(states)
 
@@ -59,6 +59,6 @@ class _ChainMemory:
         scores = torch.cat([scores.masked_fill(future, float("-inf")), *own], dim=-1) * scale
         weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
         out = weights[..., :length] @ values[0]
-        for place, chain in enumerate(values[1:]):
-            out = out + weights[..., length + place, None] * chain
+        for number, chain in enumerate(values[1:]):
+            out = out + weights[..., length + number, None] * chain
         return out.transpose(1, 2)

@@ -1,15 +1,16 @@
 """A head that is fed the target's hidden states, on a cache of its own: drafters of chains and trees run it as they run an LM.
 
-To them it is a language model over a text without its first token: token x_{t+1} stands at place t, beside feature g_t. Places
-whose feature the target gave (`give`) may be committed; behind them a token takes the state of the token it follows, from the
-pass before. So a pass must follow another one on the same rows, with nothing in between but commits of what that pass fed:
+To them it is a language model over a text without its first token: token x_{t+1} stands at position t, beside feature g_t.
+Positions whose feature the target gave (`give`) may be committed; behind them a token takes the state of the token it follows,
+from the pass before. So a pass must follow another one on the same rows, with nothing in between but commits of what that pass
+fed:
 
-    give(features)             per row, of the places that its cache lacks; the target's
-    forward(those tokens)      states of every place; commit them (`kv.advance`): they are true
+    give(features)             per row, of the positions that its cache lacks; the target's
+    forward(those tokens)      states of every position; commit them (`kv.advance`): they are true
     forward(one more token)    reads the last state of each row, and so on (a chain); or
-    forward(those + nodes, parents)   the same places again and tree nodes, each reading its parent's state of the pass before
+    forward(those + nodes, parents)   the same positions again and tree nodes, each reading its parent's state of the pass before
 
-Positions are places in the cache: rotary embeddings see only differences, so a row may begin anywhere in its text.
+Positions count from the beginning of the cache: rotary embeddings see only differences, so a row may begin anywhere in its text.
 """
 
 from __future__ import annotations
@@ -109,10 +110,10 @@ class HeadRun(Protocol):
 
 
 class HeadLM:
-    """A head as a language model on a cache of its own. `run`: in place of the module's own passes."""
+    """A head as a language model on a cache of its own. `run`: instead of the module's own passes."""
 
-    most: int | None = None  # tokens of the longest chain
-    lag = 0  # places that are fed again, with `lag` more tokens behind them
+    max_chain: int | None = None  # tokens of the longest chain
+    lag = 0  # positions that are fed again, with `lag` more tokens behind them
 
     def __init__(self, head: FedHead, vocab_size: int, context_length: int) -> None:
         """`context_length`: the target's; the head may know less."""
@@ -127,19 +128,19 @@ class HeadLM:
         self._carried: Tensor | None = None  # (B, T, H) of the last pass: what the pairs that follow are given
 
     def give(self, features: Sequence[Tensor]) -> None:
-        """The features (k, H) of each row's next places; k >= 1."""
+        """The features (k, H) of each row's next positions; k >= 1."""
         self._given = list(features)
         self._carried = None
 
     def settle(self) -> None:
-        """The proposal is over: what it left to do for the places that will be committed."""
+        """The proposal is over: what it left to do for the positions that will be committed."""
 
     def fused(self, joined: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The features (k, H) of the target's hidden states (k, F) side by side (`FedHead.join`), of several rows in one go."""
         sizes = [len(part) for part in joined]
         if self.run is not None:
             return self.run.fuse(torch.cat(list(joined))).split(sizes)
-        table = F.pad(torch.cat(list(joined)), (0, 0, 0, max(0, 2 - sum(sizes))))  # a single place takes other kernels
+        table = F.pad(torch.cat(list(joined)), (0, 0, 0, max(0, 2 - sum(sizes))))  # a single position takes other kernels
         return self.head.fuse(table)[: sum(sizes)].split(sizes)
 
     def forward(self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
@@ -151,14 +152,14 @@ class HeadLM:
         assert features is not None
         columns = torch.arange(tokens.shape[1], device=self.device) if columns is None else columns
         carried, logits = self._pass(tokens, features, parents, 0, columns)
-        if parents is None and self._carried is None:  # the chain goes on behind the last given place of each row
+        if parents is None and self._carried is None:  # the chain goes on behind the last given position of each row
             last = torch.tensor([len(given) - 1 for given in self._given], device=self.device)
             carried = carried[torch.arange(len(carried), device=self.device), last][:, None]
         self._carried = carried
         return self.head.in_full(logits)
 
     def feed(self, row: int, tokens: Sequence[int], features: Tensor) -> None:
-        """Feed and commit places of one row: tokens and the target's features (n, H) for them."""
+        """Feed and commit positions of one row: tokens and the target's features (n, H) for them."""
         self._pass(torch.tensor([list(tokens)], device=self.device), features[None], None, row, None)
         self.kv.advance(row, len(tokens))
 

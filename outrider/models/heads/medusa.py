@@ -1,7 +1,7 @@
 """Medusa heads: each guesses one of the next tokens from one hidden state of the target (Cai et al. 2401.10774).
 
-    feature f_t: what the target's output head reads at position t, whose law is that of x_{t+1}
-    head i:      law of x_{t+2+i}, i = 0, 1, ...   =   softmax(W_i (f + SiLU(B f + b)))
+    feature f_t: what the target's output head reads at position t, whose distribution is that of x_{t+1}
+    head i:      distribution of x_{t+2+i}, i = 0, 1, ...   =   softmax(W_i (f + SiLU(B f + b)))
 
 Every head has its own residual blocks. The output layer is the head's own (V x H numbers each, as published) or the target's
 for all heads (`own_output=False`), which is free where V is large. The vocabulary may be reduced: then `token_ids` says which
@@ -76,7 +76,7 @@ class MedusaHeads(nn.Module):
     @classmethod
     def new(cls, config: MedusaConfig, target: Any) -> MedusaHeads:
         """Untrained heads of a transformers module: blocks that change nothing, output layers that are copies of its own. So
-        every head begins with the target's law of the token before the one it should guess."""
+        every head begins with the target's distribution of the token before the one it should guess."""
         made = cls(config)
         weight = target.get_output_embeddings().weight
         with torch.no_grad():

@@ -85,9 +85,9 @@ def export_medusa(heads: MedusaHeads, folder: Path, layout: str) -> None:
 
 
 def _read_original(files: HeadTensors, hidden: int, vocab: int) -> tuple[MedusaConfig, dict[str, Tensor]]:
-    places = [match.groups() for name in files.names if (match := re.match(r"(\d+)\.(\d+)\.(linear\.)?", name))]
-    num_heads = 1 + max(int(head) for head, _, _ in places)
-    num_layers = 1 + max((int(layer) for _, layer, linear in places if linear), default=-1)
+    numbers = [match.groups() for name in files.names if (match := re.match(r"(\d+)\.(\d+)\.(linear\.)?", name))]
+    num_heads = 1 + max(int(head) for head, _, _ in numbers)
+    num_layers = 1 + max((int(layer) for _, layer, linear in numbers if linear), default=-1)
     bias = "0.0.linear.bias" in files
     own_output = f"0.{num_layers}.weight" in files
     if not own_output and (files.config.get("outrider") or {}).get("output") != "target":
@@ -107,8 +107,8 @@ def _read_original(files: HeadTensors, hidden: int, vocab: int) -> tuple[MedusaC
 
 
 def _read_vllm(files: HeadTensors, hidden: int, vocab: int) -> tuple[MedusaConfig, dict[str, Tensor]]:
-    places = [match.groups() for name in files.names if (match := re.match(r"blocks\.(\d+)\.layers\.(\d+)\.", name))]
-    num_heads, num_layers = (1 + max(int(place[i]) for place in places) for i in (0, 1))
+    numbers = [match.groups() for name in files.names if (match := re.match(r"blocks\.(\d+)\.layers\.(\d+)\.", name))]
+    num_heads, num_layers = (1 + max(int(pair[i]) for pair in numbers) for i in (0, 1))
     bias = "blocks.0.layers.0.bias" in files
     shared = bool(files.config.get("original_lm_head")) or "lm_heads.1.weight" not in files
     tensors = {}

@@ -4,9 +4,9 @@
 
     o_t = layer(projection [norm(embedding of x_{t+1}) ; norm(h_t)])        logits = the target's output head (norm(o_t))
 
-When drafting, the pair behind the last known state takes the head's own state in its place, as the state was trained to be read:
-normed where the target's is. A head of several layers has one for each token of a draft: layer k reads (x_{t+1+k}, the state of
-layer k - 1 at t). Embedding and output head are the target's. The layer is transformers' code for the target's family
+When drafting, the pair behind the last known state takes the head's own state instead, as the state was trained to be read:
+normed where the target's is. A head of several layers has one for each token of a draft: layer k reads (x_{t+1+k}, the
+state of layer k - 1 at t). Embedding and output head are the target's. The layer is transformers' code for the target's family
 (`mtp_body.py`), so its attention, rotary embedding and experts are the family's, too; it attends over a cache of the head's own.
 """
 
@@ -76,7 +76,7 @@ class MtpLayer(nn.Module):
         return self.body(inputs_embeds=inputs, position_ids=positions, use_cache=False).last_hidden_state
 
     def number(self, index: int) -> None:
-        """Its place in the head's cache."""
+        """Set the index of its layer in the head's cache."""
         for part in self.body.modules():
             if hasattr(part, "layer_idx"):
                 part.layer_idx = index

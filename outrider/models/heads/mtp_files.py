@@ -118,8 +118,8 @@ def load_mtp(
     files = _found(folder, config)
     layout, text = files.layout, config.get_text_config()
     signal = AFTER_NORM if layout.reads_normed else text.num_hidden_layers
-    said = read_config(folder)
-    own, known = said.get("outrider"), (said.get("text_config") or said).get("max_position_embeddings")
+    stored = read_config(folder)
+    own, known = stored.get("outrider"), (stored.get("text_config") or stored).get("max_position_embeddings")
     trained_for = str(own.get("target", "")) if isinstance(own, dict) else ""
     made = MtpConfig(layout.name, text.hidden_size, (signal,), layout.hidden_first, layout.reads_normed, known, trained_for)
     return MtpHead(made, [_layer(files, index, config, dtype, device) for index in range(len(layout.layers))]).eval()

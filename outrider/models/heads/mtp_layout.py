@@ -36,7 +36,7 @@ _PART = re.compile(rf"({'|'.join(map(re.escape, ROLES))})\.(\w+)")
 
 @dataclass(frozen=True)
 class MtpLayout:
-    """The places of a head's tensors. Of each layer, names in the checkpoint by names here, such as `projection.weight` and
+    """The names of a head's tensors. Of each layer, names in the checkpoint by names here, such as `projection.weight` and
     `block.self_attn.q_proj.weight`."""
 
     name: str

@@ -1,13 +1,13 @@
 """An MTP head of several layers on its cache: the first token of a draft is the first layer's, the second the second's.
 
-Layer k stands at the same places as the first and reads what layer k - 1 made of them, beside tokens that are k later:
+Layer k stands at the same positions as the first and reads what layer k - 1 made of them, beside tokens that are k later:
 
-    place of a row's cache    0              1              ...   n - 2
+    slot of a row's cache     0              1              ...   n - 2
     layer 0                   (x_1, h_0)     (x_2, h_1)           (x_{n-1}, h_{n-2})      -> x_n
     layer 1                   (x_2, o_0)     (x_3, o_1)           (x_n, o_{n-2})          -> x_{n+1}
 
-So the last places of all layers but the first hold guesses. They are never committed: the target's states of the last
-`lag` places are fed again with those that come after them.
+So the last positions of all layers but the first hold guesses. They are never committed: the target's states of the last
+`lag` positions are fed again with those that come after them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MtpTurnsLM(HeadLM):
     def __init__(self, head: MtpHead, vocab_size: int, context_length: int) -> None:
         super().__init__(head, vocab_size, context_length)
         self._layers, self._num_turns = head, len(head.layers)
-        self.most, self.lag = self._num_turns, self._num_turns - 1
+        self.max_chain, self.lag = self._num_turns, self._num_turns - 1
         self._turn = 0  # the layer that makes the next pass
         self._line = torch.empty(0)  # (B, T) tokens of the last pass
         self._begun: list[int] = []  # lengths of the rows' caches before the first turn
@@ -39,7 +39,7 @@ class MtpTurnsLM(HeadLM):
         self._turn = 0
 
     def forward(self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V) of the places given, then (B, 1, V) for one more token at a time."""
+        """Logits (B, T, V) of the positions given, then (B, 1, V) for one more token at a time."""
         assert parents is None, "its drafts are chains"
         if self._turn:
             return self._next(tokens)
@@ -54,7 +54,7 @@ class MtpTurnsLM(HeadLM):
             self._next(self._line.new_zeros(len(self._line), 1))
 
     def feed(self, row: int, tokens: Sequence[int], features: Tensor) -> None:
-        """Feed and commit places of one row: the target's features (n, H) for them, tokens (n + lag,)."""
+        """Feed and commit positions of one row: the target's features (n, H) for them, tokens (n + lag,)."""
         count, carried = len(features), features[None]
         for turn in range(self._num_turns):
             self._turn = turn
@@ -64,7 +64,7 @@ class MtpTurnsLM(HeadLM):
         self.kv.advance(row, count)
 
     def _next(self, tokens: Tensor) -> Tensor:
-        """The next layer at the places of the first, each row's last token being one of `tokens` (B, 1)."""
+        """The next layer at the positions of the first, each row's last token being one of `tokens` (B, 1)."""
         assert self._carried is not None
         rows = torch.arange(len(tokens), device=self.device)
         last = torch.tensor([len(given) - 1 for given in self._given], device=self.device)

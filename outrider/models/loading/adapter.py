@@ -101,10 +101,10 @@ def merged_note(label: str, name: str) -> list[str]:
 def _base(folder: Path, named: str) -> str:
     """The base model's folder, as the adapter names it or beside the adapter; else its hub id."""
     here = Path(named).expanduser()
-    places = [here, folder / here, folder.parent / here, folder.parent / here.name]
-    for place in places if named else []:
-        if place.is_dir() and place.resolve() != folder.resolve():
-            return str(place)
+    candidates = [here, folder / here, folder.parent / here, folder.parent / here.name]
+    for candidate in candidates if named else []:
+        if candidate.is_dir() and candidate.resolve() != folder.resolve():
+            return str(candidate)
     if not named or here.is_absolute() or named.startswith((".", "~")) or named.count("/") > 1:
         raise CheckpointError(
             f"'{folder}' is an adapter for '{named}', and no such folder is there. Put the base model into "
@@ -119,6 +119,6 @@ def _whole_weights(folder: Path) -> str | None:
     return next((file.name for file in sorted(files) if not file.name.startswith("adapter_")), None)
 
 
-def told_of(adapter: Adapter, error: CheckpointError) -> CheckpointError:
+def about_base(adapter: Adapter, error: CheckpointError) -> CheckpointError:
     """An error about the base, for someone who named the adapter."""
     return CheckpointError(f"'{adapter.folder}' is an adapter for '{adapter.base}', which cannot be loaded: {error}")

@@ -30,7 +30,7 @@ from outrider.models.linear.kernel import Kernels
 from outrider.models.linear.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
 from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.loading import hub
-from outrider.models.loading.adapter import adapter_in, told_of
+from outrider.models.loading.adapter import about_base, adapter_in
 from outrider.models.loading.context import context_length
 from outrider.models.loading.multimodal import auto_class, text_part
 from outrider.models.loading.older_code import hand_over
@@ -181,7 +181,7 @@ def load_config(name: str, trust_remote_code: bool = False, revision: str | None
         try:
             return load_config(adapter.base, trust_remote_code, adapter.revision)
         except CheckpointError as error:
-            raise told_of(adapter, error) from error
+            raise about_base(adapter, error) from error
     if (file := gguf_in(name, revision)) is not None:
         return _decoder(name, gguf_config(file))
     path = Path(name)

@@ -301,7 +301,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def safetensors_header(file: Path) -> dict[str, dict[str, Any]]:
-    """The tensors of a file by name: dtype, shape, place. CheckpointError when the file is cut off."""
+    """The tensors of a file by name: dtype, shape, offset. CheckpointError when the file is cut off."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)

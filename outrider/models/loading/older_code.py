@@ -36,11 +36,11 @@ def _yes() -> bool:
     return True
 
 
-def _either(config: Any, plain: Callable[..., Any], ours: Callable[..., Any], *args: Any, **told: Any) -> Any:
+def _either(config: Any, plain: Callable[..., Any], ours: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """What the method was, or what it is made to be where the config names another attention."""
     if config._attn_implementation in PLAIN:
-        return plain(*args, **told)
-    return ours(transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[config._attn_implementation], *args, **told)
+        return plain(*args, **options)
+    return ours(transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[config._attn_implementation], *args, **options)
 
 
 # ---------------------------------------------------------------- `_attn`
@@ -77,7 +77,7 @@ def _rotated(part: Any, config: Any) -> Callable[..., Any] | None:
     return None if config.alibi else partial(_falcon, part)
 
 
-def _falcon(part: Any, attend: Callable[..., Any], hidden_states: Tensor, **told: Any) -> Any:
+def _falcon(part: Any, attend: Callable[..., Any], hidden_states: Tensor, **options: Any) -> Any:
     fused, size = part.query_key_value(hidden_states), part.head_dim
     if part.new_decoder_architecture:  # each head of keys behind its queries
         fused = fused.unflatten(2, (part.num_kv_heads, -1, size))
@@ -89,8 +89,8 @@ def _falcon(part: Any, attend: Callable[..., Any], hidden_states: Tensor, **told
         query, key, value = fused.unflatten(2, (-1, 3, size)).unbind(3)
     query, key, value = (one.transpose(1, 2) for one in (query, key, value))
     rotate = sys.modules[type(part).__module__].apply_rotary_pos_emb
-    query, key = rotate(query, key, *told["position_embeddings"])
-    out, weights = attend(part, query, key, value, told["attention_mask"])
+    query, key = rotate(query, key, *options["position_embeddings"])
+    out, weights = attend(part, query, key, value, options["attention_mask"])
     return part.dense(out.flatten(2)), weights
 
 
@@ -103,11 +103,11 @@ def _sloped(part: Any, config: Any) -> Callable[..., Any] | None:
 
 
 def _bloom(
-    part: Any, slopes: Tensor, attend: Callable[..., Any], hidden_states: Tensor, residual: Tensor, **told: Any
+    part: Any, slopes: Tensor, attend: Callable[..., Any], hidden_states: Tensor, residual: Tensor, **options: Any
 ) -> Any:
     """Slopes times distances are fp32 here; its own code rounds slopes times positions to the model's type."""
     query, key, value = part._reshape(part.query_key_value(hidden_states))
-    mask, scaling = told["attention_mask"], part.inv_norm_factor
+    mask, scaling = options["attention_mask"], part.inv_norm_factor
     out, weights = attend(part, query, key, value, mask, scaling=scaling, alibi_slopes=slopes)
     return part.dense(out.flatten(2)) + residual, weights
 

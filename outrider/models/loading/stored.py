@@ -1,7 +1,7 @@
-"""The places of a loaded model's tensors, so that the next start reads them without a module.
+"""The files and names that a loaded model's tensors are stored under, so that the next start reads them without a module.
 
 A tensor is one of the checkpoint's files, or several of them put together (layers of experts), where both have the same bits.
-Matrices in blocks of a GGUF file come with the place that loading found for them. What no file of the checkpoint has is kept: a
+Matrices in blocks of a GGUF file come with the path that loading found for them. What no file of the checkpoint has is kept: a
 few numbers as they are, rounded and repacked weights in a file of their own (`made_tensors.py`).
 """
 
@@ -26,7 +26,7 @@ from outrider.models.gguf.weights import panels_in, plain_values
 from outrider.models.loading import tensor_text
 from outrider.models.loading.made_tensors import keep_tensors, kept_tensors
 from outrider.models.loading.memory import weight_files
-from outrider.models.quantised.places import WEIGHT, TensorTargets
+from outrider.models.quantised.tensor_targets import WEIGHT, TensorTargets
 
 FEW = 4096  # numbers that are kept where no file has them
 
@@ -50,20 +50,21 @@ class _Files(NamedTuple):
 def find_stored(
     name: str, module: Any, tensors: Mapping[str, Tensor], in_blocks: Mapping[str, Any], made_at: Path
 ) -> dict[str, Any]:
-    """The places of parameters and layers, as plain data. Raises OSError where what loading made cannot be kept.
+    """The files and names of parameters and layers, as plain data. Raises OSError where what loading made cannot be kept.
 
     `in_blocks`: layers with the attributes of `InBlocks`; `made_at`: the file for what the checkpoint does not have.
     """
-    places = getattr(module, "outrider_places", {})
+    stored_at = getattr(module, "outrider_stored", {})
     orders: list[np.ndarray] = [SAME]
-    blocks = {layer: [places[layer].tensors, _number(orders, places[layer].order)] for layer in in_blocks if layer in places}
+    known = [(layer, stored_at[layer]) for layer in in_blocks if layer in stored_at]
+    blocks = {layer: [one.tensors, _number(orders, one.order)] for layer, one in known}
     plain: dict[str, list[Any]] = {}
     few: dict[str, Any] = {}
     made = _Made()
     with _files(name) as files:
         origins = _Origins(module, files.names)
         for own, tensor in tensors.items():
-            there = places[own].tensors if own in places else origins.of(own)
+            there = stored_at[own].tensors if own in stored_at else origins.of(own)
             if there and _is_same(_joined(files, there, tensor.shape), tensor):
                 plain[own] = [there, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
             elif tensor.numel() <= FEW:
@@ -128,9 +129,9 @@ class _Origins:
         if own in self._names:
             return [own]
         if not self._renamed:
-            places = TensorTargets(self._module)
-            self._renamed = {places.of(name): [name] for name in self._names}
-            merged = places.merged(name.removesuffix(WEIGHT) for name in self._names if name.endswith(WEIGHT))
+            targets = TensorTargets(self._module)
+            self._renamed = {targets.of(name): [name] for name in self._names}
+            merged = targets.merged(name.removesuffix(WEIGHT) for name in self._names if name.endswith(WEIGHT))
             self._renamed |= {target: [part.path + WEIGHT for part in parts] for target, parts in merged.items()}
         return self._renamed.get(own, [])
 

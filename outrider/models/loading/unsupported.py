@@ -133,7 +133,7 @@ def _keeps_state(module: Any, kinds: Sequence[str] | None, layer: int) -> bool:
 def _has_alibi(module: Any) -> bool:
     """Whether the model adds ALiBi biases: by its config, else by the parameters of its layers' code."""
     config = module.config.get_text_config()
-    said = getattr(getattr(config, "attn_config", config), "alibi", None)
-    if said is not None:
-        return bool(said)
+    alibi = getattr(getattr(config, "attn_config", config), "alibi", None)
+    if alibi is not None:
+        return bool(alibi)
     return any("alibi" in inspect.signature(part.forward).parameters for part in module.modules())

@@ -21,8 +21,8 @@ from outrider.models.loading.memory import weight_files
 from outrider.models.quantised.floats import SmallFloats, mxfp4
 from outrider.models.quantised.formats import Codes, MalformedError
 from outrider.models.quantised.layers import experts_of, joined, layer_of
-from outrider.models.quantised.places import WEIGHT, ExpertPart, TensorTargets
 from outrider.models.quantised.scheme import KNOWN, Scheme
+from outrider.models.quantised.tensor_targets import WEIGHT, ExpertPart, TensorTargets
 
 WIDENED = "widened_layers"  # attribute of a module: how many of its layers no layout of integers holds exactly
 BLOCKS, BLOCK_SCALES = "_blocks", "_scales"  # endings of the tensors of mxfp4
@@ -91,17 +91,17 @@ class _Tensors:
 
 
 class _Loading:
-    """The way of each tensor to its place in one module."""
+    """Loads each tensor into its parameter of one module."""
 
     def __init__(self, name: str, module: Any, scheme: Scheme, tensors: _Tensors) -> None:
         self._name, self._module, self._scheme, self._tensors = name, module, scheme, tensors
-        self._places = TensorTargets(module)
+        self._targets = TensorTargets(module)
 
     def run(self, dtype: torch.dtype) -> None:
         main, widened = f".{self._scheme.main}", 0
-        names = [name for name in self._tensors if not self._places.is_unused(name)]
+        names = [name for name in self._tensors if not self._targets.is_unused(name)]
         coded = [name.removesuffix(main) for name in names if name.endswith(main) and self._tensors.is_coded(name, self._scheme)]
-        merged = self._places.merged(name.removesuffix(end) for end in {main, WEIGHT} for name in names if name.endswith(end))
+        merged = self._targets.merged(name.removesuffix(end) for end in {main, WEIGHT} for name in names if name.endswith(end))
         beside = tuple(f".{each}" for each in self._scheme.beside)
         of_experts = {part.path for parts in merged.values() for part in parts}
         for target, parts in merged.items():
@@ -124,10 +124,10 @@ class _Loading:
         setattr(self._module, WIDENED, widened)
 
     def _put_layer(self, path: str, dtype: torch.dtype) -> bool:
-        """Put a layer to its place; whether it was widened."""
-        place = self._places.of(path + WEIGHT).removesuffix(WEIGHT)
+        """Load a layer; whether it was widened."""
+        target = self._targets.of(path + WEIGHT).removesuffix(WEIGHT)
         try:
-            layer = self._module.get_submodule(place)
+            layer = self._module.get_submodule(target)
         except AttributeError:
             layer = None
         if type(layer) is not nn.Linear:
@@ -137,7 +137,7 @@ class _Loading:
         self._check_shape(path, found.codes.shape, layer.weight.shape)
         bias = f"{path}.bias"
         made = layer_of(found, dtype, self._tensors[bias].to(dtype) if bias in self._tensors else None)
-        self._module.set_submodule(place, made)
+        self._module.set_submodule(target, made)
         return isinstance(made, nn.Linear)
 
     def _read(self, path: str) -> Codes | SmallFloats:
@@ -150,7 +150,7 @@ class _Loading:
             raise CheckpointError(f"'{self._name}': layer '{path}' cannot be read: {error}.") from error
 
     def _experts(self, target: str, parts: list[ExpertPart], dtype: torch.dtype, *, in_codes: bool) -> bool:
-        """Put the layers of several experts to their place, which is one parameter; whether they were widened."""
+        """Load the layers of several experts into their one parameter; whether they were widened."""
         experts = len({part.expert for part in parts})
         if in_codes:
             try:
@@ -210,8 +210,8 @@ class _Loading:
             )
 
     def _put(self, name: str) -> None:
-        """A plain tensor; one that the module has no place for is left out, as transformers does."""
-        path, _, last = self._places.of(name).rpartition(".")
+        """A plain tensor; one that the module has no parameter for is left out, as transformers does."""
+        path, _, last = self._targets.of(name).rpartition(".")
         try:
             owner = self._module.get_submodule(path)
         except AttributeError:

@@ -67,40 +67,40 @@ class Rounded:
 
 def quantise_linears(module: Any, bits: int, label: str) -> Rounded:
     """Put a module's linear layers into blocks, in place. Raises CapabilityError where no layer can be."""
-    places, left = places_of(module, bits)
-    if not places:
+    layers, left = layers_to_round(module, bits)
+    if not layers:
         raise CapabilityError(f"'{label}' has no linear layer that --set quantise could round. Leave --set quantise out.")
     dtype, threads = module.get_input_embeddings().weight.dtype, torch.get_num_threads()
     torch.set_num_threads(1)  # each layer is many small operations, which do not divide well
     try:
         with torch.no_grad(), ThreadPoolExecutor(threads) as pool:
-            panels = pool.map(_panels, places)
-            while places:  # a plain weight is freed as soon as its panels are there
-                place = places.pop(0)
-                bias, shape = place.layer.bias, place.shape
+            panels = pool.map(_panels, layers)
+            while layers:  # a plain weight is freed as soon as its panels are there
+                found = layers.pop(0)
+                bias, shape = found.layer.bias, found.shape
                 bias = None if bias is None else bias.detach()
-                made = BlockLinear(on_huge_pages(next(panels)), place.form, *shape, dtype, bias)
-                setattr(place.parent, place.name, made)
+                made = BlockLinear(on_huge_pages(next(panels)), found.form, *shape, dtype, bias)
+                setattr(found.parent, found.name, made)
     finally:
         torch.set_num_threads(threads)
     return Rounded(bits, sum(isinstance(part, BlockLinear) for part in module.modules()), left)
 
 
-def places_of(module: Any, bits: int) -> tuple[list[LayerToRound], int]:
+def layers_to_round(module: Any, bits: int) -> tuple[list[LayerToRound], int]:
     """The layers to be rounded, and how many others stay because no block holds them."""
-    output, places, left = module.get_output_embeddings(), list[LayerToRound](), 0
+    output, layers, left = module.get_output_embeddings(), list[LayerToRound](), 0
     for parent in module.modules():
         left += any(parameter.dim() > 2 for parameter in parent.parameters(recurse=False))  # of several experts
         for name, layer in parent.named_children():
             if not (isinstance(layer, nn.Linear) or is_transposed(layer)) or name in ROUTERS:
                 continue
             form = Q8 if bits == 8 or layer is output else Q4_ZERO
-            place = LayerToRound(parent, name, layer, form)
-            if is_plain(layer) and place.shape[1] % BLOCK == 0:
-                places.append(place)
+            found = LayerToRound(parent, name, layer, form)
+            if is_plain(layer) and found.shape[1] % BLOCK == 0:
+                layers.append(found)
             else:
                 left += 1
-    return places, left
+    return layers, left
 
 
 def rounded_bytes(config: Any, dtype: torch.dtype, bits: int) -> tuple[int, int]:
@@ -110,10 +110,10 @@ def rounded_bytes(config: Any, dtype: torch.dtype, bits: int) -> tuple[int, int]
             module = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     except Exception:  # noqa: BLE001  an estimate must not be the reason to refuse; loading will name the cause
         return 0, 0
-    places, _ = places_of(module, bits)
+    layers, _ = layers_to_round(module, bits)
     table = module.get_input_embeddings().weight
-    freed = sum(place.layer.weight.numel() for place in places if place.layer.weight is not table) * dtype.itemsize
-    return freed, sum(place.num_bytes for place in places)
+    freed = sum(found.layer.weight.numel() for found in layers if found.layer.weight is not table) * dtype.itemsize
+    return freed, sum(found.num_bytes for found in layers)
 
 
 def rounded_parts(weight: Tensor, form: Form) -> BlockParts:
@@ -131,6 +131,6 @@ def _by_row(factors: Tensor, weight: Tensor) -> Tensor:
     return factors.reshape(weight.shape[0], -1)
 
 
-def _panels(place: LayerToRound) -> Tensor:
-    rows: Iterator[Tensor] = iter(output_major(place.layer).split(ROWS_AT_ONCE))
-    return torch.cat([pack_parts(rounded_parts(some, place.form), place.form) for some in rows])
+def _panels(layer: LayerToRound) -> Tensor:
+    rows: Iterator[Tensor] = iter(output_major(layer.layer).split(ROWS_AT_ONCE))
+    return torch.cat([pack_parts(rounded_parts(some, layer.form), layer.form) for some in rows])

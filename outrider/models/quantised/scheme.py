@@ -63,17 +63,17 @@ def scheme_of(config: Any, device: torch.device) -> Scheme | None:
     found = getattr(config, "quantization_config", None)
     if found is None:
         return None
-    told = found if isinstance(found, dict) else found.to_dict()
-    method = told.get("quant_method")
+    settings = found if isinstance(found, dict) else found.to_dict()
+    method = settings.get("quant_method")
     method = str(getattr(method, "value", method))
     if method in ("gptq", "awq"):
-        return _gptq_or_awq(config, told, method)
-    if device.type != "cpu" or config.get_text_config() is not config or told.get("dequantize"):
+        return _gptq_or_awq(config, settings, method)
+    if device.type != "cpu" or config.get_text_config() is not config or settings.get("dequantize"):
         return None
     if method == "compressed-tensors":
-        return _compressed(told)
+        return _compressed(settings)
     if method == "fp8":
-        return Scheme(method, "weight", ("weight_scale_inv",), 8, is_float=True, block=_pair(told.get("weight_block_size")))
+        return Scheme(method, "weight", ("weight_scale_inv",), 8, is_float=True, block=_pair(settings.get("weight_block_size")))
     return Scheme(method, "", (), 4) if method == MXFP4 else None
 
 
@@ -81,9 +81,9 @@ def _pair(sizes: Sequence[int] | None) -> tuple[int, int] | None:
     return (sizes[0], sizes[1]) if sizes else None
 
 
-def _gptq_or_awq(config: Any, told: Mapping[str, Any], method: str) -> Scheme:
-    bits = told.get("bits", told.get("w_bit"))
-    layout = told.get("checkpoint_format", "gptq") if method == "gptq" else told.get("version", "gemm")
+def _gptq_or_awq(config: Any, settings: Mapping[str, Any], method: str) -> Scheme:
+    bits = settings.get("bits", settings.get("w_bit"))
+    layout = settings.get("checkpoint_format", "gptq") if method == "gptq" else settings.get("version", "gemm")
     layout = str(getattr(layout, "value", layout)).lower()
     lacking = None
     if bits not in (BITS if method == "gptq" else (4,)):
@@ -96,13 +96,13 @@ def _gptq_or_awq(config: Any, told: Mapping[str, Any], method: str) -> Scheme:
     return Scheme(method, "qweight", beside, int(bits), zeros_are_less=layout == "gptq")
 
 
-def _compressed(told: Mapping[str, Any]) -> Scheme | None:
-    groups: list[dict[str, Any]] = [group.get("weights") or {} for group in (told.get("config_groups") or {}).values()]
-    layout, bits = told.get("format"), {group.get("num_bits") for group in groups}
+def _compressed(settings: Mapping[str, Any]) -> Scheme | None:
+    groups: list[dict[str, Any]] = [group.get("weights") or {} for group in (settings.get("config_groups") or {}).values()]
+    layout, bits = settings.get("format"), {group.get("num_bits") for group in groups}
     kinds, zero, scale = {group.get("type", "int") for group in groups}, "weight_zero_point", "weight_scale"
     if len(bits) != 1 or not bits <= set(BITS) or len(kinds) != 1:
         return None
-    if (told.get("sparsity_config") or {}).get("format", "dense") != "dense":
+    if (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
         return None
     if kinds == {"float"}:
         if layout != "float-quantized" or bits != {8}:

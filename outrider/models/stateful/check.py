@@ -20,11 +20,12 @@ from outrider.models.lm import LMShape, PassLimits
 from outrider.models.probes.probe import broken_weight, difference, probe_tokens, tolerance
 from outrider.models.quantised.scheme import has_experts
 from outrider.models.stateful.lm import Feeding, StateLM
-from outrider.models.stateful.run import OwnCacheRun, find_held, told
+from outrider.models.stateful.run import OwnCacheRun, find_held, message
 
 UNKNOWN_LAYER = LayerShape(0, 0, 0)  # in the shape of a model whose layers are transformers' to know
 NUM_TOKENS = 14
-WAYS = ((Feeding(), True), (Feeding(fewest=2), True), (Feeding(most=1), True), (Feeding(), False))  # and whether it keeps a state
+# and whether it keeps a state
+WAYS = ((Feeding(), True), (Feeding(min_tokens=2), True), (Feeding(max_tokens=1), True), (Feeding(), False))
 
 
 def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device: torch.device, why: str) -> StateLM:
@@ -40,7 +41,7 @@ def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device:
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        raise CapabilityError(f"{name}: {why}. And its own code fails in a pass over a few tokens: {told(error)}") from error
+        raise CapabilityError(f"{name}: {why}. And its own code fails in a pass over a few tokens: {message(error)}") from error
     if not torch.isfinite(plain).all():
         raise NumericalError(
             f"{name}: the model's own logits are NaN or infinite in {str(dtype).removeprefix('torch.')}: {broken_weight(module)}"
@@ -54,7 +55,7 @@ def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device:
         except Exception as error:  # foreign code: whatever it raises is reported
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            wrong.append(told(error))
+            wrong.append(message(error))
             continue
         if worst <= tolerance(lm.dtype):
             return lm
@@ -76,7 +77,7 @@ def _steps_are_others(module: Any) -> bool:
 def find_state_limits(lm: StateLM) -> PassLimits:
     """What keeps a row's bits. Rows run alone, so neighbours cannot matter; how a text is cut into passes can, unless each of its
     tokens has a pass of its own."""
-    return PassLimits(granularity=1, exact_trees=False, exact_rows=lm.feeding.most == 1)
+    return PassLimits(granularity=1, exact_trees=False, exact_rows=lm.feeding.max_tokens == 1)
 
 
 @torch.inference_mode()

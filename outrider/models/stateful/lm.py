@@ -27,13 +27,13 @@ MAX_BACKLOG = 32  # tokens fed again as part of the next pass; more of them get 
 class Feeding:
     """How many tokens a pass behind a state may have."""
 
-    fewest: int = 1
-    most: int | None = None  # None: any number
+    min_tokens: int = 1
+    max_tokens: int | None = None  # None: any number
 
     def __str__(self) -> str:
-        if self.most == 1:
+        if self.max_tokens == 1:
             return "one token at a time"
-        return "passes of any length" if self.fewest == 1 else f"passes of {self.fewest} tokens and more"
+        return "passes of any length" if self.min_tokens == 1 else f"passes of {self.min_tokens} tokens and more"
 
 
 class StateLM(LM):
@@ -58,12 +58,12 @@ class StateLM(LM):
 
     def note(self, label: str) -> str:
         """What a person should know of how it runs."""
-        said = f"{label} runs on transformers' own cache, which is slower: {self.why_own_cache}"
-        if self.feeding.most == 1:
-            said += ". Its code there takes one token at a time, so drafts save no passes: use --drafter none"
+        note = f"{label} runs on transformers' own cache, which is slower: {self.why_own_cache}"
+        if self.feeding.max_tokens == 1:
+            note += ". Its code there takes one token at a time, so drafts save no passes: use --drafter none"
         elif not self.own_run.keeps_state:
-            said += ". It keeps nothing of a text there, so each pass reads all of it"
-        return said
+            note += ". It keeps nothing of a text there, so each pass reads all of it"
+        return note
 
     def forward(
         self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None, first_row: int = 0
@@ -85,7 +85,7 @@ class StateLM(LM):
 
     def _pass(self, row: int, tokens: list[int], columns: Tensor, *, reads: bool) -> tuple[Tensor, list[Tensor]]:
         """Logits (1, K, V) and captured states (1, T, H) of one row's pass."""
-        back = max(0, self.feeding.fewest - len(tokens))  # so many that were fed before make the pass long enough
+        back = max(0, self.feeding.min_tokens - len(tokens))  # so many that were fed before make the pass long enough
         backlog = self.states.backlog(row, back)
         if len(backlog) > MAX_BACKLOG + back and self.own_run.keeps_state:
             self._feed(row, backlog[: len(backlog) - back], columns[:0], reads=reads)
@@ -97,10 +97,10 @@ class StateLM(LM):
     def _feed(self, row: int, tokens: list[int], columns: Tensor, *, reads: bool) -> tuple[Tensor, list[Tensor]]:
         """Feed a row's state, in as many passes as the model must have them."""
         state, start = self.states.open(row), self.states.reached(row)
-        most = len(tokens) if self.feeding.most is None or (state is None and reads) else self.feeding.most
+        max_tokens = len(tokens) if self.feeding.max_tokens is None or (state is None and reads) else self.feeding.max_tokens
         parts: list[tuple[Tensor, list[Tensor]]] = []
-        for begin in range(0, len(tokens), most):
-            piece = tokens[begin : begin + most]
+        for begin in range(0, len(tokens), max_tokens):
+            piece = tokens[begin : begin + max_tokens]
             own = columns[(columns >= begin) & (columns < begin + len(piece))] - begin
             logits, hidden, state = self.own_run.feed(state, start + begin, piece, own, self.capture)
             parts.append((logits, hidden))

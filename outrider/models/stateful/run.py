@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from outrider.errors import CapabilityError
 from outrider.lazy import transformers
 from outrider.models.signals import Listening
-from outrider.models.stateful.state import OwnState, Place
+from outrider.models.stateful.state import HeldTensor, OwnState
 
 NAMES = ("past_key_values", "cache_params", "state")  # what models call their cache, as an argument and in their output
 
@@ -23,7 +23,7 @@ class OwnCacheRun:
     `held`: see `find_held`. `keeps_state` False: the model has no cache, so every pass begins where the text does.
     """
 
-    def __init__(self, module: Any, held: Mapping[Place, Tensor | None], *, keeps_state: bool = True) -> None:
+    def __init__(self, module: Any, held: Mapping[HeldTensor, Tensor | None], *, keeps_state: bool = True) -> None:
         self.module = module
         self.keeps_state = keeps_state
         takes = inspect.signature(module.forward).parameters
@@ -57,7 +57,7 @@ class OwnCacheRun:
         output, hidden = self._pass(inputs, layers)
         if state is not None and self.keeps_state:
             state.cache = _cache_of(output, state.cache)
-            state.held = {place: getattr(*place) for place in self._held}
+            state.held = {held_tensor: getattr(*held_tensor) for held_tensor in self._held}
         logits = output.logits if self._keeps_columns else output.logits[:, columns]
         return logits, hidden, state
 
@@ -66,10 +66,10 @@ class OwnCacheRun:
             return self._call(inputs), []
         if layers not in self._listening:
             self._listening[layers] = Listening(self.module, layers)
-        heard: dict[int, Tensor] = {}
-        with self._listening[layers].during(heard):
+        states: dict[int, Tensor] = {}
+        with self._listening[layers].during(states):
             output = self._call(inputs)
-        return output, [heard[layer] for layer in layers]
+        return output, [states[layer] for layer in layers]
 
     def _call(self, inputs: dict[str, Any]) -> Any:
         """Raises CapabilityError for code that fails with this text, though it did not with the ones that were tried before."""
@@ -79,11 +79,11 @@ class OwnCacheRun:
             raise
         except Exception as error:
             code, count = type(self.module).__name__, inputs["input_ids"].shape[1]
-            what = f"fails in a pass over {count} tokens ({told(error)})"
+            what = f"fails in a pass over {count} tokens ({message(error)})"
             raise CapabilityError(f"the code of {code} in transformers {what}") from error
 
 
-def told(error: Exception) -> str:
+def message(error: Exception) -> str:
     """An exception in one line."""
     first = (str(error).strip().splitlines() or [""])[0]
     return first if isinstance(error, CapabilityError) else f"{type(error).__name__}: {first}"
@@ -91,7 +91,7 @@ def told(error: Exception) -> str:
 
 
 @torch.inference_mode()
-def find_held(module: Any) -> dict[Place, Tensor | None]:
+def find_held(module: Any) -> dict[HeldTensor, Tensor | None]:
     """Attributes of modules that hold another tensor after each pass, with what they hold before the first one.
 
     Such a state is in no cache (RecurrentGemma's). The module must not have made a pass with a cache before.
@@ -104,18 +104,18 @@ def find_held(module: Any) -> dict[Place, Tensor | None]:
         module(input_ids=ids, use_cache=True)
     except Exception:  # noqa: BLE001  foreign code: feeding it will tell
         return {}
-    changed = [place for place, tensor in _tensor_attributes(module).items() if first.get(place) is not tensor]
-    found = {place: before.get(place) for place in changed}
+    changed = [held_tensor for held_tensor, tensor in _tensor_attributes(module).items() if first.get(held_tensor) is not tensor]
+    found = {held_tensor: before.get(held_tensor) for held_tensor in changed}
     _put_held(found)
     return found
 
 
-def _put_held(held: dict[Place, Tensor | None]) -> None:
+def _put_held(held: dict[HeldTensor, Tensor | None]) -> None:
     for (module, name), tensor in held.items():
         setattr(module, name, tensor)
 
 
-def _tensor_attributes(module: nn.Module) -> dict[Place, Tensor]:
+def _tensor_attributes(module: nn.Module) -> dict[HeldTensor, Tensor]:
     """Plain attributes of all modules (no parameters, no buffers) that are tensors."""
     return {(part, name): value for part in module.modules() for name, value in vars(part).items() if isinstance(value, Tensor)}
 

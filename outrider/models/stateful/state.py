@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from outrider.lazy import transformers
 
-Place = tuple[nn.Module, str]  # a module and its attribute
+HeldTensor = tuple[nn.Module, str]  # a module and its attribute
 GROWING = ("keys", "values")  # what these layers only ever replace by longer tensors, or a window of them
 HOMES = ("transformers", "transformers_modules")  # packages, or a checkpoint's own code, whose cache objects are copied
 
@@ -22,11 +22,11 @@ class OwnState:
     """What transformers' cache holds of one text."""
 
     cache: Any = None  # None: no pass has made one
-    held: dict[Place, Tensor | None] = field(default_factory=dict)
+    held: dict[HeldTensor, Tensor | None] = field(default_factory=dict)
 
     def copy(self) -> OwnState:
         """One that passes may change without changing this one."""
-        return OwnState(_copied(self.cache, {}), {place: _cloned(tensor) for place, tensor in self.held.items()})
+        return OwnState(_copied(self.cache, {}), {held_tensor: _cloned(tensor) for held_tensor, tensor in self.held.items()})
 
     def mark(self) -> OwnState:
         """A snapshot that leaves out keys and values which later states still hold, and remembers how many they were."""

@@ -7,7 +7,7 @@ et al. 2502.05202); everything else goes through text. `DraftContext` is one row
                     translated once, for ever          anew at every change    byte by byte, or not yet
 
 A chunk ends where a special token stands or, from `MIN_CHUNK` tokens on, before a token that begins a word; text without
-such places is cut at `MAX_CHUNK`. So a step costs no more in a long text than in a short one, and the translation is a
+such points is cut at `MAX_CHUNK`. So a step costs no more in a long text than in a short one, and the translation is a
 function of the committed tokens alone: however they came, step by step or at once, it is the same.
 """
 
@@ -60,10 +60,10 @@ class TokenizerPair:
         tokens are shared. The draft's end token becomes the target's.
         """
         body, end = self._until_special(drafted)
-        said = [*context.tokens[context.whole :], *body]  # with the bytes of a character that the draft finishes now
+        draft_tokens = [*context.tokens[context.whole :], *body]  # with the bytes of a character that the draft finishes now
         before = _last(context.tokens[: context.whole], self.draft.specials)
-        whole = len(said) - self.draft.num_unfinished(said, before)
-        text, rest = self.draft.text(said[:whole], before), said[whole:]
+        whole = len(draft_tokens) - self.draft.num_unfinished(draft_tokens, before)
+        text, rest = self.draft.text(draft_tokens[:whole], before), draft_tokens[whole:]
         found = None if UNFINISHED in text else self._encode_behind(tokens, context, text)
         if found is None:
             if not context.is_complete:
@@ -84,7 +84,7 @@ class TokenizerPair:
 
     def _until_special(self, drafted: Sequence[int]) -> tuple[list[int], list[int]]:
         """(tokens of text, the target's token for the special one that ends them or nothing)"""
-        at = next((place for place, token in enumerate(drafted) if token in self.draft.specials), None)
+        at = next((index for index, token in enumerate(drafted) if token in self.draft.specials), None)
         if at is None:
             return list(drafted), []
         return list(drafted[:at]), list(_while_known([drafted[at]], self.to_target))
@@ -129,14 +129,14 @@ class DraftContext:
         if self.is_complete:
             self.tokens += rest
 
-    def before(self, tokens: Sequence[int], place: int) -> Sequence[int]:
-        """The tokens of the open chunk's text that stand before `place`, as many as are worth decoding along."""
-        return tokens[max(self.segment, place - BEFORE) : place]
+    def before(self, tokens: Sequence[int], index: int) -> Sequence[int]:
+        """The tokens of the open chunk's text that stand before `index`, as many as are worth decoding along."""
+        return tokens[max(self.segment, index - BEFORE) : index]
 
     def windows(self) -> list[int]:
         """Places from which the end of the text may be encoded again, the farthest first."""
         near = (self.covered - length for length in (8, 4, 2, 1, 0))
-        return [self.start, *(place for place in near if place > self.start or place == self.covered)]
+        return [self.start, *(index for index in near if index > self.start or index == self.covered)]
 
     def _begin(self, first: int) -> None:
         prefix = self._pair.draft.prefix
@@ -146,26 +146,26 @@ class DraftContext:
     def _cuts(self, tokens: Sequence[int]) -> Iterator[int]:
         """Ends of the chunks that are complete. Each is decided by the tokens up to it alone."""
         target, start = self._pair.target, self.start
-        for place in range(start + 1, len(tokens) + 1):
-            special = tokens[place - 1] in target.specials
-            if special and place - 1 > start:
-                yield (start := place - 1)
+        for index in range(start + 1, len(tokens) + 1):
+            special = tokens[index - 1] in target.specials
+            if special and index - 1 > start:
+                yield (start := index - 1)
             if special:
-                yield (start := place)
-            elif place - start > MAX_CHUNK:
-                yield (start := self._whole_cut(tokens, start, place - 1))
-            elif place - 1 - start >= MIN_CHUNK and self._begins_word(tokens, place - 1):
-                yield (start := place - 1)
+                yield (start := index)
+            elif index - start > MAX_CHUNK:
+                yield (start := self._whole_cut(tokens, start, index - 1))
+            elif index - 1 - start >= MIN_CHUNK and self._begins_word(tokens, index - 1):
+                yield (start := index - 1)
 
-    def _begins_word(self, tokens: Sequence[int], place: int) -> bool:
+    def _begins_word(self, tokens: Sequence[int], index: int) -> bool:
         target = self._pair.target
-        return target.begins_word(tokens[place]) and not target.ends_in_space(tokens[place - 1])
+        return target.begins_word(tokens[index]) and not target.ends_in_space(tokens[index - 1])
 
     def _whole_cut(self, tokens: Sequence[int], start: int, end: int) -> int:
-        """`end`, or the last place shortly before it that splits no character."""
-        for place in range(end, end - MAX_UNFINISHED - 1, -1):
-            if not self._pair.target.text(tokens[start:place], self.before(tokens, start)).endswith(UNFINISHED):
-                return place
+        """`end`, or the last index shortly before it that splits no character."""
+        for index in range(end, end - MAX_UNFINISHED - 1, -1):
+            if not self._pair.target.text(tokens[start:index], self.before(tokens, start)).endswith(UNFINISHED):
+                return index
         return end
 
 
@@ -186,5 +186,5 @@ def _while_known(tokens: Sequence[int], table: dict[int, int]) -> Iterator[int]:
 def _last(tokens: Sequence[int], specials: frozenset[int]) -> Sequence[int]:
     """The last few tokens, none before a special one."""
     few = list(tokens[-BEFORE:])
-    at = max((place for place, token in enumerate(few) if token in specials), default=-1)
+    at = max((index for index, token in enumerate(few) if token in specials), default=-1)
     return few[at + 1 :]

@@ -79,14 +79,14 @@ class KeptTokenizer:
                 continue_final_message=continue_final_message, tokenize=tokenize, return_dict=return_dict, **variables,
             )  # fmt: skip
         messages = [{name: value for name, value in message.items() if value is not None} for message in conversation]
-        told = {**self.special_tokens_map, **variables}
+        named = {**self.special_tokens_map, **variables}
         begins, text = {"add_generation_prompt": add_generation_prompt}, None
         if not tools and not continue_final_message:
-            text = rendered(template, messages, begins | told)
+            text = rendered(template, messages, begins | named)
         if text is None:
             (text,), _ = transformers.utils.chat_template_utils.render_jinja_template(
                 conversations=[messages], tools=tools, chat_template=template, continue_final_message=continue_final_message,
-                **begins, **told,
+                **begins, **named,
             )  # fmt: skip
         return self(text, add_special_tokens=False) if tokenize else text
 

@@ -34,7 +34,7 @@ PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 # GPT-2's code: printable Latin-1 characters are their own bytes, the other 68 are the characters from 256 on
 BYTE_OF_LETTER = {
     **{chr(byte): byte for byte in PRINTABLE},
-    **{chr(256 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)},
+    **{chr(256 + number): byte for number, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE)},
 }
 
 

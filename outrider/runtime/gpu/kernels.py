@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def attention_parts(
-    query, keys, values, mask, places, parts, sums,
+    query, keys, values, mask, indices, parts, sums,
     num_tokens, capacity, num_keys, num_parts, scale,
     QUERY_WIDTH: tl.constexpr, QUERY_OFFSET: tl.constexpr, QUERY_STEP: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr,
@@ -30,12 +30,12 @@ def attention_parts(
     token = line // GROUP
     head = kv_head * GROUP + line % GROUP
     at = (row * num_tokens + token).to(tl.int64)
-    start = (tl.load(places + row * num_tokens) % capacity).to(tl.int32)
+    start = (tl.load(indices + row * num_tokens) % capacity).to(tl.int32)
     position = start + token
     d, dv = tl.arange(0, SIZE_PAD), tl.arange(0, VALUE_PAD)
     where = at[:, None] * QUERY_WIDTH + QUERY_OFFSET + head[:, None] * QUERY_STEP + d[None, :]
     q = tl.load(query + where, mask=is_line[:, None] & (d < SIZE)[None, :], other=0.0)
-    most = tl.full([LINES], -1.0e30, tl.float32)
+    peak = tl.full([LINES], -1.0e30, tl.float32)
     total = tl.zeros([LINES], tl.float32)
     out = tl.zeros([LINES, VALUE_PAD], tl.float32)
     begin = part * PART
@@ -62,19 +62,19 @@ def attention_parts(
             if WINDOW > 0:
                 is_seen = is_seen & (key[None, :] > position[:, None] - WINDOW)
             scores = tl.where(is_seen, scores, float("-inf"))
-        larger = tl.maximum(most, tl.max(scores, axis=1))
-        shrink = tl.exp(most - larger)
+        larger = tl.maximum(peak, tl.max(scores, axis=1))
+        shrink = tl.exp(peak - larger)
         weights = tl.exp(scores - larger[:, None])
         v = tl.load(
             values + line_of_key[:, None] * VALUE_SIZE + dv[None, :], mask=is_key[:, None] & (dv < VALUE_SIZE)[None, :], other=0.0
         )
         total = total * shrink + tl.sum(weights, axis=1)
         out = out * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        most = larger
-    place = (at * HEADS + head) * num_parts + part
-    tl.store(sums + place * 2, most, mask=is_line)
-    tl.store(sums + place * 2 + 1, total, mask=is_line)
-    tl.store(parts + place[:, None] * VALUE_SIZE + dv[None, :], out, mask=is_line[:, None] & (dv < VALUE_SIZE)[None, :])
+        peak = larger
+    entry = (at * HEADS + head) * num_parts + part
+    tl.store(sums + entry * 2, peak, mask=is_line)
+    tl.store(sums + entry * 2 + 1, total, mask=is_line)
+    tl.store(parts + entry[:, None] * VALUE_SIZE + dv[None, :], out, mask=is_line[:, None] & (dv < VALUE_SIZE)[None, :])
 
 
 @triton.jit
@@ -85,27 +85,27 @@ def attention_joined(
     """The parts of one token and head made one: grid (tokens * heads). A head's sink takes a share that carries no value."""
     line = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, VALUE_PAD)
-    most = tl.full([1], -1.0e30, tl.float32)
+    peak = tl.full([1], -1.0e30, tl.float32)
     total = tl.zeros([1], tl.float32)
     joined = tl.zeros([VALUE_PAD], tl.float32)
     if HAS_SINKS:
-        most = tl.zeros([1], tl.float32) + tl.load(sinks + line % HEADS).to(tl.float32)
+        peak = tl.zeros([1], tl.float32) + tl.load(sinks + line % HEADS).to(tl.float32)
         total = tl.full([1], 1.0, tl.float32)
     for first in range(0, num_parts, BLOCK):
         part = first + tl.arange(0, BLOCK)
         is_part = part < num_parts
-        place = line * num_parts + part
-        own = tl.load(sums + place * 2, mask=is_part, other=-1.0e30)
-        weight = tl.load(sums + place * 2 + 1, mask=is_part, other=0.0)
-        larger = tl.maximum(most, tl.max(own, axis=0))
-        shrink = tl.exp(most - larger)
+        entry = line * num_parts + part
+        own = tl.load(sums + entry * 2, mask=is_part, other=-1.0e30)
+        weight = tl.load(sums + entry * 2 + 1, mask=is_part, other=0.0)
+        larger = tl.maximum(peak, tl.max(own, axis=0))
+        shrink = tl.exp(peak - larger)
         share = tl.exp(own - larger)
         values = tl.load(
-            parts + place[:, None] * VALUE_SIZE + d[None, :], mask=is_part[:, None] & (d < VALUE_SIZE)[None, :], other=0.0
+            parts + entry[:, None] * VALUE_SIZE + d[None, :], mask=is_part[:, None] & (d < VALUE_SIZE)[None, :], other=0.0
         )
         total = total * shrink + tl.sum(share * weight, axis=0)
         joined = joined * shrink + tl.sum(values * share[:, None], axis=0)
-        most = larger
+        peak = larger
     tl.store(out + line * VALUE_SIZE + d, (joined / total).to(out.dtype.element_ty), mask=d < VALUE_SIZE)
 
 

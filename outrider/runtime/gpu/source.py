@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.runtime.blocks import NotLoweredError
-from outrider.runtime.gpu.places import ValueOffset
+from outrider.runtime.gpu.value_offsets import ValueOffset
 from outrider.runtime.gpu.writer import ELEMENTWISE, KNOWN, SPLIT, Argument, Writer
 from outrider.runtime.ops import Code, Op, Program
 
@@ -30,7 +30,7 @@ class KernelText:
     tile: int  # numbers of the largest tile
 
 
-def kernel_text(ops: Sequence[Op], program: Program, places: Mapping[int, ValueOffset], wanted: Collection[int]) -> KernelText:
+def kernel_text(ops: Sequence[Op], program: Program, offsets: Mapping[int, ValueOffset], wanted: Collection[int]) -> KernelText:
     """The kernel of one tokenwise phase; `wanted`: values that others read. Raises NotLoweredError for an operation it lacks."""
     for op in ops:
         if op.code not in KNOWN:
@@ -39,14 +39,14 @@ def kernel_text(ops: Sequence[Op], program: Program, places: Mapping[int, ValueO
     chains = _chains(ops)
     needed = set(wanted)
     while True:  # what must lie in memory is known when all of it is written
-        writer = Writer(program, places, needed)
+        writer = Writer(program, offsets, needed)
         bodies = [writer.chain(chain, number) for number, chain in enumerate(chains)]
         if writer.missed <= needed:
             break
         needed |= writer.missed
     columns, tile = _split(ops, writer), writer.tile
     if columns:
-        bodies, tile = [Writer(program, places, needed, writer.arguments, split=True).chain(ops, 0)], SPLIT
+        bodies, tile = [Writer(program, offsets, needed, writer.arguments, split=True).chain(ops, 0)], SPLIT
     if tile > MAX_TILE:
         raise NotLoweredError(f"{tile} numbers of a token at once on a CUDA device")
     lines = []

@@ -15,9 +15,9 @@ from outrider.models.attention import PassPlan
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.gpu.compiled import compiled
 from outrider.runtime.gpu.kernels import attention_joined, attention_parts, expert_products
-from outrider.runtime.gpu.places import joinable, places_of, read_elsewhere
 from outrider.runtime.gpu.products import NARROW, narrow
 from outrider.runtime.gpu.source import kernel_text
+from outrider.runtime.gpu.value_offsets import joinable, offsets_of, read_elsewhere
 from outrider.runtime.gpu.writer import SPLIT, Argument
 from outrider.runtime.ops import Code, Op, Program, View
 from outrider.runtime.schedule import Kind, Phase, schedule
@@ -56,7 +56,7 @@ class Steps:
     def __init__(self, program: Program, tensors: Mapping[str, Tensor], layers: Sequence[LayerShape]) -> None:
         self._program, self._tensors, self._layers = program, tensors, layers
         phases = schedule(program).phases
-        self._places = places_of(program, phases)
+        self._offsets = offsets_of(program, phases)
         outside = read_elsewhere(program, phases)
         self._steps: list[Step] = []
         last: dict[int, int] = {}
@@ -65,7 +65,7 @@ class Steps:
             last.update(dict.fromkeys(self._touched(phase), len(self._steps) - 1))
         self._forgotten: dict[int, list[int]] = {}
         assert program.logits is not None
-        kept = {self._places[program.logits.value].tensor}
+        kept = {self._offsets[program.logits.value].tensor}
         for tensor, number in last.items():
             if tensor not in kept:
                 self._forgotten.setdefault(number, []).append(tensor)
@@ -81,13 +81,13 @@ class Steps:
 
     def view(self, work: Work, view: View) -> Tensor:
         """(tokens, numbers) of a dense view."""
-        place = self._places[view.value]
-        begin = place.offset + view.offset
-        return work.tensors[place.tensor][:, begin : begin + view.rows * view.cols]
+        at = self._offsets[view.value]
+        begin = at.offset + view.offset
+        return work.tensors[at.tensor][:, begin : begin + view.rows * view.cols]
 
     def _touched(self, phase: Phase) -> set[int]:
         views = [view for op in phase.ops for view in (*op.inputs, *([op.output] if op.output is not None else []))]
-        return {self._places[view.value].tensor for view in views if view.value in self._places}
+        return {self._offsets[view.value].tensor for view in views if view.value in self._offsets}
 
     def _of(self, phase: Phase, wanted: frozenset[int]) -> list[Step]:
         if phase.kind == Kind.LINEARS:
@@ -112,7 +112,7 @@ class Steps:
         bias = joined([self._tensors[op.bias] for op in ops]) if ops[0].bias else None
         output = ops[0].output
         assert output is not None
-        view, tensor = ops[0].inputs[0], self._places[output.value].tensor
+        view, tensor = ops[0].inputs[0], self._offsets[output.value].tensor
         multiply = narrow(weight, bias) if weight.dtype == torch.bfloat16 and weight.is_contiguous() else None
 
         def step(work: Work) -> None:
@@ -122,17 +122,17 @@ class Steps:
         return step
 
     def _tokenwise(self, phase: Phase, wanted: frozenset[int]) -> Step:
-        made = kernel_text(phase.ops, self._program, self._places, wanted)
+        made = kernel_text(phase.ops, self._program, self._offsets, wanted)
         kernel = compiled(made.text)
-        fresh = [(self._places[value], self._program.values[value].dtype) for value in sorted(made.stored)]
+        fresh = [(self._offsets[value], self._program.values[value].dtype) for value in sorted(made.stored)]
         programs = triton.cdiv(made.columns, SPLIT) if made.columns else made.programs
         warps = min(16, max(1 if made.tile <= 128 else 4, made.tile // 1024))
 
         def step(work: Work) -> None:
             count = work.num_rows * len(work.columns) if phase.is_head else work.count
-            for place, dtype in fresh:
-                if place.tensor not in work.tensors:
-                    work.tensors[place.tensor] = torch.empty(count, place.width, dtype=dtype, device=work.ids.device)
+            for at, dtype in fresh:
+                if at.tensor not in work.tensors:
+                    work.tensors[at.tensor] = torch.empty(count, at.width, dtype=dtype, device=work.ids.device)
             given = [self._given(work, argument) for argument in made.arguments]
             kernel[(count, programs)](len(work.columns), work.num_tokens, *given, num_warps=warps)
 
@@ -147,21 +147,21 @@ class Steps:
         lists = {"rotary": work.rotary, "keys": work.plan.keys, "values": work.plan.values}
         if kind in lists:
             return lists[kind][what]
-        return {"ids": work.ids, "positions": work.positions, "places": work.plan.places, "columns": work.columns}[kind]
+        return {"ids": work.ids, "positions": work.positions, "indices": work.plan.indices, "columns": work.columns}[kind]
 
     def _attention(self, op: Op) -> Step:
         assert op.output is not None
         if op.weight:
             raise NotLoweredError("attention with slopes (ALiBi) on a CUDA device")
         sinks = self._sinks(op)
-        layer, place, out = self._layers[op.layer], self._places[op.inputs[0].value], self._places[op.output.value]
+        layer, at, out = self._layers[op.layer], self._offsets[op.inputs[0].value], self._offsets[op.output.value]
         view, dtype = op.inputs[0], self._program.values[op.output.value].dtype
         heads, kv_heads = op.heads, layer.num_kv_heads
         size, value_size = layer.key_size, layer.value_size
 
         def step(work: Work) -> None:
             plan, tokens, device = work.plan, work.num_tokens, work.ids.device
-            masked, mask, num_keys = plan.chain_keys is None, plan.places, plan.chain_keys
+            masked, mask, num_keys = plan.chain_keys is None, plan.indices, plan.chain_keys
             if num_keys is None:
                 mask = plan.mask if not op.window or plan.window_mask is None else plan.window_mask
                 num_keys = mask.shape[3]
@@ -173,9 +173,9 @@ class Steps:
             sums = torch.empty(work.count * heads, num_parts, 2, dtype=torch.float32, device=device)
             grid = (work.num_rows * kv_heads, num_parts, triton.cdiv(lines, block))
             attention_parts[grid](
-                work.tensors[place.tensor], plan.keys[op.layer], plan.values[op.layer], mask,
-                plan.places, parts, sums, tokens, plan.keys[op.layer].shape[1], num_keys, num_parts, op.scale,
-                QUERY_WIDTH=place.width, QUERY_OFFSET=place.offset + view.offset, QUERY_STEP=view.row_step,
+                work.tensors[at.tensor], plan.keys[op.layer], plan.values[op.layer], mask,
+                plan.indices, parts, sums, tokens, plan.keys[op.layer].shape[1], num_keys, num_parts, op.scale,
+                QUERY_WIDTH=at.width, QUERY_OFFSET=at.offset + view.offset, QUERY_STEP=view.row_step,
                 HEADS=heads, KV_HEADS=kv_heads, SIZE=size, VALUE_SIZE=value_size,
                 SIZE_PAD=max(16, triton.next_power_of_2(size)), VALUE_PAD=max(16, triton.next_power_of_2(value_size)),
                 MASKED=masked, MASK_TOKENS=mask.shape[2] if masked else 1, WINDOW=op.window, SEES_ALL=op.sees_all,
@@ -201,9 +201,9 @@ class Steps:
 
     def _experts(self, op: Op) -> Step:
         assert op.output is not None
-        x, chosen, out = op.inputs[0], op.inputs[1], self._places[op.output.value]
+        x, chosen, out = op.inputs[0], op.inputs[1], self._offsets[op.output.value]
         weight, bias = self._tensors[op.weight], self._tensors[op.bias] if op.bias else None
-        source, index, rows, outputs = self._places[x.value], self._places[chosen.value], op.output.rows, op.output.cols
+        source, index, rows, outputs = self._offsets[x.value], self._offsets[chosen.value], op.output.rows, op.output.cols
         dtype = self._program.values[op.output.value].dtype
 
         def step(work: Work) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from outrider.runtime.gpu.places import ValueOffset
+from outrider.runtime.gpu.value_offsets import ValueOffset
 from outrider.runtime.ops import Code, Op, Program, Source, View
 
 SPLIT = 1024  # columns of a program where a phase is elementwise and wide
@@ -43,7 +43,7 @@ class Writer:
     """Writes chains of operations line by line, and remembers what registers hold."""
 
     program: Program
-    places: Mapping[int, ValueOffset]
+    offsets: Mapping[int, ValueOffset]
     needed: Collection[int]  # values that are written to memory
     arguments: list[Argument] = field(default_factory=list)
     split: bool = False
@@ -61,7 +61,7 @@ class Writer:
         self.grids: set[tuple[int, int]] = set()
         self.count = 0
         self.made = {op.output.value for op in ops if op.output is not None}
-        self.has_position = self.has_place = False
+        self.has_position = self.has_cache_index = False
         for op in ops:
             self._op(op)
         return self.lines
@@ -89,9 +89,9 @@ class Writer:
             low, high = (_number(one) for one in op.numbers)
             text = f"tl.minimum(tl.maximum({inputs[0]}, {low}), {high})"
         elif op.code == Code.SOFTPLUS:
-            factor, most = (_number(one) for one in op.numbers)
+            factor, threshold = (_number(one) for one in op.numbers)
             x = f"({inputs[0]} * {factor})"
-            text = f"tl.where({x} > {most}, {inputs[0]}, tl.log(1.0 + tl.exp({x})) / {factor})"
+            text = f"tl.where({x} > {threshold}, {inputs[0]}, tl.log(1.0 + tl.exp({x})) / {factor})"
         elif op.code == Code.WHERE:
             text = f"tl.where({inputs[0]} != 0.0, {inputs[1]}, {inputs[2]})"
         else:
@@ -141,9 +141,9 @@ class Writer:
 
     def _gather(self, op: Op) -> None:
         assert op.output is not None
-        view, place = op.inputs[0], self.places[op.inputs[0].value]
+        view, found = op.inputs[0], self.offsets[op.inputs[0].value]
         source = self._let(f"(t // num_columns) * num_tokens + tl.load({self._pointer(('columns', 0))} + t % num_columns)")
-        at = f"{self._pointer(('tensor', place.tensor))} + {source} * {place.width} + {place.offset + view.offset}"
+        at = f"{self._pointer(('tensor', found.tensor))} + {source} * {found.width} + {found.offset + view.offset}"
         r, c = self._grid((1, view.cols))
         mask = self._mask((1, view.cols))
         self._made(op.output, f"tl.load({at} + {r} + {c}, mask={mask}, other=0.0).to(tl.float32)")
@@ -151,13 +151,13 @@ class Writer:
     def _store(self, op: Op) -> None:
         view = op.inputs[0]
         x = self._read(view)
-        if not self.has_place:
-            self.has_place = True
-            self.lines.append(f"place = tl.load({self._pointer(('places', 0))} + t)")
+        if not self.has_cache_index:
+            self.has_cache_index = True
+            self.lines.append(f"cache_index = tl.load({self._pointer(('indices', 0))} + t)")
         r, c = self._grid((view.rows, view.cols))
         pointer = self._pointer(("values" if op.is_value else "keys", op.layer))
         mask, dtype = self._mask((view.rows, view.cols)), DTYPES[self.program.values[view.value].dtype]
-        at = f"{pointer} + place * {view.rows * view.cols} + {r} * {view.cols} + {c}"
+        at = f"{pointer} + cache_index * {view.rows * view.cols} + {r} * {view.cols} + {c}"
         self.lines.append(f"tl.store({at}, {x}.to({dtype}), mask={mask})")
 
     def _pick(self, op: Op) -> None:
@@ -261,8 +261,8 @@ class Writer:
             self.missed.add(view.value)
             if view.value in self.unread:
                 self._barrier()
-        place = self.places[view.value]
-        return f"{self._pointer(('tensor', place.tensor))} + t * {place.width} + {place.offset + view.offset}"
+        found = self.offsets[view.value]
+        return f"{self._pointer(('tensor', found.tensor))} + t * {found.width} + {found.offset + view.offset}"
 
     def _position(self, kind: str) -> str:
         if kind == "input":

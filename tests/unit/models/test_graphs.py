@@ -147,7 +147,7 @@ class TestGraphs:
         assert len(graphs) == 2
 
     def test_bounded(self, cuda: SimulatedCuda) -> None:
-        graphs = Graphs(most=3)
+        graphs = Graphs(max_graphs=3)
         for size in [*range(1, 9), *range(1, 9)]:
             for _ in range(2):
                 graphs.run("add", lambda t: [t + 1], [torch.zeros(size, device="cuda")])

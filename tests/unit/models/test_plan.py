@@ -60,8 +60,8 @@ def _check(short: tuple[PassPlan, torch.Tensor], general: tuple[PassPlan, torch.
     (plan, positions), (expected, expected_positions) = short, general
     assert torch.equal(positions, expected_positions)
     assert positions.dtype == expected_positions.dtype
-    assert torch.equal(plan.places, expected.places)
-    assert plan.places.dtype == expected.places.dtype
+    assert torch.equal(plan.indices, expected.indices)
+    assert plan.indices.dtype == expected.indices.dtype
     assert plan.mask.shape == expected.mask.shape
     assert plan.mask.dtype == expected.mask.dtype
     assert plan.mask.is_contiguous()

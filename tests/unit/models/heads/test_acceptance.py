@@ -17,7 +17,7 @@ from outrider.models.heads.acceptance import (
     AcceptanceConfig,
     AcceptanceHead,
     DraftPositions,
-    law_features,
+    features,
 )
 from outrider.rows import Rows
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
@@ -44,14 +44,14 @@ def head(seed: int = 0, token_size: int = 0, scale: float = 1.0) -> AcceptanceHe
 def test_features_by_hand() -> None:
     """Catches features of another order, or ones that break on certainty and on small vocabularies."""
     places = DraftPositions.of(torch.tensor([[0.5, 0.25, 0.25]]), ONE, torch.tensor([0.1]), NO)
-    found = law_features(places, ~NO)[0]
+    found = features(places, ~NO)[0]
     assert found.shape == (NUM_FEATURES,)
     assert found[:3].tolist() == pytest.approx([math.log(0.5) / 4, math.log(0.25) / 4, math.log(0.25) / 4])
     assert found[-7:].tolist() == pytest.approx([1.5 * math.log(2), 0.0, math.log(0.1), 0.0, 1.0, 0.0, 0.0])
-    behind = law_features(places, ~NO, ONE)[0]
+    behind = features(places, ~NO, ONE)[0]
     assert behind[:-2].tolist() == found[:-2].tolist()
     assert behind[-2:].tolist() == pytest.approx([math.log(0.25), 1.0])
-    certain = law_features(DraftPositions.of(torch.eye(50)[:1], ONE, torch.zeros(1), ~NO), NO)[0]
+    certain = features(DraftPositions.of(torch.eye(50)[:1], ONE, torch.zeros(1), ~NO), NO)[0]
     assert torch.isfinite(certain).all()
     assert certain[-7:].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]  # of the first token, what came before says nothing
 

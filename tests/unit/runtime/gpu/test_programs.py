@@ -12,9 +12,9 @@ from outrider.models.graphs import GraphedPass
 from outrider.models.loading.load import build_lm
 from outrider.models.signals import AFTER_NORM
 from outrider.runtime.blocks import NotLoweredError
-from outrider.runtime.gpu.places import ValueOffset, places_of, read_elsewhere
 from outrider.runtime.gpu.run import DeviceRun, use_device_run
 from outrider.runtime.gpu.source import kernel_text
+from outrider.runtime.gpu.value_offsets import ValueOffset, offsets_of, read_elsewhere
 from outrider.runtime.gpu.writer import SPLIT, UNARY
 from outrider.runtime.lower import lower
 from outrider.runtime.ops import Code, Op, Program, Value, View
@@ -75,9 +75,9 @@ def test_a_layer_of_a_llama_takes_few_kernels() -> None:
 def test_layers_share_their_kernels() -> None:
     program = lower(make("llama"))
     phases = schedule(program).phases
-    places, wanted = places_of(program, phases), read_elsewhere(program, phases)
+    offsets, wanted = offsets_of(program, phases), read_elsewhere(program, phases)
     made = [
-        kernel_text(phase.ops, program, places, own) for phase, own in zip(phases, wanted, strict=True)
+        kernel_text(phase.ops, program, offsets, own) for phase, own in zip(phases, wanted, strict=True)
         if phase.kind == Kind.TOKENWISE
     ]  # fmt: skip
     assert len({one.text for one in made}) == 5 < len(made)

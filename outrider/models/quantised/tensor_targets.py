@@ -1,4 +1,4 @@
-"""Finds the place of a checkpoint's tensors in transformers' module by its own tables: layers of experts become one parameter."""
+"""Finds which parameter of transformers' module takes each tensor of a checkpoint, by transformers' own tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ExpertPart:
 
 
 class TensorTargets:
-    """The places of one model's tensors."""
+    """The parameters that one model's tensors are loaded into."""
 
     def __init__(self, module: Any) -> None:
         mapping = transformers.conversion_mapping.get_model_conversion_mapping(module)

@@ -27,9 +27,9 @@ def joinable(phase: Phase) -> list[list[Op]]:
     return list(found.values())
 
 
-def places_of(program: Program, phases: Sequence[Phase]) -> dict[int, ValueOffset]:
-    """The place of every value that is made. What one product gives lies side by side."""
-    places: dict[int, ValueOffset] = {}
+def offsets_of(program: Program, phases: Sequence[Phase]) -> dict[int, ValueOffset]:
+    """The offset of every value that is made. What one product gives lies side by side."""
+    offsets: dict[int, ValueOffset] = {}
     for phase in phases:
         if phase.kind == Kind.LINEARS:
             for ops in joinable(phase):
@@ -38,12 +38,12 @@ def places_of(program: Program, phases: Sequence[Phase]) -> dict[int, ValueOffse
                 assert first is not None
                 for op in ops:
                     assert op.output is not None
-                    places[op.output.value] = ValueOffset(first.value, width, offset)
+                    offsets[op.output.value] = ValueOffset(first.value, width, offset)
                     offset += op.output.cols
     for op in (*program.body, *program.head):
-        if op.output is not None and op.output.value not in places:
-            places[op.output.value] = ValueOffset(op.output.value, program.values[op.output.value].size)
-    return places
+        if op.output is not None and op.output.value not in offsets:
+            offsets[op.output.value] = ValueOffset(op.output.value, program.values[op.output.value].size)
+    return offsets
 
 
 def read_elsewhere(program: Program, phases: Sequence[Phase]) -> list[frozenset[int]]:
