@@ -11,13 +11,13 @@ from typing import Any
 from outrider import LLM, SamplingParams
 from outrider.build import Options
 from outrider.engine.engine import Engine, make_engine
-from outrider.engine.observer import NoObserver, StepReport
+from outrider.engine.observer import Observer, StepReport
 from outrider.engine.request import EngineSettings, Finish, Request, Update
 
 LENGTH = 4  # draft tokens of both sides
 
 
-class Phases(NoObserver):
+class Phases(Observer):
     """Adds up where the engine's time goes."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from outrider.build import DEMO, Built, Needs, Options, choose, load_models, nam
 from outrider.engine.drafter_pool import DrafterPool, lossy_verifier
 from outrider.engine.loop import EngineLoop
 from outrider.engine.mailbox import Mailbox
-from outrider.engine.observer import EngineSnapshot, NoObserver, Observer
+from outrider.engine.observer import EngineSnapshot, Observer
 from outrider.engine.request import ActiveRequest, EngineSettings, Listener, Request
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.warmup import calibrate, facts_of
@@ -48,7 +48,7 @@ class Engine:
         self.name = name
         self.sampling_defaults = sampling_defaults or SamplingDefaults()  # of requests that leave their sampling open
         self._drafter_pool, self._settings = drafter_pool, settings
-        observer = observer or NoObserver()
+        observer = observer or Observer()
         self._mailbox = Mailbox()
         self._scheduler = Scheduler(drafter_pool, settings, observer, self._mailbox.heartbeat)
         self._batch = self._scheduler.batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from outrider.engine.request import Finish, Request
 
@@ -48,10 +48,11 @@ class EngineSnapshot:
     drafter: dict[str, float] = field(default_factory=dict)  # what drafters count themselves (`Drafter.counters`)
 
 
-class Observer(Protocol):
-    """Implemented by the server's metrics and traces."""
+class Observer:
+    """The engine's calls to it do nothing here: metrics, traces and logs overwrite those that they need."""
 
-    def queued(self, request: Request) -> None: ...
+    def queued(self, request: Request) -> None:
+        """It waits."""
 
     def admitted(self, request: Request, queued_s: float, cached_tokens: int) -> None:
         """Reading its prompt begins."""
@@ -59,30 +60,11 @@ class Observer(Protocol):
     def prefilled(self, request: Request, seconds: float, tokens: int) -> None:
         """Its prompt is read; it joins the batch."""
 
-    def preempted(self, request: Request) -> None: ...
-
-    def stepped(self, report: StepReport) -> None: ...
-
-    def finished(self, request: Request, finish: Finish) -> None: ...
-
-
-class NoObserver:
-    """Nobody listens."""
-
-    def queued(self, request: Request) -> None:
-        """Nothing."""
-
-    def admitted(self, request: Request, queued_s: float, cached_tokens: int) -> None:
-        """Nothing."""
-
-    def prefilled(self, request: Request, seconds: float, tokens: int) -> None:
-        """Nothing."""
-
     def preempted(self, request: Request) -> None:
-        """Nothing."""
+        """It waits again."""
 
     def stepped(self, report: StepReport) -> None:
-        """Nothing."""
+        """A step of the batch is over."""
 
     def finished(self, request: Request, finish: Finish) -> None:
-        """Nothing."""
+        """It ended, for whatever reason."""

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import structlog
 
-from outrider.engine.observer import NoObserver
+from outrider.engine.observer import Observer
 from outrider.engine.request import Finish, Request
 from outrider.errors import ConfigError, did_you_mean
 
@@ -88,8 +88,8 @@ def _without_colors(logger: Any, method: str, event: dict[str, Any]) -> dict[str
     return event
 
 
-class RequestLog(NoObserver):
-    """An `Observer` that writes one line per request when it ends."""
+class RequestLog(Observer):
+    """One line per request when it ends."""
 
     def __init__(self, model_name: str) -> None:
         self._model = model_name

@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from outrider.engine.observer import StepReport
+from outrider.engine.observer import Observer, StepReport
 from outrider.engine.request import Finish, Request
 from outrider.stats import PHASES, DecodeStats
 
@@ -73,8 +73,8 @@ class DrafterTotals:
             self.rejected_at[accepted] += 1
 
 
-class ModelTotals:
-    """An `Observer`. Read it under `lock`."""
+class ModelTotals(Observer):
+    """Sums over requests and steps. Read it under `lock`. The engine itself knows how many wait and were preempted."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.lock = threading.Lock()
@@ -96,9 +96,6 @@ class ModelTotals:
         self._joined = 0  # rows that take part for the first time in the next step: it gives them a first token, not a next one
         self._stepped_at: float | None = None
 
-    def queued(self, request: Request) -> None:
-        """Do nothing: a scrape asks the engine how many wait."""
-
     def admitted(self, request: Request, queued_s: float, cached_tokens: int) -> None:
         """A prompt begins to be read."""
         with self.lock:
@@ -110,9 +107,6 @@ class ModelTotals:
         with self.lock:
             self._joined += 1
             self.prompt_tokens += len(request.prompt)
-
-    def preempted(self, request: Request) -> None:
-        """Do nothing: the engine counts preemptions."""
 
     def stepped(self, report: StepReport) -> None:
         """A step of the batch."""

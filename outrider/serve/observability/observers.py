@@ -16,7 +16,7 @@ from outrider.engine.request import Finish, Request
 log = logging.getLogger("outrider.serve")
 
 
-class Observers:
+class Observers(Observer):
     """An `Observer` that passes everything on, in order."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:

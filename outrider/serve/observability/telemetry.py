@@ -16,10 +16,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.engine.observer import EngineSnapshot
 from outrider.engine.request import Listener, Request
-from outrider.models.loading.generation_config import SamplingDefaults
-from outrider.sampling.params import SamplingParams
 from outrider.serve.observability.tracing import Tracing
 from outrider.serve.observability.traffic import TrafficLog
 from outrider.serve.observability.transcript import Decode, Transcript
@@ -109,14 +106,13 @@ class _Watched:
 
 
 class Traced:
-    """An engine whose requests join the trace they are submitted in."""
+    """An engine whose requests join the trace they are submitted in. All else is the engine's own."""
 
     def __init__(self, engine: Serves, tracing: Tracing) -> None:
         self._engine, self._tracing = engine, tracing
 
-    def prepare(self, params: SamplingParams) -> None:
-        """Raises what the engine raises."""
-        self._engine.prepare(params)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
     def submit(self, request: Request, listener: Listener) -> None:
         """Raises what the engine raises."""
@@ -126,59 +122,3 @@ class Traced:
         except BaseException:
             self._tracing.refused(request)
             raise
-
-    async def settle(self, request_id: str) -> None:
-        """Raises what the engine raises."""
-        await self._engine.settle(request_id)
-
-    @property
-    def name(self) -> str:
-        return self._engine.name
-
-    @property
-    def tokenizer(self) -> Any:
-        return self._engine.tokenizer
-
-    @property
-    def context(self) -> int:
-        return self._engine.context
-
-    @property
-    def vocab_size(self) -> int:
-        return self._engine.vocab_size
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        return self._engine.eos_token_ids
-
-    @property
-    def sampling_defaults(self) -> SamplingDefaults:
-        return self._engine.sampling_defaults
-
-    @property
-    def drafters(self) -> list[str]:
-        return self._engine.drafters
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return self._engine.config
-
-    @property
-    def lossless(self) -> bool:
-        return self._engine.lossless
-
-    def check_room(self, count: int) -> None:
-        """Raises what the engine raises."""
-        self._engine.check_room(count)
-
-    def cancel(self, request_id: str) -> None:
-        self._engine.cancel(request_id)
-
-    def snapshot(self) -> EngineSnapshot:
-        return self._engine.snapshot()
-
-    def drain(self, timeout_s: float) -> bool:
-        return self._engine.drain(timeout_s)
-
-    def stop(self) -> None:
-        self._engine.stop()

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from outrider.engine.observer import StepReport
+from outrider.engine.observer import Observer
 from outrider.engine.request import Finish, Request
 from outrider.errors import CapabilityError, ConfigError
 from outrider.serve.observability.trace_attributes import of_finish, of_request, operation_of
@@ -129,8 +129,8 @@ class _Open:
         self.phase_ns = now_ns
 
 
-class RequestTraces:
-    """An `Observer`. Everything happens in the engine's thread."""
+class RequestTraces(Observer):
+    """A span per request; none per step, which would cost more than it is worth. Everything happens in the engine's thread."""
 
     def __init__(self, tracing: Tracing, model_name: str) -> None:
         self._tracing, self._model = tracing, model_name
@@ -159,9 +159,6 @@ class RequestTraces:
         """Record that the request was preempted in the middle of its answer."""
         if one := self._open.get(request.id):
             one.span.add_event("preempted")
-
-    def stepped(self, report: StepReport) -> None:
-        """Do nothing: a span per step would cost more than it is worth."""
 
     def finished(self, request: Request, finish: Finish) -> None:
         """End the request's span, with everything that is known now."""

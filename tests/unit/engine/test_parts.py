@@ -11,7 +11,7 @@ from outrider.build import Options
 from outrider.drafters.base import SMALL_TREE
 from outrider.engine.drafter_mux import verdict_for
 from outrider.engine.engine import make_engine
-from outrider.engine.observer import NoObserver, StepReport
+from outrider.engine.observer import Observer, StepReport
 from outrider.engine.request import EngineSettings, Request, Speculation
 from outrider.engine.scheduler import KVBudget, WaitingQueue
 from outrider.errors import CapabilityError, ConfigError
@@ -105,7 +105,7 @@ def test_no_drafter_is_asked_for_more_than_it_was_built_for(engine_of: MakeEngin
     """The server's number is about its own drafter; another one's most is what `max_draft_tokens` may be at most, too."""
     asked: list[int] = []
 
-    class Watching(NoObserver):
+    class Watching(Observer):
         def stepped(self, report: StepReport) -> None:
             asked.extend(report.asked)
 

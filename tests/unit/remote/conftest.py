@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.build import Models, Options, assemble, load_models
-from outrider.engine.observer import NoObserver
+from outrider.engine.observer import Observer
 from outrider.engine.request import Request
 from outrider.llm import LLM
 from outrider.options import Needs
@@ -149,7 +149,7 @@ def coordinate() -> Iterator[Coordinate]:
         fleet = carriage.result(start())
         until(lambda: len(fleet.usable) >= (len(targets) if ready is None else ready), "replicas that are ready")
         limits = limits or RetryLimits(wait_s=5.0)
-        engine = RemoteEngine(fleet, tokenizer, carriage, observer or NoObserver(), limits, max_queue=50, headers=headers)
+        engine = RemoteEngine(fleet, tokenizer, carriage, observer or Observer(), limits, max_queue=50, headers=headers)
         made.append((Coordinated(engine, fleet, services), carriage, context))
         return made[-1][0]
 

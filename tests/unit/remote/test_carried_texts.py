@@ -12,7 +12,7 @@ from grpc import aio
 
 from outrider.build import Options
 from outrider.engine.engine import Engine
-from outrider.engine.observer import NoObserver
+from outrider.engine.observer import Observer
 from outrider.engine.request import Request
 from outrider.grammar import Grammars, regex
 from outrider.remote.coordinator.engine import Carriage, RemoteEngine
@@ -103,7 +103,7 @@ def carried(engine_of: MakeEngine) -> Iterator[Carried]:  # noqa: F811
 
     fleet = carriage.result(start())
     until(lambda: len(fleet.usable) == 2, "both replicas")
-    remote = RemoteEngine(fleet, tokenizer, carriage, NoObserver(), RetryLimits(max_retries=20, wait_s=30.0), max_queue=50)
+    remote = RemoteEngine(fleet, tokenizer, carriage, Observer(), RetryLimits(max_retries=20, wait_s=30.0), max_queue=50)
     yield Carried(places, remote, fleet)
     remote.stop()
     carriage.result(fleet.close())

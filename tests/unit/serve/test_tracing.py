@@ -153,7 +153,7 @@ def test_application_traces_requests_and_only_those(recorded: Recorded) -> None:
     engine = Tracked()
     engine.observer = recorded.tracing.observer("fake")
     state = state_of(engine)
-    state.serve([Traced(engine, recorded.tracing)], created=0)  # type: ignore[arg-type]
+    state.serve([Traced(engine, recorded.tracing)], created=0)
     app = Telemetry(make_app(state), tracing=recorded.tracing, traffic=None, decode=lambda model, ids: "")
     with TestClient(app) as client:
         assert client.get("/health").status_code == 200
