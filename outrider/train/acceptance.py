@@ -24,7 +24,7 @@ from outrider.models.heads.acceptance import LEAST, AcceptanceConfig, Acceptance
 from outrider.models.loading.load import load_config, load_module, load_tokenizer
 from outrider.models.tokens.vocabulary import check_same_vocabulary, fit_width
 from outrider.settings import setting
-from outrider.train.losses import acceptance, law_of
+from outrider.train.losses import acceptance, softmax_fp32
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
 from outrider.train.stopping import chains, saving
 
@@ -98,7 +98,7 @@ class AcceptanceRecipe:
     def loss(self, batch: FeatureBatch) -> LossReport:
         seen = self.read(batch)
         count = len(seen.sampled)
-        first = (torch.rand(count).to(seen.sampled.device) < self._settings.first_share) | seen.places.first
+        first = (torch.rand(count).to(seen.sampled.device) < self._settings.first_share) | seen.draft_positions.first
         logits, labels = self.examples(seen, first)
         loss = F.binary_cross_entropy_with_logits(logits, labels) if count else logits.sum()
         if self.head.training:
@@ -132,11 +132,11 @@ class AcceptanceRecipe:
         self, seen: Counted, batch: FeatureBatch, *, greedy: bool
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The head's estimates (B, T), of the first token of a draft and of later ones: before the draw, then behind it."""
-        flag = torch.full_like(seen.places.first, greedy)
+        flag = torch.full_like(seen.draft_positions.first, greedy)
 
         def estimates(drawn: Tensor | None, is_first: bool) -> Tensor:
-            places = replace(seen.places, first=torch.full_like(flag, is_first))
-            return _spread(torch.sigmoid(self.head(places, flag, drawn)), batch)
+            positions = replace(seen.draft_positions, first=torch.full_like(flag, is_first))
+            return _spread(torch.sigmoid(self.head(positions, flag, drawn)), batch)
 
         drawn = seen.best if greedy else seen.drawn
         return (estimates(None, True), estimates(None, False)), (estimates(drawn, True), estimates(drawn, False))
@@ -146,8 +146,8 @@ class AcceptanceRecipe:
         `first`: (N,) bool."""
         cases: list[tuple[bool, Tensor | None, Tensor]] = [(False, None, seen.sampled), (True, None, seen.agree)]
         cases += [(False, seen.drawn, seen.kept), (True, seen.best, seen.agree)]
-        places = replace(seen.places, first=first)
-        logits = [self.head(places, torch.full_like(first, greedy), drawn) for greedy, drawn, _ in cases]
+        positions = replace(seen.draft_positions, first=first)
+        logits = [self.head(positions, torch.full_like(first, greedy), drawn) for greedy, drawn, _ in cases]
         return torch.cat(logits), torch.cat([label for *_, label in cases])
 
     @torch.no_grad()
@@ -157,15 +157,15 @@ class AcceptanceRecipe:
         own = fit_width(logits[batch.mask].float(), batch.logits.shape[-1])  # (N, V)
         wanted = batch.logits[batch.mask]
         rows, columns = batch.mask.nonzero(as_tuple=True)
-        earlier = law_of(logits[rows, (columns - 1).clamp(min=0)])
+        earlier = softmax_fp32(logits[rows, (columns - 1).clamp(min=0)])
         previous = batch.tokens[rows, columns].clamp(max=earlier.shape[-1] - 1)  # of a padded vocabulary, the draft may have less
         before = earlier.gather(1, previous[:, None])[:, 0]
-        law, true, best = law_of(own), law_of(wanted), own.argmax(-1)
-        drawn = law.multinomial(1) if len(law) else best[:, None]
-        chances = law.gather(1, drawn)
+        draft_probs, true, best = softmax_fp32(own), softmax_fp32(wanted), own.argmax(-1)
+        drawn = draft_probs.multinomial(1) if len(draft_probs) else best[:, None]
+        chances = draft_probs.gather(1, drawn)
         kept = (true.gather(1, drawn) / chances.clamp(min=LEAST)).clamp(max=1)[:, 0]
         agree = (best == wanted.argmax(-1)).float()
-        positions = DraftPositions.of(law, previous, before, columns == 0)
+        positions = DraftPositions.of(draft_probs, previous, before, columns == 0)
         return Counted(positions, acceptance(true, own), agree, drawn[:, 0], kept, best)
 
     def save(self, folder: Path) -> None:
@@ -176,7 +176,7 @@ class AcceptanceRecipe:
 class Counted:
     """The N positions of a batch that count."""
 
-    places: DraftPositions  # first: there is no token before
+    draft_positions: DraftPositions  # first: there is no token before
     sampled: Tensor  # (N,) sum min(p, q)
     agree: Tensor  # (N,) whether both likeliest tokens are the same, 0 or 1
     drawn: Tensor  # (N,) int64: a token drawn from the draft's distribution

@@ -30,14 +30,14 @@ from outrider.train.block_settings import OWNER, BlockTraining, new_config
 from outrider.train.calibration import sequential_temperatures
 from outrider.train.chunked import chunk_size, judged_in_chunks
 from outrider.train.expected import chain_means
-from outrider.train.losses import TINY, acceptance, kl, law_of, parse_loss, weighted_mean
+from outrider.train.losses import TINY, acceptance, kl, parse_loss, softmax_fp32, weighted_mean
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
 
 
 class Anchors(NamedTuple):
     """The starts of blocks, and which of their guesses count."""
 
-    places: Tensor  # (B, A) int64
+    starts: Tensor  # (B, A) int64
     counts: Tensor  # (B, A, guesses) bool, of each block a beginning
 
 
@@ -88,18 +88,18 @@ class BlockRecipe:
 
     def loss(self, batch: FeatureBatch) -> LossReport:
         anchors = draw_anchors(batch.mask, self._settings.num_anchors, self.head.config.num_guesses)
-        block = self.run(batch, anchors.places)
+        block = self.run(batch, anchors.starts)
         counts = anchors.counts
         states, before = block.states[counts], block.before[counts]  # (N, H), (N,)
         row, anchor, guess = counts.nonzero(as_tuple=True)
-        place = anchors.places[row, anchor] + guess  # of the target's distribution
+        position = anchors.starts[row, anchor] + guess  # of the target's distribution
         weights = self._fading(counts)[counts]
         measure = kl if batch.progress < self._settings.warm_up else self._loss
 
         def judge(part: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
             logits = self.head.corrected(self.head.logits(part), part, before[which])
-            law = law_of(batch.logits[row[which], place[which]])
-            return measure(law, logits), acceptance(law, logits.detach())
+            target_probs = softmax_fp32(batch.logits[row[which], position[which]])
+            return measure(target_probs, logits), acceptance(target_probs, logits.detach())
 
         shares = weights / weights.sum().clamp(min=TINY)
         size = chunk_size(batch.logits.shape[-1], states.device)
@@ -117,18 +117,18 @@ class BlockRecipe:
         per_position, survival, count = chain_means([full[..., k] for k in range(counts.shape[2])], whole)
         return LossReport(loss, per_position, parts, survival, max(count, 1))
 
-    def run(self, batch: FeatureBatch, places: Tensor) -> BlockStates:
-        """One pass over blocks whose anchors stand at `places` (B, A)."""
+    def run(self, batch: FeatureBatch, starts: Tensor) -> BlockStates:
+        """One pass over blocks whose anchors stand at `starts` (B, A)."""
         head, config = self.head, self.head.config
         num_rows, length = batch.tokens.shape
-        size, num_anchors = config.block_size, places.shape[1]
+        size, num_anchors = config.block_size, starts.shape[1]
         device = batch.tokens.device
         positions = torch.arange(length, device=device).expand(num_rows, -1)
         context = head.context([batch.hidden[layer] for layer in config.target_layers])
         held = head.context_keys(context, positions)
-        fed = head.block_tokens(batch.tokens.gather(1, places)).flatten(1)  # (B, A * S)
-        slots = (places[..., None] + torch.arange(size, device=device)).flatten(1)
-        visible = _visible(places, length, size, config.causal)
+        fed = head.block_tokens(batch.tokens.gather(1, starts)).flatten(1)  # (B, A * S)
+        slots = (starts[..., None] + torch.arange(size, device=device)).flatten(1)
+        visible = _visible(starts, length, size, config.causal)
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             all_keys, all_values = (torch.cat(pair, dim=2) for pair in zip(held[layer], (keys, values), strict=True))
@@ -137,7 +137,7 @@ class BlockRecipe:
 
         states = head(fed, slots.clamp(max=config.max_positions - 1), attend)
         guessing = head.guessing(states.view(num_rows, num_anchors, size, -1))
-        index = places[..., None] + torch.arange(config.num_guesses, device=device)
+        index = starts[..., None] + torch.arange(config.num_guesses, device=device)
         before = batch.tokens[:, None].expand(-1, num_anchors, -1).gather(2, index.clamp(max=length - 1))
         return BlockStates(guessing, before)
 
@@ -148,11 +148,11 @@ class BlockRecipe:
         confidences, accepted, known = [], [], []
         for batch in batches:
             anchors = draw_anchors(batch.mask, self._settings.num_anchors, self.head.config.num_guesses)
-            block = self.run(batch, anchors.places)
+            block = self.run(batch, anchors.starts)
             logits = self.head.corrected(self.head.logits(block.states), block.states, block.before)
-            law = law_of(_answers(batch, anchors.places, anchors.counts.shape[2]))
+            target_probs = softmax_fp32(_answers(batch, anchors.starts, anchors.counts.shape[2]))
             confidences.append(self.head.confidence_logits(block.states, block.before).float().flatten(0, 1).cpu())
-            accepted.append(acceptance(law, logits).flatten(0, 1).cpu())
+            accepted.append(acceptance(target_probs, logits).flatten(0, 1).cpu())
             known.append(anchors.counts.flatten(0, 1).cpu())
         if not confidences:
             return {}
@@ -165,8 +165,8 @@ class BlockRecipe:
 
     def _fading(self, counts: Tensor) -> Tensor:
         """(B, A, guesses): weights by position."""
-        places = torch.arange(counts.shape[2], device=counts.device)
-        return torch.exp(-places / self._settings.decay).expand(counts.shape)
+        starts = torch.arange(counts.shape[2], device=counts.device)
+        return torch.exp(-starts / self._settings.decay).expand(counts.shape)
 
 
 def draw_anchors(mask: Tensor, num_anchors: int, num_guesses: int) -> Anchors:
@@ -174,25 +174,25 @@ def draw_anchors(mask: Tensor, num_anchors: int, num_guesses: int) -> Anchors:
     dummies whose guesses do not count."""
     num = max(1, min(num_anchors, int(mask.sum(dim=1).max())))
     keys = torch.rand(mask.shape).to(mask.device)
-    places = torch.where(mask, keys, torch.full_like(keys, -1.0)).topk(num, dim=1).indices  # (B, A)
-    index = places[..., None] + torch.arange(num_guesses, device=mask.device)
+    starts = torch.where(mask, keys, torch.full_like(keys, -1.0)).topk(num, dim=1).indices  # (B, A)
+    index = starts[..., None] + torch.arange(num_guesses, device=mask.device)
     inside = index < mask.shape[1]
     seen = mask[:, None].expand(-1, num, -1).gather(2, index.clamp(max=mask.shape[1] - 1))
-    return Anchors(places, (inside & seen).cumprod(dim=2).bool())
+    return Anchors(starts, (inside & seen).cumprod(dim=2).bool())
 
 
-def _answers(batch: FeatureBatch, places: Tensor, num_guesses: int) -> Tensor:
+def _answers(batch: FeatureBatch, starts: Tensor, num_guesses: int) -> Tensor:
     """(B, A, guesses, V): the target's logits of what every guess is about."""
-    index = places[..., None] + torch.arange(num_guesses, device=places.device)
-    rows = torch.arange(len(places), device=places.device)[:, None, None]
+    index = starts[..., None] + torch.arange(num_guesses, device=starts.device)
+    rows = torch.arange(len(starts), device=starts.device)[:, None, None]
     return batch.logits[rows, index.clamp(max=batch.logits.shape[1] - 1)]
 
 
-def _visible(places: Tensor, length: int, size: int, causal: bool) -> Tensor:
+def _visible(starts: Tensor, length: int, size: int, causal: bool) -> Tensor:
     """(B, 1, A * S, T + A * S) bool: a block sees the context before its anchor, and itself."""
-    num_rows, num_anchors = places.shape
-    block = torch.arange(num_anchors * size, device=places.device)
-    context = torch.arange(length, device=places.device) < places.repeat_interleave(size, dim=1)[..., None]
+    num_rows, num_anchors = starts.shape
+    block = torch.arange(num_anchors * size, device=starts.device)
+    context = torch.arange(length, device=starts.device) < starts.repeat_interleave(size, dim=1)[..., None]
     own = block[:, None] // size == block // size
     if causal:
         own = own & (block <= block[:, None])

@@ -57,17 +57,17 @@ class _InChunks(torch.autograd.Function):
         total = torch.zeros((), device=states.device)
         losses, accepted = (torch.zeros(len(states), device=states.device) for _ in range(2))
         for begin in range(0, len(states), size):
-            places = torch.arange(begin, min(begin + size, len(states)), device=states.device)
+            positions = torch.arange(begin, min(begin + size, len(states)), device=states.device)
             with torch.set_grad_enabled(any(wanted)):
-                part = states[places].detach().requires_grad_(wanted[0])
-                each, accept = judge(part, places)
-                summed = (each * weights[places]).sum()
+                part = states[positions].detach().requires_grad_(wanted[0])
+                each, accept = judge(part, positions)
+                summed = (each * weights[positions]).sum()
             total += summed.detach()
-            losses[places], accepted[places] = each.detach(), accept.detach()
+            losses[positions], accepted[positions] = each.detach(), accept.detach()
             if any(wanted):
                 found = list(torch.autograd.grad(summed, [*([part] if wanted[0] else []), *trained]))
                 if wanted[0]:
-                    gradients[0][places] = found.pop(0)
+                    gradients[0][positions] = found.pop(0)
                 for whole, one in zip(gradients[int(wanted[0]) :], found, strict=True):
                     whole += one
         ctx.wanted = wanted

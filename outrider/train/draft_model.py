@@ -19,7 +19,7 @@ from outrider.models.loading.load import load_config, load_module, load_tokenize
 from outrider.models.tokens.vocabulary import check_same_vocabulary, fit_width
 from outrider.settings import setting
 from outrider.train.expected import chain_windows
-from outrider.train.losses import acceptance, law_of, parse_loss, weighted_mean
+from outrider.train.losses import acceptance, parse_loss, softmax_fp32, weighted_mean
 from outrider.train.new_model import scratch_model, thinned_model
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
 
@@ -86,7 +86,7 @@ class DraftModelRecipe:
 
     def loss(self, batch: FeatureBatch) -> LossReport:
         logits = self.module(input_ids=batch.tokens, attention_mask=batch.valid.long(), use_cache=False).logits
-        wanted = law_of(batch.logits[batch.mask])  # (positions, V): only what counts is turned into distributions
+        wanted = softmax_fp32(batch.logits[batch.mask])  # (positions, V): only what counts is turned into distributions
         guessed = fit_width(logits[batch.mask].float(), wanted.shape[-1])
         values = self._loss(wanted, guessed)
         loss = weighted_mean(values, torch.ones_like(values))

@@ -121,12 +121,12 @@ class EagleRecipe(UnrolledRecipe):
             features = features + (torch.rand_like(features) - 0.5) * scale[:, None, None]
         return features
 
-    def _judge(self, target_laws: TargetDistributions, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's distribution is `target_laws`."""
-        return self._loss(target_laws.law, logits) * self._settings.loss_weight, self._acceptance(target_laws, logits)
+    def _judge(self, target: TargetDistributions, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's distribution is `target`."""
+        return self._loss(target.probs, logits) * self._settings.loss_weight, self._acceptance(target, logits)
 
-    def _feature_loss(self, batch: FeatureBatch, rows: Tensor, places: Tensor, states: Tensor) -> Tensor:
-        distance = smooth_l1(batch.hidden[AFTER_NORM][rows, places].to(states.dtype), states)
+    def _feature_loss(self, batch: FeatureBatch, rows: Tensor, positions: Tensor, states: Tensor) -> Tensor:
+        distance = smooth_l1(batch.hidden[AFTER_NORM][rows, positions].to(states.dtype), states)
         return self._settings.feature_weight * weighted_mean(distance, torch.ones_like(distance))
 
 
@@ -206,7 +206,7 @@ def _new_head(config: EagleConfig, setup: RecipeSetup) -> EagleHead:
 
 def _begin_as_deepest_state(head: EagleHead) -> None:
     size = head.config.hidden_size
-    deepest = max(range(len(head.config.signals)), key=lambda place: head.config.signals[place])
+    deepest = max(range(len(head.config.signals)), key=lambda index: head.config.signals[index])
     head.fc.weight.zero_()
     head.fc.weight[:, deepest * size : (deepest + 1) * size] = torch.eye(size)
     layer: Any

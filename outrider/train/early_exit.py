@@ -19,7 +19,7 @@ from outrider.models.heads.exit import ExitConfig, ExitHead
 from outrider.models.signals import AFTER_NORM, Listening, decoder_layers
 from outrider.settings import setting
 from outrider.train.expected import chain_windows
-from outrider.train.losses import acceptance, law_of, parse_loss
+from outrider.train.losses import acceptance, parse_loss, softmax_fp32
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
 
 OWNER = "kind 'early-exit'"
@@ -74,7 +74,7 @@ class EarlyExitRecipe:
     def loss(self, batch: FeatureBatch) -> LossReport:
         mask = batch.mask
         states = batch.hidden[self._head.config.exit_layer][mask]  # (positions, H)
-        wanted = law_of(batch.logits[mask])
+        wanted = softmax_fp32(batch.logits[mask])
         guessed = self._output(self._head(self._norm(states)))
         loss = self._loss(wanted, guessed).mean()
         accept = torch.zeros(mask.shape, device=loss.device)
@@ -101,16 +101,16 @@ def _going_on(folder: Path, wanted: ExitConfig) -> ExitHead:
 def final_norm(target: Any) -> nn.Module:
     """The module between the last layer and the output head. Raises CapabilityError where the head's input is made otherwise, or
     where logits are more than the head's output (capped, scaled): what would be trained there is not what drafts."""
-    heard: dict[int, Tensor] = {}
+    states: dict[int, Tensor] = {}
     count = len(decoder_layers(target))
     tokens = torch.arange(1, 5, device=target.device)[None]  # not 0: a padding token may have an embedding of zeros
-    with Listening(target, (count, AFTER_NORM)).during(heard):
+    with Listening(target, (count, AFTER_NORM)).during(states):
         logits = target(input_ids=tokens, use_cache=False).logits
-    head_sees, output = heard[AFTER_NORM], target.get_output_embeddings()
+    head_sees, output = states[AFTER_NORM], target.get_output_embeddings()
     for part in reversed(list(target.base_model.modules())):  # it comes last, and untrained norms are all alike
         weights = list(part.parameters(recurse=False))
         if not any(True for _ in part.children()) and weights and all(w.dim() == 1 for w in weights):
-            made = part(heard[count]) if weights[0].shape[-1] == heard[count].shape[-1] else None
+            made = part(states[count]) if weights[0].shape[-1] == states[count].shape[-1] else None
             if made is not None and _close(made, head_sees) and _close(output(made), logits):
                 return part
     raise CapabilityError(

@@ -72,8 +72,8 @@ class Expectation:
         for name, value in report.parts.items():
             self.parts[name] = self.parts.get(name, 0.0) + report.count * value
         self.survival += [0.0] * (len(survival) - len(self.survival))
-        for place, value in enumerate(survival):
-            self.survival[place] += report.count * value
+        for index, value in enumerate(survival):
+            self.survival[index] += report.count * value
 
     def mean_survival(self) -> list[float]:
         """[j]: chance that the first j + 1 draft tokens are all accepted."""

@@ -47,14 +47,14 @@ class FeatureSource:
         return FeatureBatch(batch.tokens, batch.mask, hidden, logits, batch.lengths, progress)
 
     def _computed(self, batch: TextBatch) -> tuple[dict[int, Tensor], Tensor]:
-        heard: dict[int, Tensor] = {}
-        with self._listening.during(heard):
+        states: dict[int, Tensor] = {}
+        with self._listening.during(states):
             logits = self._module(input_ids=batch.tokens, use_cache=False).logits
         dtype = torch.float32 if logits.dtype == torch.float16 else None  # which a sum could leave
         sums = logits.sum(dim=-1, dtype=dtype)  # NaN or infinite where a logit is
         if not torch.isfinite(sums[batch.mask]).all():
             raise NumericalError("the target gives NaN or infinite logits on the training texts; try --dtype float32")
-        return heard, logits
+        return states, logits
 
     def _keep(self, names: list[str], batch: TextBatch, hidden: dict[int, Tensor], logits: Tensor) -> None:
         assert self.cache is not None
@@ -80,10 +80,10 @@ class FeatureSource:
 @torch.no_grad()
 def _output_alone(module: Any) -> nn.Module | None:
     """The output layer, where it alone makes the logits of the states behind the final norm: no scale, no cap."""
-    output, heard = module.get_output_embeddings(), dict[int, Tensor]()
+    output, states = module.get_output_embeddings(), dict[int, Tensor]()
     try:
-        with Listening(module, (AFTER_NORM,)).during(heard):
+        with Listening(module, (AFTER_NORM,)).during(states):
             logits = module(input_ids=torch.arange(4, device=output.weight.device)[None], use_cache=False).logits
     except CapabilityError:
         return None
-    return output if torch.equal(output(heard[AFTER_NORM]), logits) else None
+    return output if torch.equal(output(states[AFTER_NORM]), logits) else None

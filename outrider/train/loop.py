@@ -155,8 +155,8 @@ class TrainLoop:
         state, config, step = self.state, self.config, self.state.step
         for group in self._optimizer.param_groups:
             group["lr"] = config.lr * self._rate(step)
-        epoch, place = divmod(step, self.steps_per_epoch)
-        numbers = epoch_order(self._train, config.batch_size, config.seed, epoch)[place]
+        epoch, index = divmod(step, self.steps_per_epoch)
+        numbers = epoch_order(self._train, config.batch_size, config.seed, epoch)[index]
         micro = [numbers[at : at + config.micro_batch] for at in range(0, len(numbers), config.micro_batch)]
         self.recipe.module.train()
         loss, parts = self._accumulate(micro)
@@ -180,9 +180,9 @@ class TrainLoop:
         rounds = math.ceil(len(micro) / world)
         total, counted, parts = 0.0, 0, dict[str, float]()
         for round_ in range(rounds):
-            place = round_ * world + rank
-            absent = place >= len(micro)  # others still work: the same collective calls, without weight
-            number = min(place, len(micro) - 1)
+            index = round_ * world + rank
+            absent = index >= len(micro)  # others still work: the same collective calls, without weight
+            number = min(index, len(micro) - 1)
             torch.manual_seed(_seed_of(self.config.seed, self.state.step, number))
             batch = self._source.features(
                 collate(self._train, micro[number], self._device), progress=self.state.step / self.total

@@ -27,56 +27,56 @@ from torch import Tensor
 
 from outrider.errors import ConfigError, did_you_mean
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # (target law (..., V), draft logits (..., V)) -> (...,)
+Loss = Callable[[Tensor, Tensor], Tensor]  # (target distribution (..., V), draft logits (..., V)) -> (...,)
 TINY = 1e-12  # below fp32's resolution of a probability: keeps logarithms finite where p or the overlap is 0
 HYBRID_RATE = 3.0  # of lk_hybrid
 
 
-def law_of(logits: Tensor) -> Tensor:
+def softmax_fp32(logits: Tensor) -> Tensor:
     """(..., V) fp32: the distribution that logits stand for."""
     return logits.float().softmax(dim=-1)
 
 
-def kl(law: Tensor, logits: Tensor) -> Tensor:
+def kl(target_probs: Tensor, logits: Tensor) -> Tensor:
     """KL(p || q)."""
-    return ce(law, logits) - _entropy(law)
+    return ce(target_probs, logits) - _entropy(target_probs)
 
 
-def reverse_kl(law: Tensor, logits: Tensor) -> Tensor:
+def reverse_kl(target_probs: Tensor, logits: Tensor) -> Tensor:
     """KL(q || p). Where p = 0 its logarithm is that of TINY: finite, and steep."""
     log_q = logits.float().log_softmax(dim=-1)
-    return (log_q.exp() * (log_q - _log(law))).sum(dim=-1)
+    return (log_q.exp() * (log_q - _log(target_probs))).sum(dim=-1)
 
 
-def jsd(law: Tensor, logits: Tensor) -> Tensor:
+def jsd(target_probs: Tensor, logits: Tensor) -> Tensor:
     """Jensen-Shannon divergence, at most log 2."""
-    law, log_q = law.float(), logits.float().log_softmax(dim=-1)
+    target_probs, log_q = target_probs.float(), logits.float().log_softmax(dim=-1)
     q = log_q.exp()
-    log_m = _log((law + q) / 2)
-    return ((law * (_log(law) - log_m)).sum(dim=-1) + (q * (log_q - log_m)).sum(dim=-1)) / 2
+    log_m = _log((target_probs + q) / 2)
+    return ((target_probs * (_log(target_probs) - log_m)).sum(dim=-1) + (q * (log_q - log_m)).sum(dim=-1)) / 2
 
 
-def tv(law: Tensor, logits: Tensor) -> Tensor:
+def tv(target_probs: Tensor, logits: Tensor) -> Tensor:
     """Total variation distance: the probability that a draft token is rejected."""
-    return (law.float() - law_of(logits)).abs().sum(dim=-1) / 2
+    return (target_probs.float() - softmax_fp32(logits)).abs().sum(dim=-1) / 2
 
 
-def ce(law: Tensor, logits: Tensor) -> Tensor:
+def ce(target_probs: Tensor, logits: Tensor) -> Tensor:
     """Cross entropy of the full distribution."""
-    return -(law.float() * logits.float().log_softmax(dim=-1)).sum(dim=-1)
+    return -(target_probs.float() * logits.float().log_softmax(dim=-1)).sum(dim=-1)
 
 
-def nla(law: Tensor, logits: Tensor) -> Tensor:
+def nla(target_probs: Tensor, logits: Tensor) -> Tensor:
     """Negative log acceptance."""
-    return -_log(acceptance(law, logits))
+    return -_log(acceptance(target_probs, logits))
 
 
-def lk_hybrid(law: Tensor, logits: Tensor) -> Tensor:
+def lk_hybrid(target_probs: Tensor, logits: Tensor) -> Tensor:
     """KL far from the target, TV near it."""
-    law, log_q = law.float(), logits.float().log_softmax(dim=-1)
-    far = (law - log_q.exp()).abs().sum(dim=-1) / 2  # 1 - alpha
+    target_probs, log_q = target_probs.float(), logits.float().log_softmax(dim=-1)
+    far = (target_probs - log_q.exp()).abs().sum(dim=-1) / 2  # 1 - alpha
     share = torch.exp(-HYBRID_RATE * (1 - far.detach()))
-    return share * (-(law * log_q).sum(dim=-1) - _entropy(law)) + (1 - share) * far
+    return share * (-(target_probs * log_q).sum(dim=-1) - _entropy(target_probs)) + (1 - share) * far
 
 
 def smooth_l1(target: Tensor, features: Tensor) -> Tensor:
@@ -84,9 +84,9 @@ def smooth_l1(target: Tensor, features: Tensor) -> Tensor:
     return F.smooth_l1_loss(features.float(), target.float(), reduction="none").mean(dim=-1)
 
 
-def acceptance(law: Tensor, logits: Tensor) -> Tensor:
+def acceptance(target_probs: Tensor, logits: Tensor) -> Tensor:
     """(...,): sum_x min(p, q), the probability that a token drawn from q is accepted (Leviathan et al., theorem 3.5)."""
-    return torch.minimum(law.float(), law_of(logits)).sum(dim=-1)
+    return torch.minimum(target_probs.float(), softmax_fp32(logits)).sum(dim=-1)
 
 
 LOSSES: dict[str, Loss] = {
@@ -98,8 +98,8 @@ def parse_loss(text: str) -> Loss:
     """A loss by name, or a weighted sum like `0.1*ce+0.9*tv`. Raises ConfigError with the nearest name."""
     terms = [_term(word.strip(), text) for word in text.split("+")]
 
-    def total(law: Tensor, logits: Tensor) -> Tensor:
-        values = [weight * one(law, logits) for weight, one in terms]
+    def total(target_probs: Tensor, logits: Tensor) -> Tensor:
+        values = [weight * one(target_probs, logits) for weight, one in terms]
         return torch.stack(values).sum(dim=0)
 
     return terms[0][1] if len(terms) == 1 and terms[0][0] == 1 else total
@@ -133,21 +133,21 @@ def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
 class TargetDistributions:
     """The target's distributions at N positions, over the draft's vocabulary."""
 
-    law: Tensor  # (N, Vd) fp32, renormalised: what a draft can learn
+    probs: Tensor  # (N, Vd) fp32, renormalised: what a draft can learn
     share: Tensor  # (N,) fp32: how much of the whole distribution is about these tokens
     counts: Tensor  # (N,) fp32: 1 where the target's likeliest token is among them, else 0
 
     @property
     def whole(self) -> Tensor:
         """(N, Vd): the target's own probabilities; `acceptance` of them is what serving will see."""
-        return self.law * self.share[:, None]
+        return self.probs * self.share[:, None]
 
     def at(self, which: Tensor) -> TargetDistributions:
         """The distributions of some positions."""
-        return TargetDistributions(self.law[which], self.share[which], self.counts[which])
+        return TargetDistributions(self.probs[which], self.share[which], self.counts[which])
 
 
-def laws_over(logits: Tensor, ids: Tensor | None, size: int) -> TargetDistributions:
+def target_distributions(logits: Tensor, ids: Tensor | None, size: int) -> TargetDistributions:
     """Distributions of target logits (N, V) over the draft vocabulary `ids` (Vd,), None being all of it; `size` positions at a
     time.
 
@@ -159,21 +159,21 @@ def laws_over(logits: Tensor, ids: Tensor | None, size: int) -> TargetDistributi
         ids = torch.arange(logits.shape[-1], device=logits.device)
     inside = torch.zeros(logits.shape[-1], dtype=torch.float32, device=logits.device)
     inside[ids] = 1.0
-    law = torch.empty(len(logits), len(ids), device=logits.device)
+    target_probs = torch.empty(len(logits), len(ids), device=logits.device)
     share, counts = (torch.empty(len(logits), device=logits.device) for _ in range(2))
     for begin in range(0, len(logits), size):
-        places = slice(begin, begin + size)
-        scored = logits[places].float()
+        rows = slice(begin, begin + size)
+        scored = logits[rows].float()
         chosen = scored.index_select(-1, ids)
-        law[places] = chosen.softmax(dim=-1)
-        share[places] = (chosen.logsumexp(dim=-1) - scored.logsumexp(dim=-1)).exp()
-        counts[places] = inside[scored.argmax(dim=-1)]
-    return TargetDistributions(law, share, counts)
+        target_probs[rows] = chosen.softmax(dim=-1)
+        share[rows] = (chosen.logsumexp(dim=-1) - scored.logsumexp(dim=-1)).exp()
+        counts[rows] = inside[scored.argmax(dim=-1)]
+    return TargetDistributions(target_probs, share, counts)
 
 
-def _log(law: Tensor) -> Tensor:
-    return law.float().clamp(min=TINY).log()
+def _log(target_probs: Tensor) -> Tensor:
+    return target_probs.float().clamp(min=TINY).log()
 
 
-def _entropy(law: Tensor) -> Tensor:
-    return -(law.float() * _log(law)).sum(dim=-1)
+def _entropy(target_probs: Tensor) -> Tensor:
+    return -(target_probs.float() * _log(target_probs)).sum(dim=-1)

@@ -23,7 +23,7 @@ from outrider.models.heads.medusa_files import load_medusa, save_medusa
 from outrider.models.signals import AFTER_NORM, Listening
 from outrider.settings import setting
 from outrider.train.expected import chain_means
-from outrider.train.losses import acceptance, law_of, parse_loss, weighted_mean
+from outrider.train.losses import acceptance, parse_loss, softmax_fp32, weighted_mean
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
 
 OWNER = "kind 'medusa'"
@@ -88,13 +88,13 @@ class MedusaRecipe:
 
     def loss(self, batch: FeatureBatch) -> LossReport:
         starts, counts = chain_starts(batch.mask, self.heads.num_heads)  # (N,) rows, (N,) positions; (N, heads)
-        rows, places = starts
-        logits = self.heads(batch.hidden[AFTER_NORM][rows, places])  # (N, heads, V)
+        rows, positions = starts
+        logits = self.heads(batch.hidden[AFTER_NORM][rows, positions])  # (N, heads, V)
         losses, accepted, parts = [], [], {}
         for head in range(self.heads.num_heads):
-            law = law_of(batch.logits[rows, self._answer(places, head, batch)])
-            losses.append(weighted_mean(self._loss(law, logits[:, head]), counts[:, head]))
-            accepted.append(acceptance(law, logits[:, head]).detach())
+            target_probs = softmax_fp32(batch.logits[rows, self._answer(positions, head, batch)])
+            losses.append(weighted_mean(self._loss(target_probs, logits[:, head]), counts[:, head]))
+            accepted.append(acceptance(target_probs, logits[:, head]).detach())
             parts[f"loss@{head}"] = float(losses[-1].detach())
         weights = [self._settings.head_decay**head for head in range(len(losses))]
         loss = torch.stack([weight * value for weight, value in zip(weights, losses, strict=True)]).sum() / sum(weights)
@@ -106,10 +106,10 @@ class MedusaRecipe:
         ranks = min(NUM_RANKS, self.heads.config.vocab_size)
         right, tried = torch.zeros(self.heads.num_heads, ranks), torch.zeros(self.heads.num_heads, 1)
         for batch in batches:
-            (rows, places), counts = chain_starts(batch.mask, self.heads.num_heads)
-            guesses = self.heads(batch.hidden[AFTER_NORM][rows, places]).topk(ranks, dim=-1).indices  # (N, heads, ranks)
+            (rows, positions), counts = chain_starts(batch.mask, self.heads.num_heads)
+            guesses = self.heads(batch.hidden[AFTER_NORM][rows, positions]).topk(ranks, dim=-1).indices  # (N, heads, ranks)
             for head in range(self.heads.num_heads):
-                actual = batch.tokens[rows, (places + head + 2).clamp(max=batch.tokens.shape[1] - 1)]
+                actual = batch.tokens[rows, (positions + head + 2).clamp(max=batch.tokens.shape[1] - 1)]
                 hits = (guesses[:, head] == actual[:, None]) & counts[:, head, None]
                 right[head] += hits.sum(dim=0).cpu()
                 tried[head] += counts[:, head].sum().cpu()
@@ -121,16 +121,16 @@ class MedusaRecipe:
         save_medusa(self.heads, folder, self._dtype)
 
     @staticmethod
-    def _answer(places: Tensor, head: int, batch: FeatureBatch) -> Tensor:
+    def _answer(positions: Tensor, head: int, batch: FeatureBatch) -> Tensor:
         """Index of the target's logits that head `head` should predict."""
-        return (places + 1 + head).clamp(max=batch.logits.shape[1] - 1)
+        return (positions + 1 + head).clamp(max=batch.logits.shape[1] - 1)
 
 
 def chain_starts(mask: Tensor, depth: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """Features from which a first guess counts: ((N,) rows, (N,) positions t, with mask[t + 1]), and (N, depth) bool: which of
     the guesses count, all those before included."""
-    rows, places = mask[:, 1:].nonzero(as_tuple=True)
-    answers = places[:, None] + 1 + torch.arange(depth, device=mask.device)  # (N, depth)
+    rows, positions = mask[:, 1:].nonzero(as_tuple=True)
+    answers = positions[:, None] + 1 + torch.arange(depth, device=mask.device)  # (N, depth)
     inside = answers < mask.shape[1]
     counts = inside & mask[rows[:, None], answers.clamp(max=mask.shape[1] - 1)]
-    return (rows, places), counts.cumprod(dim=1).bool()
+    return (rows, positions), counts.cumprod(dim=1).bool()

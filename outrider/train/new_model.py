@@ -23,7 +23,7 @@ def chosen_layers(text: str, count: int, owner: str) -> list[int]:
             raise ConfigError(f"{owner}: init_layers must be between 1 and {count}, the target's layers; got {numbers[0]}")
         if numbers[0] == 1:
             return [0]
-        return [round(place * (count - 1) / (numbers[0] - 1)) for place in range(numbers[0])]
+        return [round(number * (count - 1) / (numbers[0] - 1)) for number in range(numbers[0])]
     if numbers != sorted(set(numbers)) or numbers[-1] >= count:
         raise ConfigError(f"{owner}: init_layers must be rising numbers of layers 0..{count - 1}, got '{text}'")
     return numbers
@@ -60,7 +60,7 @@ def scratch_model(target: Any, sizes: dict[str, int], owner: str) -> Any:
     if hidden % heads or (hidden // heads) % 2:
         raise ConfigError(f"{owner}: hidden_size {hidden} must be an even multiple of num_heads {heads}")
     num_layers = sizes.get("num_layers") or max(1, old.num_hidden_layers // 4)
-    kept = [min(place, old.num_hidden_layers - 1) for place in range(num_layers)]
+    kept = [min(number, old.num_hidden_layers - 1) for number in range(num_layers)]
     config = _with_layers(target.config, kept, old.num_hidden_layers)
     inner = config.get_text_config()
     inner.hidden_size, inner.num_attention_heads = hidden, heads

@@ -109,14 +109,14 @@ def regenerate(
 ) -> list[TrainingText]:
     """The target's responses, in the order of the prompts; what `file` has already is not asked again."""
     asked = [(f"{prompt.request.id}/{sample}", prompt) for sample in range(plan.samples) for prompt in prompts]
-    jobs = [(place, name, prompt) for place, (name, prompt) in enumerate(asked)]
+    jobs = [(index, name, prompt) for index, (name, prompt) in enumerate(asked)]
     todo = [job for job in jobs if job[1] not in file.texts]
     progress.stage("regenerating responses", len(jobs))
     progress.advance(len(jobs) - len(todo))
     size = batch_size * ROUNDS
     for start in range(0, len(todo), size):
         chunk = todo[start : start + size]
-        params = [_params(plan, place, prompt) for place, _, prompt in chunk]
+        params = [_params(plan, index, prompt) for index, _, prompt in chunk]
         fed = [{"prompt_token_ids": prompt.tokens} for *_, prompt in chunk]
         for (_, name, prompt), done in zip(chunk, llm.generate(fed, params), strict=True):
             file.add(TrainingText(name, prompt.tokens, done.token_ids, prompt.request.task))
@@ -124,8 +124,8 @@ def regenerate(
     return [file.texts[name] for _, name, _ in jobs]
 
 
-def _params(plan: ResponsePlan, place: int, prompt: PreparedPrompt) -> SamplingParams:
-    params = plan.params(place)
+def _params(plan: ResponsePlan, index: int, prompt: PreparedPrompt) -> SamplingParams:
+    params = plan.params(index)
     return replace(params, max_tokens=params.limit(prompt.max_tokens))
 
 

@@ -1,12 +1,12 @@
 """What a stop rule brings, worked out: tokens drafted at equal tau, and tau at equal tokens drafted, against a fixed length.
 
-A draft may begin at every place of a text. Along it, S_j is the true chance that the first j draft tokens are all accepted, those
-before the j-th being drawn, and c_j what a head makes of it. A rule drafts on while c_j is above a threshold, so over all places
-it submits the n tokens with the highest min(c_1 .. c_j), for some n, and
+A draft may begin at every position of a text. Along it, S_j is the true chance that the first j draft tokens are all accepted,
+those before the j-th being drawn, and c_j what a head makes of it. A rule drafts on while c_j is above a threshold, so over all
+positions it submits the n tokens with the highest min(c_1 .. c_j), for some n, and
 
-    tau = 1 + sum of S over the n submitted tokens / places          drafted = n / places
+    tau = 1 + sum of S over the n submitted tokens / positions          drafted = n / positions
 
-A fixed length k submits the first k of every place. `saved` is the share of its tokens that the rule does without at its tau;
+A fixed length k submits the first k of every position. `saved` is the share of its tokens that the rule does without at its tau;
 `possible` is that share for a head that knew S itself: more than that no head can save, whatever it reads.
 
 The chances are those along the target's own text (teacher forcing), as everywhere in validation.
@@ -39,10 +39,10 @@ class Saving:
 
 
 def chains(before: tuple[Tensor, Tensor], behind: tuple[Tensor, Tensor], mask: Tensor, depth: int) -> Tensor:
-    """(N, depth): chances along the drafts that fit whole into `mask` (B, T) bool, one for each place; the j-th is the product of
-    those of the tokens drawn and of the next one.
+    """(N, depth): chances along the drafts that fit whole into `mask` (B, T) bool, one for each position; the j-th is the product
+    of those of the tokens drawn and of the next one.
 
-    (of the first token of a draft, of a later one), (B, T) each: `before` the draw of the token at that place, `behind` it.
+    (of the first token of a draft, of a later one), (B, T) each: `before` the draw of the token at that position, `behind` it.
     """
     length = mask.shape[1] - depth + 1
     whole = torch.stack([mask[:, j : j + length] for j in range(depth)]).all(dim=0)
@@ -58,14 +58,14 @@ def chains(before: tuple[Tensor, Tensor], behind: tuple[Tensor, Tensor], mask: T
 def saving(estimated: Tensor, true: Tensor, fixed: int) -> Saving:
     """`estimated` and `true` (N, depth): c and S, N at least 1; `fixed`: the length compared with, at most depth."""
     estimated, true = estimated.double(), true.double()
-    places = len(true)
+    positions = len(true)
     order = _lowest(estimated).flatten().argsort(descending=True, stable=True)
     submitted = torch.zeros_like(order, dtype=torch.bool)
-    submitted[order[: fixed * places]] = True
+    submitted[order[: fixed * positions]] = True
     survival = (true * submitted.view_as(true)).mean(dim=0).tolist()
     wanted = float(true[:, :fixed].sum())
     return Saving(
-        survival, 1.0 + wanted / places, _saved(estimated, true, fixed, wanted), _saved(true, true, fixed, wanted),
+        survival, 1.0 + wanted / positions, _saved(estimated, true, fixed, wanted), _saved(true, true, fixed, wanted),
         expected_calibration_error(estimated.flatten(), true.flatten()),
     )  # fmt: skip
 

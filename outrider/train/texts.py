@@ -77,7 +77,7 @@ def epoch_order(texts: Sequence[TrainingText], batch_size: int, seed: int, epoch
     batches = []
     for start in range(0, len(numbers), wide):
         window = sorted(numbers[start : start + wide], key=lambda n: (len(texts[n].prompt) + len(texts[n].response), n))
-        batches += [window[place : place + batch_size] for place in range(0, len(window), batch_size)]
+        batches += [window[begin : begin + batch_size] for begin in range(0, len(window), batch_size)]
     draw.shuffle(batches)
     return batches
 

@@ -23,7 +23,15 @@ from outrider.models.heads.eagle_unroll import unrolled
 from outrider.models.heads.mtp import MtpHead
 from outrider.train.chunked import chunk_size, judged_in_chunks
 from outrider.train.expected import chain_means
-from outrider.train.losses import TINY, Loss, TargetDistributions, acceptance, laws_over, parse_loss, weighted_mean
+from outrider.train.losses import (
+    TINY,
+    Loss,
+    TargetDistributions,
+    acceptance,
+    parse_loss,
+    target_distributions,
+    weighted_mean,
+)
 from outrider.train.recipe import FeatureBatch, LossReport
 
 
@@ -39,32 +47,33 @@ class UnrolledRecipe:
 
     def loss(self, batch: FeatureBatch) -> LossReport:
         settings, head = self._settings, self.head
-        masks, states, rows, places = [], [], [], []
+        masks, states, rows, positions = [], [], [], []
         for step, found in enumerate(unrolled(head, batch.tokens, self._features(batch), settings.unrolls)):  # (B, T-1, H)
             masks.append(_ahead(batch.mask, step))
-            row, place = masks[-1].nonzero(as_tuple=True)
-            states.append(found[row, place])
+            row, position = masks[-1].nonzero(as_tuple=True)
+            states.append(found[row, position])
             rows.append(row)
-            places.append(place + 1 + step)  # of the target's distribution
+            positions.append(position + 1 + step)  # of the target's distribution
         device = batch.logits.device
-        laws = laws_over(batch.logits[batch.mask], head.draft_ids, chunk_size(batch.logits.shape[-1], device))  # for all steps
+        size = chunk_size(batch.logits.shape[-1], device)
+        targets = target_distributions(batch.logits[batch.mask], head.draft_ids, size)  # for all steps
         number = batch.mask.flatten().cumsum(0).view(batch.mask.shape) - 1  # of a position's distribution
-        numbers = [number[row, place] for row, place in zip(rows, places, strict=True)]
-        counts = [laws.counts[one] for one in numbers]
+        numbers = [number[row, position] for row, position in zip(rows, positions, strict=True)]
+        counts = [targets.counts[one] for one in numbers]
         decay = [settings.step_decay**step for step in range(len(counts))]
         weights = [share / sum(decay) * one / one.sum().clamp(min=TINY) for share, one in zip(decay, counts, strict=True)]
-        every, size = torch.cat(numbers), [len(one) for one in numbers]
+        every, sizes = torch.cat(numbers), [len(one) for one in numbers]
 
         def judge(part: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-            return self._judge(laws.at(every[which]), head.logits(part))
+            return self._judge(targets.at(every[which]), head.logits(part))
 
         judged = judged_in_chunks(
-            judge, torch.cat(states), torch.cat(weights), head.output_parameters, chunk_size(laws.law.shape[-1], device)
+            judge, torch.cat(states), torch.cat(weights), head.output_parameters, chunk_size(targets.probs.shape[-1], device)
         )
         total, parts, accepted = judged.total, {}, []
-        losses, accepts = judged.losses.split(size), judged.accepted.split(size)
+        losses, accepts = judged.losses.split(sizes), judged.accepted.split(sizes)
         for step, mask in enumerate(masks):
-            distance = self._feature_loss(batch, rows[step], places[step], states[step])
+            distance = self._feature_loss(batch, rows[step], positions[step], states[step])
             total = total + distance * decay[step] / sum(decay)
             parts[f"loss@{step}"] = float(weighted_mean(losses[step], counts[step]) + distance.detach())
             accepted.append(torch.zeros(mask.shape, device=mask.device).masked_scatter_(mask, accepts[step]))
@@ -77,17 +86,17 @@ class UnrolledRecipe:
         """(B, T, H) that the head reads."""
         return self.head.features(batch.hidden)
 
-    def _judge(self, target_laws: TargetDistributions, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's distribution is `target_laws`."""
-        return self._loss(target_laws.law, logits), self._acceptance(target_laws, logits)
+    def _judge(self, target: TargetDistributions, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(loss (n,), acceptance (n,)) of draft logits (n, Vd) where the target's distribution is `target`."""
+        return self._loss(target.probs, logits), self._acceptance(target, logits)
 
-    def _acceptance(self, target_laws: TargetDistributions, logits: Tensor) -> Tensor:
+    def _acceptance(self, target: TargetDistributions, logits: Tensor) -> Tensor:
         """(n,), measured in validation; zeros while the head is trained: a softmax of every logit would cost 6 % of a step."""
         if self.module.training:
             return logits.new_zeros(len(logits), dtype=torch.float32)
-        return acceptance(target_laws.whole, logits)
+        return acceptance(target.whole, logits)
 
-    def _feature_loss(self, batch: FeatureBatch, rows: Tensor, places: Tensor, states: Tensor) -> Tensor:
+    def _feature_loss(self, batch: FeatureBatch, rows: Tensor, positions: Tensor, states: Tensor) -> Tensor:
         """The loss of states (n, H) of these rows and places as states: none, they are free to be whatever drafts best."""
         return states.new_zeros(())
 

@@ -55,7 +55,7 @@ def fit(recipe: AcceptanceRecipe, batch: FeatureBatch) -> None:
     optimizer = torch.optim.AdamW(recipe.module.parameters(), lr=1e-2)
     for _ in range(150):
         optimizer.zero_grad()
-        logits, labels = recipe.examples(seen, seen.places.first)
+        logits, labels = recipe.examples(seen, seen.draft_positions.first)
         torch.nn.functional.binary_cross_entropy_with_logits(logits, labels).backward()
         optimizer.step()
 
@@ -68,12 +68,12 @@ def test_labels_are_the_acceptance(models: Path) -> None:
     seen = recipe.read(batch)
     asked = []
     recipe.head.register_forward_hook(lambda _, inputs, output: asked.append(inputs))
-    _, labels = recipe.examples(seen, seen.places.first)
+    _, labels = recipe.examples(seen, seen.draft_positions.first)
     with torch.no_grad():
         own = recipe._draft(input_ids=batch.tokens).logits
     p, q = batch.logits[batch.mask].softmax(-1), own[batch.mask].softmax(-1)
     num = int(batch.mask.sum())
-    torch.testing.assert_close(seen.places.law, q)
+    torch.testing.assert_close(seen.draft_positions.probs, q)
     torch.testing.assert_close(labels[:num], torch.minimum(p, q).sum(-1))
     assert labels[num : 2 * num].tolist() == labels[3 * num :].tolist() == (p.argmax(-1) == q.argmax(-1)).float().tolist()
     drawn = seen.drawn[:, None]
@@ -82,9 +82,9 @@ def test_labels_are_the_acceptance(models: Path) -> None:
     assert [None if tokens is None else tokens.tolist() for *_, tokens in asked] == [
         None, None, seen.drawn.tolist(), q.argmax(-1).tolist(),
     ]  # fmt: skip
-    assert seen.places.previous.tolist() == batch.tokens[batch.mask].tolist()
+    assert seen.draft_positions.previous.tolist() == batch.tokens[batch.mask].tolist()
     before = own.softmax(-1)[:, :-1].gather(2, batch.tokens[:, 1:, None])[..., 0]  # of token t, in the law at t - 1
-    torch.testing.assert_close(seen.places.before, before[batch.mask[:, 1:]], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(seen.draft_positions.before, before[batch.mask[:, 1:]], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_trained_it_estimates_and_saves_drafting(models: Path, tmp_path: Path) -
         assert found["tau"] > found["fixed_tau"] == untrained.parts[f"fixed_tau_{name}"]
     with torch.no_grad():
         seen = recipe.read(held_out)
-        logits, labels = recipe.examples(seen, seen.places.first)
+        logits, labels = recipe.examples(seen, seen.draft_positions.first)
         error = (torch.sigmoid(logits) - labels).square().mean()
         constant = labels.var()
     assert float(error) < 0.9 * float(constant)
@@ -136,7 +136,7 @@ def test_it_learns_which_tokens_are_hard(models: Path, tmp_path: Path) -> None:
         recipe.save(tmp_path / str(token_size))
         recipe.head = AcceptanceHead.load(tmp_path / str(token_size), VOCAB)
         seen = recipe.read(batch)
-        logits, _ = recipe.examples(seen, seen.places.first)
+        logits, _ = recipe.examples(seen, seen.draft_positions.first)
         errors.append(float((torch.sigmoid(logits.view(4, -1)[3]) - seen.agree).square().mean()))
     assert errors[1] < 0.8 * errors[0]
 

@@ -40,9 +40,9 @@ def test_anchors_that_count_by_hand() -> None:
     """Catches guesses that count beyond the response or behind a gap, and an anchor outside it."""
     mask = torch.tensor([[False, True, True, True, False], [False, False, False, True, False]])
     anchors = draw_anchors(mask, 8, 2)
-    assert anchors.places.shape == (2, 3)
-    assert sorted(anchors.places[0].tolist()) == [1, 2, 3]
-    for place, counts in zip(anchors.places[0].tolist(), anchors.counts[0].tolist(), strict=True):
+    assert anchors.starts.shape == (2, 3)
+    assert sorted(anchors.starts[0].tolist()) == [1, 2, 3]
+    for place, counts in zip(anchors.starts[0].tolist(), anchors.counts[0].tolist(), strict=True):
         assert counts == [True, place < 3]
     assert anchors.counts[1].sum() == 1  # the only anchor of the second row, and its first guess
 

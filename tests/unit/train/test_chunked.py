@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from outrider.train import block, eagle, unrolled
 from outrider.train.chunked import CHUNK_NUMBERS, chunk_size, judged_in_chunks
-from outrider.train.losses import law_of, lk_hybrid, weighted_mean
+from outrider.train.losses import lk_hybrid, softmax_fp32, weighted_mean
 from tests.unit.train.head_material import build_recipe, features, own_texts, target_module
 
 NUM, WIDTH, VOCAB = 11, 6, 40
@@ -26,13 +26,13 @@ class Material:
         self.layer = nn.Linear(WIDTH, VOCAB, bias=False)
         with torch.no_grad():
             self.layer.weight.copy_(torch.randn(VOCAB, WIDTH, generator=generator))
-        self.laws = law_of(torch.randn(NUM, VOCAB, generator=generator))
+        self.target_probs = softmax_fp32(torch.randn(NUM, VOCAB, generator=generator))
         self.weights = torch.rand(NUM, generator=generator)
         self.weights[4] = 0.0
 
     def judge(self, part: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.layer(part)
-        return lk_hybrid(self.laws[which], logits), logits.detach().float().softmax(-1).amax(-1)
+        return lk_hybrid(self.target_probs[which], logits), logits.detach().float().softmax(-1).amax(-1)
 
     def gradients(self) -> list[Tensor]:
         found = [self.states.grad, self.layer.weight.grad]
@@ -156,7 +156,7 @@ def _by_the_formula(recipe: Any, batch: Any) -> Tensor:
         said, logits = batch.logits[rows, places + 1 + step], head.logits(states[rows, places])
         ids = torch.arange(said.shape[-1]) if head.draft_ids is None else head.draft_ids
         counts = torch.isin(said.argmax(-1), ids).float()
-        loss = weighted_mean(recipe._loss(law_of(said[:, ids]), logits), counts) * getattr(settings, "loss_weight", 1.0)
+        loss = weighted_mean(recipe._loss(softmax_fp32(said[:, ids]), logits), counts) * getattr(settings, "loss_weight", 1.0)
         terms.append(loss + recipe._feature_loss(batch, rows, places + 1 + step, states[rows, places]))
     decay = [settings.step_decay**step for step in range(len(terms))]
     return sum((share * term for share, term in zip(decay, terms, strict=True)), torch.zeros(())) / sum(decay)

@@ -11,10 +11,10 @@ from outrider.errors import ConfigError
 from outrider.train.losses import (
     LOSSES,
     acceptance,
-    law_of,
-    laws_over,
     parse_loss,
     smooth_l1,
+    softmax_fp32,
+    target_distributions,
     weighted_mean,
 )
 
@@ -83,12 +83,12 @@ def test_reduced_vocabulary() -> None:
     logits = torch.stack([torch.tensor([0.1, 0.2, 0.3, 0.4]).log(), torch.tensor([0.7, 0.1, 0.1, 0.1]).log()])
     ids = torch.tensor([1, 3])
     for size in (1, 5):
-        laws = laws_over(logits + 5.0, ids, size)
-        torch.testing.assert_close(laws.law[0], torch.tensor([1 / 3, 2 / 3]))
-        torch.testing.assert_close(laws.whole[0], torch.tensor([0.2, 0.4]))
-        assert laws.counts.tolist() == [1, 0]
-        assert acceptance(laws.whole, laws.law.log()).tolist() == pytest.approx([0.6, 0.2])
-        torch.testing.assert_close(laws_over(logits, None, size).whole, law_of(logits))
+        targets = target_distributions(logits + 5.0, ids, size)
+        torch.testing.assert_close(targets.probs[0], torch.tensor([1 / 3, 2 / 3]))
+        torch.testing.assert_close(targets.whole[0], torch.tensor([0.2, 0.4]))
+        assert targets.counts.tolist() == [1, 0]
+        assert acceptance(targets.whole, targets.probs.log()).tolist() == pytest.approx([0.6, 0.2])
+        torch.testing.assert_close(target_distributions(logits, None, size).whole, softmax_fp32(logits))
 
 
 def test_weighted_mean_ignores_what_does_not_count() -> None:
@@ -105,4 +105,4 @@ def test_smooth_l1_is_the_mean_over_features() -> None:
 
 def test_laws_are_fp32() -> None:
     """bfloat16 logits of a large vocabulary would sum to anything."""
-    assert law_of(torch.zeros(5, dtype=torch.bfloat16)).dtype == torch.float32
+    assert softmax_fp32(torch.zeros(5, dtype=torch.bfloat16)).dtype == torch.float32
