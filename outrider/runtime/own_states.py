@@ -21,9 +21,10 @@ from outrider.runtime.lower import lower
 from outrider.runtime.ops import Code, Program
 from outrider.runtime.run import NativeRun
 
-NO_KEYS = LayerShape(0, 0, 0)  # of a layer that keeps a running state
+NO_KEYS = LayerShape(0, 0, 0)  # of a layer that keeps a running state, or nothing
 RECURRENT_LAYERS = {"LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer"}  # in transformers' cache
 LAYERS_OF_KEYS = ("DynamicLayer", "DynamicSlidingWindowLayer")
+LAYERS_OF_NOTHING = ("DummyLayer",)  # an MLP or experts alone: Nemotron-H
 
 
 def native_states(lm: StateLM, module: Any, cache: Path) -> LM:
@@ -62,7 +63,8 @@ def _refuse_other_layers(module: Any) -> None:
     except Exception as error:  # foreign code: whatever it raises is reported
         raise NotLoweredError(f"its config describes no cache ({type(error).__name__})") from error
     kinds = {type(layer).__name__ for layer in layers}
-    others = sorted(kinds - {*RECURRENT_LAYERS, *LAYERS_OF_KEYS}) or ["an indexer"] * bool(getattr(config, "index_topk", None))
+    others = sorted(kinds - {*RECURRENT_LAYERS, *LAYERS_OF_KEYS, *LAYERS_OF_NOTHING})
+    others = others or ["an indexer"] * bool(getattr(config, "index_topk", None))
     if others:
         raise NotLoweredError(f"it keeps other things of a text ({', '.join(others)})")
     if not RECURRENT_LAYERS & kinds:

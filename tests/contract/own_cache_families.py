@@ -63,7 +63,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mpt": {"d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 2048},
     "nemotron_h": {
         **GROUPS, "head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1,
-        "conv_kernel": 4, "chunk_size": 8, "layers_block_type": ["mamba", "attention"], "num_hidden_layers": None},
+        "conv_kernel": 4, "chunk_size": 8, "layers_block_type": ["mamba", "moe", "attention", "mlp"], "num_hidden_layers": None},
     "olmo_hybrid": DELTA,
     "openai-gpt": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 2048},
     "qwen3_5_moe_text": {**DELTA, **SHARED_EXPERT},
