@@ -47,6 +47,15 @@ def _llama4(chosen: Product, layer: Layer, hidden_states: Tensor) -> tuple[Tenso
     return layer.shared_expert(x) + found.sum(dim=1), None
 
 
+def _gemma4_router(chosen: Product, layer: Layer, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gemma 4's choice of experts, whose shares are scaled by a number of each expert."""
+    x = layer.norm(hidden_states) * layer.scale * layer.scalar_root_size
+    scores = torch.softmax(layer.proj(x), dim=-1, dtype=torch.float32)
+    shares, index = scores.topk(layer.config.top_k_experts, dim=-1)
+    scales = (scores * 0 + layer.per_expert_scale).gather(1, index)
+    return scores, shares / shares.sum(dim=-1, keepdim=True) * scales, index
+
+
 def _longcat(chosen: Product, layer: Layer, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """Experts of which those beyond the last one with weights give what they are given."""
     number = top_k_index.float()
@@ -89,6 +98,7 @@ def _output_of_experts(chosen: Product, layer: Layer, layer_input: Tensor, choic
 
 # by class: the functions that run in the place of its methods
 BY_CLASS: dict[str, dict[str, Callable[..., Any]]] = {
+    "Gemma4TextRouter": {"forward": _gemma4_router},
     "Llama4TextMoe": {"forward": _llama4},
     "LongcatFlashExperts": {"forward": _longcat},
     "JetMoeMoE": {"forward": _jetmoe},

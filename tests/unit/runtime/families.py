@@ -24,6 +24,7 @@ LATENT = {  # attention over compressed keys and values
 }  # fmt: skip
 SHORT_WINDOW = {"head_dim": 16, "sliding_window": 16}
 HALF_WINDOWED = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+PICKED = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")  # what configs call the experts of a token
 GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 2048}
 FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "afmoe": EXPERTS,
@@ -64,7 +65,8 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
         "layer_types": ["sliding_attention", "full_attention"] * 2, "activation_sparsity_pattern": [0.9] * 2 + [0.0] * 2},
     "gemma4_text": {
         "head_dim": 16, "global_head_dim": 32, "sliding_window": 16, "hidden_size_per_layer_input": 8, "num_hidden_layers": 4,
-        "vocab_size_per_layer_input": 97, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
+        "vocab_size_per_layer_input": 97, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     "gemma4_unified_text": {
         "head_dim": 16, "global_head_dim": 32, "sliding_window": 16, "num_hidden_layers": 4,
         "layer_types": ["sliding_attention", "full_attention"] * 2},
@@ -156,7 +158,7 @@ def make(family: str, dtype: torch.dtype = torch.float32, *, picks_all: bool = T
     changes = FAMILIES[family] if family in FAMILIES else NOT_LOWERED[family][1]
     named = {**SIZES, **changes}
     if dtype == torch.bfloat16 and picks_all:  # in which rounding changes what a router picks: all experts, of all groups
-        named |= {key: named["num_experts"] for key in ("num_experts_per_tok", "moe_k", "moe_topk") if key in named}
+        named |= {key: named["num_experts"] for key in PICKED if key in named}
         named |= {"topk_group": named["n_group"]} if "n_group" in named else {}
         named |= {"num_local_experts": 2} if family == "phimoe" else {}  # its router picks two, whatever the config says
     if family in ("bloom", "codegen", "ctrl", "dbrx", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "opt"):
