@@ -1,0 +1,149 @@
+"""One suite for every family on our cache: rejected drafts leave nothing behind, and greedy text is transformers' own.
+
+On the native runtime where the family's passes are lowered, else on torch's modules. Compared are the logits behind rejections at
+every depth, in ragged rows of one batch; and texts of 200 tokens, drafted for with chains and trees that err, with those of plain
+decoding and of transformers' `generate`. A few families run always, all of them at night. Families with states:
+`test_own_states.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.cache import cache_folder
+from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
+from outrider.drafters.base import Drafter
+from outrider.drafters.none import NoDrafter
+from outrider.models.lm import LM
+from outrider.models.loading.load import build_lm, finish
+from outrider.rows import Rows
+from outrider.runtime.limits import find_native_limits
+from outrider.runtime.run import use_native_run
+from outrider.sampling.params import SamplingParams
+from outrider.types import Draft
+from outrider.verifiers import VERIFIERS
+from tests.helpers import OracleThatErrs, make_row, run_to_end
+from tests.unit.runtime.families import FAMILIES, NOT_LOWERED, SIZES, make
+
+CPU = torch.device("cpu")
+ALWAYS = ("gpt_oss", "mimo_v2_flash")  # with attention sinks
+EACH = [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.nightly) for name in (*FAMILIES, *NOT_LOWERED)]
+TOLERANCE, GAMMA, LENGTH = 1e-4, 4, 200
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+    torch.set_num_threads(threads)
+
+
+def text_of(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(3, SIZES["vocab_size"], (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@cache
+def untouched(name: str) -> Any:
+    """The model as transformers runs it."""
+    return make(name)
+
+
+@cache
+@torch.inference_mode(False)
+def served(name: str) -> LM:
+    """The same model on our cache."""
+    module = make(name)
+    lm = build_lm(module, name, torch.float32, CPU)
+    if name in NOT_LOWERED:
+        finish(lm, module)
+        return lm
+    use_native_run(lm, module, cache_folder())
+    lm.limits = find_native_limits(lm)
+    assert lm.limits.exact_rows
+    assert lm.limits.exact_trees
+    return lm
+
+
+def logits_of(name: str, text: list[int]) -> Tensor:
+    """transformers' logits (T, V) of a text."""
+    return untouched(name)(input_ids=torch.tensor([text]), use_cache=False).logits[0]
+
+
+def compare(name: str, ours: Tensor, text: list[int]) -> None:
+    """Our logits of the last tokens of `text`, with transformers'."""
+    theirs = logits_of(name, text)[-len(ours) :]
+    worst = (ours - theirs).abs().max() / theirs.abs().max()
+    assert worst <= TOLERANCE, f"off by {worst:.1e} of the logits' range"
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_rejections_at_every_depth(name: str) -> None:
+    """Catches what was rejected and still weighs, in rows of unequal length within and beyond the window."""
+    lm, texts = served(name), [text_of(length, seed=length) for length in (3, 11, 26)]
+    lm.kv.clear()
+    for _ in texts:
+        lm.kv.add_row()
+    lm.catch_up(texts)
+    for depth in (*range(GAMMA + 1), 0):
+        drafts = [text_of(GAMMA, seed=100 * depth + row) for row in range(len(texts))]
+        logits = lm.forward(torch.tensor([[text[-1], *draft] for text, draft in zip(texts, drafts, strict=True)]))
+        for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
+            compare(name, logits[row], text + draft)
+            kept = (depth + row) % (GAMMA + 1)
+            lm.kv.keep(row, range(kept + 1))
+            text += [*draft[:kept], 7 + row]
+
+
+class TreesThatErr(OracleThatErrs):
+    """Its chains, with another token beside each of theirs."""
+
+    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
+        chain = super().propose(rows, [GAMMA] * len(rows)).tokens
+        others = (chain + 1) % rows.vocab_size
+        parents = torch.tensor([-1, -1, 1, 1, 3, 3, 5, 5]).expand(len(rows), -1)
+        return Draft(torch.stack([others, chain], dim=2).flatten(1), torch.full((len(rows),), 2 * GAMMA), parents)
+
+
+PROMPTS = [text_of(9, seed=70), text_of(24, seed=71), text_of(1, seed=72)]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_greedy_texts(name: str) -> None:
+    """Catches what a few passes do not show. Drafts err at every depth, in rows of one batch, as chains and as trees."""
+    lm = served(name)
+
+    def written(drafter: Drafter, gamma: int, verifier: str) -> list[list[int]]:
+        decoder = Decoder(lm, drafter, VERIFIERS.load(verifier)(), FixedLength(gamma))
+        lm.kv.clear()
+        for number, prompt in enumerate(PROMPTS):
+            decoder.add(make_row(prompt, SamplingParams(max_tokens=LENGTH, ignore_eos=True), number=number))
+        return [row.output for row in run_to_end(decoder)]
+
+    said = written(NoDrafter(), 0, "block")
+    if lm.limits.exact_rows:
+        assert written(OracleThatErrs(said), GAMMA, "block") == said
+    if lm.limits.exact_trees:
+        assert written(TreesThatErr(said), 2 * GAMMA, "traversal") == said
+    alone = untouched(name).generate(
+        torch.tensor(PROMPTS[1:2]), max_new_tokens=LENGTH, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    same_text(name, PROMPTS[1], said[1], alone[0, len(PROMPTS[1]) :].tolist())
+
+
+def same_text(name: str, prompt: list[int], ours: list[int], theirs: list[int]) -> None:
+    """Equal, or parted where transformers' logits of two tokens are equal up to rounding."""
+    assert len(ours) == len(theirs)
+    parted = next((index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
+    if parted is not None:
+        logits = logits_of(name, [*prompt, *theirs[:parted]])[-1]
+        apart = logits.max() - logits[[ours[parted], theirs[parted]]].min()
+        assert apart <= TOLERANCE * logits.abs().max(), f"token {parted}: logits {apart:.1e} apart"
