@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-MTP_LAYOUTS = ("qwen", "deepseek", "mimo", "ernie")
+MTP_LAYOUTS = ("qwen", "deepseek", "mimo", "ernie")  # of layers like the target's; "nemotron" stacks two blocks
 WEIGHTS = "model.safetensors"
 
 
@@ -27,7 +27,7 @@ class MtpReference:
     """A head as the papers write it down, for one text at a time."""
 
     target: Any
-    layers: list[dict[str, Any]]  # block, rotary, embed_norm, hidden_norm, projection, norm
+    layers: list[dict[str, Any]]  # blocks, rotary, embed_norm, hidden_norm, projection, norm
     layout: str
 
     @torch.no_grad()
@@ -60,9 +60,10 @@ class MtpReference:
         count = x.shape[1]
         positions = torch.arange(count)[None]
         mask = torch.full((count, count), torch.finfo(x.dtype).min).triu(1)[None, None]
-        rotation = layer["rotary"](x, positions)
-        made = layer["block"](x, position_embeddings=rotation, attention_mask=mask, position_ids=positions, use_cache=False)
-        return _first(made)
+        rotation = None if layer["rotary"] is None else layer["rotary"](x, positions)
+        for block in layer["blocks"]:
+            x = _first(block(x, position_embeddings=rotation, attention_mask=mask, position_ids=positions, use_cache=False))
+        return x
 
 
 def _first(made: Any) -> Tensor:
@@ -87,7 +88,8 @@ def save_with_mtp(
         donor = make(11 + index)
         parts = _parts(donor, target, layout, shared, seed=index, echoes=echoes)
         reference.layers.append(parts)
-        tensors |= _named(layout, index, target.config.get_text_config().num_hidden_layers, parts, _block_tensors(donor, folder))
+        count, block = target.config.get_text_config().num_hidden_layers, _block_tensors(donor, folder, layout)
+        tensors |= _named(layout, index, count, parts, block)
     folder.mkdir(parents=True, exist_ok=True)
     copies = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
     save_file(copies, folder / WEIGHTS, metadata={"format": "pt"})
@@ -100,15 +102,16 @@ def save_with_mtp(
 def _parts(donor: Any, target: Any, layout: str, shared: dict[str, Any], *, seed: int, echoes: bool) -> dict[str, Any]:
     """A layer's modules; in Qwen's layout all layers share all but the block."""
     decoder, size = donor.get_decoder(), target.config.get_text_config().hidden_size
-    block = {"block": decoder.layers[-1], "rotary": decoder.rotary_emb}
+    block = {"blocks": decoder.layers[-_num_blocks(layout) :], "rotary": getattr(decoder, "rotary_emb", None)}
+    norm = getattr(decoder, "norm", None) or decoder.norm_f
     donor.set_attn_implementation("eager")
     if layout == "qwen" and shared:
         return {**shared, **block}
     generator = torch.Generator().manual_seed(seed)
     norms = {}
     for name in ("embed_norm", "hidden_norm", "norm"):
-        norms[name] = copy.deepcopy(decoder.norm)
-        norms[name].weight.data.copy_(decoder.norm.weight + 0.2 * (not echoes) * torch.randn(size, generator=generator))
+        norms[name] = copy.deepcopy(norm)
+        norms[name].weight.data.copy_(norm.weight + 0.2 * (not echoes) * torch.randn(size, generator=generator))
     if layout == "ernie":
         norms["norm"] = target.get_decoder().norm
     projection = nn.Linear(2 * size, size, bias=False)
@@ -121,12 +124,21 @@ def _parts(donor: Any, target: Any, layout: str, shared: dict[str, Any], *, seed
     return {**made, **block}
 
 
-def _block_tensors(donor: Any, folder: Path) -> dict[str, Tensor]:
-    """A donor's last layer as checkpoints have it (experts one by one)."""
+def _num_blocks(layout: str) -> int:
+    """Modules in a decoder's list that make a layer."""
+    return 2 if layout == "nemotron" else 1
+
+
+def _block_tensors(donor: Any, folder: Path, layout: str) -> dict[str, Tensor]:
+    """A donor's last layer as checkpoints have it (experts one by one); of several blocks, with their numbers."""
     donor.save_pretrained(folder / "donor")
-    last = f"layers.{donor.config.get_text_config().num_hidden_layers - 1}."
+    many, found = _num_blocks(layout), dict[str, Tensor]()
     with safe_open(folder / "donor" / WEIGHTS, "pt") as file:
-        found = {name.partition(last)[2]: file.get_tensor(name) for name in file.keys() if last in name}  # noqa: SIM118
+        for block in range(many):
+            here = f"layers.{donor.config.get_text_config().num_hidden_layers - many + block}."
+            for name in file.keys():  # noqa: SIM118
+                if here in name:
+                    found[f"{block}." * (many > 1) + name.partition(here)[2]] = file.get_tensor(name)
     for file_made in (folder / "donor").iterdir():
         file_made.unlink()
     (folder / "donor").rmdir()
@@ -141,9 +153,11 @@ NAMES = {
         f"model.mtp_layers.{{k}}.{part}" for part in ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
     ),
     "ernie": (*(f"model.mtp_{part}.{{k}}" for part in ("emb_norm", "hidden_norm", "linear_proj")), "model.norm"),
+    "nemotron": (*(f"mtp.layers.0.{part}" for part in ("enorm", "hnorm", "eh_proj")), "mtp.layers.1.final_layernorm"),
 }
 BLOCKS = {
     "qwen": "mtp.layers.{k}.", "deepseek": "model.layers.{n}.", "mimo": "model.mtp_layers.{k}.", "ernie": "model.mtp_block.{k}.",
+    "nemotron": "mtp.layers.",
 }  # fmt: skip
 
 

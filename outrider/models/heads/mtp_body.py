@@ -19,7 +19,8 @@ from outrider.kv import LayerShape
 from outrider.lazy import transformers
 from outrider.models import attention
 from outrider.models.heads.mtp_layout import BLOCK, NORM
-from outrider.models.probes.probe import find_layers
+from outrider.models.loading.unsupported import refuse_silent_layers
+from outrider.models.probes.probe import see_layers
 from outrider.models.signals import decoder_layers
 
 TABLE = 8  # rows of its tables, which nobody reads
@@ -32,13 +33,18 @@ FULL = "full_attention"
 Body = tuple[nn.Module, nn.Module, LayerShape, int | None]  # what `make_body` gives
 
 
-def one_layer_config(config: Any, *, has_experts: bool) -> Any:
-    """A target's config for one more of its layers, with full attention unless the config says otherwise of MTP layers."""
+def one_layer_config(config: Any, *, has_experts: bool, stacked: bool = False) -> Any:
+    """A target's config for one more of its layers, with full attention unless the config says otherwise of MTP layers.
+
+    `stacked`: a layer is several blocks, whose kinds the config names.
+    """
     text = copy.deepcopy(config.get_text_config(decoder=True))
     kinds, own = getattr(text, "layer_types", None), getattr(text, "mtp_layer_types", None)
     text.num_hidden_layers = 1
     if kinds:
         text.layer_types = [own[0] if own else FULL if FULL in kinds else kinds[-1]]
+    if stacked:
+        text.layer_types = list(text.mtp_layers_block_type)
     for name, (with_experts, without) in EXPERT_FIELDS.items():
         if getattr(text, name, None) is not None:
             setattr(text, name, with_experts if has_experts else without)
@@ -49,18 +55,18 @@ def one_layer_config(config: Any, *, has_experts: bool) -> Any:
 
 
 def make_body(
-    what: str, config: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+    what: str, config: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, *, stacked: bool = False
 ) -> Body:
     """A decoder of one layer that ends without a norm; that norm; what its cache keeps of a token; its window.
 
-    `tensors`: of the layer (`block.*`) and the norm. Raises CheckpointError, beginning with `what`, where they are not what a
-    layer of this family has, CapabilityError for a layer that our cache cannot serve.
+    `tensors`: of the layer (`block.*`, with `stacked` blocks `block.N.*`) and the norm. Raises CheckpointError, beginning with
+    `what`, where they are not what a layer of this family has, CapabilityError for a layer that our cache cannot serve.
     """
-    text = one_layer_config(config, has_experts=any(".experts." in name for name in tensors))
+    text = one_layer_config(config, has_experts=any(".experts." in name for name in tensors), stacked=stacked)
     code = _code_of(what, text)
     base = code.base_model_prefix
     norm = _norm_name(code, text)
-    inner = f"{base}.layers.0."
+    inner = f"{base}.layers." if stacked else f"{base}.layers.0."
     state = {inner + name.removeprefix(f"{BLOCK}."): tensor for name, tensor in tensors.items() if name.startswith(BLOCK)}
     state[f"{base}.{norm}.weight"] = tensors[f"{NORM}.weight"]
     with in_silence():
@@ -94,7 +100,10 @@ def _finished(what: str, module: Any, norm: str) -> Body:
     module = module.eval().requires_grad_(False)
     attention.register()
     try:
-        (seen,) = find_layers(module, 1)
+        found = see_layers(module)
+        if len(found) != 1:
+            refuse_silent_layers(module, [0])
+        (seen,) = found.values()
     except CapabilityError as error:
         raise CapabilityError(f"{what}: its layer does not run on Outrider's cache: {error}") from error
     decoder = getattr(module, module.base_model_prefix)

@@ -83,11 +83,12 @@ def ships_mtp(name: str) -> bool:
     try:
         folder = checkpoint_folder(name, None, fetches=False)
         config = {} if folder is None else json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        layers = (config.get("text_config") or config).get("num_hidden_layers")
+        text = config.get("text_config") or config
+        layers = text.get("num_hidden_layers") or len(text["layers_block_type"])  # Nemotron-H names no number
         found = None if folder is None or not isinstance(layers, int) else find_mtp(folder, layers)
         if found is not None:
             _check_whole(found)
-    except (OSError, ValueError, AttributeError, OutriderError):
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, OutriderError):
         return False
     return found is not None and not any(part in name for name in found.layout.tensors for part in OTHER_ATTENTION)
 
@@ -129,7 +130,8 @@ def _layer(files: MtpFiles, index: int, config: Any, dtype: torch.dtype, device:
     what = f"the MTP head in '{files.folder}' ({files.layout.name} layout), layer {index},"
     tensors = _read(files, index)
     size, bias = config.get_text_config().hidden_size, f"{PROJECTION}.bias" in tensors
-    layer = MtpLayer(*make_body(what, config, tensors, dtype, device), size, bias=bias)
+    body = make_body(what, config, tensors, dtype, device, stacked=files.layout.stacked)
+    layer = MtpLayer(*body, size, bias=bias)
     with torch.no_grad():
         for part in (EMBED_NORM, HIDDEN_NORM, PROJECTION):
             for name, own in getattr(layer, part).named_parameters():

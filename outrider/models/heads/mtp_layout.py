@@ -5,6 +5,8 @@
     qwen       mtp.{fc, pre_fc_norm_embedding, pre_fc_norm_hidden, norm}, mtp.layers.K.*: Qwen3-Next, Qwen3.5 and later, Mellum
     mimo       model.mtp_layers.K.{token_layernorm, hidden_layernorm, input_proj, final_layernorm}: MiMo
     ernie      model.mtp_{emb_norm, hidden_norm, linear_proj, block}.K: ERNIE 4.5
+    nemotron   mtp.layers.B, blocks of the family (attention, experts) that make one layer: the first block has enorm, hnorm and
+               eh_proj beside its own tensors, the last one final_layernorm: Nemotron-H
 
 They differ in names, in what comes first in the projection's input, and in which of the target's hidden states they read: all but
 ERNIE's read what its output head reads, and take their own such state back.
@@ -25,9 +27,10 @@ ROLES = {
 }  # fmt: skip
 COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's tables
 OUTER = re.compile(r"^(model\.|language_model\.)+")
-LOOKED_FOR = "mtp.fc, model.layers.{next}.eh_proj, model.mtp_layers.0.input_proj, model.mtp_linear_proj.0"
+LOOKED_FOR = "mtp.fc, mtp.layers.0.eh_proj, model.layers.{next}.eh_proj, model.mtp_layers.0.input_proj, model.mtp_linear_proj.0"
 _DEEPSEEK = re.compile(r"layers\.(\d+)\.(.+)")
 _QWEN_LAYER = re.compile(r"mtp\.layers\.(\d+)\.(.+)")
+_NEMOTRON = {"enorm": EMBED_NORM, "hnorm": HIDDEN_NORM, "eh_proj": PROJECTION, "final_layernorm": NORM}
 _QWEN_SHARED = re.compile(r"mtp\.((?:fc|pre_fc_norm_embedding|pre_fc_norm_hidden|norm)\.\w+)")
 _MIMO = re.compile(r"mtp_layers\.(\d+)\.(.+)")
 _ERNIE = re.compile(r"mtp_(block|emb_norm|hidden_norm|linear_proj)\.(\d+)\.(.+)")
@@ -43,6 +46,7 @@ class MtpLayout:
     layers: tuple[Mapping[str, str], ...]
     hidden_first: bool = False  # the projection's input begins with the hidden state, not with the embedding
     reads_normed: bool = True  # the target's hidden state behind its final norm; else that before it
+    stacked: bool = False  # a layer is several blocks of the family, by their numbers: `block.0.mixer.q_proj.weight`
     copies: tuple[str, ...] = field(default=(), compare=False)  # of the target's tables
 
     @property
@@ -68,7 +72,7 @@ def find_layout(names: Iterable[str], num_layers: int) -> MtpLayout | None:
     `num_layers`: decoder layers of the target.
     """
     short = {OUTER.sub("", name): name for name in names}
-    for find in (_qwen, _deepseek, _mimo, _ernie):
+    for find in (_qwen, _nemotron, _deepseek, _mimo, _ernie):
         found = find(short, num_layers)
         if found is not None:
             return found
@@ -90,6 +94,17 @@ def _qwen(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
         elif match := _QWEN_SHARED.fullmatch(name):
             shared[_in_our_words(match[1])] = there
     return MtpLayout("qwen", tuple({**shared, **layer} for layer in layers.in_order() or [{}]))
+
+
+def _nemotron(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
+    if "mtp.layers.0.eh_proj.weight" not in short or "mtp.layers.0.norm.weight" not in short:
+        return None
+    own = {}
+    for name, there in short.items():
+        if match := _QWEN_LAYER.fullmatch(name):
+            part, _, kind = match[2].rpartition(".")
+            own[f"{_NEMOTRON[part]}.{kind}" if part in _NEMOTRON else f"{BLOCK}.{match[1]}.{match[2]}"] = there
+    return MtpLayout("nemotron", (own,), stacked=True)
 
 
 def _deepseek(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:

@@ -94,6 +94,15 @@ def test_a_tuned_head_keeps_its_layout(tmp_path: Path, layout: str) -> None:
     load_mtp(str(tmp_path / "head"), AutoConfig.from_pretrained(tmp_path / "target"), torch.float32, torch.device("cpu"))
 
 
+def test_a_tuned_head_of_several_blocks_is_read_again(tmp_path: Path) -> None:
+    reference = save_with_mtp(tmp_path / "target", partial(random_model, "nemotron_h"), "nemotron")
+    recipe = MtpRecipe.build(setup_of(reference.target, str(tmp_path / "target")))
+    recipe.save(tmp_path / "head")
+    head = load_mtp(str(tmp_path / "head"), reference.target.config, torch.float32, torch.device("cpu"))
+    own = recipe.head.state_dict()
+    assert all(torch.equal(tensor, own[name]) for name, tensor in head.state_dict().items())
+
+
 @pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_moe_text"])
 def test_a_new_head_is_one_more_layer_of_the_target(tmp_path: Path, family: str) -> None:
     """With its experts, and saved in a form that is read again."""

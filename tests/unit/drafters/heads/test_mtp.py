@@ -18,6 +18,7 @@ from transformers.generation import candidate_generator
 from outrider.build import Built, Options, build
 from outrider.draft_length import FixedLength
 from outrider.errors import CapabilityError
+from outrider.models.heads.mtp_files import ships_mtp
 from outrider.models.loading.load import load_config, load_module
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
@@ -34,11 +35,14 @@ PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
 ON_OUR_CACHE = [  # latent attention, experts, grouped heads
     ("deepseek_v3", "deepseek"), ("glm4_moe", "deepseek"), ("qwen2", "mimo"), ("ernie4_5_moe", "ernie"), ("qwen3", "qwen"),
 ]  # fmt: skip
-ON_TRANSFORMERS_CACHE = [("qwen3_5_text", "qwen"), ("qwen3_next", "qwen")]
+BESIDE_STATES = [("qwen3_5_text", "qwen"), ("qwen3_next", "qwen"), ("nemotron_h", "nemotron")]
+STACKED = {"layers_block_type": ["mamba", "attention", "moe"]}  # the last two make a layer of the head
 
 
 def random_model(family: str, seed: int) -> Any:
     named = {**SIZES, **(FAMILIES.get(family) or ON_THEIR_OWN.get(family) or {}), "eos_token_id": 0}
+    if family == "nemotron_h":
+        named = {**{key: value for key, value in named.items() if key != "num_hidden_layers"}, **STACKED}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         config = AutoConfig.for_model(family, **copy.deepcopy(named))
@@ -138,10 +142,11 @@ def test_a_head_of_another_folder_says_how_far_it_knows(tmp_path: Path) -> None:
         assert [row.output for row in rows] == [row.output for row in write(built(folder, "native", drafter="none"))]
 
 
-@pytest.mark.parametrize(("family", "layout"), ON_TRANSFORMERS_CACHE)
+@pytest.mark.parametrize(("family", "layout"), BESIDE_STATES)
 def test_beside_a_hybrid(tmp_path: Path, family: str, layout: str) -> None:
-    """The target keeps states on transformers' cache; the head keeps its own keys and values."""
-    check(tmp_path, saved(tmp_path, partial(random_model, family), layout), "auto")
+    """The target keeps states; the head keeps its own keys and values."""
+    check(tmp_path, saved(tmp_path, partial(random_model, family), layout), "native")
+    assert ships_mtp(str(tmp_path))
     with pytest.raises(CapabilityError, match="states cannot branch"):
         built(tmp_path, drafter="mtp", drafter_options={"tree": "2x2x1"})
 
