@@ -60,7 +60,7 @@ def untouched(name: str) -> Any:
 @cache
 @torch.inference_mode(False)
 def served(name: str) -> LM:
-    """The same model on our cache."""
+    """A family's model on our cache."""
     module = make(name)
     lm = build_lm(module, name, torch.float32, CPU)
     if name in NOT_LOWERED:
