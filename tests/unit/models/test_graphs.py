@@ -245,8 +245,9 @@ class TestGraphs:
 class TestPasses:
     """Against the plain run of the same model: other tokens, other lengths, a tree, a cache that grew, hidden states."""
 
-    @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-    def test_same_logits(self, folder: Path, device: str) -> None:
+    def test_same_logits(self, folder: Path) -> None:
+        """On a device that is not the thread's own; `contract/test_on_cuda.py` has the first one."""
+        device = "cuda:1"
         with SimulatedCuda() as cuda, torch.inference_mode():
             lm = build(options(folder, "graphs", device)).target.lm
             assert isinstance(lm.run, GraphedPass)
@@ -271,23 +272,17 @@ class TestPasses:
                         one.kv.reserve(2, 1500)  # moves: what was recorded must not write to where the cache was
             assert sum(graph.num_replays for graph in cuda.graphs) > 10
 
-    def test_long_passes_are_not_recorded(self, folder: Path) -> None:
-        with SimulatedCuda() as cuda, torch.inference_mode():
-            lm = build(options(folder, "graphs")).target.lm
-            recorded = len(cuda.graphs)
-            lm.kv.add_row()
-            for _ in range(3):
-                lm.forward(torch.zeros(1, graphs_module.MAX_TOKENS + 8, dtype=torch.int64, device="cuda"))
-            assert len(cuda.graphs) == recorded
-
-    def test_chunks_of_a_prompt_are_not_recorded(self, folder: Path) -> None:
-        """Two of them have the same shapes in every prompt, and in the next one, too."""
+    def test_long_passes_and_chunks_of_a_prompt_are_not_recorded(self, folder: Path) -> None:
+        """Two chunks have the same shapes in every prompt, and in the next one, too."""
         with SimulatedCuda() as cuda, torch.inference_mode():
             lm = build(options(folder, "graphs")).target.lm
             recorded = len(cuda.graphs)
             lm.kv.add_row()
             lm.catch_up([[7] * (6 * PREFILL_CHUNK + 1)])
             assert lm.kv.lengths == [6 * PREFILL_CHUNK]
+            assert len(cuda.graphs) == recorded
+            for _ in range(3):
+                lm.forward(torch.zeros(1, graphs_module.MAX_TOKENS + 8, dtype=torch.int64, device="cuda"))
             assert len(cuda.graphs) == recorded
 
 
