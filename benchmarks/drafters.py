@@ -151,7 +151,7 @@ class Bench:
     """One pair of models, and decoders around them, each with caches of its own, which are empty between runs."""
 
     def __init__(self, target: Path, draft: Path, threads: int, runtime: str, *, module: bool) -> None:
-        fixed = {"dtype": "bfloat16", "threads": threads, "runtime": runtime, "max_num_seqs": 1}
+        fixed: dict[str, Any] = {"dtype": "bfloat16", "threads": threads, "runtime": runtime, "max_num_seqs": 1}
         options, parts = choose(Options(str(target), drafter="draft-model", draft=str(draft), num_draft_tokens="auto:8", **fixed))
         built = assemble(load_models(options, Needs.of(parts)), parts)  # with the drafting programs of all fixed lengths
         self._built, self.target, self.draft, self.folder = built, built.target, built.draft, target

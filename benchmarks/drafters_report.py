@@ -242,7 +242,7 @@ def gain(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> dict
     ) -> np.ndarray:
         return emitted.sum(axis) / steps.sum(axis) / (other_emitted.sum(axis) / other_steps.sum(axis))
 
-    value = float(statistic(*counts))
+    value = float(statistic(counts[0], counts[1], counts[2], counts[3]))
     low, high = None, None
     if len(ours) > 1 and list(map(list, ours)) != list(map(list, theirs)):
         found = bootstrap(

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -157,14 +158,14 @@ def measure(race: Field, prompts: list[list[int]], workload: Workload, console: 
     for worker in list(race.workers):
         for index in range(workload.warmup):
             prompt = prompts[index % len(prompts)]
-            if race.attempt(worker, lambda w, p=prompt: w.run(p, workload.max_tokens)) is None:
+            if race.attempt(worker, methodcaller("run", prompt, workload.max_tokens)) is None:
                 break
     runs: Runs = {worker.configuration: [] for worker in race.workers}
     repeats = Repeats(workload.max_other_cpu, console.print)
     for turn in range(workload.rounds * len(prompts)):
         number, index = divmod(turn, len(prompts))
         for worker in race.workers[:: 1 if turn % 2 == 0 else -1]:
-            run = race.attempt(worker, lambda w, p=prompts[index]: quiet_run(w, p, workload, repeats))
+            run = race.attempt(worker, partial(quiet_run, prompt=prompts[index], workload=workload, repeats=repeats))
             if run is not None:
                 runs[worker.configuration].append({"round": number, "prompt": index, **run})
         if index == len(prompts) - 1:

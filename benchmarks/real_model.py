@@ -22,6 +22,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -154,7 +156,7 @@ def measure(source: Path, plan: Plan, peers: Sequence[str], out: Console) -> dic
         with race.engines(form) as workers:
             content["engines"] |= {worker.configuration.name: worker.about for worker in workers}
             if form in plan.weights:
-                content["plain"][form] = race.plain(workers)
+                content["plain"][form] = race.plain(workers, form)
             if form in plan.drafting_weights:
                 content["drafting"][form] = race.drafting(workers, form)
     return {**content, "failures": race.field.failures, "minutes": round((time.perf_counter() - began) / 60, 1)}
@@ -201,7 +203,7 @@ class Race:
         drafting = {"draftings": plan.ours(engine.weights), "runtime": plan.runtime, "dtype": "auto"}
         return {**shared, "target": target, **drafting}
 
-    def plain(self, workers: Sequence[Worker]) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    def plain(self, workers: Sequence[Worker], form: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
         """Context -> engine -> runs."""
         found: dict[str, dict[str, list[dict[str, Any]]]] = {}
         for turn in range(self.plan.rounds):
@@ -211,7 +213,7 @@ class Race:
                 for (worker, _), run in self._each(entries, prompt, turn):
                     engines = found.setdefault(str(context or "short"), {})
                     engines.setdefault(worker.configuration.peer, []).append({"round": turn, **run})
-            self.out.print(f"{workers[0].configuration.weights} plain: round {turn + 1} of {self.plan.rounds}")
+            self.out.print(f"{form} plain: round {turn + 1} of {self.plan.rounds}")
         return found
 
     def drafting(self, workers: Sequence[Worker], form: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
@@ -224,7 +226,7 @@ class Race:
             entries += [(worker, drafting) for drafting in (PLAIN[peer], *more)]
         for category in self.plan.categories:
             for worker, drafting in list(entries):
-                if self.field.attempt(worker, lambda w, d=drafting: w.use(d, fresh=True)) is None:
+                if self.field.attempt(worker, methodcaller("use", drafting, fresh=True)) is None:
                     entries = [entry for entry in entries if entry[0] is not worker]
             for number, prompt in enumerate(self._prompts.of_category(category, self.plan.prompts)):
                 for (worker, drafting), run in self._each(entries, prompt, number):
@@ -240,11 +242,11 @@ class Race:
         for worker, drafting in entries[:: 1 if turn % 2 == 0 else -1]:
             if worker not in self.field.workers:
                 continue
-            run = self.field.attempt(worker, lambda w, d=drafting: self._run(w, d, prompt))
+            run = self.field.attempt(worker, partial(self._run, drafting, prompt))
             if run is not None:
                 yield (worker, drafting), run
 
-    def _run(self, worker: Worker, drafting: str, prompt: list[int]) -> dict[str, Any]:
+    def _run(self, drafting: str, prompt: list[int], worker: Worker) -> dict[str, Any]:
         """One measured run of a woken worker, as it is stored."""
         worker.use(drafting)
         worker.run(self._prompts.chat("Hello!"), WAKING_TOKENS)

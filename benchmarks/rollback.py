@@ -25,6 +25,7 @@ from outrider.cache import cache_folder
 from outrider.models.lm import LM
 from outrider.models.loading.load import build_lm
 from outrider.models.probes.probe import probe_tokens
+from outrider.models.stateful.lm import StateLM
 from outrider.runtime.own_states import native_states
 
 DRAFTED = 5
@@ -69,8 +70,9 @@ def model(dtype: torch.dtype) -> tuple[LM, int]:
     config = AutoConfig.for_model("qwen3_5_text", **SHAPE)
     module = AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
     count = sum(parameter.numel() for parameter in module.parameters())
-    lm = native_states(build_lm(module, "random", dtype, torch.device("cpu")), module, cache_folder())
-    return lm, count
+    eager = build_lm(module, "random", dtype, torch.device("cpu"))
+    assert isinstance(eager, StateLM)
+    return native_states(eager, module, cache_folder()), count
 
 
 @torch.inference_mode()

@@ -14,6 +14,7 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,8 +66,8 @@ def main(
         table.add_row(str(context), *(f"{row[width] * 1e3:.1f}" for width in WIDTHS))
     out.print(table)
     out.print(f"a cached token: {per_token * 1e9:.0f} ns, {of_bytes:.2f} times its bytes at {bandwidth / 1e9:.1f} GB/s")
-    for tokens, row in reading.items():
-        out.print(f"reading {tokens}: " + ", ".join(f"{runtime} {seconds:.2f} s" for runtime, seconds in row.items()))
+    for tokens, times in reading.items():
+        out.print(f"reading {tokens}: " + ", ".join(f"{runtime} {seconds:.2f} s" for runtime, seconds in times.items()))
     out.print("busy processes: " + ", ".join(f"{count}: {busy[0] / seconds:.2f} of its speed" for count, seconds in busy.items()))
     out.print(f"written to benchmarks/results/{path.name}")
 
@@ -80,7 +81,7 @@ def passes_s(lm: LM, contexts: list[int], repeats: int) -> dict[int, dict[int, f
         for context, row in best.items():
             lm.kv.lengths[0] = context
             for width in WIDTHS:
-                row[width] = min(row[width], _seconds(lambda width=width: lm.forward(tokens[:, :width])))
+                row[width] = min(row[width], _seconds(partial(lm.forward, tokens[:, :width])))
     lm.kv.swap_remove(0)
     return best
 
@@ -94,7 +95,7 @@ def reading_s(lms: dict[str, LM], prompts: list[int]) -> dict[int, dict[str, flo
             for runtime, lm in lms.items():
                 tokens = probe_tokens(lm.shape.vocab_size, count + 1, lm.device)[0].tolist()
                 lm.kv.add_row()
-                row[runtime] = min(row[runtime], _seconds(lambda lm=lm, tokens=tokens: lm.catch_up([tokens])))
+                row[runtime] = min(row[runtime], _seconds(partial(lm.catch_up, [tokens])))
                 lm.kv.swap_remove(0)
     return found
 

@@ -165,7 +165,7 @@ def _request(prompts: list[str], number: int) -> WorkloadRequest:
 
 
 def _summary(answers: list[MeasuredAnswer], wall_s: float) -> dict[str, Any]:
-    first = sorted(answer.ttft_s for answer in answers)
+    first = sorted(answer.ttft_s for answer in answers if answer.ttft_s is not None)
     return {
         "requests": len(answers), "tokens": sum(answer.num_tokens for answer in answers), "seconds": round(wall_s, 4),
         "ttft_median_s": round(first[len(first) // 2], 4),

@@ -62,7 +62,7 @@ def engine_part(
 ) -> dict[str, Any]:
     """Ratios of the engine to `LLM.generate` one request at a time, and the shares of a busy engine's time."""
     how = {"draft": str(draft), "num_draft_tokens": LENGTH, "threads": threads, "runtime": "native"}
-    llm = LLM(target, **how)  # type: ignore[arg-type]
+    llm = LLM(target, **how)
     phases = Phases()
     options = Options(target=str(target), **how)  # type: ignore[arg-type]
     engine = make_engine(options, EngineSettings(prefix_share=0.0), observer=phases)

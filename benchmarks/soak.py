@@ -78,9 +78,11 @@ class Soak:
     def body(self, **more: Any) -> dict[str, Any]:
         rng = self.rng
         fixed = {"mode": "fixed", "max_draft_tokens": rng.randint(1, 5)}
-        speculation = rng.choice([{}, {"mode": "off"}, fixed, {"mode": "auto"}])
+        speculations: list[dict[str, Any]] = [{}, {"mode": "off"}, fixed, {"mode": "auto"}]
+        speculation = rng.choice(speculations)
         seeded = {"temperature": 1, "seed": rng.randrange(100)}
-        sampling = rng.choice([{"temperature": 0}, seeded, {"temperature": 0.7, "top_p": 0.9}])
+        samplings: list[dict[str, Any]] = [{"temperature": 0}, seeded, {"temperature": 0.7, "top_p": 0.9}]
+        sampling = rng.choice(samplings)
         return {
             "model": self.model, "prompt": rng.choice(self.prompts), "max_tokens": rng.randint(1, 40),
             **({"speculation": speculation} if speculation else {}), **sampling, **more,
@@ -145,8 +147,10 @@ class Soak:
         self.refused("refused field", await self.http.post("/v1/completions", json=self.body(use_beam_search=True)))
 
     async def impossible(self) -> None:
-        wrong = self.rng.choice([{"top_p": 7}, {"max_tokens": -1}, {"model": "nobody"}, {"prompt": []}, {"logit_bias": {"x": 1}}])
-        self.refused("impossible", await self.http.post("/v1/completions", json=self.body(**wrong)), 400, 404)
+        wrong: list[dict[str, Any]] = [{"top_p": 7}, {"max_tokens": -1}, {"model": "nobody"}, {"prompt": []}]
+        wrong.append({"logit_bias": {"x": 1}})
+        body = self.body(**self.rng.choice(wrong))
+        self.refused("impossible", await self.http.post("/v1/completions", json=body), 400, 404)
 
     async def too_long(self) -> None:
         self.refused("too long", await self.http.post("/v1/completions", json=self.body(prompt="word " * 5000)))

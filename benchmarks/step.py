@@ -113,7 +113,7 @@ def main(
     summary = {length: summarise(length, found.runs, passes) for length in lengths}
     drawn = {name: {str(length): parts(runs) for length, runs in mine.items()} for name, mine in found.sampled.items()}
     branching = {name: parts(runs) for name, runs in found.trees.items()}
-    content = {
+    content: dict[str, Any] = {
         "models": {"target": model_name(target), "draft": model_name(draft), "inflation": inflation},
         "versions": {"outrider": __version__, "torch": torch.__version__},
         "workload": {"prompts": prompts, "max_tokens": max_tokens, "rounds": rounds, "threads": threads},
@@ -136,10 +136,11 @@ def main(
 
 
 def _build(target: Path, draft: Path, length: int, threads: int, runtime: str, **tree: Any) -> Built:
-    drafting = {"drafter": "draft-model", "draft": str(draft), "num_draft_tokens": length, "drafter_options": tree}
-    options = drafting if length else {"drafter": "none"}
-    fixed = {"dtype": "bfloat16", "threads": threads, "runtime": runtime, "max_num_seqs": 1}
-    return build(Options(str(target), **options, **fixed))
+    fixed: dict[str, Any] = {"dtype": "bfloat16", "threads": threads, "runtime": runtime, "max_num_seqs": 1}
+    if not length:
+        return build(Options(str(target), drafter="none", **fixed))
+    drafting: dict[str, Any] = {"draft": str(draft), "num_draft_tokens": length, "drafter_options": tree}
+    return build(Options(str(target), drafter="draft-model", **drafting, **fixed))
 
 
 def measure(
@@ -328,9 +329,9 @@ def show(
         others.add_column(column, justify="right")
     branching = {name: {f"tree of {TREE_NODES}": result} for name, result in trees.items()}
     for name, rows in (*drawn.items(), *branching.items()):
-        for length, result in rows.items():
+        for tokens, result in rows.items():
             others.add_row(
-                name, length, f"{result['tokens_per_s']['median']:.0f}", f"{result['step_s'] * 1e3:.2f}",
+                name, tokens, f"{result['tokens_per_s']['median']:.0f}", f"{result['step_s'] * 1e3:.2f}",
                 *(f"{result['phase_s'][phase] * 1e3:.2f}" for phase in PHASES), f"{result['outside_model_passes']:.1%}",
             )  # fmt: skip
     console.print(costs, row, others)

@@ -222,9 +222,9 @@ def main(
                 worker.close()
     for workload, answers in runs.items():
         for label, entry in found[workload].items():
-            lines = departures(model, tokens[workload], answers["plain"], answers[label])
-            entry["departures"] = lines
-            entry["same_texts"] = len(tokens[workload]) - len(lines)
+            differing = departures(model, tokens[workload], answers["plain"], answers[label])
+            entry["departures"] = differing
+            entry["same_texts"] = len(tokens[workload]) - len(differing)
         for one in ours:
             there = found[workload][f"outrider {one}"]
             there["in_outrider"] = followed(model, one, k, tokens[workload], answers[f"outrider {one}"], threads)

@@ -108,7 +108,8 @@ def steps_of(context: Context, decoder: Decoder, params: SamplingParams) -> dict
     try:
         for _ in range(3):  # the prompt, and what is recorded at a shape's second use
             decoder.step()
-        seconds, phases = [], {phase: [] for phase in PHASES}
+        seconds: list[float] = []
+        phases: dict[str, list[float]] = {phase: [] for phase in PHASES}
         for _ in range(count):
             before, start = dict(row.stats.time_s), time.perf_counter()
             decoder.step()

@@ -141,7 +141,7 @@ def law(context: Context) -> dict[str, Any]:
     """G-tests of drawn tokens against the target's own law on its real logits, with a draft model."""
     params = SamplingParams(temperature=1.0, max_tokens=TINY_TOKENS)
     subject = Subject.open(options(context.device, mode_of(context), "draft-model"))
-    tokenizer = subject.built.target.tokenizer
+    tokenizer: Any = subject.built.target.tokenizer
     prompts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
     answers = subject.texts(subject.plain, prompts, [SamplingParams(max_tokens=TINY_TOKENS)] * len(prompts))
     spots = find_spots(subject, prompts, answers, params, 2 if context.tiny else 4, Units().progress)

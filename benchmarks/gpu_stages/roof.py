@@ -40,7 +40,8 @@ def run(context: Context) -> dict[str, Any]:
     for name, share in SHARES.items():
         deadline = time.monotonic() + max(0.0, context.left_s()) * share / rest
         rest -= share
-        entry = found["models"][name] = {"cells": []}
+        entry: dict[str, Any] = {"cells": []}
+        found["models"][name] = entry
         try:
             time_model(context, name, copy, min(deadline, context.deadline_s), entry, partial(context.keep, found))
         except OutOfTimeError as error:

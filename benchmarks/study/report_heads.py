@@ -19,8 +19,8 @@ def before_after(content: dict[str, Any]) -> Iterator[Block]:
     )
     labels = list(dict.fromkeys(row["label"] for row in rows))
     columns = [Column("drafter", "left")]
-    for temperature in (0, 1):
-        columns += [Column(f"{what}, T={temperature}") for what in ("tau demo", "tau GSM8K", "alpha")]
+    for heading in ("T=0", "T=1"):
+        columns += [Column(f"{what}, {heading}") for what in ("tau demo", "tau GSM8K", "alpha")]
     lines = []
     for label in labels:
         line = [label]

@@ -28,8 +28,8 @@ EPOCHS = 4
 def run_traffic() -> None:
     """Record, refresh, measure, write the result."""
     log = record(WORK / "traffic.jsonl")
-    settings = ("--set", "recorded_answers=true", "--set", "lr=5e-4", "--set", "feature_cache=3GB")
-    words = ("--from-traffic", log, "--init", PAIR / "draft", "--epochs", EPOCHS, *settings)
+    changes = ("--set", "recorded_answers=true", "--set", "lr=5e-4", "--set", "feature_cache=3GB")
+    words = ("--from-traffic", log, "--init", PAIR / "draft", "--epochs", EPOCHS, *changes)
     after, result = train("traffic-refreshed", "draft-model", PAIR / "target", *words)
     texts = held_out(TASKS, PAIR / "target")
     folders = {"before": PAIR / "draft", "after": after}

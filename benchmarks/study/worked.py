@@ -136,7 +136,7 @@ def tokens_of(text: TextColumns, greedy: bool) -> Iterator[Line]:
     for n, (kind, fate) in enumerate(zip(kinds, text.fate, strict=True)):
         yield {
             "kind": kind, "level": text.level[n], "began": kinds[n - text.level[n]], "tested": fate in "ac", "kept": fate == "a",
-            "overlap": None if text.disagreement[n] is None else 1 - text.disagreement[n],
+            "overlap": None if (gap := text.disagreement[n]) is None else 1 - gap,
             "why": _reason(text, n) if greedy else LETTERS["cause"].get(text.cause[n]), "pair": (text.draft[n], text.pieces[n]),
             "weight": fate == "c" if greedy else text.lost[n] or 0.0,
         }  # fmt: skip
@@ -175,7 +175,7 @@ def _share(kept: Sequence[int], tested: Sequence[int]) -> list[float] | None:
     known = [(above, below) for above, below in zip(kept, tested, strict=True) if below]
     if not known:
         return None
-    found = ratio_of_sums(*zip(*known, strict=True))
+    found = ratio_of_sums([above for above, _ in known], [below for _, below in known])
     return [found.value, found.low, min(found.high, 1.0)]
 
 
@@ -185,7 +185,7 @@ def _shares(tokens: Sequence[Line], fewest: int = 1) -> list[float]:
     for one in tokens:
         if one["tested"]:
             reached[one["level"]].append(one["kept"])
-    found = []
+    found: list[float] = []
     while len(reached[len(found)]) >= fewest:
         found.append(float(np.mean(reached[len(found)])))
     return found
@@ -226,7 +226,7 @@ def speeds(result: BenchResult, explained: ExplainResult, counted: Sequence[Line
         }
         for one in counted
     ]  # fmt: skip
-    measured = []
+    measured: list[dict[str, Any]] = []
     for number, info in enumerate(result.configurations[1:], 1):
         found = cell.measured(number)
         if found is None or found.speedup is None:
