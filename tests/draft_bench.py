@@ -109,11 +109,11 @@ def chain_of(reply: messages.RowReply) -> list[int]:
     return [node.token for node in reply.nodes]
 
 
-def law_of(node: messages.Node, vocab_size: int = VOCAB) -> torch.Tensor:
+def probs_of(node: messages.Node, vocab_size: int = VOCAB) -> torch.Tensor:
     """(V,) fp32."""
-    law = torch.zeros(vocab_size)
-    law[list(node.law.tokens)] = torch.tensor(list(node.law.probs))
-    return law
+    probs = torch.zeros(vocab_size)
+    probs[list(node.distribution.tokens)] = torch.tensor(list(node.distribution.probs))
+    return probs
 
 
 @torch.inference_mode()
@@ -121,7 +121,7 @@ def fresh_chain(hosted: HostedDrafter, tokens: list[int], sampling: messages.Sam
     """What the drafter proposes in one process for this text, read from its beginning by a model with an empty cache."""
     assert isinstance(hosted.host, ModelHost)
     drafter = ModelDrafter(hosted.host.lm.twin())
-    row = row_of(HostedText(0, "", 0, row_options(sampling, VOCAB, DraftLimits().law_tokens)), tokens)
+    row = row_of(HostedText(0, "", 0, row_options(sampling, VOCAB, DraftLimits().distribution_tokens)), tokens)
     rows = Rows(VOCAB, torch.device("cpu"))
     rows.add(row)
     drafter.start(row)

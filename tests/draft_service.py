@@ -24,7 +24,7 @@ from outrider.remote.security import OPTIONS, ServerSecurity, TokenCheck
 
 Answers = Sequence[messages.RowReply] | None
 Misbehaviour = Callable[["FakeDraftService", messages.RowRequest], Answers]
-LAWS_OF = 4  # tokens of a made-up law
+DISTRIBUTION_SIZE = 4  # tokens of a made-up distribution
 
 
 class Guess(Protocol):
@@ -33,7 +33,7 @@ class Guess(Protocol):
     def ranked(self, text: Sequence[int]) -> list[int]:
         """Tokens that may follow, the likeliest first; none: no guess."""
 
-    def law(self, text: Sequence[int]) -> dict[int, float]:
+    def distribution(self, text: Sequence[int]) -> dict[int, float]:
         """What a sampled row's next token is drawn from; empty: no guess."""
 
 
@@ -50,7 +50,7 @@ class Known:
                 return [right + 1, right] if self.errs(len(text)) else [right, right + 1]
         return []
 
-    def law(self, text: Sequence[int]) -> dict[int, float]:
+    def distribution(self, text: Sequence[int]) -> dict[int, float]:
         ranked = self.ranked(text)
         return dict(zip(ranked, (0.75, 0.25), strict=False)) if ranked else {}
 
@@ -61,14 +61,14 @@ class MadeUp:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def law(self, text: Sequence[int]) -> dict[int, float]:
+    def distribution(self, text: Sequence[int]) -> dict[int, float]:
         first = text[-1] * 7 % self.vocab_size
-        tokens = [(first + step) % self.vocab_size for step in range(min(LAWS_OF, self.vocab_size))]
+        tokens = [(first + step) % self.vocab_size for step in range(min(DISTRIBUTION_SIZE, self.vocab_size))]
         weights = [2.0 ** -place for place in range(len(tokens))]
         return {token: weight / sum(weights) for token, weight in zip(tokens, weights, strict=True)}
 
     def ranked(self, text: Sequence[int]) -> list[int]:
-        return list(self.law(text))
+        return list(self.distribution(text))
 
 
 class Repeating:
@@ -78,8 +78,8 @@ class Repeating:
         found = [text[place + 1] for place in range(len(text) - 2, -1, -1) if text[place] == text[-1]]
         return list(dict.fromkeys(found))
 
-    def law(self, text: Sequence[int]) -> dict[int, float]:
-        ranked = self.ranked(text)[:LAWS_OF]
+    def distribution(self, text: Sequence[int]) -> dict[int, float]:
+        ranked = self.ranked(text)[:DISTRIBUTION_SIZE]
         weights = [2.0 ** -place for place in range(len(ranked))]
         return {token: weight / sum(weights) for token, weight in zip(ranked, weights, strict=True)}
 
@@ -107,7 +107,8 @@ class FakeDraftService:
         self.delay_s = 0.0  # of every reply
         self.protocol, self.model = PROTOCOL, None  # None: the asker's own
         self.terms = messages.DraftTerms(
-            drafter="draft-model", max_draft_tokens=8, max_rows=16, max_context=100_000, has_laws=True, prepares_outcomes=True
+            drafter="draft-model", max_draft_tokens=8, max_rows=16, max_context=100_000, has_distributions=True,
+            prepares_outcomes=True,
         )
         self.requests: list[messages.RowRequest] = []
         self.hellos: list[messages.Hello] = []
@@ -238,12 +239,13 @@ class FakeDraftService:
         if not text.draws:
             ranked = self.guess.ranked(said)
             return messages.Node(parent=parent, token=ranked[0]) if ranked else None
-        law = self.guess.law(said)
-        if not law:
+        distribution = self.guess.distribution(said)
+        if not distribution:
             return None
-        tokens, probs = list(law), list(law.values())
+        tokens, probs = list(distribution), list(distribution.values())
         token = self.random.choices(tokens, probs)[0]
-        return messages.Node(parent=parent, token=token, drawn=True, law=messages.Law(tokens=tokens, probs=probs))
+        sent = messages.Distribution(tokens=tokens, probs=probs)
+        return messages.Node(parent=parent, token=token, drawn=True, distribution=sent)
 
     def outcomes(self, text: Text, chain: Sequence[messages.Node], count: int) -> list[messages.Node]:
         """Behind each part of the chain the likeliest other tokens, and a chain behind each."""

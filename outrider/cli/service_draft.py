@@ -62,7 +62,7 @@ class LimitOptions:
     outcome_nodes: int = option(
         64, LIMITS, "Nodes drafted ahead while a target's pass runs, for tokens that it may emit; 0: none."
     )
-    law_tokens: int = option(64, LIMITS, "A drawn token's distribution is cut to so many of its likeliest tokens.")
+    distribution_tokens: int = option(64, LIMITS, "A drawn token's distribution is cut to so many of its likeliest tokens.")
     max_rows: int = option(256, LIMITS, "Texts of one asker that are kept.")
     max_instances: int = option(64, LIMITS, "Askers at the same time.")
     max_requests_per_second: float = option(5000.0, LIMITS, "Messages about rows, of one asker.")
@@ -77,7 +77,8 @@ class LimitOptions:
         return DraftLimits(
             max_draft_tokens=self.max_draft_tokens, batch_size=self.batch_size, max_rows=self.max_rows,
             max_instances=self.max_instances, memory_bytes=memory("--memory", self.memory), idle_timeout_s=self.idle_timeout,
-            max_requests_per_s=self.max_requests_per_second, law_tokens=self.law_tokens, outcome_nodes=self.outcome_nodes,
+            max_requests_per_s=self.max_requests_per_second, distribution_tokens=self.distribution_tokens,
+            outcome_nodes=self.outcome_nodes,
         )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Drafts that come over the wire leave the target's law exactly as it is, over several steps in one tree, without random numbers.
+"""Drafts that come over the wire leave the target's distribution exactly as it is, over several steps in one tree, without random
+numbers.
 
 The oracle enumerates everything that is drawn: what a service draws for a prepared tree (through the messages and all checks),
 and every outcome of the real verifier in each of the following steps. Laws of four halvings are exact in fp32, so what remains
@@ -25,18 +26,18 @@ from tests import oracle
 
 V, HORIZON, EXACT = 3, 3, 1e-12
 PROMPT = [0, 2]
-Law = dict[int, float]
-LawOf = Callable[[oracle.Path], Law]
+Distribution = dict[int, float]
+DistributionOf = Callable[[oracle.Path], Distribution]
 
 
-def cut(path: oracle.Path) -> Law:
-    """A draft's law, cut to two of three tokens, so that the target may emit what the draft never does."""
+def cut(path: oracle.Path) -> Distribution:
+    """A draft's distribution, cut to two of three tokens, so that the target may emit what the draft never does."""
     first = (2 * sum(path) + len(path)) % V
     return {first: 0.75, (first + 1) % V: 0.25}
 
 
-def whole(path: oracle.Path) -> Law:
-    """A draft's law over all tokens."""
+def whole(path: oracle.Path) -> Distribution:
+    """A draft's distribution over all tokens."""
     first = (sum(path) + 2 * len(path)) % V
     return {first: 0.5, (first + 1) % V: 0.375, (first + 2) % V: 0.125}
 
@@ -49,22 +50,22 @@ CHAIN: Plan = ((DRAW, -1), (DRAW, 0))
 OUTCOMES: Plan = (*CHAIN, (PLACE, -1), (DRAW, 2), (PLACE, 0), (DRAW, 4), (PLACE, 1), (DRAW, 6))
 
 
-def replies(base: oracle.Path, plan: Plan, law_of: LawOf) -> list[tuple[list[messages.Node], float]]:
+def replies(base: oracle.Path, plan: Plan, distribution_of: DistributionOf) -> list[tuple[list[messages.Node], float]]:
     """Every reply that a service can give which fills `plan` behind the text `base`, with its probability."""
     found: list[tuple[list[messages.Node], list[oracle.Path], float]] = [([], [], 1.0)]
     for what, parent in plan:
         grown = []
         for nodes, paths, weight in found:
             above = base if parent < 0 else paths[parent]
-            law = law_of(above)
+            distribution = distribution_of(above)
             if what == DRAW:
-                wire = messages.Law(tokens=list(law), probs=list(law.values()))
-                for token, prob in law.items():
-                    node = messages.Node(parent=parent, token=token, drawn=True, law=wire)
+                wire = messages.Distribution(tokens=list(distribution), probs=list(distribution.values()))
+                for token, prob in distribution.items():
+                    node = messages.Node(parent=parent, token=token, drawn=True, distribution=wire)
                     grown.append(([*nodes, node], [*paths, (*above, token)], weight * prob))
             else:
                 taken = {node.token for node in nodes if node.parent == parent}
-                token = next(token for token in (*law, *range(V)) if token not in taken)
+                token = next(token for token in (*distribution, *range(V)) if token not in taken)
                 grown.append(([*nodes, messages.Node(parent=parent, token=token)], [*paths, (*above, token)], weight))
         found = grown
     return [(nodes, weight) for nodes, _, weight in found]
@@ -78,7 +79,7 @@ def received(tree: DraftTree, base: int, nodes: Sequence[messages.Node]) -> Draf
     return grafted
 
 
-# ---------------------------------------------------------------- the joint law of several steps
+# ---------------------------------------------------------------- the joint distribution of several steps
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,11 @@ class Step:
     arrived: tuple[tuple[int | None, Plan], ...] = ()  # None: behind the text as it is now
 
 
-def law_of_steps(
-    verify: oracle.Verify, target: oracle.TableModel, law_of: LawOf, steps: Sequence[Step]
-) -> oracle.Law:
-    """The law of the first HORIZON tokens; what the steps leave open is the target's own."""
-    found: oracle.Law = {}
+def distribution_of_steps(
+    verify: oracle.Verify, target: oracle.TableModel, distribution_of: DistributionOf, steps: Sequence[Step]
+) -> oracle.Distribution:
+    """The distribution of the first HORIZON tokens; what the steps leave open is the target's own."""
+    found: oracle.Distribution = {}
     tree = DraftTree(len(PROMPT))
     tree.ask()
     open_states: list[tuple[oracle.Path, DraftTree, float, int]] = [((), tree, 1.0, 0)]
@@ -102,14 +103,14 @@ def law_of_steps(
         if number == len(steps) or len(text) >= HORIZON:
             found[text[:HORIZON]] = found.get(text[:HORIZON], 0.0) + weight
             continue
-        for ready, share in arrivals(text, tree, law_of, steps[number].arrived):
+        for ready, share in arrivals(text, tree, distribution_of, steps[number].arrived):
             for tokens, after, chance in outcomes(verify, target, text, ready, min(steps[number].most, HORIZON - len(text))):
                 open_states.append(((*text, *tokens), after, weight * share * chance, number + 1))
     return oracle.continued(found, target, HORIZON)
 
 
 def arrivals(
-    text: oracle.Path, tree: DraftTree, law_of: LawOf, arrived: Sequence[tuple[int | None, Plan]]
+    text: oracle.Path, tree: DraftTree, distribution_of: DistributionOf, arrived: Sequence[tuple[int | None, Plan]]
 ) -> list[tuple[DraftTree, float]]:
     """The tree after the replies, in every way they can be."""
     found = [(tree, 1.0)]
@@ -120,7 +121,7 @@ def arrivals(
         found = [
             (received(one, len(PROMPT) + base, nodes), weight * share)
             for one, weight in found
-            for nodes, share in replies(text[:base], plan, law_of)
+            for nodes, share in replies(text[:base], plan, distribution_of)
         ]
     return found
 
@@ -134,9 +135,9 @@ def outcomes(
     draft = draft_of([nodes], V, torch.device("cpu"))
     if draft.probs is not None:
         draft.probs = draft.probs.double()
-    laws = torch.stack([target.probs((*text, *path[:kept])) for kept in range(len(path) + 1)])[None]
+    distributions = torch.stack([target.probs((*text, *path[:kept])) for kept in range(len(path) + 1)])[None]
     proposals = oracle.Proposals([path], [1.0], draft if nodes else Draft.empty(1))
-    ends = oracle.enumerate_step(verify, proposals, laws)
+    ends = oracle.enumerate_step(verify, proposals, distributions)
     together: dict[oracle.Path, float] = {}
     for tokens, chance in zip(oracle.emitted_tokens(ends, proposals), ends.weights.tolist(), strict=True):
         together[tokens] = together.get(tokens, 0.0) + chance
@@ -171,43 +172,43 @@ def target_model(seed: int = 4) -> oracle.TableModel:
 
 @pytest.mark.parametrize("verifier", CHAINS)
 @pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("law_of", [cut, whole], ids=["cut", "whole"])
-def test_law_is_the_targets(verifier: str, steps: str, law_of: LawOf) -> None:
+@pytest.mark.parametrize("distribution_of", [cut, whole], ids=["cut", "whole"])
+def test_law_is_the_targets(verifier: str, steps: str, distribution_of: DistributionOf) -> None:
     """Any bias of grafting, re-rooting, choosing between draws, or of laws on their way."""
-    if law_of is whole and "walked" not in steps and "anew" not in steps:
-        pytest.skip("the cut law is the harder case")
+    if distribution_of is whole and "walked" not in steps and "anew" not in steps:
+        pytest.skip("the cut distribution is the harder case")
     target = target_model()
-    law = law_of_steps(VERIFIERS.load(verifier)().verify, target, law_of, STEPS[steps])
-    assert sum(law.values()) == pytest.approx(1, abs=EXACT)
-    assert oracle.total_variation(law, target.joint(HORIZON)) < EXACT
+    distribution = distribution_of_steps(VERIFIERS.load(verifier)().verify, target, distribution_of, STEPS[steps])
+    assert sum(distribution.values()) == pytest.approx(1, abs=EXACT)
+    assert oracle.total_variation(distribution, target.joint(HORIZON)) < EXACT
 
 
 def biased(monkeypatch: pytest.MonkeyPatch, steps: str, name: str, wrong: object) -> float:
     """Total variation with one method of the tree replaced."""
     monkeypatch.setattr(DraftTree, name, wrong)
     target = target_model()
-    law = law_of_steps(VERIFIERS.load("block")().verify, target, cut, STEPS[steps])
-    return oracle.total_variation(law, target.joint(HORIZON))
+    distribution = distribution_of_steps(VERIFIERS.load("block")().verify, target, cut, STEPS[steps])
+    return oracle.total_variation(distribution, target.joint(HORIZON))
 
 
 def test_a_choice_between_draws_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: the larger of two draws at one place is proposed, instead of the first."""
     drawn = DraftTree._drawn
 
-    def larger(self, parent, token, law):  # noqa: ANN001, ANN202
+    def larger(self, parent, token, distribution):  # noqa: ANN001, ANN202
         if parent.drawn is not None and token > parent.drawn.token:
             parent.drawn = None
-        return drawn(self, parent, token, law)
+        return drawn(self, parent, token, distribution)
 
     assert biased(monkeypatch, "late, and drawn anew", "_drawn", larger) > 1e-3
 
 
 def test_a_law_that_was_not_drawn_from_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutation: the node keeps its token and gets another law."""
+    """Mutation: the node keeps its token and gets another distribution."""
     drawn = DraftTree._drawn
 
-    def flat(self, parent, token, law):  # noqa: ANN001, ANN202
-        return drawn(self, parent, token, law._replace(probs=law.probs * 0 + 0.5))
+    def flat(self, parent, token, distribution):  # noqa: ANN001, ANN202
+        return drawn(self, parent, token, distribution._replace(probs=distribution.probs * 0 + 0.5))
 
     assert biased(monkeypatch, "one tree, walked", "_drawn", flat) > 1e-3
 
@@ -218,6 +219,6 @@ def test_a_draw_taken_for_placed_for_its_value_would_be_found(monkeypatch: pytes
 
     def likely(self, most):  # noqa: ANN001, ANN202
         nodes = chain(self, most)
-        return nodes[:1] if len(nodes) > 1 and nodes[1].law is not None and nodes[1].token == 0 else nodes
+        return nodes[:1] if len(nodes) > 1 and nodes[1].distribution is not None and nodes[1].token == 0 else nodes
 
     assert biased(monkeypatch, "one tree, walked", "chain", likely) > 1e-3

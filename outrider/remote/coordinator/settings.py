@@ -64,16 +64,16 @@ def from_options(
 ) -> tuple[ServerSettings, dict[str, tuple[Endpoint, ...]]]:
     """Read settings from [NAME=]MODEL and [NAME=]A,B as written; `given`: fields of `ServerSettings`. Raises ConfigError."""
     named = _by_name(models, "--model", "[NAME=]MODEL")
-    places = _by_name(endpoints, "--target-endpoint", "[NAME=]HOST:PORT,HOST:PORT")
+    addresses = _by_name(endpoints, "--target-endpoint", "[NAME=]HOST:PORT,HOST:PORT")
     if not named:
         raise ConfigError("name the model whose tokenizer is read: --model MODEL (or the environment variable MODEL)")
-    if not places:
+    if not addresses:
         raise ConfigError("name the target services: --target-endpoint A,B (or the environment variable TARGET_ENDPOINT)")
-    if len(named) == len(places) == 1 and None in places:
-        places = {next(iter(named)): places[None]}
-    if set(named) != set(places):
+    if len(named) == len(addresses) == 1 and None in addresses:
+        addresses = {next(iter(named)): addresses[None]}
+    if set(named) != set(addresses):
         raise ConfigError(
-            f"--model names {_words(named)}, --target-endpoint names {_words(places)}: each model needs both, under one name"
+            f"--model names {_words(named)}, --target-endpoint names {_words(addresses)}: each model needs both, under one name"
         )
     served = [
         ServedModel(
@@ -83,26 +83,26 @@ def from_options(
         for name, model in named.items()
     ]
     parsed = {
-        name or model: Endpoint.parse_all(places[name], "--target-endpoint") for name, model in named.items()
+        name or model: Endpoint.parse_all(addresses[name], "--target-endpoint") for name, model in named.items()
     }
     return ServerSettings(models=tuple(served), self_test=False, **given), parsed
 
 
 def from_file(path: Path, given: dict[str, Any]) -> tuple[ServerSettings, dict[str, tuple[Endpoint, ...]]]:
     """Read settings from a TOML file; `given` wins. Raises ConfigError naming file and key."""
-    places: dict[str, tuple[Endpoint, ...]] = {}
+    endpoints_of: dict[str, tuple[Endpoint, ...]] = {}
 
-    def read(table: dict[str, Any], place: str) -> ServedModel:
-        check_keys(table, MODEL_KEYS, place)
+    def read(table: dict[str, Any], where: str) -> ServedModel:
+        check_keys(table, MODEL_KEYS, where)
         model, endpoints = table.get("model"), table.get("endpoints")
         if not isinstance(model, str):
-            raise ConfigError(f"{place}: 'model' is missing: a folder or a hub id with the tokenizer")
+            raise ConfigError(f"{where}: 'model' is missing: a folder or a hub id with the tokenizer")
         if not isinstance(endpoints, list) or not all(isinstance(one, str) for one in endpoints):
-            raise ConfigError(f"{place}: 'endpoints' must be a list of addresses like grpc://HOST:PORT")
+            raise ConfigError(f"{where}: 'endpoints' must be a list of addresses like grpc://HOST:PORT")
         name = table.get("name", model)
         if not isinstance(name, str):
-            raise ConfigError(f"{place}: 'name' must be a text")
-        places[name] = Endpoint.parse_all(",".join(endpoints), f"{place}: endpoints")
+            raise ConfigError(f"{where}: 'name' must be a text")
+        endpoints_of[name] = Endpoint.parse_all(",".join(endpoints), f"{where}: endpoints")
         return ServedModel(
             name=name,
             options=Options(
@@ -111,7 +111,7 @@ def from_file(path: Path, given: dict[str, Any]) -> tuple[ServerSettings, dict[s
             reasoning_parser=str(table.get("reasoning_parser", AUTO)),
         )
 
-    return read_config(path, {**given, "self_test": False}, read), places
+    return read_config(path, {**given, "self_test": False}, read), endpoints_of
 
 
 def _by_name(texts: Sequence[str], option: str, form: str) -> dict[str | None, str]:

@@ -19,10 +19,10 @@ class RowOptions:
     num_prompt: int
 
 
-def row_options(sampling: messages.Sampling, vocab_size: int, law_tokens: int) -> RowOptions:
+def row_options(sampling: messages.Sampling, vocab_size: int, distribution_tokens: int) -> RowOptions:
     """The options of one row; top_p and repetition_penalty may be left out (0: off). Raises ConfigError for a value out of range.
 
-    A drawn row's distribution is cut to `law_tokens` by its top-k, before anything is drawn. A deterministic row gets no
+    A drawn row's distribution is cut to `distribution_tokens` by its top-k, before anything is drawn. A deterministic row gets no
     distributions and is drafted greedily, because a one-hot draft is kept most often at the likeliest token.
     """
     params = SamplingParams(
@@ -35,7 +35,7 @@ def row_options(sampling: messages.Sampling, vocab_size: int, law_tokens: int) -
     if sampling.deterministic and not sampling.coupled:
         params = replace(params, temperature=0.0)
     elif not sampling.coupled and not params.is_greedy:
-        params = replace(params, top_k=min(law_tokens, params.top_k) if params.top_k > 0 else law_tokens)
+        params = replace(params, top_k=min(distribution_tokens, params.top_k) if params.top_k > 0 else distribution_tokens)
     return RowOptions(params, sampling.seed, sampling.coupled, sampling.num_prompt)
 
 

@@ -29,16 +29,16 @@ def checked_nodes(nodes: Sequence[messages.Node], num_sent: int, vocab_size: int
             raise InvalidReplyError(f"node {number} hangs on node {node.parent}, which was not sent before it")
         if node.token >= vocab_size:
             raise InvalidReplyError(f"token {node.token} is outside the vocabulary of {vocab_size}")
-        law = checked_law(node, vocab_size) if node.drawn and with_probs else None
-        found.append(Sent(node.parent, node.token, law))
+        distribution = checked_distribution(node, vocab_size) if node.drawn and with_probs else None
+        found.append(Sent(node.parent, node.token, distribution))
     return found
 
 
-def checked_law(node: messages.Node, vocab_size: int) -> SentDistribution:
+def checked_distribution(node: messages.Node, vocab_size: int) -> SentDistribution:
     """The distribution of a drawn node, scaled to sum 1. Raises InvalidReplyError for one that it cannot have been drawn from."""
-    tokens, probs = np.array(node.law.tokens, dtype=np.int64), np.array(node.law.probs, dtype=np.float64)
+    tokens, probs = np.array(node.distribution.tokens, dtype=np.int64), np.array(node.distribution.probs, dtype=np.float64)
     if not len(tokens) or len(tokens) != len(probs):
-        raise InvalidReplyError(f"a law of {len(tokens)} tokens and {len(probs)} probabilities")
+        raise InvalidReplyError(f"a distribution of {len(tokens)} tokens and {len(probs)} probabilities")
     if tokens.max() >= vocab_size:
         raise InvalidReplyError(f"a distribution names token {tokens.max()}, outside the vocabulary of {vocab_size}")
     if len(np.unique(tokens)) != len(tokens):

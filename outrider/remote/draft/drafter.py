@@ -85,9 +85,9 @@ class RemoteDrafter(Drafter):
         terms = connection.terms
         if terms is None:
             return []
-        with_probs = terms.has_laws and self._with_probs
-        laws = "drafts of sampled rows come with their distributions" if with_probs else "sampled rows get drafts without them"
-        return [f"draft service {connection.endpoint}: '{terms.drafter}' with '{connection.service}', {laws}", *connection.notes]
+        with_probs = terms.has_distributions and self._with_probs
+        probs = "drafts of sampled rows come with their distributions" if with_probs else "sampled rows get drafts without them"
+        return [f"draft service {connection.endpoint}: '{terms.drafter}' with '{connection.service}', {probs}", *connection.notes]
 
     @property
     def counters(self) -> dict[str, float]:
@@ -285,21 +285,21 @@ def draft_of(chains: Sequence[Sequence[ReceivedNode]], vocab_size: int, device: 
         return Draft.empty(len(chains), device)
     tokens = torch.tensor([[*(node.token for node in chain), *[0] * (width - len(chain))] for chain in chains], device=device)
     lengths = torch.tensor([len(chain) for chain in chains], device=device)
-    if not any(node.law is not None for chain in chains for node in chain):
+    if not any(node.distribution is not None for chain in chains for node in chain):
         return Draft(tokens, lengths)
-    laws, drawn = _laws(chains, width, vocab_size)
-    return Draft(tokens, lengths, probs=laws.to(device), sampled=drawn.to(device))
+    probs, drawn = _probs(chains, width, vocab_size)
+    return Draft(tokens, lengths, probs=probs.to(device), sampled=drawn.to(device))
 
 
-def _laws(chains: Sequence[Sequence[ReceivedNode]], width: int, vocab_size: int) -> tuple[Tensor, Tensor]:
+def _probs(chains: Sequence[Sequence[ReceivedNode]], width: int, vocab_size: int) -> tuple[Tensor, Tensor]:
     """(B, N+1, V), a point mass where a node was placed; and (B, N), whether it was drawn."""
-    laws = torch.zeros(len(chains), width + 1, vocab_size)
+    probs = torch.zeros(len(chains), width + 1, vocab_size)
     drawn = torch.zeros(len(chains), width, dtype=torch.bool)
     for row, chain in enumerate(chains):
-        for place, node in enumerate(chain):
-            if node.law is None:
-                laws[row, place, node.token] = 1.0
+        for position, node in enumerate(chain):
+            if node.distribution is None:
+                probs[row, position, node.token] = 1.0
             else:
-                laws[row, place, torch.from_numpy(node.law.tokens)] = torch.from_numpy(node.law.probs)
-                drawn[row, place] = True
-    return laws, drawn
+                probs[row, position, torch.from_numpy(node.distribution.tokens)] = torch.from_numpy(node.distribution.probs)
+                drawn[row, position] = True
+    return probs, drawn

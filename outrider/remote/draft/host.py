@@ -159,7 +159,7 @@ class GeneralHost:
             virtual.num_prompt = len(virtual.tokens)  # guesses are not remembered
             self.drafter.stop(index)
             self._rows.swap_remove(index)
-        return [first[0], *(DraftNode(node.parent + 1, node.token, node.law) for node in behind)]
+        return [first[0], *(DraftNode(node.parent + 1, node.token, node.distribution) for node in behind)]
 
     def _nodes_of(self, index: int, count: int) -> list[DraftNode]:
         gamma = [0] * len(self._rows)

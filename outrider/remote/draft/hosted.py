@@ -67,7 +67,7 @@ class HostedDrafter:
     identity: messages.ModelIdentity
     vocab_size: int
     max_context: int  # tokens of a text
-    has_laws: bool
+    has_distributions: bool
     notes: list[str]
 
 

@@ -150,9 +150,9 @@ class ModelHost:
             inside += (self._slots[start + count - 1] in members) - (self._slots[start - 1] in members)
             if inside > best:
                 best, first = inside, start
-        places = range(first, first + count)
-        strangers = [place for place in places if self._slots[place] not in members]
-        outside = [place for place, uid in enumerate(self._slots) if uid in members and place not in places]
+        indices = range(first, first + count)
+        strangers = [index for index in indices if self._slots[index] not in members]
+        outside = [index for index, uid in enumerate(self._slots) if uid in members and index not in indices]
         for left, right in zip(strangers, outside, strict=True):
             swap(self.lm.kv, left, right)
             self._slots[left], self._slots[right] = self._slots[right], self._slots[left]

@@ -26,15 +26,15 @@ class DraftNode:
 
     parent: int  # number of a node before it; -1: the last committed token
     token: int
-    law: TokenDistribution | None = None  # what it was drawn from; None: placed
+    distribution: TokenDistribution | None = None  # what it was drawn from; None: placed
 
     def message(self, shift: int = 0) -> messages.Node:
         """The node as a message; `shift` is added to the parent's number."""
         parent = self.parent + shift if self.parent >= 0 else -1
-        node = messages.Node(parent=parent, token=self.token, drawn=self.law is not None)
-        if self.law is not None:
-            node.law.tokens.extend(self.law.tokens)
-            node.law.probs.extend(self.law.probs)
+        node = messages.Node(parent=parent, token=self.token, drawn=self.distribution is not None)
+        if self.distribution is not None:
+            node.distribution.tokens.extend(self.distribution.tokens)
+            node.distribution.probs.extend(self.distribution.probs)
         return node
 
 
@@ -50,19 +50,19 @@ class SentTree:
         numbers: list[int] = []
         new: list[DraftNode] = []
         for node in nodes:
-            number, added = self.add_one(numbers[node.parent] if node.parent >= 0 else -1, node.token, node.law)
+            number, added = self.add_one(numbers[node.parent] if node.parent >= 0 else -1, node.token, node.distribution)
             numbers.append(number)
             if added is not None:
                 new.append(added)
         return numbers, new
 
-    def add_one(self, parent: int, token: int, law: TokenDistribution | None) -> tuple[int, DraftNode | None]:
+    def add_one(self, parent: int, token: int, distribution: TokenDistribution | None) -> tuple[int, DraftNode | None]:
         """A child of node number `parent`: its number, and itself where it was not there yet."""
         known = self._child.get((parent, token))
         if known is not None:
             return known, None
         number = self._child[parent, token] = len(self.nodes)
-        self.nodes.append(DraftNode(parent, token, law))
+        self.nodes.append(DraftNode(parent, token, distribution))
         return number, self.nodes[-1]
 
 
@@ -72,23 +72,25 @@ def drafted_nodes(draft: Draft, rows: Rows) -> list[list[DraftNode]]:
     drawn = draft.is_sampled().tolist() if draft.probs is not None else []
     found = []
     for index, row in enumerate(rows):
-        parents, laws = draft.parent_lists[index], {}
+        parents, by_output = draft.parent_lists[index], {}
         if draft.probs is not None and not row.params.is_greedy:
             outputs = [parents[node] + 1 for node in range(lengths[index]) if drawn[index][node]]
-            laws = dict(zip(outputs, laws_of(draft.probs[index, outputs]), strict=True)) if outputs else {}
+            by_output = dict(zip(outputs, distributions_of(draft.probs[index, outputs]), strict=True)) if outputs else {}
         found.append([
-            DraftNode(parents[node], tokens[index][node], laws.get(parents[node] + 1) if laws and drawn[index][node] else None)
+            DraftNode(
+                parents[node], tokens[index][node], by_output.get(parents[node] + 1) if by_output and drawn[index][node] else None
+            )
             for node in range(lengths[index])
         ])  # fmt: skip
     return found
 
 
-def laws_of(probs: Tensor) -> list[TokenDistribution]:
+def distributions_of(probs: Tensor) -> list[TokenDistribution]:
     """Distributions (M, V) as the tokens that have mass."""
     rows, tokens = probs.nonzero(as_tuple=True)
     masses = probs[rows, tokens].tolist()
-    laws = [TokenDistribution([], []) for _ in range(len(probs))]
+    distributions = [TokenDistribution([], []) for _ in range(len(probs))]
     for row, token, mass in zip(rows.tolist(), tokens.tolist(), masses, strict=True):
-        laws[row].tokens.append(token)
-        laws[row].probs.append(mass)
-    return laws
+        distributions[row].tokens.append(token)
+        distributions[row].probs.append(mass)
+    return distributions

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outrider.models.tokens.vocabulary import fit_width
 from outrider.remote.draft.model_host import ModelHost
-from outrider.remote.draft.nodes import DraftNode, TokenDistribution, laws_of
+from outrider.remote.draft.nodes import DraftNode, TokenDistribution, distributions_of
 from outrider.rows import Row, Rows
 from outrider.sampling.coupling import gumbel_choice
 from outrider.sampling.distribution import distribution
@@ -39,7 +39,7 @@ class OutcomeTree:
     base: int  # tokens of the text
     tokens: list[int]
     survival: list[float]  # P(at least 1, 2, ... of the chain are kept)
-    most_nodes: int  # behind the chain
+    max_nodes: int  # behind the chain
     depth: int  # tokens drafted behind each outcome
     parents: list[int] = field(init=False)
     num_chain: int = field(init=False)
@@ -63,11 +63,11 @@ class OutcomeTree:
             node = self.parents[node]
         return found[::-1]
 
-    def add(self, parent: int, token: int, law: TokenDistribution | None = None) -> DraftNode:
+    def add(self, parent: int, token: int, drawn_from: TokenDistribution | None = None) -> DraftNode:
         """One more node."""
         self.tokens.append(token)
         self.parents.append(parent)
-        return DraftNode(parent, token, law)
+        return DraftNode(parent, token, drawn_from)
 
 
 @torch.inference_mode()
@@ -85,8 +85,8 @@ def grow(host: ModelHost, trees: Sequence[OutcomeTree]) -> dict[int, list[DraftN
             kv.lengths = held  # the chain's keys were written again where they were
         logits = fit_width(logits, rows.vocab_size)
         if not ordered[0].level:
-            law = distribution(logits, rows.soft_sampling, rows.history, shape.nodes, first_node=0, drafting=True)
-            found = [_outcomes(tree, law[index]) for index, tree in enumerate(ordered)]
+            probs = distribution(logits, rows.soft_sampling, rows.history, shape.nodes, first_node=0, drafting=True)
+            found = [_outcomes(tree, probs[index]) for index, tree in enumerate(ordered)]
         else:
             found = _continued(ordered, rows, logits, shape)
     for tree in ordered:
@@ -122,22 +122,22 @@ class _Layout:
         return torch.cat([pending, self.nodes.tokens], dim=1)
 
 
-def _outcomes(tree: OutcomeTree, laws: Tensor) -> list[DraftNode]:
-    """The likeliest outcomes as the tree's first level. `laws` (N + 1, V): the draft's distributions after each token of the
+def _outcomes(tree: OutcomeTree, probs: Tensor) -> list[DraftNode]:
+    """The likeliest outcomes as the tree's first level. `probs` (N + 1, V): the draft's distributions after each token of the
     chain.
     """
-    count = min(tree.most_nodes // (1 + tree.depth), laws.shape[-1] - 1)
+    count = min(tree.max_nodes // (1 + tree.depth), probs.shape[-1] - 1)
     if count < 1:
         return []
     reached = [1.0, *tree.survival]
     candidates: list[tuple[float, int, int]] = []  # -P, chain tokens kept, next token
     for kept in range(tree.num_chain + 1):
-        law, chance = laws[kept], reached[kept]
+        own, chance = probs[kept], reached[kept]
         if kept < tree.num_chain:
-            law = law.clone()
-            law[tree.tokens[kept]] = 0
-            law, chance = law / law.sum().clamp(min=1e-30), chance - reached[kept + 1]
-        top = law.topk(count)
+            own = own.clone()
+            own[tree.tokens[kept]] = 0
+            own, chance = own / own.sum().clamp(min=1e-30), chance - reached[kept + 1]
+        top = own.topk(count)
         pairs = zip(top.values.tolist(), top.indices.tolist(), strict=True)
         candidates += [(-chance * prob, kept, token) for prob, token in pairs if prob > 0]
     chosen = sorted(candidates)[:count]
@@ -150,32 +150,33 @@ def _continued(trees: Sequence[OutcomeTree], rows: Rows, logits: Tensor, shape: 
     if rows.sampling.is_plain_greedy:
         lines = logits.argmax(dim=-1).tolist()
         return [_behind_leaves(tree, line, [None] * len(line)) for tree, line in zip(trees, lines, strict=True)]
-    law = distribution(logits, rows.sampling, rows.history, shape.nodes, first_node=shape.first, drafting=True)
+    probs = distribution(logits, rows.sampling, rows.history, shape.nodes, first_node=shape.first, drafting=True)
     found = []
     for index, (tree, row) in enumerate(zip(trees, rows, strict=True)):
-        found.append(_behind_leaves(tree, *_chosen(tree, row, rows, index, law[index])))
+        found.append(_behind_leaves(tree, *_chosen(tree, row, rows, index, probs[index])))
     return found
 
 
 def _chosen(
-    tree: OutcomeTree, row: Row, rows: Rows, index: int, law: Tensor
+    tree: OutcomeTree, row: Row, rows: Rows, index: int, probs: Tensor
 ) -> tuple[list[int], Sequence[TokenDistribution | None]]:
-    """A token after each leaf, drawn from `law` (width, V), and what it was drawn from."""
+    """A token after each leaf, drawn from `probs` (width, V), and what it was drawn from."""
     paths = [tree.path(leaf) for leaf in range(len(tree.tokens) - tree.width, len(tree.tokens))]
     if row.params.is_greedy:
-        return law.argmax(dim=-1).tolist(), [None] * tree.width
+        return probs.argmax(dim=-1).tolist(), [None] * tree.width
     if rows.coupled_rows is not None and bool(rows.coupled_rows[index]):
-        places = torch.tensor([[tree.base + len(path) for path in paths]])
-        noise = rows.rng.select([index]).gumbel(places, law.shape[-1])[0].to(law.device)
-        return gumbel_choice(law, noise).tolist(), [None] * tree.width
+        positions = torch.tensor([[tree.base + len(path) for path in paths]])
+        noise = rows.rng.select([index]).gumbel(positions, probs.shape[-1])[0].to(probs.device)
+        return gumbel_choice(probs, noise).tolist(), [None] * tree.width
     coins = [outcome_coin(row.seed, tree.base, path) for path in paths]
-    tokens = inverse_cdf(law, torch.tensor(coins, dtype=torch.float64, device=law.device)).tolist()
-    return tokens, laws_of(law)
+    tokens = inverse_cdf(probs, torch.tensor(coins, dtype=torch.float64, device=probs.device)).tolist()
+    return tokens, distributions_of(probs)
 
 
-def _behind_leaves(tree: OutcomeTree, tokens: list[int], laws: Sequence[TokenDistribution | None]) -> list[DraftNode]:
+def _behind_leaves(tree: OutcomeTree, tokens: list[int], distributions: Sequence[TokenDistribution | None]) -> list[DraftNode]:
     first = len(tree.tokens) - tree.width
-    return [tree.add(first + place, token, law) for place, (token, law) in enumerate(zip(tokens, laws, strict=True))]
+    pairs = zip(tokens, distributions, strict=True)
+    return [tree.add(number, token, drawn_from) for number, (token, drawn_from) in enumerate(pairs, first)]
 
 
 def outcome_coin(seed: int, base: int, path: Sequence[int]) -> float:

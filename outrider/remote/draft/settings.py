@@ -21,7 +21,7 @@ class DraftLimits:
     memory_bytes: int = 2 << 30  # for keys and values, or for look-up tables
     idle_timeout_s: float = 600.0  # after which a row that nobody asks about is forgotten
     max_requests_per_s: float = 5000.0  # row requests of one asker
-    law_tokens: int = 64  # likeliest tokens that a distribution is cut to
+    distribution_tokens: int = 64  # likeliest tokens that a distribution is cut to
     outcome_nodes: int = 64  # nodes drafted ahead for likely outcomes of a pass; 0: none
 
     def __post_init__(self) -> None:
@@ -30,8 +30,8 @@ class DraftLimits:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_draft_tokens > 64:
             raise ConfigError(f"max_draft_tokens must be between 1 and 64, got {self.max_draft_tokens}")
-        if not 1 <= self.law_tokens <= HEAD:
-            raise ConfigError(f"law_tokens must be between 1 and {HEAD}, got {self.law_tokens}")
+        if not 1 <= self.distribution_tokens <= HEAD:
+            raise ConfigError(f"distribution_tokens must be between 1 and {HEAD}, got {self.distribution_tokens}")
         if not 0 <= self.outcome_nodes <= MAX_NODES - 64:
             raise ConfigError(f"outcome_nodes must be between 0 and {MAX_NODES - 64}, got {self.outcome_nodes}")
         for name in ("idle_timeout_s", "max_requests_per_s"):

@@ -41,7 +41,7 @@ class HostedText:
     options: RowOptions
     tokens: list[int] = field(default_factory=list)
     used_at: float = 0.0
-    changed: int = 0  # tokens before this place are known to the computing thread
+    changed: int = 0  # tokens before this index are known to the computing thread
     asks: int = 0  # requests so far
     wanted: tuple[AskerCall, int, bool] | None = None  # who waits, nodes, outcomes as well
 
@@ -174,7 +174,7 @@ class HostedTexts:
             return trouble(request, messages.TROUBLE_REFUSED, wrong)
         if request.HasField("sampling"):
             try:
-                options = row_options(request.sampling, self._vocab_size, self._limits.law_tokens)
+                options = row_options(request.sampling, self._vocab_size, self._limits.distribution_tokens)
             except ConfigError as error:
                 return trouble(request, messages.TROUBLE_REFUSED, str(error))
             self._remove(asker, request.row)
@@ -319,4 +319,4 @@ def common(text: list[int], start: int, tokens: list[int]) -> int:
     if text[start : start + len(tokens)] == tokens:
         return len(tokens)
     pairs = zip(text[start : start + len(tokens)], tokens, strict=False)
-    return next((place for place, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(text) - start, len(tokens)))
+    return next((index for index, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(text) - start, len(tokens)))

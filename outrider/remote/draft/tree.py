@@ -37,7 +37,7 @@ class Sent(NamedTuple):
 
     parent: int  # number of a node sent for the same base; -1: the last committed token of that base
     token: int
-    law: SentDistribution | None  # None: placed without chance
+    distribution: SentDistribution | None  # None: placed without chance
 
 
 class UnknownBaseError(Exception):
@@ -49,7 +49,7 @@ class ReceivedNode:
     """One draft token, or a committed one."""
 
     token: int
-    law: SentDistribution | None = None
+    distribution: SentDistribution | None = None
     drawn: ReceivedNode | None = None  # the child drawn from the distribution here
     placed: list[ReceivedNode] | None = None  # children placed without chance, the best first
     behind: ReceivedNode | None = None  # committed: the committed token behind it
@@ -117,7 +117,7 @@ class DraftTree:
         node = self._root
         while len(found) < max_tokens:
             following = node.drawn if node.drawn is not None else node.placed[0] if node.placed else None
-            if following is None or (following.law is not None and following.is_used):
+            if following is None or (following.distribution is not None and following.is_used):
                 break
             found.append(following)
             node = following
@@ -142,7 +142,9 @@ class DraftTree:
             return LOST
         if parent.behind is not None:  # the text is longer by now
             return parent.behind if parent.behind.token == sent.token else self._lost()
-        return self._placed(parent, sent.token) if sent.law is None else self._drawn(parent, sent.token, sent.law)
+        if sent.distribution is None:
+            return self._placed(parent, sent.token)
+        return self._drawn(parent, sent.token, sent.distribution)
 
     def _placed(self, parent: ReceivedNode, token: int) -> ReceivedNode:
         found = parent.child(token)
@@ -151,7 +153,7 @@ class DraftTree:
             parent.placed = [*(parent.placed or []), found]
         return found
 
-    def _drawn(self, parent: ReceivedNode, token: int, law: SentDistribution) -> ReceivedNode:
+    def _drawn(self, parent: ReceivedNode, token: int, distribution: SentDistribution) -> ReceivedNode:
         """The first draw at a place is the draw there; one that was placed before keeps what hangs on it."""
         if parent.drawn is not None:
             return parent.drawn if parent.drawn.token == token else self._lost()
@@ -160,7 +162,7 @@ class DraftTree:
             node = ReceivedNode(token)
         else:
             parent.placed = [other for other in parent.placed or [] if other is not node]
-        node.law, parent.drawn = law, node
+        node.distribution, parent.drawn = distribution, node
         return node
 
     def _lost(self) -> ReceivedNode:

@@ -230,10 +230,10 @@ class Worker:
         began = time.perf_counter()
         nodes = host.ahead(job.text.uid, answer.chain, depth)
         self._counters.seconds.labels("outcomes").observe(time.perf_counter() - began)
-        chain = [DraftNode(place - 1, token) for place, token in enumerate(answer.chain)]
+        chain = [DraftNode(number - 1, token) for number, token in enumerate(answer.chain)]
         shift = len(chain)
-        placed = [DraftNode(node.parent + shift, node.token, node.law) for node in nodes]
-        new = answer.sent.add([*chain, *placed])[1]
+        behind = [DraftNode(node.parent + shift, node.token, node.distribution) for node in nodes]
+        new = answer.sent.add([*chain, *behind])[1]
         self._counters.outcomes.inc(len(new))
         return [node.message() for node in new]
 
@@ -273,7 +273,7 @@ class Worker:
         sent, new = self._answers[ahead.tree.uid].sent, []
         for node in nodes:
             parent = ahead.numbers[node.parent] if node.parent >= 0 else -1
-            number, added = sent.add_one(parent, node.token, node.law)
+            number, added = sent.add_one(parent, node.token, node.distribution)
             ahead.numbers.append(number)
             if added is not None:
                 new.append(added.message())
@@ -332,4 +332,4 @@ def _first_path(nodes: Sequence[DraftNode]) -> list[int]:
 
 def _num_agreeing(chain: Sequence[int], tokens: Sequence[int]) -> int:
     pairs = zip(chain, tokens, strict=False)
-    return next((place for place, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(chain), len(tokens)))
+    return next((number for number, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(chain), len(tokens)))

@@ -74,20 +74,20 @@ class Welcome(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., release: _Optional[str] = ..., instance: _Optional[str] = ..., model: _Optional[_Union[ModelIdentity, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., draft: _Optional[_Union[DraftTerms, _Mapping]] = ..., target: _Optional[_Union[TargetTerms, _Mapping]] = ...) -> None: ...
 
 class DraftTerms(_message.Message):
-    __slots__ = ("drafter", "max_draft_tokens", "max_rows", "max_context", "has_laws", "prepares_outcomes")
+    __slots__ = ("drafter", "max_draft_tokens", "max_rows", "max_context", "has_distributions", "prepares_outcomes")
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
-    HAS_LAWS_FIELD_NUMBER: _ClassVar[int]
+    HAS_DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     PREPARES_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     drafter: str
     max_draft_tokens: int
     max_rows: int
     max_context: int
-    has_laws: bool
+    has_distributions: bool
     prepares_outcomes: bool
-    def __init__(self, drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., max_rows: _Optional[int] = ..., max_context: _Optional[int] = ..., has_laws: bool = ..., prepares_outcomes: bool = ...) -> None: ...
+    def __init__(self, drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., max_rows: _Optional[int] = ..., max_context: _Optional[int] = ..., has_distributions: bool = ..., prepares_outcomes: bool = ...) -> None: ...
 
 class TargetTerms(_message.Message):
     __slots__ = ("max_context", "max_running", "max_waiting", "drafters", "lossless", "eos_token_ids", "config_json", "sampling_defaults_json", "lossy_verifiers")
@@ -197,18 +197,18 @@ class RowReply(_message.Message):
     def __init__(self, row: _Optional[int] = ..., base_length: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., finished: bool = ..., have_length: _Optional[int] = ..., trouble: _Optional[_Union[Trouble, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("parent", "token", "drawn", "law")
+    __slots__ = ("parent", "token", "drawn", "distribution")
     PARENT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     DRAWN_FIELD_NUMBER: _ClassVar[int]
-    LAW_FIELD_NUMBER: _ClassVar[int]
+    DISTRIBUTION_FIELD_NUMBER: _ClassVar[int]
     parent: int
     token: int
     drawn: bool
-    law: Law
-    def __init__(self, parent: _Optional[int] = ..., token: _Optional[int] = ..., drawn: bool = ..., law: _Optional[_Union[Law, _Mapping]] = ...) -> None: ...
+    distribution: Distribution
+    def __init__(self, parent: _Optional[int] = ..., token: _Optional[int] = ..., drawn: bool = ..., distribution: _Optional[_Union[Distribution, _Mapping]] = ...) -> None: ...
 
-class Law(_message.Message):
+class Distribution(_message.Message):
     __slots__ = ("tokens", "probs")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROBS_FIELD_NUMBER: _ClassVar[int]

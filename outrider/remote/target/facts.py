@@ -85,13 +85,13 @@ def _file_hash(file: Path, known: dict[str, str]) -> str:
     return known[key]
 
 
-def _place() -> Path:
+def _path() -> Path:
     return cache_folder() / "weight-hashes.json"
 
 
 def _remembered() -> dict[str, str]:
     try:
-        found = json.loads(_place().read_text(encoding="utf-8"))
+        found = json.loads(_path().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -99,10 +99,10 @@ def _remembered() -> dict[str, str]:
 
 def _remember(known: dict[str, str]) -> None:
     try:
-        _place().parent.mkdir(parents=True, exist_ok=True)
-        scratch = _place().with_suffix(".new")
+        _path().parent.mkdir(parents=True, exist_ok=True)
+        scratch = _path().with_suffix(".new")
         scratch.write_text(json.dumps(known), encoding="utf-8")
-        scratch.replace(_place())
+        scratch.replace(_path())
     except OSError as error:
         log.info("hashes of weights are not kept for the next start: %s", error)
 

@@ -30,8 +30,8 @@ def joined(first: Update, second: Update) -> Update:
 
 def to_messages(update: Update, base_length: int) -> Iterator[messages.GenerateReply]:
     """The messages that carry an update; `base_length`: output tokens before it. The finish comes with the last one."""
-    for laws in _cut(update.prompt_logprobs or []):
-        yield messages.GenerateReply(base_length=base_length, prompt_logprobs=[_law(law) for law in laws])
+    for all_logprobs in _cut(update.prompt_logprobs or []):
+        yield messages.GenerateReply(base_length=base_length, prompt_logprobs=[_message(logprobs) for logprobs in all_logprobs])
     size = _fitting(update)
     count, rest = len(update.token_ids), update.text[len("".join(update.pieces)) :]
     for start in range(0, max(1, count), size):
@@ -40,7 +40,7 @@ def to_messages(update: Update, base_length: int) -> Iterator[messages.GenerateR
         pieces = update.pieces[part]
         yield messages.GenerateReply(
             base_length=base_length + start, token_ids=update.token_ids[part], origins=update.origins[part], pieces=pieces,
-            text="".join(pieces) + (rest if is_last else ""), logprobs=[_law(law) for law in update.logprobs[part]],
+            text="".join(pieces) + (rest if is_last else ""), logprobs=[_message(logprobs) for logprobs in update.logprobs[part]],
             drafted=update.drafted if is_last else 0,
             finish=_finish(update.finish) if is_last and update.finish is not None else None,
         )  # fmt: skip
@@ -62,39 +62,39 @@ def from_message(message: messages.GenerateReply, vocab_size: int, wants_logprob
     spelled = "".join(message.pieces)
     if message.text != spelled and not (message.HasField("finish") and message.text.startswith(spelled)):
         raise RequestError("its text is not that of its tokens' pieces")
-    laws = [_read_law(law) for law in message.logprobs] if wants_logprobs else []
-    if any(law is None for law in laws):
+    all_logprobs = [_logprobs(logprobs) for logprobs in message.logprobs] if wants_logprobs else []
+    if any(logprobs is None for logprobs in all_logprobs):
         raise RequestError("a token has no log-probabilities")
-    prompt = [_read_law(law) for law in message.prompt_logprobs] or None
+    prompt = [_logprobs(logprobs) for logprobs in message.prompt_logprobs] or None
     return Update(
         text=message.text, token_ids=list(message.token_ids), origins=list(message.origins), pieces=list(message.pieces),
-        logprobs=[law for law in laws if law is not None], prompt_logprobs=prompt,
+        logprobs=[logprobs for logprobs in all_logprobs if logprobs is not None], prompt_logprobs=prompt,
         finish=_read_finish(message.finish) if message.HasField("finish") else None, drafted=message.drafted,
     )  # fmt: skip
 
 
 def _fitting(update: Update) -> int:
     """Tokens of one message."""
-    widest = max((len(law) for law in update.logprobs), default=0)
+    widest = max((len(logprobs) for logprobs in update.logprobs), default=0)
     return min(MAX_TOKENS, max(1, MAX_NUMBERS // max(1, widest)))
 
 
-def _cut(laws: Sequence[Mapping[int, float] | None]) -> Iterator[Sequence[Mapping[int, float] | None]]:
-    size = max(1, MAX_NUMBERS // max(1, max((len(law) for law in laws if law is not None), default=1)))
-    for start in range(0, len(laws), size):
-        yield laws[start : start + size]
+def _cut(all_logprobs: Sequence[Mapping[int, float] | None]) -> Iterator[Sequence[Mapping[int, float] | None]]:
+    size = max(1, MAX_NUMBERS // max(1, max((len(logprobs) for logprobs in all_logprobs if logprobs is not None), default=1)))
+    for start in range(0, len(all_logprobs), size):
+        yield all_logprobs[start : start + size]
 
 
-def _law(law: Mapping[int, float] | None) -> messages.TokenLogprobs:
-    if law is None:
+def _message(logprobs: Mapping[int, float] | None) -> messages.TokenLogprobs:
+    if logprobs is None:
         return messages.TokenLogprobs(none=True)
-    return messages.TokenLogprobs(tokens=list(law), values=list(law.values()))
+    return messages.TokenLogprobs(tokens=list(logprobs), values=list(logprobs.values()))
 
 
-def _read_law(law: messages.TokenLogprobs) -> dict[int, float] | None:
-    if len(law.tokens) != len(law.values):
-        raise RequestError(f"{len(law.tokens)} tokens have {len(law.values)} log-probabilities")
-    return None if law.none else dict(zip(law.tokens, law.values, strict=True))
+def _logprobs(logprobs: messages.TokenLogprobs) -> dict[int, float] | None:
+    if len(logprobs.tokens) != len(logprobs.values):
+        raise RequestError(f"{len(logprobs.tokens)} tokens have {len(logprobs.values)} log-probabilities")
+    return None if logprobs.none else dict(zip(logprobs.tokens, logprobs.values, strict=True))
 
 
 def _finish(finish: Finish) -> messages.Finish:

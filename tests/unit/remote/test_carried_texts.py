@@ -123,9 +123,10 @@ def asked(number: int, name: str) -> Request:
 def parts(answer: Answer) -> tuple[Any, ...]:
     """All that a reader gets of an answer."""
     updates = answer.wait().updates
-    laws = [law for update in updates for law in update.logprobs]
-    prompt_laws = [update.prompt_logprobs for update in updates if update.prompt_logprobs is not None]
-    return answer.token_ids, answer.text, laws, prompt_laws, answer.finish.reason, answer.finish.stop_reason, answer.finish.seed
+    all_logprobs = [logprobs for update in updates for logprobs in update.logprobs]
+    prompt_logprobs = [update.prompt_logprobs for update in updates if update.prompt_logprobs is not None]
+    finish = answer.finish
+    return answer.token_ids, answer.text, all_logprobs, prompt_logprobs, finish.reason, finish.stop_reason, finish.seed
 
 
 def submit(engine: Any, request: Request) -> Answer:

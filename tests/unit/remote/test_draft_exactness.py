@@ -17,7 +17,7 @@ from outrider.remote.protocol import messages
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import inverse_cdf
-from tests.draft_bench import VOCAB, Bench, chain_of, fresh_chain, hosted_model, law_of, nodes_of, save_draft
+from tests.draft_bench import VOCAB, Bench, chain_of, fresh_chain, hosted_model, nodes_of, probs_of, save_draft
 from tests.helpers import make_row
 
 PROMPT = [5, 17, 250, 3, 99, 31, 7]
@@ -42,7 +42,8 @@ def hosted(tmp_path_factory: pytest.TempPathFactory) -> HostedDrafter:
 
 @pytest.mark.parametrize("kind", SAMPLINGS)
 def test_chains_are_those_of_one_process(hosted: HostedDrafter, kind: str) -> None:
-    """Guards against another order of draws, filters or noise than the drafter's own; with laws where tokens are drawn."""
+    """Guards against another order of draws, filters or noise than the drafter's own; with distributions where tokens are
+    drawn."""
     bench = Bench(hosted)
     (reply,) = bench.ask(bench.reader("a"), 1, tokens=PROMPT, sampling=SAMPLINGS[kind], num_draft_tokens=6)
     expected = fresh_chain(hosted, PROMPT, SAMPLINGS[kind], 6)
@@ -50,20 +51,20 @@ def test_chains_are_those_of_one_process(hosted: HostedDrafter, kind: str) -> No
     assert len(expected) == 6
     is_drawn = kind in ("drawn", "filtered", "nucleus", "penalised", "biased")
     for ours, theirs in zip(reply.nodes, expected, strict=True):
-        assert ours.drawn == is_drawn == bool(ours.law.tokens)
-        if theirs.law is not None:
-            assert list(ours.law.tokens) == theirs.law.tokens
-            assert sum(ours.law.probs) == pytest.approx(1, abs=1e-5)
-            assert ours.token in ours.law.tokens
+        assert ours.drawn == is_drawn == bool(ours.distribution.tokens)
+        if theirs.distribution is not None:
+            assert list(ours.distribution.tokens) == theirs.distribution.tokens
+            assert sum(ours.distribution.probs) == pytest.approx(1, abs=1e-5)
+            assert ours.token in ours.distribution.tokens
 
 
 @pytest.mark.parametrize(
     "params", [SamplingParams(temperature=0.9, seed=11), SamplingParams(temperature=1.3, top_k=100, min_p=0.001, seed=11)]
 )
 def test_laws_are_the_drafters_cut_and_scaled(hosted: HostedDrafter, params: SamplingParams) -> None:
-    """A law is the draft's own, its likeliest tokens alone, scaled to sum 1 before the token is drawn from it."""
+    """A distribution is the draft's own, its likeliest tokens alone, scaled to sum 1 before the token is drawn from it."""
     most = 20
-    bench = Bench(hosted, law_tokens=most)
+    bench = Bench(hosted, distribution_tokens=most)
     sampling = messages.Sampling(temperature=params.temperature, top_k=params.top_k, min_p=params.min_p, seed=11)
     (reply,) = bench.ask(bench.reader("a"), 1, tokens=PROMPT, sampling=sampling, num_draft_tokens=1)
     row, rows = make_row(PROMPT, params), Rows(VOCAB, torch.device("cpu"))
@@ -71,11 +72,11 @@ def test_laws_are_the_drafters_cut_and_scaled(hosted: HostedDrafter, params: Sam
     drafter = ModelDrafter(hosted.host.lm.twin())  # type: ignore[union-attr]
     drafter.start(row)
     with torch.inference_mode():
-        law = drafter.propose(rows, [1]).probs[0, 0]  # type: ignore[index]
-    kept = law.topk(most)
+        probs = drafter.propose(rows, [1]).probs[0, 0]  # type: ignore[index]
+    kept = probs.topk(most)
     cut = torch.zeros(VOCAB).index_copy(0, kept.indices, kept.values / kept.values.sum())
-    torch.testing.assert_close(law_of(reply.nodes[0]), cut, atol=1e-6, rtol=1e-4)
-    assert (law > 0).sum() > most
+    torch.testing.assert_close(probs_of(reply.nodes[0]), cut, atol=1e-6, rtol=1e-4)
+    assert (probs > 0).sum() > most
 
 
 class Asker:
@@ -218,7 +219,7 @@ def test_outcomes_that_happen_have_the_draft_of_a_fresh_request(hosted: HostedDr
 
 
 def test_drawn_outcomes_come_with_the_law_at_their_place(hosted: HostedDrafter) -> None:
-    """Behind an outcome tokens are drawn from the draft's law there, by a coin of that place alone."""
+    """Behind an outcome tokens are drawn from the draft's distribution there, by a coin of that place alone."""
     sampling = SAMPLINGS["drawn"]
     bench = Bench(hosted)
     replies = bench.ask(bench.reader("a"), 1, tokens=PROMPT, sampling=sampling, num_draft_tokens=3, prepare_outcomes=True)
@@ -231,12 +232,12 @@ def test_drawn_outcomes_come_with_the_law_at_their_place(hosted: HostedDrafter) 
     assert len(drawn) == 3 * len(replies[1].nodes) > 0
     for number in drawn[:: len(drawn) // 9]:
         path = path_to(nodes[number].parent)
-        expected = fresh_chain(hosted, PROMPT + path, sampling, 1)[0].law
+        expected = fresh_chain(hosted, PROMPT + path, sampling, 1)[0].distribution
         assert expected is not None
-        assert list(nodes[number].law.tokens) == expected.tokens
-        assert list(nodes[number].law.probs) == pytest.approx(expected.probs, rel=1e-3, abs=1e-6)
+        assert list(nodes[number].distribution.tokens) == expected.tokens
+        assert list(nodes[number].distribution.probs) == pytest.approx(expected.probs, rel=1e-3, abs=1e-6)
         coin = torch.tensor([outcome_coin(11, len(PROMPT), path)], dtype=torch.float64)
-        assert inverse_cdf(law_of(nodes[number])[None], coin).item() == nodes[number].token
+        assert inverse_cdf(probs_of(nodes[number])[None], coin).item() == nodes[number].token
     coins = [outcome_coin(11, len(PROMPT), path_to(nodes[number].parent)) for number in drawn]
     assert len(set(coins)) == len(coins)
 

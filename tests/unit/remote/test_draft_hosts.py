@@ -116,7 +116,7 @@ def test_suffix_remembers_answers_and_no_guesses(target: Path) -> None:
 
 
 def test_a_model_with_another_tokenizer(folder: Path, target: Path, tmp_path: Path) -> None:
-    """Universal: beside other rows it drafts what it drafts alone, with laws where both vocabularies have the tokens."""
+    """Universal: beside other rows it drafts what it drafts alone, with distributions where both vocabularies have the tokens."""
     hosted = load_drafter(
         HostedDrafterOptions(model=str(target), draft=str(folder), drafter="universal", dtype="float32", runtime="eager")
     )
@@ -131,7 +131,7 @@ def test_a_model_with_another_tokenizer(folder: Path, target: Path, tmp_path: Pa
     bench.ask(reader, 1, tokens=[*REPEATING[:6], 99], sampling=drawn, num_draft_tokens=3)
     (reply,) = bench.ask(reader, 1, base_length=6, tokens=REPEATING[6:], num_draft_tokens=3)
     assert [node.token for node in reply.nodes] == [node.token for node in first.nodes]
-    assert all(node.drawn and 0 < len(node.law.tokens) <= 65 for node in reply.nodes)
+    assert all(node.drawn and 0 < len(node.distribution.tokens) <= 65 for node in reply.nodes)
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,10 @@ def test_a_row_that_breaks_the_drafter_is_refused_alone(hosted: HostedDrafter, m
     assert bench.texts.num_rows() == 2
 
 
-@pytest.mark.parametrize("field", ["max_draft_tokens", "batch_size", "max_rows", "law_tokens", "outcome_nodes", "idle_timeout_s"])
+LIMITS = ("max_draft_tokens", "batch_size", "max_rows", "distribution_tokens", "outcome_nodes", "idle_timeout_s")
+
+
+@pytest.mark.parametrize("field", LIMITS)
 def test_limits_are_checked(field: str) -> None:
     """By name."""
     with pytest.raises(ConfigError, match=field):

@@ -82,7 +82,7 @@ def test_a_draft_over_the_wire(hosted: HostedDrafter, tmp_path: Path) -> None:
     async def use(running: RunningDraftService, stub: stubs.DraftServiceStub) -> None:
         welcome = await stub.Open(hello(hosted))
         assert (welcome.protocol, welcome.draft.drafter, welcome.draft.max_context) == (PROTOCOL, "draft-model", 2048)
-        assert welcome.draft.has_laws
+        assert welcome.draft.has_distributions
         assert welcome.draft.prepares_outcomes
         assert welcome.model == hosted.identity
         await stub.Open(hello(hosted, "b"))

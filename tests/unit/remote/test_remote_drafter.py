@@ -106,7 +106,7 @@ def test_laws_off_asks_for_none_and_believes_none(demo: Demo, folder: Path, pati
     asked: list[bool] = []
 
     def lawful(service: FakeDraftService, request: messages.RowRequest) -> None:
-        """Sends laws although none were asked for."""
+        """Sends distributions although none were asked for."""
         if request.HasField("sampling"):
             asked.append(request.sampling.deterministic)
             request.sampling.deterministic = False
@@ -114,18 +114,18 @@ def test_laws_off_asks_for_none_and_believes_none(demo: Demo, folder: Path, pati
     with FakeDraftService(folder, Repeating(), misbehave=lawful) as service:
         with demo.remote(service.address, probs="off") as llm:
             drafter = drafter_of(llm)
-            propose, laws = drafter.propose, []
+            propose, found = drafter.propose, []
 
             def spied(rows, gamma):  # noqa: ANN001, ANN202
                 draft = propose(rows, gamma)
-                laws.append(draft.probs)
+                found.append(draft.probs)
                 return draft
 
             drafter.propose = spied  # type: ignore[method-assign]
             llm.generate(PROMPTS[0], SamplingParams(max_tokens=30, temperature=1.0, seed=1, ignore_eos=True))
         assert asked == [True]
-        assert laws
-        assert all(law is None for law in laws)
+        assert found
+        assert all(probs is None for probs in found)
 
 
 def test_nothing_is_sent_while_nothing_is_wanted(demo: Demo, folder: Path, patient: None) -> None:
@@ -182,7 +182,7 @@ def test_drafters_share_one_connection(demo: Demo, folder: Path) -> None:
 
 
 def test_drawn_rows_use_laws(demo: Demo, folder: Path, patient: None) -> None:
-    """A sampled row's draft is drawn, and carries the whole law it was drawn from."""
+    """A sampled row's draft is drawn, and carries the whole distribution it was drawn from."""
     vocab = demo.models.target.lm.shape.vocab_size
     with FakeDraftService(folder, MadeUp(vocab)) as service, demo.remote(service.address) as llm:
         drafter = drafter_of(llm)
@@ -193,10 +193,10 @@ def test_drawn_rows_use_laws(demo: Demo, folder: Path, patient: None) -> None:
     assert drawn
     for draft in drawn:
         for place in range(int(draft.lengths[0])):
-            law = draft.probs[0, place]
-            assert float(law.sum()) == pytest.approx(1, abs=1e-5)
-            assert int((law > 0).sum()) == 4
-            assert law[draft.tokens[0, place]] > 0
+            probs = draft.probs[0, place]
+            assert float(probs.sum()) == pytest.approx(1, abs=1e-5)
+            assert int((probs > 0).sum()) == 4
+            assert probs[draft.tokens[0, place]] > 0
 
 
 # ---------------------------------------------------------------- at the start

@@ -109,11 +109,12 @@ def test_an_answer_comes_in_pieces(served: Served) -> None:
     updates = [from_message(reply, 257, True) for reply in replies]
     assert [token for update in updates for token in update.token_ids] == expected.token_ids
     assert "".join(update.text for update in updates) == expected.text
-    assert [law for update in updates for law in update.logprobs] == [law for one in expected.updates for law in one.logprobs]
-    places = [0]
+    found, given = ([logprobs for one in each for logprobs in one.logprobs] for each in (updates, expected.updates))
+    assert found == given
+    starts = [0]
     for update in updates:
-        places.append(places[-1] + len(update.token_ids))
-    assert [reply.base_length for reply in replies] == places[:-1]
+        starts.append(starts[-1] + len(update.token_ids))
+    assert [reply.base_length for reply in replies] == starts[:-1]
     finish = updates[-1].finish
     assert finish is not None
     assert (finish.reason, finish.stats.emitted, finish.prompt_tokens) == ("length", 12, len(TOKENS))
@@ -124,7 +125,7 @@ def test_prompt_logprobs_come_first(served: Served) -> None:
     """They equal the engine's."""
     (expected,) = ask(served.engine, request(TOKENS, max_tokens=3, prompt_logprobs=1))
     replies = served.call(lambda stub: collect(stub, message(prompt_logprobs=1, sampling={"max_tokens": 3, "ignore_eos": True})))
-    found = [law for reply in replies for law in from_message(reply, 257, False).prompt_logprobs or []]
+    found = [logprobs for reply in replies for logprobs in from_message(reply, 257, False).prompt_logprobs or []]
     assert expected.wait().updates[0].prompt_logprobs == found
 
 

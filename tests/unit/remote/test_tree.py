@@ -8,7 +8,7 @@ import pytest
 from outrider.remote.draft.tree import KEPT_BASES, DraftTree, Sent, SentDistribution, UnknownBaseError
 
 
-def law(*tokens: int) -> SentDistribution:
+def distribution(*tokens: int) -> SentDistribution:
     """Uniform."""
     return SentDistribution(np.array(tokens), np.full(len(tokens), 1 / len(tokens), dtype=np.float32))
 
@@ -18,7 +18,7 @@ def placed(parent: int, token: int) -> Sent:
 
 
 def drawn(parent: int, token: int, of: SentDistribution | None = None) -> Sent:
-    return Sent(parent, token, of or law(token, token + 100))
+    return Sent(parent, token, of or distribution(token, token + 100))
 
 
 def tokens(tree: DraftTree, most: int = 9) -> list[int]:
@@ -112,8 +112,8 @@ def test_a_draw_counts_before_what_was_placed() -> None:
     tree.add(3, [placed(-1, 5), placed(0, 9), drawn(-1, 5)])
     nodes = tree.chain(2)
     assert [node.token for node in nodes] == [5, 9]
-    assert nodes[0].law is not None
-    assert nodes[1].law is None
+    assert nodes[0].distribution is not None
+    assert nodes[1].distribution is None
 
 
 def test_a_tested_draw_is_never_proposed_again() -> None:
