@@ -2,17 +2,21 @@
 
     @dataclass(frozen=True)
     class NgramSettings:
-        max_ngram: int = setting(4, "longest n-gram looked up, in tokens")
+        max_ngram: int = setting(4, "longest n-gram looked up, in tokens", at_least=1)
+
+        def __post_init__(self) -> None:
+            check_bounds(self, "drafter 'ngram'")
 
     parse_settings(NgramSettings, {"max_ngram": "3"}, "drafter 'ngram'")
 
-A name that the dataclass does not have is an error with the nearest one; so is a value of another type. Ranges are the
-dataclass's own business (`__post_init__`).
+A name that the dataclass does not have is an error with the nearest one; so is a value of another type. What several
+values must be together is the dataclass's own business (`__post_init__`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import operator
 import types
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +24,25 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from outrider.errors import ConfigError, did_you_mean
 
+COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
-def setting(default: Any, text: str) -> Any:
-    """A dataclass field with a default and the line that `outrider ls` prints about it."""
-    return dataclasses.field(default=default, metadata={"help": text})
+def setting(default: Any, text: str, **bounds: float) -> Any:
+    """A dataclass field with a default and the line that `outrider ls` prints about it.
+
+    `bounds`: at_least, above, at_most, below; `check_bounds` compares.
+    """
+    return dataclasses.field(default=default, metadata={"help": text, "bounds": bounds})
+
+
+def check_bounds(settings: Any, owner: str) -> None:
+    """Raises ConfigError naming `owner` for a number beyond the bounds of its setting."""
+    for field in dataclasses.fields(settings):
+        value, bounds = getattr(settings, field.name), field.metadata.get("bounds", {})
+        if not all(COMPARISONS[kind](value, bound) for kind, bound in bounds.items()):
+            words = " and ".join(f"{kind.replace('_', ' ')} {bound}" for kind, bound in bounds.items())
+            raise ConfigError(f"{owner}: {field.name} must be {words}, got {value}")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import ConfigError
-from outrider.settings import setting
+from outrider.settings import check_bounds, setting
 
 
 class Predict(Protocol):
@@ -46,15 +46,12 @@ class ConfidenceSettings:
     stop: Literal["none", "entropy", "product", "acceptance"] = setting(
         "none", "stop drafting early: none, entropy, product or acceptance (a trained head)"
     )
-    stop_below: float = setting(0.3, "threshold of the stop rule")
-    entropy_weight: float = setting(0.2, "entropy: weight of the entropy (nats) in the bound")
+    stop_below: float = setting(0.3, "threshold of the stop rule", at_least=0, at_most=1)
+    entropy_weight: float = setting(0.2, "entropy: weight of the entropy (nats) in the bound", above=0)
     acceptance_head: str = setting("", "acceptance: folder of the head (outrider train acceptance makes one)")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.stop_below <= 1:
-            raise ConfigError(f"stop_below must be between 0 and 1, got {self.stop_below}")
-        if self.entropy_weight <= 0:
-            raise ConfigError(f"entropy_weight must be above 0, got {self.entropy_weight}")
+        check_bounds(self, "stop rule")
         if (self.stop == "acceptance") != bool(self.acceptance_head):
             raise ConfigError("stop=acceptance and acceptance_head=FOLDER go together; give both or neither")
 

@@ -23,7 +23,7 @@ from outrider.errors import ConfigError
 from outrider.models.heads.acceptance import LEAST, AcceptanceConfig, AcceptanceHead, DraftPositions
 from outrider.models.loading.load import load_config, load_module, load_tokenizer
 from outrider.models.tokens.vocabulary import check_same_vocabulary, fit_width
-from outrider.settings import setting
+from outrider.settings import check_bounds, setting
 from outrider.train.losses import acceptance, softmax_fp32
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
 from outrider.train.stopping import chains, saving
@@ -36,23 +36,19 @@ class AcceptanceTraining:
     """For which draft model, how large."""
 
     draft: str = setting("", "the draft model whose distributions the head reads: a folder or hub id")
-    hidden_size: int = setting(32, "width of the head")
-    num_layers: int = setting(2, "residual layers of the head")
-    token_size: int = setting(16, "numbers learnt for every token of the vocabulary; 0: the head looks at probabilities alone")
-    first_share: float = setting(0.2, "positions treated as the first of a draft")
-    fixed: int = setting(5, "fixed draft length that validation compares with")
+    hidden_size: int = setting(32, "width of the head", at_least=1)
+    num_layers: int = setting(2, "residual layers of the head", at_least=0)
+    token_size: int = setting(
+        16, "numbers learnt for every token of the vocabulary; 0: the head looks at probabilities alone", at_least=0
+    )
+    first_share: float = setting(0.2, "positions treated as the first of a draft", at_least=0, at_most=1)
+    fixed: int = setting(5, "fixed draft length that validation compares with", at_least=1)
     depth: int = setting(16, "longest draft in validation")
 
     def __post_init__(self) -> None:
-        if self.hidden_size < 1 or self.num_layers < 0 or self.token_size < 0:
-            raise ConfigError(
-                f"{OWNER}: hidden_size must be at least 1, num_layers and token_size at least 0, got {self.hidden_size}, "
-                f"{self.num_layers}, {self.token_size}"
-            )
-        if not 1 <= self.fixed < self.depth:
-            raise ConfigError(f"{OWNER}: fixed must be at least 1 and below depth, got fixed={self.fixed}, depth={self.depth}")
-        if not 0 <= self.first_share <= 1:
-            raise ConfigError(f"{OWNER}: first_share must be between 0 and 1, got {self.first_share}")
+        check_bounds(self, OWNER)
+        if self.fixed >= self.depth:
+            raise ConfigError(f"{OWNER}: fixed must be below depth, got fixed={self.fixed}, depth={self.depth}")
 
 
 class AcceptanceRecipe:

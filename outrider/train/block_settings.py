@@ -7,7 +7,7 @@ from typing import Any
 
 from outrider.errors import ConfigError
 from outrider.models.heads.block_config import BlockConfig
-from outrider.settings import setting
+from outrider.settings import check_bounds, setting
 from outrider.train.losses import parse_loss
 from outrider.train.recipe import RecipeSetup
 
@@ -19,32 +19,24 @@ MAX_CONTEXT_LAYERS = 5  # of the target whose states make the context, when the 
 class BlockTraining:
     """Sizes, losses, anchors."""
 
-    num_layers: int = setting(2, "layers of the head")
-    block_size: int = setting(8, "slots of a block, the anchor's included")
+    num_layers: int = setting(2, "layers of the head", at_least=1)
+    block_size: int = setting(8, "slots of a block, the anchor's included", at_least=2)
     target_layers: str = setting("", "layers whose OUTPUTS make the context, like 1,9,17; empty: spread evenly")
-    intermediate_size: int = setting(0, "of the head's MLPs; 0: the target's")
-    markov_rank: int = setting(64, "of the Markov head; 0: none (plain DFlash)")
+    intermediate_size: int = setting(0, "of the head's MLPs; 0: the target's", at_least=0)
+    markov_rank: int = setting(64, "of the Markov head; 0: none (plain DFlash)", at_least=0)
     markov_gated: bool = setting(False, "a gate made of the hidden state on the Markov head")
     confidence: bool = setting(True, "a head that predicts acceptance")
     sample_from_anchor: bool = setting(True, "the anchor's slot guesses, too (DSpark); false: DFlash")
     causal: bool = setting(False, "slots of a block see those before them only (JetSpec), for trees")
     mask_token: int = setting(-1, "token that stands for the masks; -1: the one that the responses use least")
-    num_anchors: int = setting(64, "blocks per text and batch")
+    num_anchors: int = setting(64, "blocks per text and batch", at_least=1)
     loss: str = setting("0.1*ce+0.9*tv", "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum")
-    confidence_weight: float = setting(1.0, "of the confidence head's loss")
-    warm_up: float = setting(0.3, "share of the run that begins with KL instead")
-    decay: float = setting(4.0, "positions after which a guess counts 1/e")
+    confidence_weight: float = setting(1.0, "of the confidence head's loss", at_least=0)
+    warm_up: float = setting(0.3, "share of the run that begins with KL instead", at_least=0, at_most=1)
+    decay: float = setting(4.0, "positions after which a guess counts 1/e", above=0)
 
     def __post_init__(self) -> None:
-        smallest = {"num_layers": 1, "block_size": 2, "markov_rank": 0, "num_anchors": 1, "intermediate_size": 0}
-        for name, minimum in smallest.items():
-            if getattr(self, name) < minimum:
-                raise ConfigError(f"{OWNER}: {name} must be at least {minimum}, got {getattr(self, name)}")
-        if self.confidence_weight < 0 or self.decay <= 0 or not 0 <= self.warm_up <= 1:
-            raise ConfigError(
-                f"{OWNER}: confidence_weight must be at least 0, decay above 0 and warm_up between 0 and 1; got "
-                f"{self.confidence_weight}, {self.decay} and {self.warm_up}"
-            )
+        check_bounds(self, OWNER)
         self.layers()
         parse_loss(self.loss)
 

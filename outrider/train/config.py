@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from outrider.errors import ConfigError
-from outrider.settings import parse_settings, setting
+from outrider.settings import check_bounds, parse_settings, setting
 
 OWNER = "training"
 WARM_SHARE = 0.2  # of the learning rate, where training goes on from a trained drafter
@@ -22,35 +22,30 @@ RESUMABLE = ("log_every", "save_every_s", "tensorboard")  # may differ when a ru
 class TrainConfig:
     """Choices of the training loop. Where a field allows it, 0 means "by the target's size": see `resolve`."""
 
-    epochs: int = setting(0, "passes over the texts; 0: 6 below 1B parameters of the target, else 3")
-    max_steps: int = setting(0, "stop after so many optimizer steps; 0: when the epochs are over")
-    batch_size: int = setting(0, "texts per optimizer step; 0: 8 below 1B parameters of the target, else 16")
-    micro_batch: int = setting(0, "texts per pass; 0: the batch, at most 8. Smaller ones are accumulated")
-    max_length: int = setting(0, "tokens of a text; longer ones are cut. 0: 2048, or the target's context where it is shorter")
-    lr: float = setting(0.0, "highest learning rate; 0: the kind's, else 1e-3, from 1B parameters 3e-4; with --init a fifth")
-    min_lr_share: float = setting(0.05, "of `lr`, left at the end of the cosine")
-    warmup: float = setting(0.04, "share of the steps in which the learning rate rises")
+    epochs: int = setting(0, "passes over the texts; 0: 6 below 1B parameters of the target, else 3", at_least=0)
+    max_steps: int = setting(0, "stop after so many optimizer steps; 0: when the epochs are over", at_least=0)
+    batch_size: int = setting(0, "texts per optimizer step; 0: 8 below 1B parameters of the target, else 16", at_least=0)
+    micro_batch: int = setting(0, "texts per pass; 0: the batch, at most 8. Smaller ones are accumulated", at_least=0)
+    max_length: int = setting(
+        0, "tokens of a text; longer ones are cut. 0: 2048, or the target's context where it is shorter", at_least=0
+    )
+    lr: float = setting(
+        0.0, "highest learning rate; 0: the kind's, else 1e-3, from 1B parameters 3e-4; with --init a fifth", at_least=0
+    )
+    min_lr_share: float = setting(0.05, "of `lr`, left at the end of the cosine", at_least=0, at_most=1)
+    warmup: float = setting(0.04, "share of the steps in which the learning rate rises", at_least=0, below=1)
     betas: str = setting("0.9,0.95", "of AdamW")
-    weight_decay: float = setting(0.01, "of AdamW, on matrices only")
-    clip: float = setting(1.0, "largest gradient norm")
+    weight_decay: float = setting(0.01, "of AdamW, on matrices only", at_least=0)
+    clip: float = setting(1.0, "largest gradient norm", above=0)
     precision: Literal["auto", "no", "bf16", "fp16"] = setting("auto", "mixed precision: auto is bf16 on CUDA and none on CPU")
-    held_out: float = setting(0.1, "share of the texts that are kept for validation and measuring, at least 1")
-    seed: int = setting(0, "of weights, order, anchors and sampled responses")
-    log_every: int = setting(10, "optimizer steps between two points of the training curve")
+    held_out: float = setting(0.1, "share of the texts that are kept for validation and measuring, at least 1", above=0, below=1)
+    seed: int = setting(0, "of weights, order, anchors and sampled responses", at_least=0)
+    log_every: int = setting(10, "optimizer steps between two points of the training curve", at_least=1)
     save_every_s: float = setting(300.0, "seconds between checkpoints; there is one at the end of every epoch, too")
     tensorboard: bool = setting(False, "write TensorBoard logs into the run's folder (needs the package tensorboard)")
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "max_steps", "batch_size", "micro_batch", "max_length", "seed", "lr", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{OWNER}: {name} must not be negative, got {getattr(self, name)}")
-        for name in ("clip", "log_every"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{OWNER}: {name} must be positive, got {getattr(self, name)}")
-        if not 0 < self.held_out < 1:
-            raise ConfigError(f"{OWNER}: held_out is a share between 0 and 1, got {self.held_out}")
-        if not (0 <= self.warmup < 1 and 0 <= self.min_lr_share <= 1):
-            raise ConfigError(f"{OWNER}: warmup and min_lr_share are shares, got {self.warmup} and {self.min_lr_share}")
+        check_bounds(self, OWNER)
         if 0 < self.max_length < 8:
             raise ConfigError(f"{OWNER}: max_length must be at least 8 tokens, got {self.max_length}")
         if self.batch_size and self.micro_batch > self.batch_size:

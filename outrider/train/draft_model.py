@@ -17,7 +17,7 @@ import torch
 from outrider.errors import ConfigError
 from outrider.models.loading.load import load_config, load_module, load_tokenizer
 from outrider.models.tokens.vocabulary import check_same_vocabulary, fit_width
-from outrider.settings import setting
+from outrider.settings import check_bounds, setting
 from outrider.train.expected import chain_windows
 from outrider.train.losses import acceptance, parse_loss, softmax_fp32, weighted_mean
 from outrider.train.new_model import scratch_model, thinned_model
@@ -31,21 +31,17 @@ class DraftModelTraining:
     """What is trained, from where, on what."""
 
     loss: str = setting("kl", "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum like 0.1*ce+0.9*tv")
-    depth: int = setting(5, "draft tokens per step that the expected tau is computed for")
+    depth: int = setting(5, "draft tokens per step that the expected tau is computed for", at_least=1)
     init_layers: str = setting("", "start from the target's layers: how many (spread evenly), or a list like 0,2,7")
-    hidden_size: int = setting(0, "from scratch: width. 0: the target's halved")
-    num_layers: int = setting(0, "from scratch: layers. 0: a quarter of the target's, at least 1")
-    num_heads: int = setting(0, "from scratch: attention heads. 0: the target's halved")
-    intermediate_size: int = setting(0, "from scratch: width of the MLP. 0: the target's halved")
+    hidden_size: int = setting(0, "from scratch: width. 0: the target's halved", at_least=0)
+    num_layers: int = setting(0, "from scratch: layers. 0: a quarter of the target's, at least 1", at_least=0)
+    num_heads: int = setting(0, "from scratch: attention heads. 0: the target's halved", at_least=0)
+    intermediate_size: int = setting(0, "from scratch: width of the MLP. 0: the target's halved", at_least=0)
 
     def __post_init__(self) -> None:
-        if self.depth < 1:
-            raise ConfigError(f"{OWNER}: depth must be at least 1, got {self.depth}")
+        check_bounds(self, OWNER)
         if self.init_layers and self.sizes:
             raise ConfigError(f"{OWNER}: give init_layers, or sizes of a model from scratch ({', '.join(self.sizes)}), not both")
-        for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{OWNER}: {name} must not be negative, got {getattr(self, name)}")
         parse_loss(self.loss)
 
     @property

@@ -20,7 +20,7 @@ from outrider.errors import CapabilityError, ConfigError
 from outrider.models.heads.eagle import STEADY_ROPE, EagleConfig, EagleHead, Kind
 from outrider.models.heads.eagle_files import TargetSizes, default_signals, load_eagle, save_eagle
 from outrider.models.signals import AFTER_NORM, Listening
-from outrider.settings import setting
+from outrider.settings import check_bounds, setting
 from outrider.train.losses import TargetDistributions, parse_loss, smooth_l1, weighted_mean
 from outrider.train.recipe import FeatureBatch, RecipeSetup
 from outrider.train.unrolled import UnrolledRecipe
@@ -32,18 +32,18 @@ LOSS_HELP = "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum li
 class EagleTraining:
     """An EAGLE head."""
 
-    num_layers: int = setting(1, "decoder layers of the head")
-    unrolls: int = setting(1, "drafting steps that are trained; 1: the original recipe")
+    num_layers: int = setting(1, "decoder layers of the head", at_least=1)
+    unrolls: int = setting(1, "drafting steps that are trained; 1: the original recipe", at_least=1)
     loss: str = setting("ce", LOSS_HELP)
-    loss_weight: float = setting(0.1, "of that loss")
-    feature_weight: float = setting(1.0, "of the distance from the target's features (SmoothL1)")
-    noise: float = setting(0.2, "uniform noise on the features that are read, times 512 / tokens of the text")
-    step_decay: float = setting(0.8, "weight of a drafting step against the one before it")
+    loss_weight: float = setting(0.1, "of that loss", at_least=0)
+    feature_weight: float = setting(1.0, "of the distance from the target's features (SmoothL1)", at_least=0)
+    noise: float = setting(0.2, "uniform noise on the features that are read, times 512 / tokens of the text", at_least=0)
+    step_decay: float = setting(0.8, "weight of a drafting step against the one before it", above=0, at_most=1)
 
     def __post_init__(self) -> None:
-        _check_sizes("eagle", self.num_layers, self.unrolls, self.step_decay)
-        if self.loss_weight < 0 or self.feature_weight < 0 or self.loss_weight + self.feature_weight == 0 or self.noise < 0:
-            raise ConfigError("kind 'eagle': loss_weight, feature_weight and noise must not be negative, nor both weights 0")
+        check_bounds(self, "kind 'eagle'")
+        if self.loss_weight + self.feature_weight == 0:
+            raise ConfigError("kind 'eagle': loss_weight and feature_weight must not both be 0")
         parse_loss(self.loss)
 
 
@@ -51,23 +51,21 @@ class EagleTraining:
 class Eagle3Training:
     """An EAGLE-3 head."""
 
-    num_layers: int = setting(1, "decoder layers of the head")
-    unrolls: int = setting(5, "drafting steps that are trained")
+    num_layers: int = setting(1, "decoder layers of the head", at_least=1)
+    unrolls: int = setting(5, "drafting steps that are trained", at_least=1)
     loss: str = setting("lk_hybrid", LOSS_HELP)
-    step_decay: float = setting(0.8, "weight of a drafting step against the one before it")
-    draft_vocab: int = setting(0, "tokens the head knows, the most frequent ones; 0: all")
+    step_decay: float = setting(0.8, "weight of a drafting step against the one before it", above=0, at_most=1)
+    draft_vocab: int = setting(0, "tokens the head knows, the most frequent ones; 0: all", at_least=0)
     own_output: bool = setting(True, "an output layer of its own, begun with the target's; else the target's, not trained")
     layers: str = setting("auto", "target layers whose inputs are read, like 2,8,13; auto: 2, L/2, L-3")
     norm_before_residual: bool = setting(True, "the residual is the normed feature")
     fc_norm: bool = setting(True, "a norm for each of the target's hidden states (EAGLE-3.1)")
     norm_output: bool = setting(True, "the next step reads the state after the final norm (EAGLE-3.1)")
-    intermediate_size: int = setting(0, "width of the head's MLP; 0: the target's")
-    kv_heads: int = setting(0, "heads of keys and values, through which a token's embedding enters; 0: the target's")
+    intermediate_size: int = setting(0, "width of the head's MLP; 0: the target's", at_least=0)
+    kv_heads: int = setting(0, "heads of keys and values, through which a token's embedding enters; 0: the target's", at_least=0)
 
     def __post_init__(self) -> None:
-        _check_sizes("eagle3", self.num_layers, self.unrolls, self.step_decay)
-        if min(self.draft_vocab, self.intermediate_size, self.kv_heads) < 0:
-            raise ConfigError("kind 'eagle3': draft_vocab, intermediate_size and kv_heads must not be negative")
+        check_bounds(self, "kind 'eagle3'")
         if self.draft_vocab and not self.own_output:
             raise ConfigError("kind 'eagle3': a reduced draft_vocab needs own_output")
         parse_loss(self.loss)
@@ -229,10 +227,3 @@ def _going_on(kind: Kind, setup: RecipeSetup, wanted: EagleConfig) -> EagleHead:
             raise ConfigError(f"kind '{kind}': --init {setup.init} has {name}={found}, this run wants {asked}")
     head.config = replace(head.config, trained_for=setup.name)
     return head
-
-
-def _check_sizes(kind: str, num_layers: int, unrolls: int, step_decay: float) -> None:
-    if num_layers < 1 or unrolls < 1:
-        raise ConfigError(f"kind '{kind}': num_layers and unrolls must be at least 1, got {num_layers} and {unrolls}")
-    if not 0 < step_decay <= 1:
-        raise ConfigError(f"kind '{kind}': step_decay must be above 0 and at most 1, got {step_decay}")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.heads.exit import ExitConfig, ExitHead
 from outrider.models.signals import AFTER_NORM, Listening, decoder_layers
-from outrider.settings import setting
+from outrider.settings import check_bounds, setting
 from outrider.train.expected import chain_windows
 from outrider.train.losses import acceptance, parse_loss, softmax_fp32
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
@@ -30,16 +30,13 @@ CLOSE = 1e-2  # relative; bfloat16 norms and heads round differently on one toke
 class EarlyExitTraining:
     """Which exit, how large a correction."""
 
-    exit_layer: int = setting(0, "the draft is the first E layers; 0: a third of the target's, at least 1")
-    rank: int = setting(64, "of the correction")
+    exit_layer: int = setting(0, "the draft is the first E layers; 0: a third of the target's, at least 1", at_least=0)
+    rank: int = setting(64, "of the correction", at_least=1)
     loss: str = setting("lk_hybrid", "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum like 0.1*ce+0.9*tv")
-    depth: int = setting(5, "draft tokens per step that the expected tau is computed for")
+    depth: int = setting(5, "draft tokens per step that the expected tau is computed for", at_least=1)
 
     def __post_init__(self) -> None:
-        if self.exit_layer < 0 or self.rank < 1 or self.depth < 1:
-            raise ConfigError(
-                f"{OWNER}: exit_layer, rank and depth must be positive, got {self.exit_layer}, {self.rank}, {self.depth}"
-            )
+        check_bounds(self, OWNER)
         parse_loss(self.loss)
 
 

@@ -21,7 +21,7 @@ from outrider.errors import ConfigError
 from outrider.models.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.models.heads.medusa_files import load_medusa, save_medusa
 from outrider.models.signals import AFTER_NORM, Listening
-from outrider.settings import setting
+from outrider.settings import check_bounds, setting
 from outrider.train.expected import chain_means
 from outrider.train.losses import acceptance, parse_loss, softmax_fp32, weighted_mean
 from outrider.train.recipe import FeatureBatch, LossReport, RecipeSetup
@@ -34,17 +34,14 @@ NUM_RANKS = 8  # guesses of each head whose accuracy is measured
 class MedusaTraining:
     """How many heads, how large."""
 
-    num_heads: int = setting(4, "tokens guessed beyond the pending one")
-    num_layers: int = setting(1, "residual blocks of each head")
+    num_heads: int = setting(4, "tokens guessed beyond the pending one", at_least=1)
+    num_layers: int = setting(1, "residual blocks of each head", at_least=1)
     own_output: bool = setting(False, "an output layer for each head (V x H, as published) instead of the target's for all")
     loss: str = setting("kl", "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum like 0.1*ce+0.9*tv")
-    head_decay: float = setting(0.8, "weight of a head's loss against the one before it")
+    head_decay: float = setting(0.8, "weight of a head's loss against the one before it", above=0, at_most=1)
 
     def __post_init__(self) -> None:
-        if self.num_heads < 1 or self.num_layers < 1:
-            raise ConfigError(f"{OWNER}: num_heads and num_layers must be at least 1, got {self.num_heads} and {self.num_layers}")
-        if not 0 < self.head_decay <= 1:
-            raise ConfigError(f"{OWNER}: head_decay must be above 0 and at most 1, got {self.head_decay}")
+        check_bounds(self, OWNER)
         parse_loss(self.loss)
 
 

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from outrider.errors import CapabilityError, ConfigError
+from outrider.errors import CapabilityError
 from outrider.models.heads.mtp import MtpConfig, MtpHead, MtpLayer
 from outrider.models.heads.mtp_body import copied_body
 from outrider.models.heads.mtp_files import load_mtp, ships_mtp
 from outrider.models.heads.mtp_saving import save_mtp
 from outrider.models.signals import AFTER_NORM, Listening
-from outrider.settings import setting
+from outrider.settings import check_bounds, setting
 from outrider.train.losses import parse_loss
 from outrider.train.recipe import RecipeSetup
 from outrider.train.unrolled import UnrolledRecipe
@@ -29,15 +29,12 @@ from outrider.train.unrolled import UnrolledRecipe
 class MtpTraining:
     """An MTP head."""
 
-    unrolls: int = setting(3, "drafting steps that are trained")
+    unrolls: int = setting(3, "drafting steps that are trained", at_least=1)
     loss: str = setting("lk_hybrid", "losses.py: kl, reverse_kl, jsd, tv, ce, nla, lk_hybrid, or a sum like 0.1*ce+0.9*tv")
-    step_decay: float = setting(0.8, "weight of a drafting step against the one before it")
+    step_decay: float = setting(0.8, "weight of a drafting step against the one before it", above=0, at_most=1)
 
     def __post_init__(self) -> None:
-        if self.unrolls < 1:
-            raise ConfigError(f"kind 'mtp': unrolls must be at least 1, got {self.unrolls}")
-        if not 0 < self.step_decay <= 1:
-            raise ConfigError(f"kind 'mtp': step_decay must be above 0 and at most 1, got {self.step_decay}")
+        check_bounds(self, "kind 'mtp'")
         parse_loss(self.loss)
 
 

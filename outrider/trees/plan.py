@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from outrider.errors import ConfigError
 from outrider.sampling.params import SamplingParams
-from outrider.settings import setting
+from outrider.settings import check_bounds, setting
 from outrider.trees.growth import BestFirstGrowth, Growth, ShapeGrowth
 from outrider.trees.sequoia import sequoia_shape
 from outrider.trees.shape import TreeShape, parse_widths
@@ -27,8 +27,8 @@ class TreeSettings:
 
     tree: str = setting("chain", KINDS)
     sample_from: float = setting(0.5, "temperature from which nodes are drawn instead of being the likeliest")
-    top_k: int = setting(4, "best-first: nodes expanded per level, and children of each")
-    max_depth: int = setting(8, "best-first and sequoia: deepest level")
+    top_k: int = setting(4, "best-first: nodes expanded per level, and children of each", at_least=1)
+    max_depth: int = setting(8, "best-first and sequoia: deepest level", at_least=1)
     min_gain: float = setting(0.15, "best-first: stop when a level adds fewer expected accepted tokens")
     sibling_acceptance: str = setting("0.7,0.12,0.05,0.03", "sequoia: P(the b-th child is the one kept), b = 1, 2, ...")
     adapt: bool = setting(False, "best-first, sequoia: follow what is measured while running (drafts then depend on other texts)")
@@ -42,9 +42,7 @@ class TreeSettings:
             if not self.tree[:1].isdigit():
                 raise ConfigError(f"tree must be {KINDS}; got '{self.tree}'")
             parse_widths(self.tree)
-        for name, value in (("top_k", self.top_k), ("max_depth", self.max_depth)):
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+        check_bounds(self, "tree")
         self.acceptance()
         if self.adapt and self.tree not in ("best-first", "sequoia"):
             raise ConfigError(f"adapt plans shapes anew, which tree '{self.tree}' has none of; use sequoia or best-first")

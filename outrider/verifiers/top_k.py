@@ -7,10 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from outrider.errors import ConfigError
 from outrider.sampling.lossy import is_among_top
 from outrider.sampling.rng import Randomness
-from outrider.settings import setting
+from outrider.settings import check_bounds, setting
 from outrider.types import Draft, Verdict
 from outrider.verifiers.base import Verifier, check, finish_tree, longest_ends
 
@@ -19,11 +18,10 @@ from outrider.verifiers.base import Verifier, check, finish_tree, longest_ends
 class TopKSettings:
     """How many of the likeliest tokens are good enough."""
 
-    k: int = setting(3, "how many of the likeliest tokens are good enough")
+    k: int = setting(3, "how many of the likeliest tokens are good enough", at_least=1)
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise ConfigError(f"k must be at least 1, got {self.k}")
+        check_bounds(self, "verifier 'top-k'")
 
 
 class TopKVerifier(Verifier):

@@ -7,10 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from outrider.errors import ConfigError
 from outrider.sampling.lossy import is_typical
 from outrider.sampling.rng import Randomness
-from outrider.settings import setting
+from outrider.settings import check_bounds, setting
 from outrider.types import Draft, Verdict
 from outrider.verifiers.base import Verifier, check, finish_tree, longest_ends
 
@@ -19,13 +18,11 @@ from outrider.verifiers.base import Verifier, check, finish_tree, longest_ends
 class TypicalSettings:
     """Keep x where p(x) > min(epsilon, delta exp(-entropy of p))."""
 
-    epsilon: float = setting(0.09, "probability from which every token is good enough")
-    delta: float = setting(0.3, "share of exp(-entropy) from which one is")
+    epsilon: float = setting(0.09, "probability from which every token is good enough", at_least=0, at_most=1)
+    delta: float = setting(0.3, "share of exp(-entropy) from which one is", at_least=0, at_most=1)
 
     def __post_init__(self) -> None:
-        for name, value in (("epsilon", self.epsilon), ("delta", self.delta)):
-            if not 0 <= value <= 1:
-                raise ConfigError(f"{name} must be between 0 and 1, got {value}")
+        check_bounds(self, "verifier 'typical'")
 
 
 class TypicalVerifier(Verifier):

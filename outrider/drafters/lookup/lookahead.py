@@ -29,7 +29,7 @@ from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
 from outrider.runtime.top_tokens import TopTokens
-from outrider.settings import setting
+from outrider.settings import check_bounds, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -41,15 +41,13 @@ SPREAD = 2654435761  # odd and large: neighbouring columns begin far apart in th
 class LookaheadSettings:
     """A step has at most (N - 1) (W + G) - 1 nodes: 23 here, 55 with the paper's 5, 7, 7 for a GPU."""
 
-    ngram: int = setting(3, "tokens of an n-gram (N): a column of the window holds N - 1")
-    window: int = setting(8, "columns of the Jacobi window (W)")
-    guesses: int = setting(4, "n-grams kept and proposed per first token (G)")
+    ngram: int = setting(3, "tokens of an n-gram (N): a column of the window holds N - 1", at_least=2)
+    window: int = setting(8, "columns of the Jacobi window (W)", at_least=1)
+    guesses: int = setting(4, "n-grams kept and proposed per first token (G)", at_least=1)
     pool_from_text: bool = setting(True, "also keep the n-grams of the prompt and of the committed text")
 
     def __post_init__(self) -> None:
-        for name, value, minimum in (("ngram", self.ngram, 2), ("window", self.window, 1), ("guesses", self.guesses, 1)):
-            if value < minimum:
-                raise ConfigError(f"lookahead: {name} must be at least {minimum}, got {value}")
+        check_bounds(self, "drafter 'lookahead'")
         if self.num_nodes > MAX_NODES:
             raise ConfigError(
                 f"lookahead: (ngram - 1) x (window + guesses) - 1 is the nodes of a step, at most {MAX_NODES}, "

@@ -20,7 +20,7 @@ from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
-from outrider.settings import setting
+from outrider.settings import check_bounds, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft
 
@@ -38,19 +38,18 @@ class NgramSettings:
 
     min_ngram: int = setting(1, "shortest n-gram looked up, in tokens")
     max_ngram: int = setting(4, "longest n-gram looked up, in tokens")
-    recency: float = setting(0.8, "weight of each occurrence relative to the next one: 1 counts all alike, 0 only the last")
-    min_share: float = setting(0.1, "tokens whose path has a smaller share of the votes are not drafted")
+    recency: float = setting(
+        0.8, "weight of each occurrence relative to the next one: 1 counts all alike, 0 only the last", at_least=0, at_most=1
+    )
+    min_share: float = setting(0.1, "tokens whose path has a smaller share of the votes are not drafted", at_least=0, below=1)
     tree: int | bool = setting(False, f"draft a tree of several continuations: how many branches, or true for {BRANCHES}")
 
     def __post_init__(self) -> None:
+        check_bounds(self, "drafter 'ngram'")
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise ConfigError(
                 f"ngram sizes must satisfy 1 <= min_ngram <= max_ngram, got {self.min_ngram} and {self.max_ngram}"
             )
-        if not 0 <= self.recency <= 1:
-            raise ConfigError(f"ngram option recency must be between 0 and 1, got {self.recency}")
-        if not 0 <= self.min_share < 1:
-            raise ConfigError(f"ngram option min_share must be at least 0 and below 1, got {self.min_share}")
         if self.tree is not False and self.tree < 1:
             raise ConfigError(f"ngram option tree must be true, false or a number of branches from 1, got {self.tree}")
 

@@ -21,7 +21,7 @@ from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
-from outrider.settings import setting
+from outrider.settings import check_bounds, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -36,22 +36,21 @@ Candidate = tuple[float, int, int, int, Context]  # minus its probability, paren
 class NgramCacheSettings:
     min_ngram: int = setting(2, "shortest n-gram looked up, in tokens")
     max_ngram: int = setting(4, "longest n-gram looked up, in tokens")
-    branches: int = setting(3, f"maximum of continuations drafted after one token, 1 to {MAX_FOLLOWERS}; 1 drafts chains")
-    min_probability: float = setting(0.05, "nodes whose path is less likely than this, by the counts, are not drafted")
-    max_entries: int = setting(200_000, "n-grams kept, about 400 bytes each; the ones unused for longest go first")
+    branches: int = setting(
+        3, f"continuations drafted after one token, at most {MAX_FOLLOWERS}; 1 drafts chains", at_least=1, at_most=MAX_FOLLOWERS
+    )
+    min_probability: float = setting(
+        0.05, "nodes whose path is less likely than this, by the counts, are not drafted", at_least=0, below=1
+    )
+    max_entries: int = setting(200_000, "n-grams kept, about 400 bytes each; the ones unused for longest go first", at_least=1)
     learn_prompts: bool = setting(True, "also learn from prompts, not only from the model's answers")
 
     def __post_init__(self) -> None:
+        check_bounds(self, "drafter 'ngram-cache'")
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise ConfigError(
                 f"ngram-cache: sizes must satisfy 1 <= min_ngram <= max_ngram, got {self.min_ngram} and {self.max_ngram}"
             )
-        if not 1 <= self.branches <= MAX_FOLLOWERS:
-            raise ConfigError(f"ngram-cache: branches must be between 1 and {MAX_FOLLOWERS}, got {self.branches}")
-        if not 0 <= self.min_probability < 1:
-            raise ConfigError(f"ngram-cache: min_probability must be in [0, 1), got {self.min_probability}")
-        if self.max_entries < 1:
-            raise ConfigError(f"ngram-cache: max_entries must be at least 1, got {self.max_entries}")
 
 
 class NgramCache:

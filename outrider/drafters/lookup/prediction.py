@@ -23,9 +23,8 @@ from dataclasses import dataclass
 
 from outrider.drafters.base import LARGE_TREE, Drafter, DraftSetup
 from outrider.drafters.requirements import Requirements
-from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
-from outrider.settings import setting
+from outrider.settings import check_bounds, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -38,14 +37,13 @@ MAX_POSITIONS = 64  # that are looked at, in each direction, the nearest ones: b
 class PredictionSettings:
     """Options of drafter 'prediction'."""
 
-    min_match: int = setting(2, "tokens that must agree where the answer is found again anywhere ahead")
-    near: int = setting(16, "so many tokens ahead a single one is enough; 0: nowhere")
+    min_match: int = setting(
+        2, "tokens that must agree where the answer is found again anywhere ahead", at_least=2, at_most=LONGEST
+    )
+    near: int = setting(16, "so many tokens ahead a single one is enough; 0: nowhere", at_least=0)
 
     def __post_init__(self) -> None:
-        if not 2 <= self.min_match <= LONGEST:
-            raise ConfigError(f"prediction option min_match must be between 2 and {LONGEST}, got {self.min_match}")
-        if self.near < 0:
-            raise ConfigError(f"prediction option near must be at least 0, got {self.near}")
+        check_bounds(self, "drafter 'prediction'")
 
 
 class Alignment:

@@ -26,7 +26,7 @@ from outrider.drafters.lookup.suffix_array import DEPTH, SuffixArray
 from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
 from outrider.errors import ConfigError
 from outrider.rows import Rows
-from outrider.settings import setting
+from outrider.settings import check_bounds, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft
 
@@ -40,11 +40,14 @@ class RetrievalSettings:
     index: str | None = setting(None, "file that keeps the corpus's index; alone, it stands for the corpus")
     max_match: int = setting(16, f"longest suffix of the text that is looked up, in tokens, at most {DEPTH}")
     min_match: int = setting(2, "shortest end of the text looked up, in tokens")
-    branches: int = setting(4, "different tokens drafted at one position; 1 drafts chains")
-    min_share: float = setting(0.05, "a token is drafted when this share of the occurrences goes on with it")
-    max_occurrences: int = setting(256, "occurrences looked at; of more, evenly spread ones")
+    branches: int = setting(4, "different tokens drafted at one position; 1 drafts chains", at_least=1)
+    min_share: float = setting(
+        0.05, "a token is drafted when this share of the occurrences goes on with it", at_least=0, at_most=1
+    )
+    max_occurrences: int = setting(256, "occurrences looked at; of more, evenly spread ones", at_least=1)
 
     def __post_init__(self) -> None:
+        check_bounds(self, "drafter 'retrieval'")
         if self.corpus is None and self.index is None:
             raise ConfigError(
                 "drafter 'retrieval' needs a corpus to copy from: corpus=PATH, a text file, a .jsonl file or a folder "
@@ -57,10 +60,6 @@ class RetrievalSettings:
                 f"match lengths must satisfy 1 <= min_match <= max_match <= {DEPTH}, "
                 f"got {self.min_match} and {self.max_match}"
             )
-        if self.branches < 1 or self.max_occurrences < 1:
-            raise ConfigError(f"branches and max_occurrences must be at least 1, got {self.branches} and {self.max_occurrences}")
-        if not 0 <= self.min_share <= 1:
-            raise ConfigError(f"min_share must be between 0 and 1, got {self.min_share}")
 
 
 class RetrievalDrafter(Drafter):

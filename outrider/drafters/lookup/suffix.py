@@ -23,7 +23,7 @@ from outrider.drafters.lookup.suffix_tree import Matches, SuffixTree
 from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.rows import PerRow, Row, Rows
-from outrider.settings import setting
+from outrider.settings import check_bounds, setting
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict
 
@@ -34,28 +34,23 @@ TREE_WIDTH = 4  # children followed per node of a tree
 class SuffixSettings:
     """Options of drafter 'suffix'."""
 
-    max_depth: int = setting(64, "longest piece of text the trees know, match and continuation together, in tokens")
+    max_depth: int = setting(64, "longest piece of text the trees know, match and continuation together, in tokens", at_least=2)
     alpha: float = setting(4.0, "after a match of m tokens at most alpha * m + beta are drafted")
     beta: float = setting(0.0, "see alpha")
-    min_probability: float = setting(0.05, "tokens less likely to be accepted are not drafted")
-    discount: float = setting(0.8, "c of n occurrences after m equal tokens count as (c - discount / sqrt(m)) / n")
+    min_probability: float = setting(0.05, "tokens less likely to be accepted are not drafted", at_least=0, below=1)
+    discount: float = setting(
+        0.8, "c of n occurrences after m equal tokens count as (c - discount / sqrt(m)) / n", at_least=0, at_most=1
+    )
     tree: bool = setting(False, "draft several continuations as a tree")
-    max_tokens: int = setting(200_000, "output tokens remembered across requests, the oldest leave first; 0: none")
+    max_tokens: int = setting(200_000, "output tokens remembered across requests, the oldest leave first; 0: none", at_least=0)
     cache: str = setting("", "file that keeps what is remembered between runs; empty: nothing is kept")
 
     def __post_init__(self) -> None:
-        if self.max_depth < 2:
-            raise ConfigError(f"suffix option max_depth must be at least 2, got {self.max_depth}")
+        check_bounds(self, "drafter 'suffix'")
         if not (0 <= self.alpha < math.inf and 0 <= self.beta < math.inf and self.alpha + self.beta > 0):
             raise ConfigError(
                 f"suffix options alpha and beta must be at least 0, one of them above, got {self.alpha} and {self.beta}"
             )
-        if not 0 <= self.min_probability < 1:
-            raise ConfigError(f"suffix option min_probability must be at least 0 and below 1, got {self.min_probability}")
-        if not 0 <= self.discount <= 1:
-            raise ConfigError(f"suffix option discount must be between 0 and 1, got {self.discount}")
-        if self.max_tokens < 0:
-            raise ConfigError(f"suffix option max_tokens must be at least 0, got {self.max_tokens}")
         if self.cache and not self.max_tokens:
             raise ConfigError("suffix option cache keeps what is remembered, and max_tokens=0 remembers nothing: drop one")
 

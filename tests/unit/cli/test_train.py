@@ -57,7 +57,7 @@ def test_a_whole_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--set", "recorded_answers=true"], "--from-traffic"),
         (["--resume"], "no run to resume"),
         (["--kind-option", "init_layers=2"], "no option 'init_layers'"),
-        (["--set", "held_out=2"], "held_out is a share"),
+        (["--set", "held_out=2"], "held_out must be above 0 and below 1"),
         (["--set", "betas=1"], "betas must be two numbers"),
         (["--set", "precision=fp16"], "needs a CUDA device"),
         (["--init", "nowhere"], "no folder 'nowhere'"),

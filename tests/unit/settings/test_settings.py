@@ -10,7 +10,7 @@ import pytest
 
 from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigError
-from outrider.settings import NoSettings, describe_settings, parse_settings, setting
+from outrider.settings import NoSettings, check_bounds, describe_settings, parse_settings, setting
 from outrider.verifiers import VERIFIERS
 
 
@@ -18,8 +18,8 @@ from outrider.verifiers import VERIFIERS
 class Example:
     """Every type a setting may have."""
 
-    count: int = setting(4, "how many")
-    share: float = setting(0.5, "how much")
+    count: int = setting(4, "how many", at_least=0)
+    share: float = setting(0.5, "how much", above=0, below=1)
     name: str = setting("x", "what")
     on: bool = setting(False, "whether")
     mode: Literal["one", "two"] = setting("one", "which")
@@ -28,8 +28,7 @@ class Example:
     file: Path | None = setting(None, "where")  # noqa: RUF009  a field, not a value
 
     def __post_init__(self) -> None:
-        if self.count < 0:
-            raise ConfigError(f"count must not be negative, got {self.count}")
+        check_bounds(self, "drafter 'example'")
 
 
 def parse(**given: Any) -> Example:
@@ -93,9 +92,12 @@ def test_an_unknown_name_comes_with_the_nearest() -> None:
         parse_settings(NoSettings, {"tree": 1}, "drafter 'none'")
 
 
-def test_ranges_are_the_dataclass_own_business() -> None:
-    with pytest.raises(ConfigError, match="must not be negative"):
+def test_values_beyond_their_bounds_are_refused() -> None:
+    with pytest.raises(ConfigError, match="drafter 'example': count must be at least 0, got -1"):
         parse(count="-1")
+    with pytest.raises(ConfigError, match="drafter 'example': share must be above 0 and below 1, got 1"):
+        Example(share=1.0)
+    assert parse(count="0", share=0.999).count == 0
 
 
 def test_descriptions_name_default_and_meaning() -> None:
