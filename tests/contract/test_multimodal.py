@@ -40,6 +40,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "vocab_size_per_layer_input": 97, "num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"]},
         "vision_config": {**PICTURES, "head_dim": 16, "global_head_dim": 16, "num_key_value_heads": 2}, "audio_config": None,
         "image_token_id": 90, "boi_token_id": 91, "eoi_token_id": 92, "audio_token_id": 93, "video_token_id": 94}),
+    "emu3": ("Emu3Config", {
+        "text_config": {**TEXT, "pad_token_id": 0}, "vocabulary_map": {"<image>": 5}, "vq_config": {
+            "base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "attn_resolutions": [], "latent_channels": 4,
+            "embed_dim": 4, "codebook_size": 16}}),
     "llama4": ("Llama4Config", {
         "text_config": {**TEXT, **EXPERTS, "head_dim": 16, "intermediate_size_mlp": 96, "attention_chunk_size": 64},
         "vision_config": {**PICTURES, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32},

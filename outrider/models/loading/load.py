@@ -7,7 +7,7 @@ before the first token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,7 @@ from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import about_base, adapter_in
 from outrider.models.loading.context import context_length
-from outrider.models.loading.multimodal import auto_class, text_part
+from outrider.models.loading.multimodal import auto_classes, text_part
 from outrider.models.loading.older_code import hand_over
 from outrider.models.loading.own_code import refuse_untrusted
 from outrider.models.loading.unsupported import OwnCacheNeededError, refuse_other_caches
@@ -251,11 +251,14 @@ def load_module(
     bars = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()  # callers have a status line of their own
     try:
-        module, report = auto_class(config).from_pretrained(
-            name, config=config, dtype=dtype, trust_remote_code=trust_remote_code, revision=revision,
-            output_loading_info=True, ignore_mismatched_sizes=True,  # which are refused below, by name
-            local_files_only=hub.only_cached(name),
-        )  # fmt: skip
+        for kind in auto_classes(config):
+            module, report = kind.from_pretrained(
+                name, config=config, dtype=dtype, trust_remote_code=trust_remote_code, revision=revision,
+                output_loading_info=True, ignore_mismatched_sizes=True,  # which are refused below, by name
+                local_files_only=hub.only_cached(name),
+            )  # fmt: skip
+            if not (absent := _absent(report)):
+                break
     except OutriderError:
         raise
     except Exception as error:
@@ -264,7 +267,6 @@ def load_module(
     finally:
         if bars:
             hf_logging.enable_progress_bar()
-    absent = [key for key in report["missing_keys"] if not key.endswith(("rotary_emb.inv_freq", ".attn.bias"))]
     if absent:
         raise CheckpointError(f"'{name}' lacks {len(absent)} weights, first '{sorted(absent)[0]}': incomplete checkpoint.")
     if mismatched := sorted(report.get("mismatched_keys") or ()):
@@ -281,6 +283,11 @@ def load_module(
     return text_part(module.eval().requires_grad_(False)).to(device)
 
 
+def _absent(report: Mapping[str, Any]) -> list[str]:
+    """Weights that loading did not find, but for those that are made."""
+    return [key for key in report["missing_keys"] if not key.endswith(("rotary_emb.inv_freq", ".attn.bias"))]
+
+
 def build_lm(
     module: Any, name: str, dtype: torch.dtype, device: torch.device, known: LMShape | None = None, kernels: Kernels | None = None
 ) -> LM:
@@ -290,6 +297,11 @@ def build_lm(
     pass would widen without. Raises CapabilityError for a model that no cache lets continue a text.
     """
     attention.register()
+    if getattr(module.config.get_text_config(), "num_hidden_layers", None) is None:
+        raise CapabilityError(
+            f"{name} ({module.config.model_type}) is made of several decoders (its config has no num_hidden_layers); Outrider "
+            "runs language models of one."
+        )
     hand_over(module)
     if kernels is not None and any(True for _ in block_layers(module)):
         kernels(module)

@@ -24,7 +24,7 @@ from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_bytes
 from outrider.models.loading.adapter import WEIGHTS, adapter_in
-from outrider.models.loading.multimodal import auto_class
+from outrider.models.loading.multimodal import auto_classes
 from outrider.models.loading.unsupported import STATEFUL_KINDS
 from outrider.models.quantised.checkpoint import bits_per_weight, is_widened, quantisation_of
 
@@ -324,7 +324,7 @@ def config_weights_bytes(config: Any, dtype: torch.dtype) -> int:
     """Bytes of the weights a config describes, by building it without storage; 0 when that fails."""
     try:
         with torch.device("meta"):
-            model = auto_class(config).from_config(config)
+            model = auto_classes(config)[0].from_config(config)
     except Exception:  # noqa: BLE001  an estimate must not be the reason to refuse; loading will name the cause
         return 0
     return sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize

@@ -10,12 +10,13 @@ from torch import nn
 from outrider.lazy import transformers
 
 
-def auto_class(config: Any) -> Any:
-    """transformers' loader for a config: that of language models, else that of models which take pictures with a text."""
+def auto_classes(config: Any) -> list[Any]:
+    """transformers' loaders for a config: of language models, then of models that take pictures, too (Emu3 is saved as these)."""
     kind, own_code = type(config), getattr(config, "auto_map", None)
     mixed, plain = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    only_mixed = kind in mixed and kind not in plain
-    return transformers.AutoModelForImageTextToText if only_mixed and not own_code else transformers.AutoModelForCausalLM
+    if kind not in mixed or own_code:
+        return [transformers.AutoModelForCausalLM]
+    return [transformers.AutoModelForCausalLM] * (kind in plain) + [transformers.AutoModelForImageTextToText]
 
 
 def text_part(module: Any) -> Any:
