@@ -396,8 +396,10 @@ def test_a_row_does_not_notice_its_neighbours(bench: Bench, case: Case, verifier
             assert row.stats.steps == alone[row.request].stats.steps
 
 
-@pytest.mark.parametrize("steps", [1, 2, 7])
-@every_drafter
+COMMITS = [(case, steps) for case in CASES for steps in ((1, 2, 7) if is_thorough(case) else (2, 7))]
+
+
+@pytest.mark.parametrize(("case", "steps"), COMMITS, ids=[f"{name_of(case)}-{steps}" for case, steps in COMMITS])
 def test_commit_is_total(bench: Bench, case: Case, steps: int) -> None:
     """Catches anything a step leaves behind: every cache, and the drafter, must be as if started on the committed tokens."""
     decoder, fresh = bench.decoder(case), bench.decoder(case, copy=1)
