@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-Place = tuple[str, str]  # module and name of a class
+ClassPath = tuple[str, str]  # module and name of a class
 ENDS = ("ABC", "Generic", "Protocol", "object")  # bases without attributes of ours
 
 
@@ -18,18 +18,18 @@ def facts_in_source(path: str, names: Iterable[str]) -> dict[str, Any] | None:
     module, _, name = path.partition(":")
     found: dict[str, Any] = {}
     try:
-        for place in reversed(_order(_defined(module, name))):
-            found |= _literals(_class(place).body)
+        for class_path in reversed(_order(_defined(module, name))):
+            found |= _literals(_class(class_path).body)
         return {wanted: found[wanted] for wanted in names}
     except (KeyError, ImportError, OSError, SyntaxError, StopIteration, ValueError):
         return None
 
 
-def _order(place: Place) -> list[Place]:
+def _order(class_path: ClassPath) -> list[ClassPath]:
     """A class and those it inherits from, in the order in which Python looks for attributes."""
-    bases = [_defined(place[0], name) for base in _class(place).bases if (name := _name(base)) not in ENDS]
+    bases = [_defined(class_path[0], name) for base in _class(class_path).bases if (name := _name(base)) not in ENDS]
     lines = [*(_order(base) for base in bases), bases]
-    merged = [place]
+    merged = [class_path]
     while lines := [line for line in lines if line]:
         head = next(line[0] for line in lines if not any(line[0] in other[1:] for other in lines))
         merged.append(head)
@@ -45,15 +45,15 @@ def _name(base: ast.expr) -> str:
     return word.id
 
 
-def _defined(module: str, name: str) -> Place:
+def _defined(module: str, name: str) -> ClassPath:
     """The module that defines what another one calls by a name. Raises KeyError where it is not found."""
     if any(isinstance(node, ast.ClassDef) and node.name == name for node in _tree(module).body):
         return module, name
     return _defined(*_imported(module)[name])
 
 
-def _class(place: Place) -> ast.ClassDef:
-    return next(node for node in _tree(place[0]).body if isinstance(node, ast.ClassDef) and node.name == place[1])
+def _class(class_path: ClassPath) -> ast.ClassDef:
+    return next(node for node in _tree(class_path[0]).body if isinstance(node, ast.ClassDef) and node.name == class_path[1])
 
 
 def _literals(body: list[ast.stmt]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Grammars over one model's vocabulary: from a `Spec` to the constraint of one row, or to an error that names the place."""
+"""Grammars over one model's vocabulary: from a `Spec` to the constraint of one row, or to an error that names the path."""
 
 from __future__ import annotations
 
@@ -60,26 +60,26 @@ def refuse_wrong(spec: Spec) -> None:
 
 
 def _checked(library: Any, spec: Spec, index: Any) -> Any:
-    """The grammar in the library's form. Raises RequestError that names the place of what is wrong."""
+    """The grammar in the library's form. Raises RequestError that names the path of what is wrong."""
     try:
         text = library.grammar_from(spec.form, spec.text)
     except ValueError as error:
         raise RequestError(f"{spec.name} is no grammar: {error}") from error
     problem = library.LLMatcher.validate_grammar(text, index)
     if problem and spec.form == "json_schema":
-        place = "".join(f".{step}" for step in _place(library, json.loads(spec.text), problem))
-        raise RequestError(f"{spec.name}{place}: {problem}")
+        path = "".join(f".{step}" for step in _path(library, json.loads(spec.text), problem))
+        raise RequestError(f"{spec.name}{path}: {problem}")
     if problem:
         raise RequestError(f"{spec.name} is not usable: {problem}")
     return text
 
 
-def _place(library: Any, schema: Any, problem: str) -> list[str]:
+def _path(library: Any, schema: Any, problem: str) -> list[str]:
     """The path into a schema to the smallest part that has the same problem by itself."""
     for steps, part in _parts(schema):
         text = library.grammar_from("json_schema", json.dumps(part))
         if library.LLMatcher.validate_grammar(text) == problem:
-            return [*steps, *_place(library, part, problem)]
+            return [*steps, *_path(library, part, problem)]
     return []
 
 

@@ -54,8 +54,8 @@ def read_config(path: Path, given: dict[str, Any], read_model: ReadModel | None 
         raise ConfigError(f"{path}: 'server' must be a table: [server]")
     server = {f"{name}_s" if name in IN_SECONDS else name: value for name, value in server.items()}
     check_keys(server, [name for name in _names(ServerSettings) if name not in OF_TABLES], f"{path} [server]")
-    models = [read_model(table, place) for table, place in _tables(content, "models", path)]
-    rules = [_made(Rule, table, place) for table, place in _tables(content, "routes", path)]
+    models = [read_model(table, where) for table, where in _tables(content, "models", path)]
+    rules = [_made(Rule, table, where) for table, where in _tables(content, "routes", path)]
     return _made(ServerSettings, {**server, **given, "models": tuple(models), "rules": tuple(rules)}, f"{path} [server]")
 
 
@@ -77,41 +77,41 @@ def _tables(content: dict[str, Any], name: str, path: Path) -> Iterator[tuple[di
         yield table, f"{path} [[{name}]] number {number}"
 
 
-def _model(table: dict[str, Any], place: str) -> ServedModel:
+def _model(table: dict[str, Any], where: str) -> ServedModel:
     own, engine, options = (
         {name: table[name] for name in _names(kind) if name in table} for kind in (ServedModel, EngineSettings, Options)
     )
     known = [*_names(ServedModel), *_names(EngineSettings), *_names(Options), "settings"]
-    check_keys(table, [name for name in known if name not in ("options", "engine")], place)
+    check_keys(table, [name for name in known if name not in ("options", "engine")], where)
     if "settings" in table:
         options = {**read_settings(Path(str(table["settings"]))).options, **options}
     if "target" not in options:
-        raise ConfigError(f"{place}: 'target' is missing: 'demo', a folder or a hub id")
+        raise ConfigError(f"{where}: 'target' is missing: 'demo', a folder or a hub id")
     options.pop("max_num_seqs", None)  # the engine's
-    made = {"options": _made(Options, options, place), "engine": _made(EngineSettings, engine, place)}
-    return _made(ServedModel, {"name": options["target"], **own, **made}, place)
+    made = {"options": _made(Options, options, where), "engine": _made(EngineSettings, engine, where)}
+    return _made(ServedModel, {"name": options["target"], **own, **made}, where)
 
 
 def _names(kind: type) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
-def check_keys(table: dict[str, Any], known: Sequence[str], place: str) -> None:
+def check_keys(table: dict[str, Any], known: Sequence[str], where: str) -> None:
     """Raises ConfigError for a key that is not among `known`."""
     for name in table:
         if name not in known:
-            raise ConfigError(f"{place}: unknown key '{name}'.{did_you_mean(name, known)}")
+            raise ConfigError(f"{where}: unknown key '{name}'.{did_you_mean(name, known)}")
 
 
-def _made(kind: type[Kind], values: dict[str, Any], place: str) -> Kind:
+def _made(kind: type[Kind], values: dict[str, Any], where: str) -> Kind:
     """An instance whose fields have the types they are declared with. Raises ConfigError."""
-    check_keys(values, _names(kind), place)
+    check_keys(values, _names(kind), where)
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         problem = first["msg"].replace("Input should", "should")
-        raise ConfigError(f"{place}: '{name}' {problem}, got {first.get('input')!r}") from error
+        raise ConfigError(f"{where}: '{name}' {problem}, got {first.get('input')!r}") from error
     except ConfigError as error:
-        raise ConfigError(f"{place}: {error}") from error
+        raise ConfigError(f"{where}: {error}") from error

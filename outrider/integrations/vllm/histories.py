@@ -1,6 +1,6 @@
 """Which row of vLLM's batch is which text: by the text itself, for vLLM gives its custom drafters no request ids.
 
-Between two steps rows change places, leave, and new ones take theirs. A text is found again by its tokens: what it had after
+Between two steps rows change their order, leave, and new ones take theirs. A text is found again by its tokens: what it had after
 the last step must be exactly what a row has now without the tokens it was just given. So it does not matter which of two equal
 texts a row gets. A text that no row shows is forgotten at once. A request that was preempted comes back as a new text: its
 tokens are all there, and reading them again costs far less than the pass that vLLM makes over them.
@@ -41,7 +41,7 @@ class Histories:
     def __init__(self) -> None:
         self._numbers = count()
         self._texts: dict[int, _History] = {}
-        self._places: list[int] = []  # row of the last step -> number of its text
+        self._last_numbers: list[int] = []  # row of the last step -> number of its text
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -52,8 +52,8 @@ class Histories:
         free = dict(self._texts)
         numbers: list[int] = []
         by_length: dict[int, list[int]] | None = None
-        for place, (before, _) in enumerate(rows):
-            usual = self._places[place] if place < len(self._places) else -1
+        for row, (before, _) in enumerate(rows):
+            usual = self._last_numbers[row] if row < len(self._last_numbers) else -1
             if usual in free and free[usual].equals(before):
                 number = usual
             else:
@@ -73,5 +73,5 @@ class Histories:
             del self._texts[forgotten]
         for number, (_, emitted) in zip(numbers, rows, strict=True):
             self._texts[number].append(emitted)
-        self._places = numbers
+        self._last_numbers = numbers
         return numbers

@@ -101,8 +101,8 @@ class Speculator(BaseSpeculator):
     ) -> list[tuple[int, Ask]]:
         """Rows that got tokens in this step, each with what is asked for it."""
         lengths = self._states.total_len.gpu[slots].to(torch.int64)
-        places = (lengths[:, None] - self._back).clamp(min=0)
-        tails = self._states.all_token_ids.gpu[slots[:, None], places]
+        positions = (lengths[:, None] - self._back).clamp(min=0)
+        tails = self._states.all_token_ids.gpu[slots[:, None], positions]
         host = torch.cat([lengths[:, None], num_sampled[:, None].to(torch.int64), tails.to(torch.int64)], dim=1).tolist()
         max_nodes = self._limits.max_nodes(num_rows) if wanted is None else min(wanted, self._limits.num_tokens)
         return [

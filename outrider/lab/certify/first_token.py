@@ -1,9 +1,9 @@
 """The distribution of one emitted token, computed exactly on the pair's own distributions: whole vocabulary, precision of real
 runs.
 
-At every place the target's distribution p and the draft's distribution q are what a real step saw there. The verifier then runs
-on every draft of one token with the coin that decides it shown both ways, and what it would draw after a rejection is read off
-its weights instead of being drawn. Added up over q, that is the distribution of the next token. Where the vocabulary is too
+At every position the target's distribution p and the draft's distribution q are what a real step saw there. The verifier then
+runs on every draft of one token with the coin that decides it shown both ways, and what it would draw after a rejection is read
+off its weights instead of being drawn. Added up over q, that is the distribution of the next token. Where the vocabulary is too
 large for all draft tokens, the likeliest are taken; what they put on a token beyond p can be taken back by none of the others,
 so the sum of that excess is a total variation that is proved, however much was left out.
 """

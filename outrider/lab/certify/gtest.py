@@ -6,11 +6,11 @@ Two views of the same draws, each with its cells:
 * **tokens**: a group is one beginning of the text: the tokens that followed it are n draws from one distribution. Tokens
   expected at least MIN_EXPECTED times are cells of their own; rarer ones are put together, likeliest first, until a cell is
   expected often enough. Where that leaves a single cell (a beginning drawn too rarely, or a distribution with one likely token)
-  the draw goes by its *place*.
-* **preference**: the places of all draws, tokens in the order in which the draft prefers them to the target (q / p). What goes
+  the draw goes by its *rank*.
+* **preference**: the ranks of all draws, tokens in the order in which the draft prefers them to the target (q / p). What goes
   wrong between a draft and its target moves probability along this order, so it shows here long before it shows in single tokens.
 
-A token's place in its own distribution is the probability of the tokens before it, plus a random share of its own: uniform on
+A token's rank in its own distribution is the probability of the tokens before it, plus a random share of its own: uniform on
 [0, 1) when the distribution is right, whichever distribution it was. So draws from many distributions make one group of cells.
 
 G = 2 sum O ln(O / E) over all cells, each group's share divided by Williams' factor, is then chi-squared with cells minus

@@ -136,7 +136,7 @@ def bound_share(p: Probs, q: Probs | None, children: Children, weight: float, se
 
 
 def child_weight(p: Probs, q: Probs | None, children: Children, weight: float, kept: int) -> float:
-    """The weight with which the child at place `kept` is entered, its earlier siblings rejected: min(1, a p/q)."""
+    """The weight with which the child at rank `kept` is entered, its earlier siblings rejected: min(1, a p/q)."""
     walk = _SiblingWalk(p, q, weight, 1, np.random.default_rng(0))
     for token, drawn in list(zip(children.tokens, children.drawn, strict=True))[:kept]:
         before = walk.probs
@@ -227,7 +227,7 @@ def _sets_inside(
     rank[placed] = 0
     tokens = np.flatnonzero(probs)
     ends = np.cumsum(probs[tokens])
-    found = np.empty((2 * SETS, count), dtype=np.int64)  # places in `tokens`
+    found = np.empty((2 * SETS, count), dtype=np.int64)  # indices in `tokens`
     for draw in range(count):
         found[:, draw] = _next_draws(probs[tokens], ends, found[:, :draw], rng)
     needed = rank[tokens[found]].max(1)

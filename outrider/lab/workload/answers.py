@@ -17,7 +17,7 @@ from fractions import Fraction
 MAX_CHARACTERS = 400  # of a number
 _NEXT_QUESTION = re.compile(r"\n\s*(?:Question|Problem|Q)\s*:")
 _MARKED = re.compile(r"####([^\n]*)")
-_SAID = re.compile(r"\banswer\W{0,4}(?:\s+is\b|:|=)([^\n]*)", re.IGNORECASE)
+_STATED = re.compile(r"\banswer\W{0,4}(?:\s+is\b|:|=)([^\n]*)", re.IGNORECASE)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(\w))")
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
@@ -47,7 +47,7 @@ def is_right(text: str, reference: str) -> bool:
         return same(lead.group() if lead else answer, reference)
     if (inside := boxed(text)) is not None:
         return same(inside, reference)
-    stated = _SAID.findall(text)
+    stated = _STATED.findall(text)
     if wanted is None:
         return bool(stated) and same(stated[-1], reference)
     behind = numbers_in(stated[-1].rpartition("=")[2]) if stated else []

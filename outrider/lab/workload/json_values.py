@@ -57,7 +57,7 @@ def read_documents(file: TextIO, window: int = WINDOW) -> Iterator[FileEntry | B
 
 
 def _end(error: BrokenError) -> BadLine:
-    return BadLine(error.line, f"{error}; nothing behind this place could be read")
+    return BadLine(error.line, f"{error}; nothing behind this point could be read")
 
 
 class ReadWindow:

@@ -82,7 +82,7 @@ class Journey:
         self._shown = ""
         self._parts: list[DecodeStats] = []  # of replicas that were lost
         self._prompt_logprobs: list[Any] = []  # as they come
-        self._has_told_prompt = False
+        self._prompt_is_reported = False
         self._submitted = time.perf_counter()
         self._begun_s = time.monotonic()
         self._taken_s = self._first_s = self._last_s = 0.0
@@ -171,7 +171,7 @@ class Journey:
         message = to_message(
             self.request, attempt=f"{self.request.id}~{self._attempts}", committed=self._committed, seed=self._seed,
             params=self._params, timeout_s=left_s,
-            prompt_logprobs=None if self._has_told_prompt else self.request.prompt_logprobs,
+            prompt_logprobs=None if self._prompt_is_reported else self.request.prompt_logprobs,
         )  # fmt: skip
         stream = replica.generate(message, self._headers)
         try:
@@ -179,7 +179,7 @@ class Journey:
                 if TAKEN in dict(await stream.call.initial_metadata()):
                     self._take(replica)
                 while (reply := await stream.call.read()) is not aio.EOF:
-                    stream.heard_s = time.monotonic()
+                    stream.last_reply_s = time.monotonic()
                     if self._receive(reply, tally):
                         await self._check_end(stream.call, replica)
                         return
@@ -230,7 +230,7 @@ class Journey:
         limit = self._params.max_tokens
         if limit is not None and len(self._committed) + len(update.token_ids) > limit:
             raise RequestError(f"it sent more than {limit} tokens")
-        wanted = 0 if self.request.prompt_logprobs is None or self._has_told_prompt else len(self.request.prompt)
+        wanted = 0 if self.request.prompt_logprobs is None or self._prompt_is_reported else len(self.request.prompt)
         if update.token_ids and len(self._prompt_logprobs) != wanted:
             raise RequestError(f"{wanted} prompt tokens have {len(self._prompt_logprobs)} log-probabilities")
 
@@ -245,8 +245,8 @@ class Journey:
             self._last_s = now
         self._committed += update.token_ids
         self._shown += update.text
-        prompt = None if self._has_told_prompt else self._prompt_logprobs or None
-        self._has_told_prompt = self._has_told_prompt or prompt is not None
+        prompt = None if self._prompt_is_reported else self._prompt_logprobs or None
+        self._prompt_is_reported = self._prompt_is_reported or prompt is not None
         self._notify(replace(update, prompt_logprobs=prompt, finish=None if finish is None else self._whole(finish)))
 
     async def _check_end(self, call: Any, replica: Replica) -> None:

@@ -47,7 +47,7 @@ class RunningCall:
     """One running call, as the replica's watcher sees it."""
 
     call: Any
-    heard_s: float  # when it brought something last, on the monotonic clock
+    last_reply_s: float  # when it brought something last, on the monotonic clock
 
 
 class Replica:
@@ -202,7 +202,7 @@ class Replica:
         """End calls that brought nothing for long on a replica that is away: nobody else would notice."""
         limit = time.monotonic() - self._patience.silence_s
         for stream in list(self._streams):
-            if self.standing == "away" and stream.heard_s < limit:
+            if self.standing == "away" and stream.last_reply_s < limit:
                 stream.call.cancel()
 
     async def close(self) -> None:

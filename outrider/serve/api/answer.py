@@ -37,7 +37,7 @@ class Answer:
     @property
     def likelihood(self) -> float:
         """Mean log-probability of its tokens: by this `best_of` ranks, as OpenAI documents it."""
-        chosen = [law[token] for law, token in zip(self.logprobs, self.token_ids, strict=True)]
+        chosen = [logprobs[token] for logprobs, token in zip(self.logprobs, self.token_ids, strict=True)]
         return sum(chosen) / len(chosen) if chosen else 0.0
 
     def whole(self) -> Update:

@@ -87,8 +87,8 @@ class ChatChoiceWriter:
             parts = [{"content": ""}]
         silent = {"logprobs": None}
         found = [
-            {"index": self._index, "delta": _sent(part), **(about if place == 0 else silent), "finish_reason": None}
-            for place, part in enumerate(parts)
+            {"index": self._index, "delta": _sent(part), **(about if number == 0 else silent), "finish_reason": None}
+            for number, part in enumerate(parts)
         ]
         if update.finish is not None:
             found.append({"index": self._index, "delta": {}, **silent, **self._ending()})

@@ -140,7 +140,7 @@ class CompletionChoiceWriter:
         choice: dict[str, Any] = {
             "index": self._index,
             "text": text,
-            "logprobs": self._laws(update, first) if body.logprobs is not None else None,
+            "logprobs": self._logprobs_of(update, first) if body.logprobs is not None else None,
             "finish_reason": finish_reason(finish) if body.limit or finish is None else "length",
             "stop_reason": stop_reason(finish) if body.limit else None,
         }
@@ -153,11 +153,12 @@ class CompletionChoiceWriter:
             choice["token_origins"] = [list(pair) for pair in zip(update.pieces, update.origins, strict=True)]
         return choice
 
-    def _laws(self, update: Update, first: bool) -> dict[str, Any]:
+    def _logprobs_of(self, update: Update, first: bool) -> dict[str, Any]:
         parts = []
         if first and self._echo is not None:
-            laws = update.prompt_logprobs or [None] * len(self._prompt)
-            parts.append(self._logprobs.prompt(self._prompt, laws, self._echo, Detokenizer(self._tokenizer, [], special=True)))
+            of_prompt = update.prompt_logprobs or [None] * len(self._prompt)
+            detokenizer = Detokenizer(self._tokenizer, [], special=True)
+            parts.append(self._logprobs.prompt(self._prompt, of_prompt, self._echo, detokenizer))
         end = None if update.finish is None else self._length
         parts.append(self._logprobs.answer(update.token_ids, update.logprobs, end))
         return joined(parts)

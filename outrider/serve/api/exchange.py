@@ -126,7 +126,7 @@ async def make_exchange(
     grammars = iter(await constraints(route.served, form, len(route.prompts) * num_answers))
     requests = [
         Request(
-            id=f"{identity}-{place * num_answers + answer}",
+            id=f"{identity}-{number * num_answers + answer}",
             prompt=prompt,
             params=params(answer, prompt),
             speculation=speculation,
@@ -136,7 +136,7 @@ async def make_exchange(
             timeout_s=timeout_s,
             prompt_logprobs=prompt_logprobs,
         )
-        for place, prompt in enumerate(route.prompts)
+        for number, prompt in enumerate(route.prompts)
         for answer in range(num_answers)
     ]
     if body.bad_words:

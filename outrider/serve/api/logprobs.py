@@ -15,7 +15,7 @@ from outrider.text import Detokenizer
 MIN_LOGPROB = -9999.0  # what OpenAI writes for minus infinity, which JSON does not have
 NEAR = 8  # characters of a prompt that its tokenizer may have dropped before a token
 
-Law = dict[int, float]  # token id -> log-probability, likeliest first
+Logprobs = dict[int, float]  # token id -> log-probability, likeliest first
 
 
 class Namer:
@@ -33,54 +33,58 @@ class Namer:
 
 
 class LogprobLists:
-    """`logprobs` of a completion's choice: parallel lists, with each token's place in the choice's text."""
+    """`logprobs` of a completion's choice: parallel lists, with each token's position in the choice's text."""
 
     def __init__(self, name: Namer, count: int, text: Detokenizer) -> None:
         """`text`: the answer's, at its beginning."""
         self._name, self._count, self._text = name, count, text
         self._begin = 0  # of the answer, behind an echoed prompt
 
-    def prompt(self, token_ids: Sequence[int], laws: Sequence[Law | None], shown: str, text: Detokenizer) -> dict[str, Any]:
+    def prompt(
+        self, token_ids: Sequence[int], all_logprobs: Sequence[Logprobs | None], shown: str, text: Detokenizer
+    ) -> dict[str, Any]:
         """Lists for an echoed prompt. `shown`: how it is echoed; `text`: an empty text that shows special tokens."""
         found, offset = self._empty(), 0
-        for token, law in zip(token_ids, laws, strict=True):
+        for token, logprobs in zip(token_ids, all_logprobs, strict=True):
             special = token in self._name.tokens.special_ids
             if special and not shown.startswith(text.bytes_of(token).decode(errors="replace"), offset):
-                self._add(found, token, law, offset)  # a begin token, which is not in the text
+                self._add(found, token, logprobs, offset)  # a begin token, which is not in the text
                 continue
-            piece = self._add(found, token, law, offset, text)
+            piece = self._add(found, token, logprobs, offset, text)
             if piece and (near := shown.find(piece, offset, offset + len(piece) + NEAR)) >= 0:
                 found["text_offset"][-1] = offset = near
             offset += len(piece)
         self._begin = len(shown)
         return found
 
-    def answer(self, token_ids: Sequence[int], laws: Sequence[Law | None], end: int | None = None) -> dict[str, Any]:
+    def answer(self, token_ids: Sequence[int], all_logprobs: Sequence[Logprobs | None], end: int | None = None) -> dict[str, Any]:
         """Lists for new tokens. `end`: length of the whole text, where it is known: tokens behind a stop string stand there."""
         found = self._empty()
-        for token, law in zip(token_ids, laws, strict=True):
+        for token, logprobs in zip(token_ids, all_logprobs, strict=True):
             offset = self._begin + self._text.num_characters
-            self._add(found, token, law, offset if end is None else min(offset, end), self._text)
+            self._add(found, token, logprobs, offset if end is None else min(offset, end), self._text)
         return found
 
     def _empty(self) -> dict[str, Any]:
         return {"tokens": [], "token_logprobs": [], "top_logprobs": [] if self._count else None, "text_offset": []}
 
-    def _add(self, found: dict[str, Any], token: int, law: Law | None, offset: int, text: Detokenizer | None = None) -> str:
+    def _add(
+        self, found: dict[str, Any], token: int, logprobs: Logprobs | None, offset: int, text: Detokenizer | None = None
+    ) -> str:
         """Write one token into the lists and push it; returns the text it completes."""
         found["tokens"].append(self._name(token, text))
-        found["token_logprobs"].append(None if law is None else finite(law[token]))
+        found["token_logprobs"].append(None if logprobs is None else finite(logprobs[token]))
         found["text_offset"].append(offset)
         if self._count:
-            found["top_logprobs"].append(None if law is None else self._top(token, law, text))
+            found["top_logprobs"].append(None if logprobs is None else self._top(token, logprobs, text))
         return "" if text is None else text.push(token)
 
-    def _top(self, token: int, law: Law, text: Detokenizer | None) -> dict[str, float]:
+    def _top(self, token: int, logprobs: Logprobs, text: Detokenizer | None) -> dict[str, float]:
         """Up to `count` + 1: the emitted token is always there, and of other tokens with equal names the likeliest."""
         found: dict[str, float] = {}
-        for other, value in law.items():
+        for other, value in logprobs.items():
             found.setdefault(self._name(other, text), finite(value))
-        return found | {self._name(token, text): finite(law[token])}
+        return found | {self._name(token, text): finite(logprobs[token])}
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -93,22 +97,22 @@ def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def chat_logprobs(
-    name: Namer, text: Detokenizer, token_ids: Sequence[int], laws: Sequence[Law], count: int
+    name: Namer, text: Detokenizer, token_ids: Sequence[int], all_logprobs: Sequence[Logprobs], count: int
 ) -> dict[str, Any]:
     """`logprobs` of a chat choice: one entry a token, with its bytes and exactly the `count` likeliest. Pushes to `text`."""
     content = []
-    for token, law in zip(token_ids, laws, strict=True):
-        top = [_entry(name, text, other, value) for other, value in list(law.items())[:count]]
-        content.append({**_entry(name, text, token, law[token]), "top_logprobs": top})
+    for token, logprobs in zip(token_ids, all_logprobs, strict=True):
+        top = [_entry(name, text, other, value) for other, value in list(logprobs.items())[:count]]
+        content.append({**_entry(name, text, token, logprobs[token]), "top_logprobs": top})
         text.push(token)
     return {"content": content, "refusal": None}
 
 
-def prompt_logprobs(name: Namer, laws: Sequence[Law | None]) -> list[dict[str, Any] | None]:
+def prompt_logprobs(name: Namer, all_logprobs: Sequence[Logprobs | None]) -> list[dict[str, Any] | None]:
     """vLLM's `prompt_logprobs`: by token id."""
     return [
-        None if law is None else {str(t): {"logprob": finite(v), "decoded_token": name(t)} for t, v in law.items()}
-        for law in laws
+        None if logprobs is None else {str(t): {"logprob": finite(v), "decoded_token": name(t)} for t, v in logprobs.items()}
+        for logprobs in all_logprobs
     ]
 
 

@@ -26,9 +26,9 @@ class CallScanner:
 
     def push(self, text: str) -> str:
         """Read on; returns what stands behind the call."""
-        for place, letter in enumerate(text):
+        for index, letter in enumerate(text):
             if self.done or self.broken:
-                return text[place:]
+                return text[index:]
             self.raw += letter
             getattr(self, "_" + self._state)(letter)
         return ""

@@ -100,7 +100,7 @@ def _words(parameters: Sequence[Parameter] | None) -> str:
     if required:
         return " ".join([' ", " '.join(required), *(f'(", " {word})?' for word in optional)])
     starts = [
-        " ".join([word, *(f'(", " {later})?' for later in optional[place + 1 :])]) for place, word in enumerate(optional)
+        " ".join([word, *(f'(", " {later})?' for later in optional[index + 1 :])]) for index, word in enumerate(optional)
     ]
     return f"({choice(starts)})?" if starts else '""'
 

@@ -82,14 +82,14 @@ class _Span:
     """Finds the end of a call while its text grows."""
 
     def __init__(self) -> None:
-        self._place, self._depth = 0, 0
+        self._position, self._depth = 0, 0
         self._quote, self._escaped = "", False
 
     def end(self, text: str) -> int | None:
         """Letters of the call that `text` begins with; None while it is not complete."""
-        while self._place < len(text):
-            letter = text[self._place]
-            self._place += 1
+        while self._position < len(text):
+            letter = text[self._position]
+            self._position += 1
             if self._quote:
                 if letter == self._quote and not self._escaped:
                     self._quote = ""
@@ -101,7 +101,7 @@ class _Span:
             elif letter in ")]}":
                 self._depth -= 1
                 if self._depth <= 0:
-                    return self._place
+                    return self._position
         return None
 
 

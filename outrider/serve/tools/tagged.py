@@ -98,7 +98,7 @@ class TaggedCalls(Pieces):
     def _between(self, events: list[Event]) -> bool:
         """Behind the name or a value."""
         key, end = self._tags.key[0], self._tags.end
-        place, mark = first(self._buffer, (key, end, self._form.closing, self._form.opening))
+        start, mark = first(self._buffer, (key, end, self._form.closing, self._form.opening))
         if not mark:
             return False
         if mark == key:
@@ -106,7 +106,7 @@ class TaggedCalls(Pieces):
         else:
             events.append(("arguments", "}"))
             self._call, self._step = "", self._behind
-        self._buffer = self._buffer[place + len(mark) if mark in (key, end) else place :]
+        self._buffer = self._buffer[start + len(mark) if mark in (key, end) else start :]
         return True
 
     def _key(self, events: list[Event]) -> bool:
@@ -120,10 +120,10 @@ class TaggedCalls(Pieces):
     def _before_value(self, events: list[Event]) -> bool:
         opening = self._tags.value[0]
         if opening:
-            place, mark = first(self._buffer, (opening, self._tags.key[0], self._tags.end))
+            start, mark = first(self._buffer, (opening, self._tags.key[0], self._tags.end))
             if not mark:
                 return False
-            self._buffer = self._buffer[place + len(mark) if mark == opening else place :]
+            self._buffer = self._buffer[start + len(mark) if mark == opening else start :]
             if mark != opening:  # no value
                 self._step = self._between
                 return True
@@ -140,12 +140,12 @@ class TaggedCalls(Pieces):
         return True
 
     def _value(self, events: list[Event]) -> bool:
-        place, mark = first(self._buffer, self._tags.ends)
-        while mark and self._types <= NESTED and _in_quotes(self._buffer[:place]):
-            place, mark = first(self._buffer, self._tags.ends, place + 1)
+        start, mark = first(self._buffer, self._tags.ends)
+        while mark and self._types <= NESTED and _in_quotes(self._buffer[:start]):
+            start, mark = first(self._buffer, self._tags.ends, start + 1)
         if not mark and not self._is_streamed:
             return False
-        length = place if mark else len(self._buffer) - self._kept()
+        length = start if mark else len(self._buffer) - self._kept()
         text, self._buffer = self._bare(self._buffer[:length], is_last=bool(mark)), self._buffer[length:]
         self._is_fresh = self._is_fresh and not length
         quote = '"' if mark else ""
@@ -164,9 +164,9 @@ class TaggedCalls(Pieces):
 
     def _repeated(self, events: list[Event]) -> bool:
         """A value of a parameter that has one."""
-        place, mark = first(self._buffer, self._tags.ends)
+        start, mark = first(self._buffer, self._tags.ends)
         if mark:
-            self._buffer = self._buffer[place:]
+            self._buffer = self._buffer[start:]
             self._end_value(mark)
         return bool(mark)
 

@@ -46,13 +46,13 @@ class Pieces:
 
     def _up_to(self, marks: Sequence[str], events: list[Event]) -> str:
         """Tell content up to the first mark, and go behind it; "" while there is none."""
-        place, mark = first(self._buffer, marks)
-        before = self._buffer[:place].rstrip() if mark else self._buffer[: len(self._buffer) - held(self._buffer, marks)]
+        position, mark = first(self._buffer, marks)
+        before = self._buffer[:position].rstrip() if mark else self._buffer[: len(self._buffer) - held(self._buffer, marks)]
         if before:
             events.append(("content", before))
         if mark:
-            self._skipped = self._buffer[len(before) : place + len(mark)]
-        self._buffer = self._buffer[place + len(mark) if mark else len(before) :]
+            self._skipped = self._buffer[len(before) : position + len(mark)]
+        self._buffer = self._buffer[position + len(mark) if mark else len(before) :]
         return mark
 
     def _rest(self, unread: str = "") -> list[Event]:
@@ -63,8 +63,8 @@ class Pieces:
 
 
 def first(text: str, marks: Sequence[str], start: int = 0) -> tuple[int, str]:
-    """(place, mark) of the mark that comes first, from `start` on; (-1, "") where there is none."""
-    found = [(place, mark) for mark in marks if (place := text.find(mark, start)) >= 0]
+    """(position, mark) of the mark that comes first, from `start` on; (-1, "") where there is none."""
+    found = [(position, mark) for mark in marks if (position := text.find(mark, start)) >= 0]
     return min(found, default=(-1, ""))
 
 

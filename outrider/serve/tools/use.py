@@ -160,12 +160,12 @@ def _choice(wanted: str | Mapping[str, Any] | None, names: list[str]) -> str:
 
 def _check(tools: Sequence[Mapping[str, Any]]) -> None:
     names = [_name(tool) for tool in tools]
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if not NAME.fullmatch(name):
-            raise RequestError(f"tools.{place}.function.name must be 1 to 64 of A-Z, a-z, 0-9, _, - and ., got '{name}'")
-        if name in names[:place]:
-            raise RequestError(f"tools.{place}.function.name: two tools are called '{name}'")
-        _check_parameters(f"tools.{place}.function.parameters", tools[place]["function"].get("parameters") or {})
+            raise RequestError(f"tools.{index}.function.name must be 1 to 64 of A-Z, a-z, 0-9, _, - and ., got '{name}'")
+        if name in names[:index]:
+            raise RequestError(f"tools.{index}.function.name: two tools are called '{name}'")
+        _check_parameters(f"tools.{index}.function.parameters", tools[index]["function"].get("parameters") or {})
 
 
 def _check_parameters(where: str, schema: Mapping[str, Any]) -> None:

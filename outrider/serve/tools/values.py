@@ -120,10 +120,10 @@ def _at(reference: str, root: Mapping[str, Any]) -> Any:
     """What `#/$defs/name` points to; None where nothing is there."""
     if not reference.startswith("#"):
         return None
-    place: Any = root
+    found: Any = root
     for step in reference.removeprefix("#").split("/")[1:]:
-        place = place.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(place, Mapping) else None
-    return place
+        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found
 
 
 def _integer(text: str) -> int:

@@ -199,7 +199,7 @@ def test_a_broken_array_says_where_and_that_the_rest_is_lost(
     assert isinstance(last, BadLine)
     assert last.number == line
     assert reason in last.reason
-    assert "nothing behind this place could be read" in last.reason
+    assert "nothing behind this point could be read" in last.reason
 
 
 def test_entries_of_an_array_are_named_by_place_and_line(tmp_path: Path) -> None:
