@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from outrider import collector
 from outrider.cpus import usable_cpus
 from outrider.decode import Decoder
 from outrider.demo import demo_head, demo_heads, demo_paths
@@ -165,8 +166,12 @@ def _set_threads(asked: int | None) -> None:
 
 def load_models(options: Options, needs: Needs, status: Callable[[str], None] = lambda line: None) -> Models:
     """Target and, where needed, draft: weighed, loaded, probed, on their runtime. `options` of drafting play no part here."""
-    asked = options
-    options = _resolve_names(options, needs)
+    with collector.paused():
+        return _load_models(options, needs, status)
+
+
+def _load_models(asked: Options, needs: Needs, status: Callable[[str], None]) -> Models:
+    options = _resolve_names(asked, needs)
     _set_threads(options.threads)
     device = resolve_device(options.device)
     labels = {options.target: asked.target, options.draft: asked.draft or "demo draft"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from outrider import collector
 from outrider.cache import cache_folder
 from outrider.errors import CapabilityError
 from outrider.models.gguf.names import gguf_in
@@ -112,14 +112,17 @@ class ModelLoader:
         return estimate_memory(
             self._names(), configs, heads=heads, dtype=dtype, device=self.device,
             num_rows=1, num_tokens=self.options.max_model_len, packed=self.device.type == "cpu",
-            rounding=self._rounding,
+            rounding=self._rounding, called=[self._labels[name] for name in self._names()],
         )  # fmt: skip
 
     def load(self, name: str, loop_vocab: int | None = None, *, quantise: int | None = None) -> LoadedModel:
         """Config, tokenizer, weights, probes, fast path. `loop_vocab`: also a drafting loop over that vocabulary; `quantise`:
         bits that its linear layers are rounded to."""
         with slow_paths_held() as held:
-            loaded, runtime = self._load(name, loop_vocab, quantise)
+            if (started := self._as_kept(name, quantise)) is not None:
+                return started
+            with collector.collected():  # the module goes: the native runtime holds its own packed weights
+                loaded, runtime = self._load(name, loop_vocab, quantise)
         if runtime != NATIVE:
             held.tell()
         return loaded
@@ -128,8 +131,6 @@ class ModelLoader:
         """The model, and the runtime that its passes are on."""
         options = self.options
         revision = self._revision(name)
-        if (started := self._as_kept(name, quantise)) is not None:
-            return started, NATIVE
         config = load_config(name, options.trust_remote_code, revision)
         tokenizer = load_tokenizer(name, options.trust_remote_code, revision)
         dtype = resolve_dtype(options.dtype, config, self.device, rounded=quantise is not None)
@@ -169,15 +170,14 @@ class ModelLoader:
         if runtime == NATIVE and not lacking:
             key_of_start, rounding = self._key(name, quantise), None if quantise is None else self._rounding
             folder = self._folder(name)
-            kept.keep(key_of_start, lm, module, folder, config, tokenizer, ends, asked, self.notes[num_notes:], rounding)
+            with checked.one_thread(lm.shape.num_parameters):
+                kept.keep(key_of_start, lm, module, folder, config, tokenizer, ends, asked, self.notes[num_notes:], rounding)
         if self._is_target(name):
             self._tokenizer, self._runtime = tokenizer, runtime
         if self._is_target(name) and self.needs.module:
             loaded.module = module
         if self._is_target(name) and (self.needs.tables or runtime != NATIVE):  # eagerly they are there anyway
             loaded.tables = Tables.of(module)
-        del module
-        gc.collect()  # the native runtime holds its own packed weights
         return loaded, runtime
 
     def _as_kept(self, name: str, quantise: int | None) -> LoadedModel | None:
@@ -268,7 +268,8 @@ class ModelLoader:
         try:
             if fast == NATIVE:
                 use_native_run(loaded.lm, module, cache_folder(), is_checked=known is not None)
-                loaded.lm.limits = find_native_limits(loaded.lm) if known is None else known.limits
+                with checked.one_thread(loaded.lm.shape.num_parameters):
+                    loaded.lm.limits = find_native_limits(loaded.lm) if known is None else known.limits
             else:
                 self._use_own_kernels(loaded, module)
                 use_graphs(loaded, module, self.needs.loop_lengths, loop_vocab)
@@ -296,7 +297,8 @@ class ModelLoader:
         if self.device.type == "cpu":
             try:
                 loaded.lm = native_states(lm, module, cache_folder())
-                loaded.lm.limits = find_native_limits(loaded.lm)
+                with checked.one_thread(lm.shape.num_parameters):
+                    loaded.lm.limits = find_native_limits(loaded.lm)
                 return NATIVE
             except CapabilityError as error:
                 reason = str(error).rstrip(".")

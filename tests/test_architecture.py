@@ -16,7 +16,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent.parent / "outrider"
 FLOORS = {
     "errors": 0, "registry": 0, "types": 0, "stats": 0, "version": 0, "outputs": 0, "settings": 0, "wellformed": 0,
-    "instructions": 0, "cache": 0, "lazy": 0, "counted": 0, "cpus": 0, "huge_pages": 0, "machine": 1,
+    "instructions": 0, "cache": 0, "collector": 0, "lazy": 0, "counted": 0, "cpus": 0, "huge_pages": 0, "machine": 1,
     "messages": 1, "prompts": 1,
     "sampling": 1,
     "kv": 2, "models": 2, "runtime": 2, "draft_length": 2,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from outrider import collector
 from outrider.cli.verbs import listed, name_and_value, option, written
 from outrider.errors import ConfigError
 
@@ -150,7 +151,8 @@ class SamplingOptions:
     """How tokens are chosen and when to stop. `SamplingParams` checks the ranges and words the error."""
 
     max_tokens: str | None = option(
-        None, SAMPLING, "Max tokens to generate; none: to the end of the context.", metavar="N|none", show_default="256"
+        None, SAMPLING, "The answer's greatest length, in tokens; none: to the end of the context.", metavar="N|none",
+        show_default="256",
     )
     temperature: float | None = option(None, SAMPLING, "0 is greedy.", min=0, metavar="<float>", show_default="0")
     top_k: int | None = option(None, SAMPLING, TOP_K, show_default="0")
@@ -171,7 +173,8 @@ class SamplingOptions:
 
     def params(self, logprobs: int | None = None, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
         """The library's form; `defaults` fill in what was not given. Raises ConfigError for a value out of range."""
-        from outrider.sampling.params import SamplingParams
+        with collector.paused():
+            from outrider.sampling.params import SamplingParams
 
         given = {field.name: value for field in dataclasses.fields(self) if (value := getattr(self, field.name)) is not None}
         if "max_tokens" in given:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
+from outrider import collector
 from outrider.cli.options import ModelOptions
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 def load_llm(target: str, options: ModelOptions, generation_config: str = "none") -> LLM:
     """The model, ready. Raises the library's errors as they are."""
     with progress(f"starting {target}") as status:
-        from outrider.llm import LLM
+        with collector.paused():
+            from outrider.llm import LLM
 
         quieten_libraries()
         llm = LLM(target, **options.llm_arguments(), generation_config=generation_config, status=status)
