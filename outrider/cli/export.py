@@ -39,6 +39,7 @@ def export(folder: Folder, target: TargetOption, to: To, out: Out, check: Check 
         quieten_libraries()
         if to not in exporting.LAYOUTS:
             raise ConfigError(f"--to takes one of {', '.join(exporting.LAYOUTS)}; got '{to}'")
+        exporting.writer_for(folder, to)  # refuses a folder that is no drafter before the target is loaded
         loaded = exporting.Target.load(str(demo_paths().target) if target == DEMO else target, target)
         status(f"writing {out}")
         kind = exporting.export(folder, to, out, loaded)

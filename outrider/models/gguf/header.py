@@ -283,7 +283,7 @@ class _HeaderReader:
         return found
 
     def _cut_off(self, wanted: int | None = None) -> Any:
-        expected = "end within its header" if wanted is None else f"instead of {wanted}"
+        expected = "end within its header" if wanted is None else f"instead of at least {wanted}"
         raise CheckpointError(f"'{self._path}' is damaged: {self._size} bytes {expected}. Fetch it again.")
 
     def _damaged(self, what: str) -> Any:

@@ -166,13 +166,17 @@ def estimate_memory(
     packed: bool = False,
     available_bytes: int | None = None,
     rounding: Sequence[int] | None = None,
+    called: Sequence[str] | None = None,
 ) -> MemoryReport:
     """Weigh the target and, as second name, its draft; `heads` beside them. Raises CapabilityError when they do not fit.
 
+    `called`: what the report calls the models; None: by their names.
     `num_tokens` None: up to 4096 a row, since the cache grows only as it is used. Raises CheckpointError on
     damaged files. `rounding`: bytes that rounding the target's linear layers frees and takes (`rounded_bytes`).
     """
     models = [model_memory(name, config, dtype, device) for name, config in zip(names, configs, strict=True)]
+    if called is not None:
+        models = [replace(model, name=label) for model, label in zip(models, called, strict=True)]
     if rounding is not None:
         models[0] = rounded_memory(models[0], *rounding)
     context = getattr(configs[0].get_text_config(), "max_position_embeddings", None) or DEFAULT_TOKENS

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from outrider.cli.app import run
 from outrider.cli.writable import check_file, check_folder
 from outrider.errors import ConfigError
 
@@ -90,3 +91,15 @@ def test_a_file_where_a_folder_is_to_be(cli: Callable[..., Any], tmp_path: Path,
     assert (done.code, done.out) == (2, "")
     assert done.err == f"error: {file} is a file; a folder is needed there. Give another --out\n"
     assert file.read_text() == "mine"
+
+
+def test_export_looks_at_the_drafter_before_it_loads_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder that is not there is refused at once, and without a line that says it is being written."""
+    from outrider.train.export import Target
+
+    monkeypatch.setattr(Target, "load", lambda *names: pytest.fail("the target was loaded"))
+    assert run(["export", str(tmp_path / "none"), "--target", "demo", "--to", "raw", "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "there is no folder" in error and "writing" not in error

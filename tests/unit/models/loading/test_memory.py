@@ -102,6 +102,12 @@ def estimate(tmp_path: Path, available: int, **options: object) -> MemoryReport:
     )  # fmt: skip
 
 
+def test_a_report_calls_models_what_the_user_calls_them(tmp_path: Path) -> None:
+    """Catches the folder of the installed package in a message about `demo`."""
+    with pytest.raises(CapabilityError, match="not enough memory on cpu: 'demo' needs"):
+        estimate(tmp_path, 1 << 10, called=["demo", "demo draft"])
+
+
 def test_report_adds_up(tmp_path: Path) -> None:
     report = estimate(tmp_path, 1 << 30, num_rows=2, num_tokens=100, packed=True)
     kv = 3 * 2 * 8 * 2 * 4 * 2 * 100
