@@ -7,10 +7,12 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from outrider.cli.mistakes import usage_message
 from outrider.cli.verbs import add_verb, join_settings
@@ -26,10 +28,33 @@ LOADING = "loading"  # the name of threads that load models for servers and serv
 INTERRUPTED = 130  # what shells report for a command ended by Ctrl-C
 
 
+class Verbs(TyperGroup):
+    """The verbs of the command line. Ctrl-C leaves them as `typer.Abort`: typer would make an exit code without a word."""
+
+    def make_context(self, *values: Any, **options: Any) -> Any:
+        """Reads the arguments."""
+        with _interrupts_abort():
+            return super().make_context(*values, **options)
+
+    def invoke(self, context: Any) -> Any:
+        """Runs the verb."""
+        with _interrupts_abort():
+            return super().invoke(context)
+
+
+@contextmanager
+def _interrupts_abort() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Abort from None
+
+
 def build_app(only: str | None = None) -> typer.Typer:
     """The whole command line as one typer application; `only`: this verb of it alone, which is read in a third of the time."""
     app = typer.Typer(
         name="outrider",
+        cls=Verbs,
         help="Lossless speculative decoding: the same text, faster.",
         add_completion=False,
         pretty_exceptions_enable=False,

@@ -62,10 +62,7 @@ def with_groups(verb: Callable[..., int | None]) -> Callable[..., int | None]:
     def command(*, help_all: bool, **values: Any) -> int | None:
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
-        try:
-            return verb(**values)
-        except KeyboardInterrupt:  # which typer would make an exit code without a word
-            raise typer.Abort from None
+        return verb(**values)
 
     command.__name__, command.__doc__ = verb.__name__, verb.__doc__
     command.__annotations__ = {p.name: p.annotation for p in parameters}

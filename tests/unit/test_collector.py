@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 
@@ -27,9 +28,9 @@ def test_the_collector_is_paused_and_then_as_it_was(was_on: bool) -> None:
     """Also where loading fails, and where a program collects by itself."""
     (gc.enable if was_on else gc.disable)()
     try:
-        with pytest.raises(ValueError), collector.paused():
+        with contextlib.suppress(ZeroDivisionError), collector.paused():
             assert not gc.isenabled()
-            raise ValueError
+            raise ZeroDivisionError
         assert gc.isenabled() == was_on
     finally:
         gc.enable()
@@ -43,7 +44,9 @@ def test_garbage_of_loading_is_gone_and_older_objects_are_not_looked_through() -
             with collector.collected():
                 made = _cycle()
                 frozen = gc.get_freeze_count()
-            assert frozen > 0 and gc.get_freeze_count() == 0 and made() is None
+            assert frozen > 0
+            assert gc.get_freeze_count() == 0
+            assert made() is None
     finally:
         gc.freeze()
 
@@ -53,4 +56,5 @@ def test_objects_that_a_program_froze_stay_frozen() -> None:
     gc.freeze()
     with collector.collected():
         made = _cycle()
-    assert made() is None and gc.get_freeze_count() > 0
+    assert made() is None
+    assert gc.get_freeze_count() > 0

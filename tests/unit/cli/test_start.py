@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from typer.core import TyperGroup
 
 from outrider.cli import session
 from outrider.cli.options import ModelOptions, SamplingOptions
@@ -155,3 +156,14 @@ def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "chatter\ncompiling [1/2]\n"
+
+
+def test_ctrl_c_while_arguments_are_read_says_so(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches an exit code without a word, which typer makes of it."""
+
+    def interrupted(*values: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TyperGroup, "parse_args", interrupted)
+    result = cli("ls")
+    assert (result.code, result.err) == (130, "error: interrupted\n")

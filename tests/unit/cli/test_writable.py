@@ -102,4 +102,5 @@ def test_export_looks_at_the_drafter_before_it_loads_the_target(
     monkeypatch.setattr(Target, "load", lambda *names: pytest.fail("the target was loaded"))
     assert run(["export", str(tmp_path / "none"), "--target", "demo", "--to", "raw", "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
-    assert "there is no folder" in error and "writing" not in error
+    assert "there is no folder" in error
+    assert "writing" not in error
