@@ -19,7 +19,7 @@ class Example:
     """Every type a setting may have."""
 
     count: int = setting(4, "how many", at_least=0)
-    share: float = setting(0.5, "how much", above=0, below=1)
+    share: float = setting(0.5, "how much", above=0, below=2)
     name: str = setting("x", "what")
     on: bool = setting(False, "whether")
     mode: Literal["one", "two"] = setting("one", "which")
@@ -95,9 +95,9 @@ def test_an_unknown_name_comes_with_the_nearest() -> None:
 def test_values_beyond_their_bounds_are_refused() -> None:
     with pytest.raises(ConfigError, match="drafter 'example': count must be at least 0, got -1"):
         parse(count="-1")
-    with pytest.raises(ConfigError, match="drafter 'example': share must be above 0 and below 1, got 1"):
-        Example(share=1.0)
-    assert parse(count="0", share=0.999).count == 0
+    with pytest.raises(ConfigError, match="drafter 'example': share must be above 0 and below 2, got 2"):
+        Example(share=2.0)
+    assert parse(count="0", share=1.999).count == 0
 
 
 def test_descriptions_name_default_and_meaning() -> None:
