@@ -35,7 +35,9 @@ PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
 ON_OUR_CACHE = [  # latent attention, experts, grouped heads
     ("deepseek_v3", "deepseek"), ("glm4_moe", "deepseek"), ("qwen2", "mimo"), ("ernie4_5_moe", "ernie"), ("qwen3", "qwen"),
 ]  # fmt: skip
-BESIDE_STATES = [("qwen3_5_text", "qwen"), ("qwen3_next", "qwen"), ("nemotron_h", "nemotron")]
+BESIDE_STATES = [  # Ling, Nemotron 3
+    ("qwen3_5_text", "qwen"), ("qwen3_next", "qwen"), ("bailing_hybrid", "deepseek"), ("nemotron_h", "nemotron")
+]  # fmt: skip
 STACKED = {"layers_block_type": ["mamba", "attention", "moe"]}  # the last two make a layer of the head
 
 
