@@ -10,7 +10,6 @@ transformers' own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -135,12 +134,25 @@ every_subject = pytest.mark.parametrize("subject", cases(((), (), pytest.mark.sl
 
 
 @pytest.fixture(scope="module")
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
-    name, dtype = request.param
+def subjects() -> dict[tuple[str, str], Subject]:
+    """All that tests here have asked for: pytest takes turns among the parameters of a fixture, and building takes seconds."""
+    return {}
+
+
+@pytest.fixture
+def subject(
+    request: pytest.FixtureRequest, subjects: dict[tuple[str, str], Subject], tmp_path_factory: pytest.TempPathFactory
+) -> Subject:
+    torch.set_num_threads(1)
+    if request.param not in subjects:
+        subjects[request.param] = make_subject(*request.param, request, tmp_path_factory.mktemp("stranger"))
+    return subjects[request.param]
+
+
+def make_subject(name: str, dtype: str, request: pytest.FixtureRequest, scratch: Path) -> Subject:
     target, draft = folders(name, request)
-    drafts = {"stranger": make_stranger(target, tmp_path_factory.mktemp("stranger"))}
+    drafts = {"stranger": make_stranger(target, scratch)}
     drafts |= {} if draft is None else {"trained": draft}
-    threads = torch.get_num_threads()
     built = {
         key: build(Options(
             target=str(target), drafter="draft-model", draft=str(path), dtype=dtype, runtime="eager", threads=1))
@@ -150,8 +162,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     texts = {"stories": STORIES, "pair": QUESTIONS, "demo": WORD_PROBLEMS}[name]
     made = Subject(built, [tokenizer(text)["input_ids"] for text in texts])
     made.plain = made.texts("none", "stranger", 1, together=False)
-    yield made
-    torch.set_num_threads(threads)
+    return made
 
 
 def same_texts(subject: Subject, drafter: str, draft: str, gamma: int, *, together: bool) -> None:
