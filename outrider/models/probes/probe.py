@@ -13,6 +13,8 @@ What fails here runs on transformers' own cache (`stateful/`). What passes keep 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -118,16 +120,25 @@ def _logits_both_ways(lm: LM, module: Any, name: str, tokens: Tensor) -> list[tu
             module(input_ids=tokens[:, [*range(6), *branch]], use_cache=False).logits[:, 6:] for branch in branches
         ]
         module.set_attn_implementation(NAME)
-        lm.kv.add_row()
-        ours = lm.forward(tokens[:, :6])
-        lm.kv.advance(0, 6)
-        chain = lm.forward(tokens[:, 6:])
-        tree = lm.forward(tokens[:, 6:], parents)
-        lm.kv.swap_remove(0)
+        with _row_of_its_own(lm):
+            ours = lm.forward(tokens[:, :6])
+            lm.kv.advance(0, 6)
+            chain = lm.forward(tokens[:, 6:])
+            tree = lm.forward(tokens[:, 6:], parents)
     compared = [("prefill", ours, plain[:, :6]), ("chain pass", chain, plain[:, 6:])]
     for branch, path in zip(branches, paths, strict=True):
         compared.append(("tree pass", tree[:, [column - 6 for column in branch]], path))
     return compared
+
+
+@contextmanager
+def _row_of_its_own(lm: LM) -> Iterator[None]:
+    """The only row of an empty cache, removed whatever happens: a row left behind would be read in the first answer's place."""
+    lm.kv.add_row()
+    try:
+        yield
+    finally:
+        lm.kv.swap_remove(0)
 
 
 @torch.inference_mode()
@@ -135,11 +146,10 @@ def probe_logits(lm: LM) -> Tensor:
     """Logits (1, 12, V) of a short prefix and a short pass behind it: what a change of the arithmetic must reproduce. Both, so
     that a pass that gives what the one before it gave (a CUDA graph that recorded nothing) is found out."""
     tokens = probe_tokens(lm.shape.vocab_size, 12, lm.device)
-    lm.kv.add_row()
-    prefix = lm.forward(tokens[:, :6])
-    lm.kv.advance(0, 6)
-    behind = lm.forward(tokens[:, 6:])
-    lm.kv.swap_remove(0)
+    with _row_of_its_own(lm):
+        prefix = lm.forward(tokens[:, :6])
+        lm.kv.advance(0, 6)
+        behind = lm.forward(tokens[:, 6:])
     return torch.cat([prefix, behind], dim=1)
 
 
@@ -148,16 +158,15 @@ def find_signals(lm: LM) -> tuple[int, ...]:
     """Keys of `signals.py` for all hidden states that one pass can give; none where its layers cannot be identified."""
     layers = range(len(lm.shape.layers) + 1)
     for keys in ((AFTER_NORM, *layers), tuple(layers)):
-        lm.kv.add_row()
         lm.capture = keys
         try:
-            lm.forward(probe_tokens(lm.shape.vocab_size, 2, lm.device))
+            with _row_of_its_own(lm):
+                lm.forward(probe_tokens(lm.shape.vocab_size, 2, lm.device))
             return keys
         except CapabilityError:
             continue
         finally:
             lm.capture = ()
-            lm.kv.swap_remove(0)
     return ()
 
 
