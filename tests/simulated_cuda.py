@@ -63,6 +63,9 @@ class DeviceTensor(Tensor):
     def data_ptr(self) -> int:
         return self.inner.data_ptr()
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.inner.untyped_storage()
+
     def tolist(self) -> Any:
         return _on_host(self).tolist()
 

@@ -72,14 +72,19 @@ def test_templates_that_need_transformers(what: str, monkeypatch: pytest.MonkeyP
 
 
 def test_a_sandbox_refuses_what_transformers_refuses() -> None:
-    """Names that begin with an underscore in a namespace, and whatever a template itself refuses."""
+    """Names that begin with an underscore (transformers 5.17 takes them), and whatever a template itself refuses."""
     for template in ("{% set ns = namespace(_a=1) %}x", "{% set ns = namespace(a=1) %}{% set ns._b = 2 %}x", STRICT):
-        kept, real = pair(template)
-        with pytest.raises(Exception, match=r".+") as theirs:
-            real.apply_chat_template(TURNS, tokenize=False)
-        with pytest.raises(type(theirs.value)) as ours:
-            kept.apply_chat_template(TURNS, tokenize=False)
-        assert str(ours.value) == str(theirs.value)
+        kept, real = map(rendered, pair(template))
+        assert kept == real
+    assert isinstance(real, tuple)
+
+
+def rendered(tokenizer: Any) -> str | tuple[type, str]:
+    """The chat as a text, or the class and message of what refuses it."""
+    try:
+        return tokenizer.apply_chat_template(TURNS, tokenize=False)
+    except Exception as error:  # noqa: BLE001  templates raise what they like
+        return type(error), str(error)
 
 
 def test_more_than_roles_and_texts_is_transformers_to_render() -> None:
