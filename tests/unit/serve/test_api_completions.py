@@ -121,16 +121,16 @@ def test_length_is_a_reason_to_finish() -> None:
 
 
 def test_logprobs_are_parallel_lists() -> None:
-    law = ask(FakeEngine(reply="é!"), logprobs=1)["choices"][0]["logprobs"]
-    assert law["tokens"] == ["bytes:\\xc3", "bytes:\\xa9", "!", "<|end|>"]
-    assert law["text_offset"] == [0, 0, 1, 2]
-    assert all(len(one) == 2 and name in one for one, name in zip(law["top_logprobs"], law["tokens"], strict=True))
+    logprobs = ask(FakeEngine(reply="é!"), logprobs=1)["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["bytes:\\xc3", "bytes:\\xa9", "!", "<|end|>"]
+    assert logprobs["text_offset"] == [0, 0, 1, 2]
+    assert all(len(one) == 2 and name in one for one, name in zip(logprobs["top_logprobs"], logprobs["tokens"], strict=True))
 
 
 def test_logprobs_zero_reports_the_tokens_alone() -> None:
-    law = ask(FakeEngine(), logprobs=0)["choices"][0]["logprobs"]
-    assert law["top_logprobs"] is None
-    assert len(law["token_logprobs"]) == 13
+    logprobs = ask(FakeEngine(), logprobs=0)["choices"][0]["logprobs"]
+    assert logprobs["top_logprobs"] is None
+    assert len(logprobs["token_logprobs"]) == 13
 
 
 def test_echo_puts_the_prompt_in_front_with_its_logprobs() -> None:
@@ -138,12 +138,12 @@ def test_echo_puts_the_prompt_in_front_with_its_logprobs() -> None:
     engine = FakeEngine()
     choice = ask(engine, prompt="Say", echo=True, logprobs=1, max_tokens=1)["choices"][0]
     assert choice["text"] == "SayH"
-    law = choice["logprobs"]
-    assert law["tokens"] == ["S", "a", "y", "H"]
-    assert law["token_logprobs"][0] is None
-    assert law["top_logprobs"][0] is None
-    assert all(isinstance(value, float) for value in law["token_logprobs"][1:])
-    assert law["text_offset"] == [0, 1, 2, 3]
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == ["S", "a", "y", "H"]
+    assert logprobs["token_logprobs"][0] is None
+    assert logprobs["top_logprobs"][0] is None
+    assert all(isinstance(value, float) for value in logprobs["token_logprobs"][1:])
+    assert logprobs["text_offset"] == [0, 1, 2, 3]
     assert engine.seen[0].prompt_logprobs == 1
 
 

@@ -68,18 +68,18 @@ def test_bytes_and_texts_are_what_the_tokens_add(name: str) -> None:
 def test_offsets_index_the_returned_text(name: str, echo: bool) -> None:
     body = {"prompt": PROMPT, "logprobs": 1, "echo": echo}
     choice = asked(engine_of(name, *REPLIES[name]), **body)
-    text, law = choice["text"], choice["logprobs"]
+    text, logprobs = choice["text"], choice["logprobs"]
     assert text.startswith(PROMPT) == echo
-    ends = [*law["text_offset"][1:], len(text)]
-    for token, begin, end in zip(law["tokens"], law["text_offset"], ends, strict=True):
+    ends = [*logprobs["text_offset"][1:], len(text)]
+    for token, begin, end in zip(logprobs["tokens"], logprobs["text_offset"], ends, strict=True):
         if token not in ("<s>", "</s>") and not token.startswith("bytes:"):
             assert text[begin:end] == token
-    assert max(law["text_offset"]) <= len(text)
-    assert all(name in one for one, name in zip(law["top_logprobs"], law["tokens"], strict=True) if one is not None)
+    assert max(logprobs["text_offset"]) <= len(text)
+    assert all(name in one for one, name in zip(logprobs["top_logprobs"], logprobs["tokens"], strict=True) if one is not None)
     with serving(engine_of(name, *REPLIES[name])) as client:
         chunks = events(client.post(COMPLETIONS, json={**body, "stream": True}))
     for field in ("tokens", "text_offset", "token_logprobs", "top_logprobs"):
-        assert [one for chunk in chunks for one in chunk["choices"][0]["logprobs"][field]] == law[field]
+        assert [one for chunk in chunks for one in chunk["choices"][0]["logprobs"][field]] == logprobs[field]
 
 
 def test_the_first_token_of_a_text_has_no_space() -> None:
@@ -96,9 +96,9 @@ def test_a_character_of_several_tokens(name: str) -> None:
     """Every byte stands where its character does; the bytes joined are the character."""
     body = {"prompt": PROMPT, "logprobs": 0}
     spelled = [f"<0x{byte:02X}>" for byte in "😀".encode()]
-    law = asked(engine_of(name, "▁a", *spelled, "."), **body)["logprobs"]
-    assert law["tokens"] == [" a", "bytes:\\xf0", "bytes:\\x9f", "bytes:\\x98", "bytes:\\x80", ".", "</s>"]
-    assert law["text_offset"] == [0, 2, 2, 2, 2, 3, 4]
+    logprobs = asked(engine_of(name, "▁a", *spelled, "."), **body)["logprobs"]
+    assert logprobs["tokens"] == [" a", "bytes:\\xf0", "bytes:\\x9f", "bytes:\\x98", "bytes:\\x80", ".", "</s>"]
+    assert logprobs["text_offset"] == [0, 2, 2, 2, 2, 3, 4]
 
 
 @spelling
@@ -130,10 +130,10 @@ def test_of_equal_names_the_emitted_token_then_the_likeliest_is_reported() -> No
     """Catches a token hidden behind a less likely one of the same name: at the start of a text '▁a' is 'a', too."""
     tokenizer = llama_2()
     spaced, bare, stop = tokenizer.convert_tokens_to_ids(["▁a", "a", "."])
-    law = {spaced: -0.1, bare: -2.0, stop: -3.0}
+    logprobs = {spaced: -0.1, bare: -2.0, stop: -3.0}
     name = Namer(token_bytes(tokenizer), as_ids=False)
     for emitted, value in ((spaced, -0.1), (bare, -2.0), (stop, -0.1)):
-        found = LogprobLists(name, 2, Detokenizer(tokenizer, [])).answer([emitted], [law])
+        found = LogprobLists(name, 2, Detokenizer(tokenizer, [])).answer([emitted], [logprobs])
         assert found["top_logprobs"] == [{"a": value, ".": -3.0}]
 
 
@@ -148,9 +148,9 @@ def test_special_tokens_have_bytes_where_the_text_shows_them() -> None:
 def test_normalised_prompts_keep_their_places() -> None:
     """Catches offsets that run away behind a space that the tokenizer drops."""
     choice = asked(engine_of("bert", "cat"), prompt="the  cat,  The cat", echo=True, logprobs=0)
-    text, law = choice["text"], choice["logprobs"]
+    text, logprobs = choice["text"], choice["logprobs"]
     assert text == "the  cat,  The cat cat"
-    assert [text[place:].split()[0] for place in law["text_offset"][:-1]] == ["the", "cat,", ",", "The", "cat", "cat"]
+    assert [text[place:].split()[0] for place in logprobs["text_offset"][:-1]] == ["the", "cat,", ",", "The", "cat", "cat"]
 
 
 def test_tokenize_names_tokens_as_text() -> None:

@@ -61,7 +61,8 @@ def fit(recipe: AcceptanceRecipe, batch: FeatureBatch) -> None:
 
 
 def test_labels_are_the_acceptance(models: Path) -> None:
-    """Catches laws of neighbouring positions compared with one another, and labels in another order than the estimates."""
+    """Catches distributions of neighbouring positions compared with one another, and labels in another order than the
+    estimates."""
     module = target_module()
     recipe = build_recipe(AcceptanceRecipe, module, draft=str(models / "draft"), first_share=0.0)
     batch = features(module, (), own_texts(module, 3, 12))
@@ -83,7 +84,7 @@ def test_labels_are_the_acceptance(models: Path) -> None:
         None, None, seen.drawn.tolist(), q.argmax(-1).tolist(),
     ]  # fmt: skip
     assert seen.draft_positions.previous.tolist() == batch.tokens[batch.mask].tolist()
-    before = own.softmax(-1)[:, :-1].gather(2, batch.tokens[:, 1:, None])[..., 0]  # of token t, in the law at t - 1
+    before = own.softmax(-1)[:, :-1].gather(2, batch.tokens[:, 1:, None])[..., 0]  # of token t, in the distribution at t - 1
     torch.testing.assert_close(seen.draft_positions.before, before[batch.mask[:, 1:]], rtol=1e-3, atol=1e-5)
 
 
@@ -127,7 +128,7 @@ def test_trained_it_estimates_and_saves_drafting(models: Path, tmp_path: Path) -
 
 
 def test_it_learns_which_tokens_are_hard(models: Path, tmp_path: Path) -> None:
-    """Catches a table that is not trained, or not saved: on the texts it read, it tells more than the laws alone."""
+    """Catches a table that is not trained, or not saved: on the texts it read, it tells more than the distributions alone."""
     module, errors = target_module(), []
     batch = features(module, (), own_texts(module, 32, 16))
     for token_size in (0, 4):

@@ -18,7 +18,7 @@ NUM, WIDTH, VOCAB = 11, 6, 40
 
 
 class Material:
-    """Random states, an output layer, laws to be learned and weights, one of them 0."""
+    """Random states, an output layer, distributions to be learned and weights, one of them 0."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -125,7 +125,7 @@ def test_a_recipe_in_chunks_has_the_loss_of_the_formula(
 
 @pytest.mark.parametrize("settings", [{}, {"markov_gated": True}, {"markov_rank": 0, "confidence": False}], ids=str)
 def test_a_block_recipe_in_chunks_is_the_one_at_once(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a law of another position, a token before another guess, and a Markov head without its gradient."""
+    """Catches a distribution of another position, a token before another guess, and a Markov head without its gradient."""
     module = target_module()
     recipe = build_recipe(block.BlockRecipe, module, **{"num_layers": 1, "block_size": 4, "markov_rank": 8, **settings})
     with torch.no_grad():

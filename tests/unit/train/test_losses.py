@@ -51,7 +51,7 @@ def test_zero_exactly_where_the_laws_are_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_finite_where_the_target_is_certain(name: str) -> None:
-    """0 * log 0: greedy-like laws must give numbers and gradients."""
+    """0 * log 0: greedy-like distributions must give numbers and gradients."""
     logits = torch.zeros(3, requires_grad=True)
     value = LOSSES[name](torch.tensor([1.0, 0.0, 0.0]), logits)
     value.backward()

@@ -14,7 +14,7 @@ from outrider.trees.shape import TreeShape
 Path = tuple[int, ...]
 
 
-class KnownLaw:
+class KnownProbs:
     """Random laws over a few tokens, one for every text."""
 
     def __init__(self, seed: int, num_tokens: int) -> None:
@@ -25,8 +25,8 @@ class KnownLaw:
         return rng.dirichlet(np.full(self.num_tokens, 0.7)).tolist()
 
     def likeliest(self, path: Path, count: int) -> list[Child]:
-        law = self.after(path)
-        return [Child(token, law[token]) for token in sorted(range(len(law)), key=lambda t: -law[t])[:count]]
+        probs = self.after(path)
+        return [Child(token, probs[token]) for token in sorted(range(len(probs)), key=lambda t: -probs[t])[:count]]
 
     def value(self, path: Path) -> float:
         return prod(self.after(path[:depth])[path[depth]] for depth in range(len(path)))
@@ -36,27 +36,27 @@ def path_of(growth: Growth, node: int) -> Path:
     return () if node < 0 else (*path_of(growth, growth.parents[node]), growth.tokens[node])
 
 
-def grow(growth: Growth, law: KnownLaw) -> int:
+def grow(growth: Growth, probs: KnownProbs) -> int:
     """Give it what it wants; returns the number of levels."""
     levels = 0
     while wanted := growth.wanted():
-        growth.add([law.likeliest(path_of(growth, output - 1), count) for output, count in wanted])
+        growth.add([probs.likeliest(path_of(growth, output - 1), count) for output, count in wanted])
         levels += 1
     return levels
 
 
-def explored(law: KnownLaw, top_k: int, max_depth: int) -> list[list[Path]]:
+def explored(probs: KnownProbs, top_k: int, max_depth: int) -> list[list[Path]]:
     """EAGLE-2 on paper: per level, the `top_k` children of each of the `top_k` best nodes of the level above."""
     levels, frontier = [], [()]
     for _ in range(max_depth):
-        level = [(*path, child.token) for path in frontier for child in law.likeliest(path, top_k)]
-        frontier = sorted(level, key=lambda path: -law.value(path))[:top_k]
+        level = [(*path, child.token) for path in frontier for child in probs.likeliest(path, top_k)]
+        frontier = sorted(level, key=lambda path: -probs.value(path))[:top_k]
         levels.append(level)
     return levels
 
 
-def best(law: KnownLaw, levels: list[list[Path]], num_nodes: int) -> list[Path]:
-    return sorted((path for level in levels for path in level), key=lambda path: -law.value(path))[:num_nodes]
+def best(probs: KnownProbs, levels: list[list[Path]], num_nodes: int) -> list[Path]:
+    return sorted((path for level in levels for path in level), key=lambda path: -probs.value(path))[:num_nodes]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -65,12 +65,12 @@ def test_best_first_takes_the_largest_products_of_what_it_saw(
     seed: int, num_nodes: int, top_k: int, max_depth: int
 ) -> None:
     """Catches a frontier of the wrong nodes, products along the wrong path, and a node chosen without its ancestors."""
-    law = KnownLaw(seed, 5)
+    probs = KnownProbs(seed, 5)
     growth = BestFirstGrowth(num_nodes, top_k, max_depth, min_gain=0.0)
-    grow(growth, law)
+    grow(growth, probs)
     chosen = growth.finish()
-    levels = explored(law, min(top_k, num_nodes), min(max_depth, num_nodes))
-    assert {path_of(growth, node) for node in chosen} == set(best(law, levels, num_nodes))
+    levels = explored(probs, min(top_k, num_nodes), min(max_depth, num_nodes))
+    assert {path_of(growth, node) for node in chosen} == set(best(probs, levels, num_nodes))
     assert chosen == sorted(chosen)
     assert all(growth.parents[node] in {-1, *chosen} for node in chosen)
 
@@ -78,32 +78,32 @@ def test_best_first_takes_the_largest_products_of_what_it_saw(
 @pytest.mark.parametrize("seed", range(5))
 def test_wide_enough_it_takes_the_largest_products_of_all(seed: int) -> None:
     """With nothing cut off, EAGLE-2's tree maximises the expected number of accepted tokens."""
-    law = KnownLaw(seed, 2)
+    probs = KnownProbs(seed, 2)
     growth = BestFirstGrowth(8, 8, 3, min_gain=0.0)
-    grow(growth, law)
+    grow(growth, probs)
     everything = [[(a,), (a, b), (a, b, c)] for a in (0, 1) for b in (0, 1) for c in (0, 1)]
     every_path = [[path] for path in {path for branch in everything for path in branch}]
-    assert {path_of(growth, node) for node in growth.finish()} == set(best(law, every_path, 8))
+    assert {path_of(growth, node) for node in growth.finish()} == set(best(probs, every_path, 8))
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("min_gain", [0.1, 0.3])
 def test_it_stops_when_a_level_adds_too_little(seed: int, min_gain: float) -> None:
     """OPT-Tree: the gain is that of the best n nodes, not the level's own sum, and the last level still counts."""
-    law, num_nodes, top_k, max_depth = KnownLaw(seed, 4), 6, 3, 6
-    levels = explored(law, top_k, max_depth)
-    sums = [sum(law.value(path) for path in best(law, levels[:depth], num_nodes)) for depth in range(max_depth + 1)]
+    probs, num_nodes, top_k, max_depth = KnownProbs(seed, 4), 6, 3, 6
+    levels = explored(probs, top_k, max_depth)
+    sums = [sum(probs.value(path) for path in best(probs, levels[:depth], num_nodes)) for depth in range(max_depth + 1)]
     gains = [after - before for before, after in pairwise(sums)]
     expected = next((depth + 1 for depth, gain in enumerate(gains) if gain < min_gain), max_depth)
     growth = BestFirstGrowth(num_nodes, top_k, max_depth, min_gain)
-    assert grow(growth, law) == expected
-    assert {path_of(growth, node) for node in growth.finish()} == set(best(law, levels[:expected], num_nodes))
+    assert grow(growth, probs) == expected
+    assert {path_of(growth, node) for node in growth.finish()} == set(best(probs, levels[:expected], num_nodes))
 
 
 def test_it_is_never_deeper_than_its_nodes() -> None:
     """Two nodes need two levels of drafting, not eight."""
     growth = BestFirstGrowth(2, 4, 8, min_gain=0.0)
-    assert grow(growth, KnownLaw(0, 5)) == 2
+    assert grow(growth, KnownProbs(0, 5)) == 2
 
 
 def test_impossible_nodes_are_not_drafted() -> None:

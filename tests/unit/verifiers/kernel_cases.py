@@ -1,4 +1,4 @@
-"""Drafts and the target's laws of many rows, in which every branch of a rule is taken."""
+"""Drafts and the target's distributions of many rows, in which every branch of a rule is taken."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def cases(vocab_size: int, kind: str, num_rows: int, num_nodes: int) -> tuple[Dr
     scores = torch.randn(num_rows, num_nodes + 1, vocab_size)
     favourites = torch.randint(vocab_size, (num_rows, num_nodes + 1, 1))
     scores.scatter_add_(-1, favourites, torch.full(favourites.shape, math.log(vocab_size) + 1))  # some have most of the mass
-    laws, proposals = scores.softmax(-1), (scores + 0.7 * torch.randn_like(scores)).softmax(-1)
-    if kind == "equal laws":
-        proposals = laws.clone()
+    probs, proposals = scores.softmax(-1), (scores + 0.7 * torch.randn_like(scores)).softmax(-1)
+    if kind == "equal distributions":
+        proposals = probs.clone()
     if kind == "point masses":
-        laws = torch.zeros_like(laws).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
+        probs = torch.zeros_like(probs).scatter_(-1, scores.argmax(-1, keepdim=True), 1.0)
     tokens = torch.multinomial(proposals[:, :-1].reshape(-1, vocab_size), 1).view(num_rows, num_nodes)
     lengths = torch.arange(num_rows) % (num_nodes + 1)
     if kind == "placed":
-        return Draft(scores[:, :-1].argmax(-1), lengths), laws
+        return Draft(scores[:, :-1].argmax(-1), lengths), probs
     sampled = torch.rand(num_rows, num_nodes) < 0.6 if kind == "some placed" else None
-    return Draft(tokens, lengths, probs=proposals, sampled=sampled), laws
+    return Draft(tokens, lengths, probs=proposals, sampled=sampled), probs
 
 
 def trees(vocab_size: int, kind: str, num_rows: int, num_nodes: int) -> tuple[Draft, Tensor]:
     """Another tree in every row, of every length, siblings drawn one after another."""
-    chain, laws = cases(vocab_size, "drawn" if kind == "replaced" else kind, num_rows, num_nodes)
+    chain, probs = cases(vocab_size, "drawn" if kind == "replaced" else kind, num_rows, num_nodes)
     parents = torch.stack([(torch.rand(num_rows) * (node + 1)).long() - 1 for node in range(num_nodes)], dim=1)
-    tokens, scores = chain.tokens.clone(), laws if chain.probs is None else chain.probs
+    tokens, scores = chain.tokens.clone(), probs if chain.probs is None else chain.probs
     for row in range(num_rows):
         for node in range(num_nodes):
             own = scores[row, parents[row, node] + 1].clone()
@@ -46,4 +46,4 @@ def trees(vocab_size: int, kind: str, num_rows: int, num_nodes: int) -> tuple[Dr
                 own[tokens[row, :node][parents[row, :node] == parents[row, node]]] = 1e-9
             tokens[row, node] = own.argmax() if kind == "placed" else torch.multinomial(own, 1)[0]
     tree = Draft(tokens, chain.lengths, parents, chain.probs, chain.sampled, replacement=kind == "replaced")
-    return tree, laws
+    return tree, probs

@@ -1,6 +1,6 @@
 """Rows of one batch under different verifiers: every row is decided as if it were alone, to the bit.
 
-Alone, every verifier has the exact law (tests/contract/test_exact_law.py), so in company it has, too.
+Alone, every verifier has the exact distribution (tests/contract/test_exact_law.py), so in company it has, too.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ def rule(name: str) -> Verifier:
     return VERIFIERS.load(name)()
 
 
-def laws(*shape: int, seed: int) -> Tensor:
+def probs(*shape: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (1.5 * torch.randn(*shape, V, generator=generator)).softmax(-1)
 
 
-def drawn(draft_laws: Tensor, parents: list[int], seed: int) -> Tensor:
-    """(N,) tokens, each drawn from its parent's law, siblings without replacement."""
+def drawn(draft_probs: Tensor, parents: list[int], seed: int) -> Tensor:
+    """(N,) tokens, each drawn from its parent's distribution, siblings without replacement."""
     generator, tokens = torch.Generator().manual_seed(seed), []
     for node, parent in enumerate(parents):
-        law = draft_laws[parent + 1].clone()
-        law[[tokens[other] for other in range(node) if parents[other] == parent]] = 0
-        tokens.append(int(torch.multinomial(law, 1, generator=generator)))
+        probs = draft_probs[parent + 1].clone()
+        probs[[tokens[other] for other in range(node) if parents[other] == parent]] = 0
+        tokens.append(int(torch.multinomial(probs, 1, generator=generator)))
     return torch.tensor(tokens)
 
 
@@ -65,7 +65,7 @@ def test_a_row_is_decided_as_if_alone(seed: int, trees: bool) -> None:
     lengths = [(seed + 3 * row) % (N + 1) for row in range(num)]
     shapes = [[-1, 0, 1, 2], [-1, -1, 0, 0], [-1, 0, 0, 1]]
     parents = [shapes[(seed + row) % 3] if trees else shapes[0] for row in range(num)]
-    target, own = laws(num, N + 1, seed=seed), laws(num, N + 1, seed=1000 + seed)
+    target, own = probs(num, N + 1, seed=seed), probs(num, N + 1, seed=1000 + seed)
     tokens = torch.stack([drawn(own[row], parents[row], seed * 50 + row) for row in range(num)])
     was_drawn = [row % 3 != 1 and names[row % len(names)] != "gumbel" for row in range(num)]
     together = Draft(tokens, torch.tensor(lengths), torch.tensor(parents) if trees else None, own)
@@ -96,8 +96,8 @@ def test_one_rule_for_all_is_one_call() -> None:
             return super().verify(*arguments)
 
     one = Counting()
-    draft = Draft(torch.zeros(3, 2, dtype=torch.int64), torch.tensor([2, 0, 1]), probs=laws(3, 3, seed=1))
-    verdict_by_rule([one] * 3, draft, laws(3, 3, seed=2), KeyedStreams([1, 2, 3]), [4, 5, 6])
+    draft = Draft(torch.zeros(3, 2, dtype=torch.int64), torch.tensor([2, 0, 1]), probs=probs(3, 3, seed=1))
+    verdict_by_rule([one] * 3, draft, probs(3, 3, seed=2), KeyedStreams([1, 2, 3]), [4, 5, 6])
     assert one.calls == 1
 
 
@@ -155,7 +155,8 @@ def texts(built: Built, drafter: str, settings: dict[str, Any], rows: list[Row])
 def test_a_text_does_not_show_its_neighbours_rules(
     built: Built, drafter: str, settings: dict[str, Any], names: tuple[str, ...]
 ) -> None:
-    """Catches a drafter that draws for a row as its neighbour's rule wants it, and laws that are not those drawn from."""
+    """Catches a drafter that draws for a row as its neighbour's rule wants it, and distributions that are not those drawn
+    from."""
     together = texts(built, drafter, settings, mixed_rows(names))
     for number, text in enumerate(together):
         assert texts(built, drafter, settings, [mixed_rows(names)[number]]) == [text], f"row {number}"

@@ -1,4 +1,4 @@
-"""The native laws and verdicts against `sampling/` and the verifiers, which are their reference."""
+"""The native distributions and verdicts against `sampling/` and the verifiers, which are their reference."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _no_draft(num_rows: int, num_nodes: int) -> Draft:
     return Draft(torch.zeros(num_rows, num_nodes, dtype=torch.int64), torch.full((num_rows,), num_nodes))
 
 
-def _law(logits: Tensor, params: list[SamplingParams], kernels: Kernels | None = None, draft: Draft | None = None) -> Tensor:
+def _probs(logits: Tensor, params: list[SamplingParams], kernels: Kernels | None = None, draft: Draft | None = None) -> Tensor:
     sampling = BatchSampling.of(params, logits.shape[2])
     draft = draft or _no_draft(logits.shape[0], logits.shape[1] - 1)
     return distribution(logits, sampling, None, draft, kernel=kernels and kernels.probs)
@@ -56,7 +56,7 @@ def test_laws_are_those_of_the_reference(kernels: Kernels, options: dict, vocab_
     for scale in (0.01, 1.0, 8.0):  # flat: all in a bucket or two; steep: most in the last one
         logits = torch.randn(2, 3, vocab_size) * scale
         params = [SamplingParams(**{"temperature": 1.0, **options})] * 2
-        expected, found = _law(logits, params), _law(logits, params, kernels)
+        expected, found = _probs(logits, params), _probs(logits, params, kernels)
         assert found.sum(-1).allclose(torch.ones(2, 3))
         # an edge may lie within rounding of a probability: then one token more or less, of the least likely ones
         assert (found - expected).abs().sum(-1).max() < TOLERANCE or (found > 0).ne(expected > 0).sum(-1).max() <= 1
@@ -71,7 +71,7 @@ def test_ties_and_masked_tokens(kernels: Kernels, options: dict) -> None:
     logits[0, 2, 10:] = -torch.inf
     logits[0, 3, 1:] = -torch.inf
     params = [SamplingParams(**{"temperature": 1.0, **options})]
-    expected, found = _law(logits, params), _law(logits, params, kernels)
+    expected, found = _probs(logits, params), _probs(logits, params, kernels)
     assert (found > 0).ne(expected > 0).sum(-1).max() <= 1
     assert found.masked_select(logits == -torch.inf).eq(0).all()
     if "top_p" not in options:  # the mass of equals may meet top-p to the last bit
@@ -83,75 +83,76 @@ def test_a_law_has_the_same_bits_beside_any_other(kernels: Kernels) -> None:
     torch.manual_seed(2)
     logits = torch.randn(len(OPTIONS), 6, 3000) * 3
     params = [SamplingParams(**{"temperature": 1.0, **options}) for options in OPTIONS]
-    together = _law(logits, params, kernels)
+    together = _probs(logits, params, kernels)
     for row, own in enumerate(params):
-        assert together[row].equal(_law(logits[row : row + 1], [own], kernels)[0])
-        assert together[row, :2].equal(_law(logits[row : row + 1, :2], [own], kernels)[0])
+        assert together[row].equal(_probs(logits[row : row + 1], [own], kernels)[0])
+        assert together[row, :2].equal(_probs(logits[row : row + 1, :2], [own], kernels)[0])
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_broken_scores_are_refused_by_name(kernels: Kernels, broken: float) -> None:
-    """Broken scores are refused where they count; after a row's draft some valid law replaces them."""
+    """Broken scores are refused where they count; after a row's draft some valid distribution replaces them."""
     logits = torch.zeros(2, 3, 40)
     logits[1, 2, 7] = broken
     params = [SamplingParams(temperature=1), SamplingParams(temperature=1, top_k=3)]
     with pytest.raises(NumericalError, match="row 1, output 2"):
-        _law(logits, params, kernels)
+        _probs(logits, params, kernels)
     short = Draft(torch.zeros(2, 2, dtype=torch.int64), torch.tensor([2, 1]))
-    assert _law(logits, params, kernels, short).sum(-1).allclose(torch.ones(2, 3))
+    assert _probs(logits, params, kernels, short).sum(-1).allclose(torch.ones(2, 3))
     logits[0, 0] = -torch.inf
     with pytest.raises(NumericalError, match="row 0, output 0"):
-        _law(logits, params, kernels, short)
+        _probs(logits, params, kernels, short)
 
 
 @pytest.mark.parametrize("vocab_size", [2, 40, 700])
 @pytest.mark.parametrize("rule", [BlockVerifier(), TokenVerifier()], ids=lambda rule: rule.name)
-@pytest.mark.parametrize("kind", ["drawn", "some placed", "placed", "equal laws", "point masses"])
+@pytest.mark.parametrize("kind", ["drawn", "some placed", "placed", "equal distributions", "point masses"])
 def test_verdicts_are_those_of_the_reference(kernels: Kernels, rule: RowVerifier, kind: str, vocab_size: int) -> None:
     """Equal coins give equal verdicts, row by row: catches a wrong weight, residual, coin or cut."""
     torch.manual_seed(vocab_size)
-    draft, laws = cases(vocab_size, kind, num_rows=400, num_nodes=5)
+    draft, probs = cases(vocab_size, kind, num_rows=400, num_nodes=5)
     rng, positions = KeyedStreams(list(range(400))), torch.arange(400) + 3
-    assert kernels.serve(rule, draft, laws)
-    found, expected = kernels.verdict(rule, draft, laws, rng, positions.tolist()), rule.verify(draft, laws, rng, positions)
+    assert kernels.serve(rule, draft, probs)
+    found, expected = kernels.verdict(rule, draft, probs, rng, positions.tolist()), rule.verify(draft, probs, rng, positions)
     mine, theirs = (list(zip(*verdict.lists, strict=True)) for verdict in (found, expected))
     assert sum(map(tuple.__ne__, mine, theirs)) <= 1, "one row may lie within rounding of a coin"
     assert expected.num_accepted.float().std() > 0.5, "hardly any branch was taken"
     assert found.next_token.dtype == torch.int64
     rows = torch.arange(400)
-    assert (laws[rows, found.num_accepted, found.next_token] > 0).all()
+    assert (probs[rows, found.num_accepted, found.next_token] > 0).all()
 
 
 @pytest.mark.parametrize("vocab_size", [9, 40, 700])
-@pytest.mark.parametrize("kind", ["drawn", "replaced", "some placed", "placed", "equal laws", "point masses"])
+@pytest.mark.parametrize("kind", ["drawn", "replaced", "some placed", "placed", "equal distributions", "point masses"])
 def test_verdicts_on_trees_are_those_of_the_reference(kernels: Kernels, kind: str, vocab_size: int) -> None:
-    """Equal coins give equal verdicts, row by row: catches a sibling tried too early, a law not renewed, a lost weight."""
+    """Equal coins give equal verdicts, row by row: catches a sibling tried too early, a distribution not renewed, a lost
+    weight."""
     torch.manual_seed(vocab_size)
-    draft, laws = trees(vocab_size, kind, num_rows=400, num_nodes=7)
+    draft, probs = trees(vocab_size, kind, num_rows=400, num_nodes=7)
     rng, positions, rule = KeyedStreams(list(range(400))), torch.arange(400) + 3, TraversalVerifier()
-    assert kernels.serve(rule, draft, laws)
-    before = laws.clone()
-    found, expected = kernels.verdict(rule, draft, laws, rng, positions.tolist()), rule.verify(draft, laws, rng, positions)
+    assert kernels.serve(rule, draft, probs)
+    before = probs.clone()
+    found, expected = kernels.verdict(rule, draft, probs, rng, positions.tolist()), rule.verify(draft, probs, rng, positions)
     mine, theirs = (list(zip(*verdict.lists, strict=True)) for verdict in (found, expected))
     assert sum(map(tuple.__ne__, mine, theirs)) <= 1, "one row may lie within rounding of a coin"
     assert expected.num_accepted.float().std() > 0.5, "hardly any branch was taken"
-    assert laws.equal(before)
+    assert probs.equal(before)
     for row in range(0, 400, 7):
         one = slice(row, row + 1)
         parts = (None if table is None else table[one] for table in (draft.parents, draft.probs, draft.sampled))
         alone = Draft(draft.tokens[one], draft.lengths[one], *parts, replacement=draft.replacement)
-        verdict = kernels.verdict(rule, alone, laws[one], KeyedStreams([row]), [row + 3])
+        verdict = kernels.verdict(rule, alone, probs[one], KeyedStreams([row]), [row + 3])
         assert [line[0] for line in verdict.lists] == [line[row] for line in found.lists]
 
 
 def test_a_tail_that_fp32_hardly_holds_is_still_a_law(kernels: Kernels) -> None:
     """Once its likeliest token is out, a sibling is drawn from a tail whose scale overflows: catches shares that are none."""
     proposals = torch.tensor([1.0, 3e-40, 1e-40, 0.0]).expand(200, 3, 4)
-    laws = torch.tensor([0.1, 0.5, 0.2, 0.2]).repeat(200, 3, 1)
+    probs = torch.tensor([0.1, 0.5, 0.2, 0.2]).repeat(200, 3, 1)
     tokens, parents = torch.tensor([[0, 1]]).repeat(200, 1), torch.tensor([[-1, -1]]).repeat(200, 1)
     draft = Draft(tokens, torch.full((200,), 2), parents, proposals)
     rng, positions, rule = KeyedStreams(list(range(200))), torch.arange(200) + 3, TraversalVerifier()
-    found, expected = kernels.verdict(rule, draft, laws, rng, positions.tolist()), rule.verify(draft, laws, rng, positions)
+    found, expected = kernels.verdict(rule, draft, probs, rng, positions.tolist()), rule.verify(draft, probs, rng, positions)
     assert found.lists == expected.lists
     assert len(set(found.lists.next_token)) > 2
     assert 0.05 < sum(found.lists.num_accepted) / 200 < 0.95
@@ -159,33 +160,33 @@ def test_a_tail_that_fp32_hardly_holds_is_still_a_law(kernels: Kernels) -> None:
 
 def test_traversal_on_a_chain_is_the_block_rule(kernels: Kernels) -> None:
     torch.manual_seed(4)
-    draft, laws = cases(50, "drawn", num_rows=100, num_nodes=4)
-    assert kernels.serve(TraversalVerifier(), draft, laws)
+    draft, probs = cases(50, "drawn", num_rows=100, num_nodes=4)
+    assert kernels.serve(TraversalVerifier(), draft, probs)
     rules = (TraversalVerifier(), BlockVerifier())
-    one, other = (kernels.verdict(rule, draft, laws, KeyedStreams(list(range(100))), list(range(100))) for rule in rules)
+    one, other = (kernels.verdict(rule, draft, probs, KeyedStreams(list(range(100))), list(range(100))) for rule in rules)
     assert one.lists == other.lists
 
 
 def test_a_token_outside_the_vocabulary_is_rejected(kernels: Kernels) -> None:
-    """A token outside the vocabulary has no mass; reading past the law would be worse than an error."""
-    laws = torch.full((2, 2, 5), 0.2)
+    """A token outside the vocabulary has no mass; reading past the distribution would be worse than an error."""
+    probs = torch.full((2, 2, 5), 0.2)
     tokens, lengths = torch.tensor([[5], [-1]]), torch.tensor([1, 1])
-    for parents, proposals in itertools.product((None, torch.tensor([[-1], [-1]])), (None, laws)):
+    for parents, proposals in itertools.product((None, torch.tensor([[-1], [-1]])), (None, probs)):
         draft = Draft(tokens, lengths, parents, proposals)
-        verdict = kernels.verdict(TraversalVerifier(), draft, laws, KeyedStreams([1, 2]), [3, 3])
+        verdict = kernels.verdict(TraversalVerifier(), draft, probs, KeyedStreams([1, 2]), [3, 3])
         assert verdict.lists.num_accepted == [0, 0]
         assert all(0 <= token < 5 for token in verdict.lists.next_token)
 
 
 def test_a_verdict_is_the_same_alone(kernels: Kernels) -> None:
     torch.manual_seed(3)
-    draft, laws = cases(60, "drawn", num_rows=12, num_nodes=4)
+    draft, probs = cases(60, "drawn", num_rows=12, num_nodes=4)
     assert draft.probs is not None
-    together = kernels.verdict(BlockVerifier(), draft, laws, KeyedStreams(list(range(12))), list(range(12)))
+    together = kernels.verdict(BlockVerifier(), draft, probs, KeyedStreams(list(range(12))), list(range(12)))
     for row in range(12):
         one = slice(row, row + 1)
         alone = Draft(draft.tokens[one], draft.lengths[one], probs=draft.probs[one])
-        verdict = kernels.verdict(BlockVerifier(), alone, laws[one], KeyedStreams([row]), [row])
+        verdict = kernels.verdict(BlockVerifier(), alone, probs[one], KeyedStreams([row]), [row])
         assert [line[row] for line in together.lists] == [line[0] for line in verdict.lists]
 
 
@@ -194,15 +195,15 @@ def test_a_verdict_is_the_same_alone(kernels: Kernels) -> None:
 def test_races_are_won_by_the_same(kernels: Kernels, is_tree: bool, vocab_size: int) -> None:
     """Equal noise gives equal winners on chains and trees: catches noise of another position, a lost tail, a wrong logarithm."""
     torch.manual_seed(vocab_size)
-    draft, laws = cases(vocab_size, "placed", num_rows=200, num_nodes=4)
-    laws[::3] = laws[::3].where(torch.rand_like(laws[::3]) < 0.5, 0.0).clamp(min=0)  # filtered
-    laws[..., 0] += 1e-30
-    laws /= laws.sum(-1, keepdim=True)
+    draft, probs = cases(vocab_size, "placed", num_rows=200, num_nodes=4)
+    probs[::3] = probs[::3].where(torch.rand_like(probs[::3]) < 0.5, 0.0).clamp(min=0)  # filtered
+    probs[..., 0] += 1e-30
+    probs /= probs.sum(-1, keepdim=True)
     if is_tree:
         draft = Draft(draft.tokens, draft.lengths, parents=torch.tensor([-1, -1, 0, 1]).expand(200, -1))
     rng, positions, rule = KeyedStreams(list(range(200))), torch.arange(200) + 3, CoupledVerifier()
-    assert kernels.serve(rule, draft, laws)
-    found, expected = kernels.verdict(rule, draft, laws, rng, positions.tolist()), rule.verify(draft, laws, rng, positions)
+    assert kernels.serve(rule, draft, probs)
+    found, expected = kernels.verdict(rule, draft, probs, rng, positions.tolist()), rule.verify(draft, probs, rng, positions)
     mine, theirs = (list(zip(*verdict.lists, strict=True)) for verdict in (found, expected))
     assert sum(map(tuple.__ne__, mine, theirs)) <= 1, "one race may be that close"
     assert expected.num_accepted.float().std() > 0.3, "hardly any branch was taken"
@@ -221,18 +222,18 @@ def test_noise_is_that_of_the_reference(kernels: Kernels, seed: int, vocab_size:
 
 def test_what_they_do_not_serve(kernels: Kernels) -> None:
     """Other rules, trees of most and other numbers keep the general path; a draft of nothing does not."""
-    draft, laws = cases(9, "drawn", num_rows=2, num_nodes=3)
+    draft, probs = cases(9, "drawn", num_rows=2, num_nodes=3)
     tree = Draft(draft.tokens, draft.lengths, parents=torch.tensor([[-1, -1, 0]] * 2), probs=draft.probs)
-    assert not kernels.serve(TypicalVerifier.build(TypicalVerifier.Settings()), draft, laws)
-    assert not kernels.serve(BlockVerifier(), tree, laws)
-    assert not kernels.serve(MultiRoundVerifier(), tree, laws)
-    assert not kernels.serve(TraversalVerifier(), tree, laws.double())
-    assert not kernels.serve(CoupledVerifier(), draft, laws.double())
-    assert not kernels.serve(BlockVerifier(), draft, laws.double())
-    assert not kernels.serve(BlockVerifier(), draft, laws[:, :2])
-    assert kernels.probs(laws.double(), torch.zeros(2, 4, dtype=torch.float64), draft) is None
+    assert not kernels.serve(TypicalVerifier.build(TypicalVerifier.Settings()), draft, probs)
+    assert not kernels.serve(BlockVerifier(), tree, probs)
+    assert not kernels.serve(MultiRoundVerifier(), tree, probs)
+    assert not kernels.serve(TraversalVerifier(), tree, probs.double())
+    assert not kernels.serve(CoupledVerifier(), draft, probs.double())
+    assert not kernels.serve(BlockVerifier(), draft, probs.double())
+    assert not kernels.serve(BlockVerifier(), draft, probs[:, :2])
+    assert kernels.probs(probs.double(), torch.zeros(2, 4, dtype=torch.float64), draft) is None
     nothing = Draft.empty(2)
-    assert kernels.serve(BlockVerifier(), nothing, laws[:, :1].contiguous())
-    verdict = kernels.verdict(BlockVerifier(), nothing, laws[:, :1], KeyedStreams([1, 2]), [5, 6])
+    assert kernels.serve(BlockVerifier(), nothing, probs[:, :1].contiguous())
+    verdict = kernels.verdict(BlockVerifier(), nothing, probs[:, :1], KeyedStreams([1, 2]), [5, 6])
     assert verdict.lists.num_accepted == [0, 0]
     assert verdict.lists.path == [[], []]

@@ -78,23 +78,23 @@ def both(
 @pytest.mark.parametrize("kind", ["drawn", "some placed", "placed"])
 @pytest.mark.parametrize("name", ["token", "block", "traversal", "gumbel", "traversal of trees", "gumbel of trees"])
 def test_the_same_verdict_from_scores(kernels: Counted, name: str, kind: str, vocab_size: int) -> None:
-    """Catches another coin or noise than the row's own, a greedy row that is drawn, a law of another row's options."""
+    """Catches another coin or noise than the row's own, a greedy row that is drawn, a distribution of another row's options."""
     name, _, is_tree = name.partition(" of ")
     torch.manual_seed(vocab_size)
-    draft, laws = (trees if is_tree else cases)(vocab_size, kind, MANY, 5)
+    draft, probs = (trees if is_tree else cases)(vocab_size, kind, MANY, 5)
     options = [SAMPLING[row % len(SAMPLING)] for row in range(MANY)]
-    mine, theirs = both(laws.log(), draft, options, name, kernels)
+    mine, theirs = both(probs.log(), draft, options, name, kernels)
     assert sum(map(tuple.__ne__, mine, theirs)) <= 3, "few lie within rounding of a coin or an edge"
     assert len({accepted for _, accepted, *_ in theirs}) > 2, "hardly any branch was taken"
 
 
 @pytest.mark.parametrize("name", ["token", "block", "gumbel"])
 def test_it_is_one_call(kernels: Counted, name: str) -> None:
-    """Not one for laws, one for noise and one to decide: behind a pass each costs more than what it does."""
+    """Not one for distributions, one for noise and one to decide: behind a pass each costs more than what it does."""
     torch.manual_seed(1)
-    draft, laws = cases(40, "drawn", 6, 3)
+    draft, probs = cases(40, "drawn", 6, 3)
     for own in (draft, Draft.empty(6)):
-        logits = laws.log()[:, : own.num_nodes + 1].contiguous()
+        logits = probs.log()[:, : own.num_nodes + 1].contiguous()
         for options in (SAMPLING[:1] * 6, [SAMPLING[2]] * 6):
             kernels.asked.clear()
             batch_verdict(logits, own, rows_of(options, 40, kernels), rule(name), kernels)
@@ -105,8 +105,8 @@ def test_it_is_one_call(kernels: Counted, name: str) -> None:
 def test_greedy_rows_take_the_first_favourite_by_any_rule(kernels: Counted, is_tree: bool) -> None:
     """Ties of bf16 logits included, and rows whose rule differs."""
     torch.manual_seed(2)
-    draft, laws = (trees if is_tree else cases)(6, "placed", MANY, 5)
-    logits = (laws * 4).round()
+    draft, probs = (trees if is_tree else cases)(6, "placed", MANY, 5)
+    logits = (probs * 4).round()
     rows = rows_of([{"temperature": 0}] * MANY, 6, kernels)
     for number, row in enumerate(rows):
         row.verifier = rule("traversal" if number % 2 else "gumbel")
@@ -119,14 +119,14 @@ def test_greedy_rows_take_the_first_favourite_by_any_rule(kernels: Counted, is_t
 
 def test_bans_and_penalties_come_first(kernels: Counted) -> None:
     torch.manual_seed(3)
-    draft, laws = cases(50, "drawn", 60, 4)
+    draft, probs = cases(50, "drawn", 60, 4)
     options = [
         {"allowed_token_ids": list(range(0, 50, 2))},
         {"logit_bias": {3: 4.0}, "repetition_penalty": 1.3},
         {"presence_penalty": 1.0},
         {"temperature": 0, "logit_bias": {7: 100.0}},
     ]
-    mine, theirs = both(laws.log(), draft, [options[row % 4] for row in range(60)], "block", kernels)
+    mine, theirs = both(probs.log(), draft, [options[row % 4] for row in range(60)], "block", kernels)
     assert sum(map(tuple.__ne__, mine, theirs)) <= 1
     assert all(token % 2 == 0 for _, _, token, _ in mine[::4])
     assert all(token == 7 for _, _, token, _ in mine[3::4])
@@ -151,8 +151,8 @@ def test_broken_scores_are_refused_where_they_count(kernels: Counted, options: d
 def test_noise_that_a_drafter_asked_for_is_taken(kernels: Counted, is_tree: bool, vocab_size: int) -> None:
     """From memory or made now, by one thread or two, alone or beside others: the same verdict."""
     torch.manual_seed(4)
-    draft, laws = (trees if is_tree else cases)(vocab_size, "placed", 12, 4)
-    logits = 0.4 * laws.log()  # flat enough that noise decides
+    draft, probs = (trees if is_tree else cases)(vocab_size, "placed", 12, 4)
+    logits = 0.4 * probs.log()  # flat enough that noise decides
     rows = rows_of([{}] * 12, vocab_size, kernels)
     first = batch_verdict(logits, draft, rows, rule("gumbel"), kernels)
     assert not all(first.lists.all_accepted)

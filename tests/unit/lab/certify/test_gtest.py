@@ -1,4 +1,4 @@
-"""The statistics: calibrated under the right law, as powerful as stated under a wrong one."""
+"""The statistics: calibrated under the right distribution, as powerful as stated under a wrong one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from outrider.lab.certify.gtest import MIN_EXPECTED, GStatistic, PositionTable, 
 V = 60
 
 
-def laws(seed: int, count: int = 25, spread: float = 1.5) -> np.ndarray:
-    """(count, V) random laws."""
+def distributions(seed: int, count: int = 25, spread: float = 1.5) -> np.ndarray:
+    """(count, V) random distributions."""
     weights = np.exp(spread * np.random.default_rng(seed).normal(size=(count, V)))
     return weights / weights.sum(axis=1, keepdims=True)
 
@@ -26,16 +26,16 @@ def statistic(num: int, df: int) -> GStatistic:
 
 
 def table_of(seed: int, true: np.ndarray, told: np.ndarray, draft: np.ndarray, most: int = 150) -> PositionTable:
-    """Draws from `true` tested against `told`, some laws often and some rarely."""
+    """Draws from `true` tested against `told`, some distributions often and some rarely."""
     rng, table = np.random.default_rng(seed), PositionTable()
-    for number, (law, said, guess) in enumerate(zip(true, told, draft, strict=True)):
-        table.add(said, rng.choice(V, size=max(2, most // (number + 1)), p=law).tolist(), rng, guess)
+    for number, (probs, said, guess) in enumerate(zip(true, told, draft, strict=True)):
+        table.add(said, rng.choice(V, size=max(2, most // (number + 1)), p=probs).tolist(), rng, guess)
     return table
 
 
 def test_p_values_are_uniform_under_the_right_law() -> None:
     """Catches a wrong number of degrees of freedom, cells chosen by what was drawn, and quantiles that are not uniform."""
-    own, draft = laws(1), laws(2)
+    own, draft = distributions(1), distributions(2)
     tables = [table_of(seed, own, own, draft) for seed in range(300)]
     for found in ([table.tokens() for table in tables], [table.preference() for table in tables]):
         p_values = [one.p_value for one in found]
@@ -44,8 +44,8 @@ def test_p_values_are_uniform_under_the_right_law() -> None:
 
 
 def test_power_is_as_stated() -> None:
-    """A law at the stated total variation is found at least as often as promised, in both views."""
-    own, draft = laws(1, 1, 0.5)[0], laws(2, 1, 0.5)[0]
+    """A distribution at the stated total variation is found at least as often as promised, in both views."""
+    own, draft = distributions(1, 1, 0.5)[0], distributions(2, 1, 0.5)[0]
     rng, level, power, num = np.random.default_rng(0), 1e-3, 0.9, 2000
     disliked = np.argsort(draft / own)[: V // 2]
     wrong = own.copy()
@@ -62,8 +62,8 @@ def test_power_is_as_stated() -> None:
 
 
 def test_a_bias_towards_the_draft_shows_in_the_order_of_its_preference() -> None:
-    """The reason for the second view: resampling from p, spread over a flat law, hides from single tokens."""
-    p, q = laws(1, spread=0.3), laws(2, spread=0.3)
+    """The reason for the second view: resampling from p, spread over a flat distribution, hides from single tokens."""
+    p, q = distributions(1, spread=0.3), distributions(2, spread=0.3)
     kept = np.minimum(p, q)
     emitted = kept + (1 - kept.sum(axis=1, keepdims=True)) * p  # the classic bug, one token
     table = table_of(0, emitted, p, q, most=400)
@@ -71,9 +71,9 @@ def test_a_bias_towards_the_draft_shows_in_the_order_of_its_preference() -> None
 
 
 def test_tokens_that_the_law_forbids_end_the_matter() -> None:
-    law = np.array([0.5, 0.5, 0.0])
+    probs = np.array([0.5, 0.5, 0.0])
     table = PositionTable()
-    table.add(law, [0] * 20 + [1] * 20 + [2], np.random.default_rng(0))
+    table.add(probs, [0] * 20 + [1] * 20 + [2], np.random.default_rng(0))
     assert table.impossible == 1
     assert table.tokens().p_value == 0
 
@@ -90,9 +90,9 @@ def test_a_certain_law_has_nothing_to_test() -> None:
 
 def test_a_nearly_certain_law_goes_by_places() -> None:
     """0.98 and 0.02, 100 draws: two cells are too many. A sampler that is wrong every tenth time must be seen all the same."""
-    law, rng, table = np.array([0.98, 0.02]), np.random.default_rng(0), PositionTable()
+    probs, rng, table = np.array([0.98, 0.02]), np.random.default_rng(0), PositionTable()
     for _ in range(4):  # as many beginnings
-        table.add(law, [0] * 90 + [1] * 10, rng)
+        table.add(probs, [0] * 90 + [1] * 10, rng)
     assert table.groups == []
     assert table.tokens().p_value < 1e-6
 
@@ -101,9 +101,9 @@ def test_a_nearly_certain_law_goes_by_places() -> None:
 @settings(max_examples=60, deadline=None)
 def test_cells_hold_everything_once(seed: int, num: int, spread: float) -> None:
     """Nothing lost, nothing twice, no cell expected too rarely unless it is the only one."""
-    law = laws(seed, 1, spread)[0]
-    tokens = np.random.default_rng(seed).choice(V, size=num, p=law)
-    observed, expected = cells(law, tokens)
+    probs = distributions(seed, 1, spread)[0]
+    tokens = np.random.default_rng(seed).choice(V, size=num, p=probs)
+    observed, expected = cells(probs, tokens)
     assert observed.sum() == num
     assert expected.sum() == pytest.approx(num)
     assert len(expected) == 1 or expected.min() >= MIN_EXPECTED - 1e-9
@@ -113,11 +113,11 @@ def test_cells_hold_everything_once(seed: int, num: int, spread: float) -> None:
 @settings(max_examples=30, deadline=None)
 def test_places_follow_their_order(seed: int) -> None:
     """A token's place lies in its own interval, behind all tokens of higher score."""
-    law, score = laws(seed, 1)[0], laws(seed + 1, 1)[0]
-    found = quantiles(law, np.arange(V), np.random.default_rng(seed), score)
-    before = np.array([law[score > score[token]].sum() for token in range(V)])
+    probs, score = distributions(seed, 1)[0], distributions(seed + 1, 1)[0]
+    found = quantiles(probs, np.arange(V), np.random.default_rng(seed), score)
+    before = np.array([probs[score > score[token]].sum() for token in range(V)])
     assert (np.array(found) >= before - 1e-12).all()
-    assert (np.array(found) <= before + law + 1e-12).all()
+    assert (np.array(found) <= before + probs + 1e-12).all()
 
 
 def test_holm_steps_down() -> None:
@@ -140,7 +140,7 @@ def test_certain_draws_dilute_what_must_be_found_elsewhere() -> None:
 
 def test_a_few_impossible_tokens_can_be_tolerated() -> None:
     """Where passes differ by rounding, top-p may keep a token in one of them and not in the other."""
-    table, law = PositionTable(), np.array([0.5, 0.5, 0.0])
-    table.add(law, [0] * 500 + [1] * 498 + [2] * 2, np.random.default_rng(0))
+    table, probs = PositionTable(), np.array([0.5, 0.5, 0.0])
+    table.add(probs, [0] * 500 + [1] * 498 + [2] * 2, np.random.default_rng(0))
     assert table.tokens().p_value == 0
     assert table.tokens(0.01).p_value > 0.5

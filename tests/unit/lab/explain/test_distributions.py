@@ -1,4 +1,5 @@
-"""Laws that come afterwards are the laws that the steps saw: at every tested node, with every sampling option and drafter."""
+"""Laws that come afterwards are the distributions that the steps saw: at every tested node, with every sampling option and
+drafter."""
 
 from __future__ import annotations
 
@@ -36,23 +37,24 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 def compare(contender: Contender, prompt: list[int], params: SamplingParams, tolerance: float = 2e-4) -> list[Distributions]:
-    """Run one prompt under a spy; hold every law that its steps saw on the kept path to the one that comes afterwards."""
+    """Run one prompt under a spy; hold every distribution that its steps saw on the kept path to the one that comes
+    afterwards."""
     spy = spied(contender)
     trace = contender.run([prompt], params)[0]
     built = contender.built
     found = list(forced_distributions(built.target.lm, built.decoder.drafter, finished(contender, trace, params)))
-    assert [law.token for law in found] == list(trace.completion.token_ids)
+    assert [probs.token for probs in found] == list(trace.completion.token_ids)
     assert len(spy.seen) == len(trace.steps)
     for step, (draft, target, _) in zip(trace.steps, spy.seen, strict=True):
         for level, output in enumerate([0, *(node + 1 for node in step.path)][: step.taken]):
-            law = found[step.start + level]
-            np.testing.assert_allclose(law.p, target[0, output].numpy(), atol=tolerance)
+            probs = found[step.start + level]
+            np.testing.assert_allclose(probs.p, target[0, output].numpy(), atol=tolerance)
             has_children = bool(draft.children[0][output]) if output <= draft.num_nodes else False
             if draft.probs is not None and has_children and not params.is_greedy:  # a point mass there
-                assert law.q is not None
-                np.testing.assert_allclose(law.q, draft.probs[0, output].numpy(), atol=tolerance)
+                assert probs.q is not None
+                np.testing.assert_allclose(probs.q, draft.probs[0, output].numpy(), atol=tolerance)
             if params.is_greedy and has_children and draft.parents is None:
-                assert law.guess == step.tokens[output]
+                assert probs.guess == step.tokens[output]
     assert (built.target.lm.kv.num_rows, len(built.decoder.rows)) == (0, 0)
     return found
 
@@ -62,7 +64,7 @@ def test_chains_of_a_draft_model(pair: tuple[str, str], name: str, monkeypatch: 
     """Catches filters in another order, penalties that miss the path, a history off by one, chunks that lose their place."""
     monkeypatch.setattr(module, "CHUNK_NUMBERS", 257 * 7)  # several chunks, none as long as a step
     found = compare(contender_of(pair, "draft-model k=4"), PROMPTS[0], SAMPLING[name])
-    assert all((law.p_open is law.p_soft) == (name not in ("T=0.7, top-k, top-p", "min-p and penalties")) for law in found)
+    assert all((probs.p_open is probs.p_soft) == (name not in ("T=0.7, top-k, top-p", "min-p and penalties")) for probs in found)
 
 
 @pytest.mark.parametrize("name", ["greedy", "T=1", "T=0.7, top-k, top-p"])
@@ -79,14 +81,14 @@ def test_drafts_from_the_targets_own_weights(pair: tuple[str, str], drafter: str
 
 
 def test_a_drafter_without_model_is_asked(pair: tuple[str, str]) -> None:
-    """`universal` speaks the draft's tokens: the law in the target's comes from the drafter itself."""
+    """`universal` speaks the draft's tokens: the distribution in the target's comes from the drafter itself."""
     found = compare(contender_of(pair, "universal k=3 method=shared"), PROMPTS[0], SAMPLING["T=0.7, top-k, top-p"])
-    assert all(law.q is not None for law in found)
+    assert all(probs.q is not None for probs in found)
 
 
 def test_lookups_have_no_law(pair: tuple[str, str]) -> None:
     found = compare(contender_of(pair, "ngram k=4"), PROMPTS[0], SAMPLING["T=1"])
-    assert all(law.q is None and law.guess is None and law.outside is None for law in found)
+    assert all(probs.q is None and probs.guess is None and probs.outside is None for probs in found)
 
 
 def test_shared_noise_is_known_again(pair: tuple[str, str]) -> None:
@@ -98,15 +100,15 @@ def test_shared_noise_is_known_again(pair: tuple[str, str]) -> None:
     found = list(forced_distributions(contender.built.target.lm, contender.built.decoder.drafter, text))
     for step in trace.steps:
         tested = min(len(step.path) + 1, len(step.tokens), step.taken)
-        assert [law.guess for law in found[step.start : step.start + tested]] == step.tokens[:tested]
+        assert [probs.guess for probs in found[step.start : step.start + tested]] == step.tokens[:tested]
 
 
 def test_a_narrower_draft_cannot_say_everything(tmp_path: Path) -> None:
     pair = save_pair(tmp_path, draft=tiny_llama(200, sharpness=2.0))
     found = compare(contender_of(pair, "draft-model k=3"), PROMPTS[2], SAMPLING["T=1"])
-    for law in found:
-        assert law.outside is not None
-        assert np.flatnonzero(law.outside).tolist() == list(range(200, 257))
+    for probs in found:
+        assert probs.outside is not None
+        assert np.flatnonzero(probs.outside).tolist() == list(range(200, 257))
 
 
 def test_opened_laws_are_those_without_filters(pair: tuple[str, str]) -> None:
@@ -114,12 +116,12 @@ def test_opened_laws_are_those_without_filters(pair: tuple[str, str]) -> None:
     contender = contender_of(pair, "draft-model k=4")
     trace = contender.run([PROMPTS[0]], params)[0]
     text = finished(contender, trace, params)
-    law = list(forced_distributions(contender.built.target.lm, contender.built.decoder.drafter, text))[5]
-    opened = law.opened()
-    assert (law.p > 0).sum() <= 20
+    probs = list(forced_distributions(contender.built.target.lm, contender.built.decoder.drafter, text))[5]
+    opened = probs.opened()
+    assert (probs.p > 0).sum() <= 20
     assert (opened.p > 0).all()
-    kept = law.p > 0
-    np.testing.assert_allclose(law.p[kept], opened.p[kept] / opened.p[kept].sum(), rtol=1e-4)
+    kept = probs.p > 0
+    np.testing.assert_allclose(probs.p[kept], opened.p[kept] / opened.p[kept].sum(), rtol=1e-4)
 
 
 def test_the_demo_pair(demo_contender: Contender) -> None:

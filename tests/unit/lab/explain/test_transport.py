@@ -1,4 +1,5 @@
-"""The share of a node's law that its children carry: against brute force, linear programming and the project's own rules."""
+"""The share of a node's distribution that its children carry: against brute force, linear programming and the project's own
+rules."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ SETS = {
 }
 
 
-def law(seed: int, size: int = V, sharpness: float = 1.5) -> np.ndarray:
+def probs(seed: int, size: int = V, sharpness: float = 1.5) -> np.ndarray:
     found = np.exp(sharpness * np.random.default_rng(seed).normal(size=size))
     return found / found.sum()
 
@@ -97,7 +98,7 @@ def test_kept_share_is_what_the_rules_keep_on_average(name: str, weight: float, 
     monkeypatch.setattr(transport, "DRAWS", 4000)
     children = SETS[name]
     for seed in range(3):
-        p, q = law(seed), law(100 + seed)
+        p, q = probs(seed), probs(100 + seed)
         fails = sum(
             prob * np.prod(1 - project_coins(p, q, children, tokens, weight)) for tokens, prob in sibling_sets(q, children)
         )
@@ -113,7 +114,7 @@ def test_bound_share_is_the_optimum_of_the_linear_programme(name: str, weight: f
     """Max flow from tokens (a p) to sibling sets (their probabilities), an edge where the token is in the set."""
     children = SETS[name]
     for seed in range(4):
-        p, q = law(seed), law(200 + seed)
+        p, q = probs(seed), probs(200 + seed)
         sets = list(sibling_sets(q, children))
         edges = [(v, s) for s, (tokens, _) in enumerate(sets) for v in set(tokens)]
         limits = np.zeros((V + len(sets), len(edges)))
@@ -129,13 +130,13 @@ def test_bound_share_is_the_optimum_of_the_linear_programme(name: str, weight: f
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from(sorted(SETS)), st.floats(0.05, 1.0))
 def test_no_rule_beats_the_bound(seed: int, name: str, weight: float) -> None:
-    p, q = law(seed), law(seed + 1)
+    p, q = probs(seed), probs(seed + 1)
     tolerance = 0.05 if SETS[name].num_drawn > 1 and not SETS[name].replacement else 1e-9
     assert kept_share(p, q, SETS[name], weight, seed) <= bound_share(p, q, SETS[name], weight, seed) + tolerance
 
 
 def test_one_drawn_child_is_worth_the_overlap_of_the_laws() -> None:
-    p, q = law(1), law(2)
+    p, q = probs(1), probs(2)
     one = Children.one(drawn=True)
     assert kept_share(p, q, one, 1.0, 0) == pytest.approx(np.minimum(p, q).sum())
     assert bound_share(p, q, one, 0.5, 0) == pytest.approx(np.minimum(p, q / 0.5).sum())
@@ -145,7 +146,7 @@ def test_one_drawn_child_is_worth_the_overlap_of_the_laws() -> None:
 def test_child_weight_is_the_path_weight_of_traversal(name: str) -> None:
     """Every coin of leaves is its path weight."""
     children = SETS[name]
-    p, q = law(3), law(4)
+    p, q = probs(3), probs(4)
     for weight in (1.0, 0.6):
         for tokens, _ in itertools.islice(sibling_sets(q, children), 20):
             coins = project_coins(p, q, children, tokens, weight)
@@ -155,7 +156,7 @@ def test_child_weight_is_the_path_weight_of_traversal(name: str) -> None:
 
 
 def test_races_agree_as_often_as_simulated() -> None:
-    p, q = law(5, 8), law(6, 8)
+    p, q = probs(5, 8), probs(6, 8)
     noise = np.random.default_rng(0).gumbel(size=(200_000, 8))
     ours, theirs = (np.log(p) + noise).argmax(1), (np.log(q) + noise).argmax(1)
     for v in range(8):
