@@ -33,7 +33,10 @@ SETTINGS = {
     "eagle3": ("draft_vocab=16384", "unrolls=3", "loss=ce", "layers=2,15,30", "kv_heads=9"),
     "block": ("num_layers=1", "block_size=5", "num_anchors=24", "target_layers=1,15,26"),
 }
-DRAFTINGS = {"eagle3": ("k=1 bits=8", "k=2 bits=8", "k=3 bits=8"), "block": ("k=2", "k=4")}
+DRAFTINGS = {
+    "eagle3": ("k=1 bits=8", "k=2 bits=8", "k=3 bits=4", "k=6 tree=best-first max_depth=3 top_k=3 bits=4"),
+    "block": ("k=2",),
+}
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 Out = Annotated[Path, typer.Argument(help="Folder of the whole experiment.")]
