@@ -38,7 +38,7 @@ from outrider.models.loading.own_code import refuse_untrusted
 from outrider.models.loading.unsupported import OwnCacheNeededError, refuse_other_caches
 from outrider.models.probes.pass_limits import find_pass_limits
 from outrider.models.probes.probe import AttentionCall, check_against_plain, find_layers
-from outrider.models.quantised.checkpoint import is_widened, quantisation_of, to_one_dtype, widen_on_cpu
+from outrider.models.quantised.checkpoint import how_quantised, is_widened, quantisation_of, to_one_dtype, widen_on_cpu
 from outrider.models.quantised.load import quantised_module
 from outrider.models.quantised.scheme import scheme_of
 from outrider.models.stateful.check import UNKNOWN_LAYER, find_state_limits, state_lm
@@ -263,7 +263,7 @@ def load_module(
         raise
     except Exception as error:
         refuse_untrusted(name, "model", error)
-        raise CheckpointError(f"cannot load the weights of '{name}': {first_line(error)}") from error
+        raise CheckpointError(f"cannot load the weights of '{name}'{how_quantised(config)}: {first_line(error)}") from error
     finally:
         if bars:
             hf_logging.enable_progress_bar()

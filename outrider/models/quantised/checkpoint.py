@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from outrider.lazy import transformers
-from outrider.models.quantised.scheme import scheme_of
+from outrider.models.quantised.scheme import KNOWN, scheme_of
 
 COMPRESSED = "compressed-tensors"
 
@@ -21,6 +21,12 @@ def quantisation_of(config: Any) -> str | None:
         return None
     method = found.get("quant_method") if isinstance(found, dict) else found.quant_method
     return str(getattr(method, "value", method) or "unknown")
+
+
+def how_quantised(config: Any) -> str:
+    """Words for an error: the method, and what is read without a library of another's; empty for plain weights."""
+    method = quantisation_of(config)
+    return "" if method is None else f", which are quantised by {method} (what needs no further library: {KNOWN})"
 
 
 def widen_on_cpu(config: Any, device: torch.device) -> None:

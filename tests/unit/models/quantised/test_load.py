@@ -136,11 +136,17 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
         load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
 
 
-def test_a_kind_that_we_lack_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("config", "expected", "num_status_lines"), [
+    ({**FORMATS["gptq-4"].config, "bits": 3}, "3 bits cannot be read. What can: GPTQ in 4 and 8 bits", 0),
+    ({"quant_method": "quanto", "weights": "int4"}, "by quanto (what needs no further library: GPTQ in 4 and 8 bits", 2),
+])  # fmt: skip
+def test_a_kind_that_we_lack_is_one_line(
+    config: dict[str, Any], expected: str, num_status_lines: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, _ = checkpoint(tmp_path, "gptq-4")
-    change(folder, quantization_config={**FORMATS["gptq-4"].config, "bits": 3})
+    change(folder, quantization_config=config)
     capsys.readouterr()
     assert run(["generate", str(folder), "the cat"]) == 2
-    said = capsys.readouterr().err.strip()
-    assert "3 bits cannot be read. What can: GPTQ in 4 and 8 bits" in said
-    assert len(said.splitlines()) == 1
+    *status, error = capsys.readouterr().err.strip().splitlines()
+    assert expected in error
+    assert len(status) == num_status_lines
