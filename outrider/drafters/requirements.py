@@ -12,7 +12,7 @@ DEFAULT_NUM_DRAFT_TOKENS = 5
 LOOP_LENGTHS = (8, 5, 3, 2, 1)  # tokens of drafting programs of which two make up any number to eight
 
 
-def told_of_context(head: str, known: int | None, held: int) -> list[str]:
+def context_notes(head: str, known: int | None, held: int) -> list[str]:
     """Says that a head knows shorter texts (`known`; None: as long) than its target can hold."""
     if known is None or known >= held:
         return []

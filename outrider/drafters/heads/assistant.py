@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.drafters.base import DraftSetup
 from outrider.drafters.heads.last_state import LastState
 from outrider.drafters.model.draft_tree import DraftModelSettings
-from outrider.drafters.requirements import Requirements, told_of_context
+from outrider.drafters.requirements import Requirements, context_notes
 from outrider.errors import CapabilityError
 from outrider.models.heads.assistant import Assistant, Seen, load_assistant
 from outrider.models.lm import LM
@@ -67,7 +67,7 @@ class AssistantDrafter(LastState):
             raise CapabilityError(f"{target.label}: its tables were not kept, but the assistant needs them")
         assistant = load_assistant(folder, target.lm, target.config, target.tables.embedding)
         notes = [f"the assistant in '{folder}' drafts on the target's keys and values"]
-        notes += told_of_context(str(folder), assistant.max_positions, target.lm.shape.context_length)
+        notes += context_notes(str(folder), assistant.max_positions, target.lm.shape.context_length)
         return cls(assistant, target.lm, settings, notes)
 
     @torch.inference_mode()

@@ -27,7 +27,7 @@ from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.drafters.heads.block_context import BlockContext
 from outrider.drafters.parallel import DistributionStop, Stop, draft_chain, draft_tree
 from outrider.drafters.programs import bans_bite, drafted, programs_serve
-from outrider.drafters.requirements import Requirements, told_of_context
+from outrider.drafters.requirements import Requirements, context_notes
 from outrider.errors import CapabilityError, ConfigError
 from outrider.kv.cache import KVCache
 from outrider.models.heads.block import BlockHead
@@ -192,7 +192,7 @@ class BlockDrafter(Drafter):
         head.bind(target.tables.embedding, target.tables.output)
         head.to(device=lm.device, dtype=lm.dtype)
         passes, notes = _passes_of(head, lm)
-        notes += told_of_context(setup.head, head.config.max_positions, lm.shape.context_length)
+        notes += context_notes(setup.head, head.config.max_positions, lm.shape.context_length)
         return cls(head, settings, passes, lm.dtype, lm.device, notes)
 
     def start(self, row: Row) -> None:

@@ -17,7 +17,7 @@ from outrider.drafters.base import DraftSetup
 from outrider.drafters.heads.feature_fed import Chains, FedChain, FedTree
 from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.drafters.model.draft_tree import DraftModelSettings
-from outrider.drafters.requirements import told_of_context
+from outrider.drafters.requirements import context_notes
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.derived.derive import is_linear, with_replaced
 from outrider.models.derived.quantise import BITS, GROUP_SIZES
@@ -75,7 +75,7 @@ class EagleDrafter(FedTree):
             if settings.tree != "chain"
             else FedChain(lm, loop, settings)
         )
-        drafter.told = notes
+        drafter.loading_notes = notes
         return drafter
 
 
@@ -96,7 +96,7 @@ def _head_of(setup: DraftSetup, kind: Kind, notes: list[str], *, whole: bool) ->
     head.to(device=target.lm.device, dtype=target.lm.dtype)
     bind_target(head, target)
     shape = target.lm.shape
-    notes += told_of_context(setup.head, head.config.max_position_embeddings, shape.context_length)
+    notes += context_notes(setup.head, head.config.max_position_embeddings, shape.context_length)
     loop: Chains | None = None
     lm = HeadLM(head, shape.vocab_size, shape.context_length)
     bits = setup.settings.bits

@@ -60,7 +60,7 @@ class FeatureFed(ModelDrafter):
     lm: HeadLM  # type: ignore[assignment]
     reads_texts = False  # features, which the target has
     requires = Requirements(head=True)
-    told: Sequence[str] = ()
+    loading_notes: Sequence[str] = ()
     _fed: PerRow[_Fed]
     _counts: list[int] | None  # of an open proposal: waiting features per row that it fed
     _lengths: list[int]  # of the caches when it began
@@ -71,7 +71,7 @@ class FeatureFed(ModelDrafter):
 
     @property
     def notes(self) -> list[str]:
-        return list(self.told)
+        return list(self.loading_notes)
 
     @property
     def signals(self) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.heads.assistant import AssistantDrafter
 from outrider.drafters.heads.feature_fed import Chains, FeatureFed, FedChain, FedTree
 from outrider.drafters.model.draft_tree import DraftModelSettings
-from outrider.drafters.requirements import Requirements, told_of_context
+from outrider.drafters.requirements import Requirements, context_notes
 from outrider.errors import CapabilityError
 from outrider.models.heads.assistant import is_assistant
 from outrider.models.heads.head_lm import HeadLM
@@ -72,13 +72,13 @@ class MtpDrafter(FedTree):
         own = (MtpTurnsLM if turns else HeadLM)(head, lm.shape.vocab_size, lm.shape.context_length)
         layers = f", {len(head.layers)} layers that draft a token each" if turns else ""
         notes = [f"the MTP head of '{folder}' drafts ({head.config.layout} layout{layers})"]
-        notes += told_of_context(folder, head.config.max_position_embeddings, lm.shape.context_length)
+        notes += context_notes(folder, head.config.max_position_embeddings, lm.shape.context_length)
         loop = _on_runtime(own, head, lm, notes)
         if settings.tree != "chain":
             drafter: FeatureFed = cls(own, TreePlan(settings), TopTokens(lm.kernels))
         else:
             drafter = FedChain(own, loop if settings.stop == "none" else None, settings)
-        drafter.told = notes
+        drafter.loading_notes = notes
         return drafter
 
 

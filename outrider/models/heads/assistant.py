@@ -52,11 +52,11 @@ def read_layers(config: Any) -> dict[str, int]:
 
 def check_fits(folder: Path, target_config: Any) -> None:
     """Raises CheckpointError for an assistant of another target, as far as the configs tell."""
-    said, target = read_config(folder), target_config.get_text_config()
-    text = said.get("text_config") or {}
+    config, target = read_config(folder), target_config.get_text_config()
+    text = config.get("text_config") or {}
     wanted = {"backbone_hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
     for name, expected in wanted.items():
-        found = said.get(name, text.get(name))
+        found = config.get(name, text.get(name))
         if found is not None and found != expected:
             what = f"the assistant in '{folder}' was made for another target"
             raise CheckpointError(f"{what}: {name} is {found}, expected {expected}.")

@@ -26,9 +26,9 @@ def head_kind(folder: Path) -> str | None:
     """The drafter that drafts with it; ACCEPTANCE: a rule that ends a draft model's drafts; None: no head, perhaps a whole model.
     Raises CheckpointError for files that cannot be read."""
     config = read_config(folder)
-    said = str(config.get("model_type"))
-    if said in OURS or said in ASSISTANTS:
-        return OURS.get(said, "mtp")
+    model_type = str(config.get("model_type"))
+    if model_type in OURS or model_type in ASSISTANTS:
+        return OURS.get(model_type, "mtp")
     pickled = any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES)
     if any(folder.glob("*.safetensors")) or (pickled and not has_tokenizer(folder)):
         return _kind_by_names(HeadTensors.outline(folder)) or _claimed(config)
