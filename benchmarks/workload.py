@@ -29,7 +29,7 @@ from outrider.machine import memory_bandwidth
 
 BENCHMARKS = Path(__file__).resolve().parent
 REPOSITORY = BENCHMARKS.parent
-SHARED = REPOSITORY.parent / "shared"
+SHARED = Path(os.environ.get("OUTRIDER_SHARED", REPOSITORY.parent / "shared"))
 PEERS = REPOSITORY / ".peers"  # environments and converted models, git-ignored
 RESULTS = BENCHMARKS / "results"
 PAIRS = {"shared": SHARED / "models" / "pair-14M", "demo": demo_paths().draft.parent}

@@ -126,8 +126,8 @@ def test_its_settings_are_checked_before_a_model_is_read(
 def test_its_settings_choose_verifier_and_length(installed: Path) -> None:
     """Catches class methods of the base that only built-in drafters can reach."""
     chain, tree = (choose_parts("phrases", {"tree": on}, "auto", {}, None, lossy=False) for on in (False, True))
-    assert (chain.verifier.name, chain.length.most, chain.requirements.trees) == ("block", 8, False)
-    assert (tree.verifier.name, tree.length.most, tree.requirements.trees) == ("traversal", 16, True)
+    assert (chain.verifier.name, chain.length.max_nodes, chain.requirements.trees) == ("block", 8, False)
+    assert (tree.verifier.name, tree.length.max_nodes, tree.requirements.trees) == ("traversal", 16, True)
 
 
 def test_a_name_that_a_built_in_has_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
