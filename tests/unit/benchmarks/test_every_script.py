@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import runpy
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -30,8 +31,13 @@ NOT_OURS = ("llama_cpp", "openvino", "openvino_genai", "vllm")  # of the peers' 
 
 
 @pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+def _importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Scripts find each other, and leave signals as they were: one that ends the process at SIGTERM would end other tests."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(BENCHMARKS)))
