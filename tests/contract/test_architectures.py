@@ -6,7 +6,7 @@ keeping a path that was scattered over the tree. fp32 for all; fp64 for the kind
 to 1e-9 leaves no room for a mask that is wrong in one place. Sliding windows are shorter than the texts.
 
 The second half is what must be refused, by name, before the first token. What runs on transformers' own cache:
-`test_own_cache.py`.
+`test_transformers_cache.py`.
 """
 
 from __future__ import annotations

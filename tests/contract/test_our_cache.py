@@ -9,12 +9,10 @@ decoding and of transformers' `generate`. A few families run always, all of them
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from typing import Any
+from functools import cache, partial
 
 import pytest
 import torch
-from torch import Tensor
 
 from outrider.cache import cache_folder
 from outrider.decode import Decoder
@@ -29,32 +27,22 @@ from outrider.runtime.run import use_native_run
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
+from tests.contract.family_reference import Reference, one_thread, random_text
 from tests.helpers import OracleThatErrs, make_row, run_to_end
 from tests.unit.runtime.families import FAMILIES, NOT_LOWERED, SIZES, make
 
 CPU = torch.device("cpu")
 ALWAYS = ("gpt_oss", "mimo_v2_flash")  # with attention sinks
 EACH = [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.nightly) for name in (*FAMILIES, *NOT_LOWERED)]
-TOLERANCE, GAMMA, LENGTH = 1e-4, 4, 200
+GAMMA, LENGTH = 4, 200
+REFERENCE = Reference(make, tolerance=1e-4)
+text_of = partial(random_text, SIZES["vocab_size"])
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.inference_mode():
+def _one_thread() -> Iterator[None]:
+    with one_thread(), torch.inference_mode():
         yield
-    torch.set_num_threads(threads)
-
-
-def text_of(length: int, seed: int = 0) -> list[int]:
-    return torch.randint(3, SIZES["vocab_size"], (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-@cache
-def untouched(name: str) -> Any:
-    """The model as transformers runs it."""
-    return make(name)
 
 
 @cache
@@ -73,18 +61,6 @@ def served(name: str) -> LM:
     return lm
 
 
-def logits_of(name: str, text: list[int]) -> Tensor:
-    """transformers' logits (T, V) of a text."""
-    return untouched(name)(input_ids=torch.tensor([text]), use_cache=False).logits[0]
-
-
-def compare(name: str, ours: Tensor, text: list[int]) -> None:
-    """Our logits of the last tokens of `text`, with transformers'."""
-    theirs = logits_of(name, text)[-len(ours) :]
-    worst = (ours - theirs).abs().max() / theirs.abs().max()
-    assert worst <= TOLERANCE, f"off by {worst:.1e} of the logits' range"
-
-
 @pytest.mark.parametrize("name", EACH)
 def test_rejections_at_every_depth(name: str) -> None:
     """Catches what was rejected and still weighs, in rows of unequal length within and beyond the window."""
@@ -97,7 +73,7 @@ def test_rejections_at_every_depth(name: str) -> None:
         drafts = [text_of(GAMMA, seed=100 * depth + row) for row in range(len(texts))]
         logits = lm.forward(torch.tensor([[text[-1], *draft] for text, draft in zip(texts, drafts, strict=True)]))
         for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
-            compare(name, logits[row], text + draft)
+            REFERENCE.compare(name, logits[row], text + draft)
             kept = (depth + row) % (GAMMA + 1)
             lm.kv.keep(row, range(kept + 1))
             text += [*draft[:kept], 7 + row]
@@ -133,17 +109,7 @@ def test_greedy_texts(name: str) -> None:
         assert written(OracleThatErrs(said), GAMMA, "block") == said
     if lm.limits.exact_trees:
         assert written(TreesThatErr(said), 2 * GAMMA, "traversal") == said
-    alone = untouched(name).generate(
+    alone = REFERENCE.module(name).generate(
         torch.tensor(PROMPTS[1:2]), max_new_tokens=LENGTH, do_sample=False, eos_token_id=None, pad_token_id=0
     )
-    same_text(name, PROMPTS[1], said[1], alone[0, len(PROMPTS[1]) :].tolist())
-
-
-def same_text(name: str, prompt: list[int], ours: list[int], theirs: list[int]) -> None:
-    """Equal, or parted where transformers' logits of two tokens are equal up to rounding."""
-    assert len(ours) == len(theirs)
-    parted = next((index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
-    if parted is not None:
-        logits = logits_of(name, [*prompt, *theirs[:parted]])[-1]
-        apart = logits.max() - logits[[ours[parted], theirs[parted]]].min()
-        assert apart <= TOLERANCE * logits.abs().max(), f"token {parted}: logits {apart:.1e} apart"
+    REFERENCE.same_text(name, PROMPTS[1], said[1], alone[0, len(PROMPTS[1]) :].tolist())

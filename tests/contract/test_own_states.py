@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from outrider.runtime.limits import find_native_limits
 from outrider.runtime.own_states import native_states
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers import VERIFIERS
+from tests.contract.family_reference import Reference, one_thread, random_text
 from tests.contract.own_cache_families import NATIVE, VOCAB, make
 from tests.helpers import OracleThatErrs, make_row, run_to_end
 from tests.unit.runtime.test_drafting import KINDS as KINDS_OF_ROWS
@@ -44,7 +45,8 @@ from tests.unit.runtime.test_drafting import Watched, batch, step_by_step
 KINDS = ("qwen3_5_text", "kimi_linear", "falcon_h1", "lfm2", "mamba", "recurrent_gemma", "minimax", "zamba")
 EACH = [pytest.param(name, marks=() if name in KINDS else pytest.mark.nightly) for name in NATIVE]
 DTYPES = [torch.float32, torch.bfloat16]
-TOLERANCE = 2e-4
+REFERENCE = Reference(make, tolerance=2e-4)
+text_of = partial(random_text, VOCAB)
 STEPS_DIFFER = {"zamba2"}  # transformers' steps of one token leave out the smallest time step, its passes and ours do not
 TEXTS = (3, 11, 26)  # tokens of the ragged rows
 GAMMA = 4
@@ -52,12 +54,9 @@ Bug = Callable[[pytest.MonkeyPatch], None]
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.inference_mode():
+def _one_thread() -> Iterator[None]:
+    with one_thread(), torch.inference_mode():
         yield
-    torch.set_num_threads(threads)
 
 
 def subject(name: str, dtype: torch.dtype = torch.float32) -> LM:
@@ -73,23 +72,6 @@ def _loaded(name: str, dtype: torch.dtype) -> LM:
     made = native_states(lm, module, cache_folder())
     made.limits = find_native_limits(made)
     return made
-
-
-@cache
-def untouched(name: str) -> Any:
-    """The model as transformers runs it."""
-    return make(name)
-
-
-def text_of(length: int, seed: int = 0) -> list[int]:
-    return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def compare(name: str, ours: Tensor, text: list[int]) -> None:
-    """Our logits of the last tokens of `text` with transformers'."""
-    theirs = untouched(name)(input_ids=torch.tensor([text]), use_cache=False).logits[0, -len(ours) :]
-    worst = (ours - theirs).abs().max() / theirs.abs().max()
-    assert worst <= TOLERANCE, f"off by {worst:.1e} of the logits' range"
 
 
 def begin(lm: LM, *texts: list[int]) -> None:
@@ -139,7 +121,7 @@ def test_chunks(name: str, dtype: torch.dtype) -> None:
         parts.append(score(lm, text[start:end])[0])
         lm.kv.advance(0, end - start)
     if dtype == torch.float32:
-        compare(name, torch.cat(parts), text)
+        REFERENCE.compare(name, torch.cat(parts), text)
     assert torch.equal(torch.cat(parts), plain(lm, text, len(text)))
 
 
@@ -151,7 +133,7 @@ def rejections(name: str, dtype: torch.dtype) -> None:
 
     def check(logits: Tensor, text: list[int]) -> None:
         if dtype == torch.float32:
-            compare(name, logits, text)
+            REFERENCE.compare(name, logits, text)
         assert torch.equal(logits, plain(lm, text, len(logits)))
 
     for step, depth in enumerate((0, 2, 4, 1, 0, 3, 4, 0)):

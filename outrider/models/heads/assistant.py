@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import CapabilityError, CheckpointError
-from outrider.kv import KVCache, LayerShape
+from outrider.kv import LayerShape
 from outrider.lazy import transformers
 from outrider.models.heads.mtp_body import in_silence
 from outrider.models.heads.tensors import read_config
@@ -54,8 +54,7 @@ def check_fits(folder: Path, target_config: Any) -> None:
     """Raises CheckpointError for an assistant of another target, as far as the configs tell."""
     config, target = read_config(folder), target_config.get_text_config()
     text = config.get("text_config") or {}
-    wanted = {"backbone_hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
-    for name, expected in wanted.items():
+    for name, expected in (("backbone_hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         found = config.get(name, text.get(name))
         if found is not None and found != expected:
             what = f"the assistant in '{folder}' was made for another target"
@@ -94,10 +93,11 @@ class Assistant:
         for kind, layer in self._layers.items():
             first = [max(0, end - self._window - 1) if kind == SLIDING else 0 for end in lengths]
             low, high = min(first), max(lengths)
-            places = torch.arange(low, high, device=device)
+            positions = torch.arange(low, high, device=device)
             begins = torch.tensor(first, device=device)
-            masks[kind] = ((places >= begins[:, None]) & (places < ends[:, None]))[:, None, None]
-            shared[kind] = _part(kv, layer, len(lengths), low, high)
+            masks[kind] = ((positions >= begins[:, None]) & (positions < ends[:, None]))[:, None, None]
+            keys, values = (store[layer][: len(lengths), low:high].transpose(1, 2) for store in (kv.keys, kv.values))
+            shared[kind] = keys, values
         return Seen(shared, masks, ends[:, None])
 
     def step(self, tokens: Tensor, states: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
@@ -122,15 +122,9 @@ class Assistant:
         return states.new_full((*states.shape[:-1], chooser.vocab_size), OUTSIDE).scatter_(-1, tokens, scores)
 
 
-def _part(kv: KVCache, layer: int, num_rows: int, low: int, high: int) -> tuple[Tensor, Tensor]:
-    """Keys and values (B, KV heads, S, D) of positions low .. high, without a copy."""
-    keys, values = (store[layer][:num_rows, low:high].transpose(1, 2) for store in (kv.keys, kv.values))
-    return keys, values
-
-
 @contextmanager
 def every_layer_shares() -> Iterator[None]:
-    """transformers may make models that read keys and values in all of their layers: 5.23 refuses what assistants are."""
+    """Lets transformers make models whose layers all read another's keys and values, which 5.23 refuses."""
     kinds = [kind for name in CONFIGS if (kind := getattr(transformers, name, None)) and "kv_sharing_modes" in vars(kind)]
     before = [vars(kind)["kv_sharing_modes"] for kind in kinds]
     for kind, modes in zip(kinds, before, strict=True):

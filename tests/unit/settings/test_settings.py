@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,14 @@ import pytest
 from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigError
 from outrider.settings import NoSettings, check_bounds, describe_settings, parse_settings, setting
+from outrider.train.config import TrainConfig
+from outrider.train.kinds import KINDS
 from outrider.verifiers import VERIFIERS
+
+SETTINGS = sorted({
+    TrainConfig,
+    *(registry.load(name).Settings for registry in (DRAFTERS, VERIFIERS, KINDS) for name in registry.names()),
+}, key=lambda kind: kind.__name__)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,21 @@ def test_descriptions_name_default_and_meaning() -> None:
     assert list(describe_settings(Example)) == [
         "count", "share", "name", "on", "mode", "tree", "layer", "file",
     ]  # fmt: skip
+
+
+def beyond(bounds: dict[str, float]) -> list[float]:
+    """A value beyond each bound."""
+    steps = {"at_least": -1, "above": 0, "at_most": 1, "below": 0}
+    return [bound + steps[kind] for kind, bound in bounds.items()]
+
+
+@pytest.mark.parametrize("kind", SETTINGS, ids=lambda kind: kind.__name__)
+def test_every_bound_is_compared(kind: Any) -> None:
+    """Catches a class that states bounds and does not ask for `check_bounds`: its help would be wrong."""
+    for field in dataclasses.fields(kind):
+        for value in beyond(field.metadata.get("bounds", {})):
+            with pytest.raises(ConfigError, match=f"{field.name} must be"):
+                kind(**{field.name: value})
 
 
 @pytest.mark.parametrize("registry", [DRAFTERS, VERIFIERS])

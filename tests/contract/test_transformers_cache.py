@@ -9,7 +9,7 @@ One family of each kind runs always, all of them at night. At the end: bugs of r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -30,6 +30,7 @@ from outrider.models.stateful.lm import StateLM
 from outrider.models.stateful.state import OwnState
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers import VERIFIERS
+from tests.contract.family_reference import Reference, one_thread, random_text
 from tests.contract.own_cache_families import FAMILIES, ONE_OF_EACH_KIND, VOCAB, make
 from tests.helpers import OracleThatErrs, make_row, run_to_end
 
@@ -37,17 +38,16 @@ EACH = [pytest.param(name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark
 ONE_AT_A_TIME = {"falcon_mamba", "jamba", "mamba", "recurrent_gemma", "zamba"}  # several tokens would forget the state
 NOT_ALONE = {"nemotron_h", "zamba2"}  # a single token is computed otherwise than several
 READ_ANEW = {"openai-gpt"}  # keep nothing of a text
-TOLERANCE = 2e-4
+REFERENCE = Reference(make, tolerance=2e-4)
+text_of = partial(random_text, VOCAB)
 TEXTS = (3, 11, 26)  # tokens of the ragged rows
 GAMMA = 4
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 @cache
@@ -58,29 +58,6 @@ def subject(name: str) -> StateLM:
     finish(lm, module)
     assert isinstance(lm, StateLM), f"{name} runs on our cache"
     return lm
-
-
-@cache
-def untouched(name: str) -> Any:
-    """The model as transformers runs it."""
-    return make(name)
-
-
-def text_of(length: int, seed: int = 0) -> list[int]:
-    return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-@torch.inference_mode()
-def plain(name: str, text: list[int]) -> Tensor:
-    """transformers' logits (T, V) of one text."""
-    return untouched(name)(input_ids=torch.tensor([text]), use_cache=False).logits[0]
-
-
-def compare(name: str, ours: Tensor, text: list[int]) -> None:
-    """Our logits of the last tokens of `text`."""
-    theirs = plain(name, text)[-len(ours) :]
-    worst = (ours - theirs).abs().max() / theirs.abs().max()
-    assert worst <= TOLERANCE, f"off by {worst:.1e} of the logits' range"
 
 
 def begin(lm: StateLM, *texts: list[int]) -> None:
@@ -119,7 +96,7 @@ def test_chunks(name: str) -> None:
     for start, end in ((0, 16), (16, 17), (17, 41)):
         logits = score(lm, text[start:end])[0]
         lm.kv.advance(0, end - start)
-        compare(name, logits, text[:end])
+        REFERENCE.compare(name, logits, text[:end])
 
 
 def rejections(name: str) -> None:
@@ -131,7 +108,7 @@ def rejections(name: str) -> None:
         drafts = [text_of(GAMMA, seed=100 * step + row) for row in range(len(texts))]
         logits = score(lm, *[[text[-1], *draft] for text, draft in zip(texts, drafts, strict=True)])
         for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
-            compare(name, logits[row], text + draft)
+            REFERENCE.compare(name, logits[row], text + draft)
             kept = (depth + row) % (GAMMA + 1)  # of the draft
             lm.kv.keep(row, range(kept + 1))
             text += [*draft[:kept], 7 + row]
@@ -139,7 +116,7 @@ def rejections(name: str) -> None:
         if step % 3 == 0:
             logits = score(lm, *[[text[-1]] for text in texts])
             for row, text in enumerate(texts):
-                compare(name, logits[row], text)
+                REFERENCE.compare(name, logits[row], text)
                 lm.kv.keep(row, [0])
                 text.append(30 + step)
 
@@ -162,12 +139,12 @@ def test_rows_move(name: str) -> None:
         text += [text_of(GAMMA, seed=9)[0], 40 + row]
     away = lm.kv.pack(0)
     lm.kv.swap_remove(0)  # rows are now texts 2 and 1
-    compare(name, score(lm, [texts[2][-1], 5])[0], [*texts[2], 5])
+    REFERENCE.compare(name, score(lm, [texts[2][-1], 5])[0], [*texts[2], 5])
     for _ in range(2):
         lm.kv.unpack(lm.kv.add_row(), away)
     logits = score(lm, [texts[0][-1], 8], [texts[0][-1], 9], first_row=2)
     for row, token in enumerate((8, 9)):
-        compare(name, logits[row], [*texts[0], token])
+        REFERENCE.compare(name, logits[row], [*texts[0], token])
     lm.kv.check_integrity()
 
 
@@ -187,7 +164,7 @@ def test_a_long_backlog_gets_a_pass_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(lm.own_run, "feed", counted)
     for step in range(30):
         draft = text_of(GAMMA, seed=step)
-        compare(name, score(lm, [text[-1], *draft])[0], text + draft)
+        REFERENCE.compare(name, score(lm, [text[-1], *draft])[0], text + draft)
         lm.kv.keep(0, [0, 1])
         text += [draft[0], 3 + step]
     assert len(widths) == 31, "one step of thirty needs a second pass"
@@ -210,16 +187,16 @@ def test_hidden_states_are_those_of_the_pass(name: str) -> None:
     finally:
         lm.capture = ()
     with torch.inference_mode():
-        theirs = untouched(name).get_decoder()
+        theirs = REFERENCE.module(name).get_decoder()
         heard: list[Tensor] = []
-        layers = decoder_layers(untouched(name))
+        layers = decoder_layers(REFERENCE.module(name))
         hooks = [layers[layer].register_forward_pre_hook(lambda part, args: heard.append(args[0])) for layer in (0, 1)]
         theirs(input_ids=torch.tensor([[*text, 6, 7]]), use_cache=False)
         for hook in hooks:
             hook.remove()
     for layer in (0, 1):
         assert lm.hidden[layer].shape == (1, 3, 64)
-        assert (lm.hidden[layer] - heard[layer][:, -3:]).abs().max() <= TOLERANCE * heard[layer].abs().max()
+        assert (lm.hidden[layer] - heard[layer][:, -3:]).abs().max() <= REFERENCE.tolerance * heard[layer].abs().max()
 
 
 def test_trees_are_refused() -> None:
@@ -273,14 +250,8 @@ def test_greedy_texts(name: str) -> None:
 def compare_texts(name: str, found: list[list[int]], expected: list[list[int]]) -> None:
     """Equal texts; those of a family that is served up to rounding may part at two tokens that are as good as tied."""
     for prompt, ours, theirs in zip(PROMPTS, found, expected, strict=False):
-        assert len(ours) == len(theirs)
-        parted = next((index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
-        if parted is None:
-            continue
-        assert not subject(name).limits.exact_rows
-        logits = plain(name, [*prompt, *theirs[:parted]])[-1]
-        apart = logits.max() - logits[[ours[parted], theirs[parted]]].min()
-        assert apart <= TOLERANCE * logits.abs().max(), f"token {parted}: logits {apart:.1e} apart"
+        assert ours == theirs or not subject(name).limits.exact_rows
+        REFERENCE.same_text(name, prompt, ours, theirs)
 
 
 @pytest.mark.parametrize("name", [param for param in EACH if param.values[0] in ONE_AT_A_TIME])
@@ -375,7 +346,7 @@ def keeps_keys_of_the_rejected(patch: pytest.MonkeyPatch) -> None:
 def test_bugs_of_rolling_back_are_found(
     name: str, bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject(name), untouched(name)
+    subject(name), REFERENCE.module(name)
     bug(monkeypatch)
     with pytest.raises((AssertionError, RuntimeError, IndexError)):
         rejections(name)

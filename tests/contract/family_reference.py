@@ -1,0 +1,60 @@
+"""What the suites of families compare with: transformers' own passes over texts of random tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread of torch: its sums then have one order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def random_text(vocab_size: int, length: int, seed: int = 0) -> list[int]:
+    return torch.randint(3, vocab_size, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+class Reference:
+    """The families that `make` makes by name, as transformers runs them."""
+
+    def __init__(self, make: Callable[[str], Any], tolerance: float) -> None:
+        """`tolerance`: a share of the logits' range."""
+        self.tolerance = tolerance
+        self._make = make
+        self.module = cache(self._made)
+
+    @torch.inference_mode(False)
+    def _made(self, name: str) -> Any:
+        return self._make(name)
+
+    @torch.inference_mode()
+    def logits(self, name: str, text: list[int]) -> Tensor:
+        """The module's logits (T, V) of one text."""
+        return self.module(name)(input_ids=torch.tensor([text]), use_cache=False).logits[0]
+
+    def compare(self, name: str, ours: Tensor, text: list[int]) -> None:
+        """Asserts that logits (n, V) of the text's last n tokens are the module's, up to rounding."""
+        theirs = self.logits(name, text)[-len(ours) :]
+        worst = (ours - theirs).abs().max() / theirs.abs().max()
+        assert worst <= self.tolerance, f"off by {worst:.1e} of the logits' range"
+
+    def same_text(self, name: str, prompt: list[int], ours: list[int], theirs: list[int]) -> None:
+        """Asserts that two greedy texts are equal, or part where the module's logits of two tokens are equal up to rounding."""
+        assert len(ours) == len(theirs)
+        parted = next((index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
+        if parted is not None:
+            logits = self.logits(name, [*prompt, *theirs[:parted]])[-1]
+            apart = logits.max() - logits[[ours[parted], theirs[parted]]].min()
+            assert apart <= self.tolerance * logits.abs().max(), f"token {parted}: logits {apart:.1e} apart"
