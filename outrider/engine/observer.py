@@ -52,19 +52,19 @@ class Observer:
     """The engine's calls to it do nothing here: metrics, traces and logs overwrite those that they need."""
 
     def queued(self, request: Request) -> None:
-        """It waits."""
+        """A request waits in the queue."""
 
     def admitted(self, request: Request, queued_s: float, cached_tokens: int) -> None:
-        """Reading its prompt begins."""
+        """Reading a request's prompt begins."""
 
     def prefilled(self, request: Request, seconds: float, tokens: int) -> None:
-        """Its prompt is read; it joins the batch."""
+        """A request's prompt is read; it joins the batch."""
 
     def preempted(self, request: Request) -> None:
-        """It waits again."""
+        """A running request goes back to the queue."""
 
     def stepped(self, report: StepReport) -> None:
         """A step of the batch is over."""
 
     def finished(self, request: Request, finish: Finish) -> None:
-        """It ended, for whatever reason."""
+        """A request ended, for whatever reason."""
