@@ -60,6 +60,9 @@ class MtpRecipe(UnrolledRecipe):
         head = _new_head(target, device) if there is None else load_mtp(there, target.config, torch.float32, device)
         if len(head.layers) > 1:
             raise CapabilityError(f"kind 'mtp': the head in '{there}' has {len(head.layers)} layers; heads of one are tuned")
+        if not head.on_our_cache:
+            what = f"kind 'mtp': the layer of the head in '{there}'"
+            raise CapabilityError(f"{what} does not run on Outrider's cache, so it cannot learn")
         if head.window is not None:
             raise CapabilityError(f"kind 'mtp': the head's layer sees {head.window} tokens; those that see all are trained")
         Listening(target, head.config.signals)  # refuses a target without these states

@@ -96,13 +96,13 @@ class FeatureFed(ModelDrafter):
 
     def pack(self, index: int) -> object:
         self._forget_draft()
-        fed, kv = self._fed[index], self.lm.kv
-        return fed.begin, list(fed.waiting), kv.read(index, 0, kv.lengths[index])
+        fed = self._fed[index]
+        return fed.begin, list(fed.waiting), self.lm.kv.pack(index)
 
-    def unpack(self, state: tuple[int, list[Tensor], list[Tensor]]) -> None:  # type: ignore[override]
+    def unpack(self, state: tuple[int, list[Tensor], Any]) -> None:  # type: ignore[override]
         fed = self._fed[-1]
-        fed.begin, fed.waiting, parts = state
-        self.lm.kv.put(self.lm.kv.num_rows - 1, 0, parts)
+        fed.begin, fed.waiting, packed = state
+        self.lm.kv.unpack(self.lm.kv.num_rows - 1, packed)
 
     @torch.inference_mode()
     def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:

@@ -7,7 +7,8 @@
 When drafting, the pair behind the last known state takes the head's own state instead, as the state was trained to be read:
 normed where the target's is. A head of several layers has one for each token of a draft: layer k reads (x_{t+1+k}, the
 state of layer k - 1 at t). Embedding and output head are the target's. The layer is transformers' code for the target's family
-(`mtp_body.py`), so its attention, rotary embedding and experts are the family's, too; it attends over a cache of the head's own.
+(`mtp_body.py`), so its attention, rotary embedding and experts are the family's, too; it attends over a cache of the head's own,
+ours or, where an indexer picks the keys, transformers' (`mtp_states.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 
 from outrider.kv import LayerShape
 from outrider.models.attention import PassPlan, following, make_known
+from outrider.models.stateful.state import OwnState
 
 BY_FUNCTION = "outrider-by-function"  # the attention of a head in training
 _by: ContextVar[Callable[..., Tensor]] = ContextVar("the function that attends in the pass that this thread makes")
@@ -58,7 +60,9 @@ def _copied(norm: nn.Module) -> nn.Module:
 class MtpLayer(nn.Module):
     """One layer with its norms and its projection."""
 
-    def __init__(self, body: Any, norm: nn.Module, shape: LayerShape, window: int | None, size: int, *, bias: bool) -> None:
+    def __init__(
+        self, body: Any, norm: nn.Module, shape: LayerShape | None, window: int | None, size: int, *, bias: bool
+    ) -> None:
         """`body`: a decoder of one layer that ends without a norm; `norm`: its own; `shape`, `window`: of its attention."""
         super().__init__()
         self.shape, self.window = shape, window
@@ -68,12 +72,19 @@ class MtpLayer(nn.Module):
         self.body = body
 
     def forward(
-        self, embeds: Tensor, features: Tensor, positions: Tensor, *, hidden_first: bool = False
+        self, embeds: Tensor, features: Tensor, positions: Tensor, *, hidden_first: bool = False, state: OwnState | None = None
     ) -> Tensor:
-        """States o (B, T, H) of embedded tokens and features, both (B, T, H), at positions (B, T)."""
+        """States o (B, T, H) of embedded tokens and features, both (B, T, H), at positions (B, T).
+
+        `state`: what transformers' cache holds of the one text; it is changed.
+        """
         pair = [self.embed_norm(embeds), self.hidden_norm(features)]
         inputs = self.projection(torch.cat(pair[::-1] if hidden_first else pair, dim=-1))
-        return self.body(inputs_embeds=inputs, position_ids=positions, use_cache=False).last_hidden_state
+        kept = {} if state is None else {"past_key_values": state.cache}
+        output = self.body(inputs_embeds=inputs, position_ids=positions, use_cache=state is not None, **kept)
+        if state is not None:
+            state.cache = output.past_key_values
+        return output.last_hidden_state
 
     def number(self, index: int) -> None:
         """Set the index of its layer in the head's cache."""
@@ -114,8 +125,14 @@ class MtpHead(nn.Module):
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
-        """What its cache keeps of a token, for each layer."""
-        return [self.layer(index).shape for index in range(len(self.layers))]
+        """What its cache keeps of a token, for each layer that runs on ours."""
+        shapes = (self.layer(index).shape for index in range(len(self.layers)))
+        return [shape for shape in shapes if shape is not None]
+
+    @property
+    def on_our_cache(self) -> bool:
+        """Whether all its layers run on our cache."""
+        return len(self.layer_shapes) == len(self.layers)
 
     @property
     def window(self) -> int | None:
@@ -150,10 +167,12 @@ class MtpHead(nn.Module):
         with following(plan):
             return self.states(tokens, features, positions, layer)
 
-    def states(self, tokens: Tensor, features: Tensor, positions: Tensor, layer: int = 0) -> Tensor:
-        """`on_cache`, with whatever attention its layers have been given."""
+    def states(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, layer: int = 0, state: OwnState | None = None
+    ) -> Tensor:
+        """`on_cache`, with whatever attention its layers have been given, or behind one text's `state`."""
         embeds = self.shared[0](tokens).to(features.dtype)
-        return self.layer(layer)(embeds, features, positions, hidden_first=self.config.hidden_first)
+        return self.layer(layer)(embeds, features, positions, hidden_first=self.config.hidden_first, state=state)
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Callable[..., Tensor]) -> Tensor:
         """What `on_cache` gives, attending by a function of (layer, query, key, value, scaling): for training."""

@@ -19,8 +19,8 @@ from outrider.kv import LayerShape
 from outrider.lazy import transformers
 from outrider.models import attention
 from outrider.models.heads.mtp_layout import BLOCK, NORM
-from outrider.models.loading.unsupported import refuse_silent_layers
-from outrider.models.probes.probe import see_layers
+from outrider.models.loading.unsupported import OwnCacheNeededError, refuse_other_caches, refuse_silent_layers
+from outrider.models.probes.probe import difference, see_layers, tolerance
 from outrider.models.signals import decoder_layers
 
 TABLE = 8  # rows of its tables, which nobody reads
@@ -30,7 +30,8 @@ EXPERT_FIELDS: dict[str, tuple[Any, Any]] = {
     "moe_layer_end_index": (0, 0), "moe_layer_interval": (1, 1), "mlp_layer_types": (["sparse"], ["dense"]),
 }  # fmt: skip
 FULL = "full_attention"
-Body = tuple[nn.Module, nn.Module, LayerShape, int | None]  # what `make_body` gives
+KINDS = {"mimo_v2_flash": "sliding_attention", "minimax_m3_vl_text": "minimax_m3_sparse"}  # of MTP layers
+Body = tuple[nn.Module, nn.Module, LayerShape | None, int | None]  # what `make_body` gives
 
 
 def one_layer_config(config: Any, *, has_experts: bool, stacked: bool = False) -> Any:
@@ -42,7 +43,10 @@ def one_layer_config(config: Any, *, has_experts: bool, stacked: bool = False) -
     kinds, own = getattr(text, "layer_types", None), getattr(text, "mtp_layer_types", None)
     text.num_hidden_layers = 1
     if kinds:
-        text.layer_types = [own[0] if own else FULL if FULL in kinds else kinds[-1]]
+        usual = FULL if FULL in kinds else kinds[-1]
+        text.layer_types = [own[0] if own else KINDS.get(text.model_type, usual)]
+    if getattr(text, "indexer_types", None):
+        text.indexer_types = ["full"]  # a single layer has nobody's choice of keys to share
     if stacked:
         text.layer_types = list(text.mtp_layers_block_type)
     for name, (with_experts, without) in EXPERT_FIELDS.items():
@@ -57,10 +61,11 @@ def one_layer_config(config: Any, *, has_experts: bool, stacked: bool = False) -
 def make_body(
     what: str, config: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, *, stacked: bool = False
 ) -> Body:
-    """A decoder of one layer that ends without a norm; that norm; what its cache keeps of a token; its window.
+    """A decoder of one layer that ends without a norm; that norm; what our cache keeps of a token; its window.
 
-    `tensors`: of the layer (`block.*`, with `stacked` blocks `block.N.*`) and the norm. Raises CheckpointError, beginning with
-    `what`, where they are not what a layer of this family has, CapabilityError for a layer that our cache cannot serve.
+    The third is None for a layer that needs transformers' own cache. `tensors`: of the layer (`block.*`, with `stacked` blocks
+    `block.N.*`) and the norm. Raises CheckpointError, beginning with `what`, where they are not what a layer of this family has,
+    CapabilityError for a layer that no cache serves.
     """
     text = one_layer_config(config, has_experts=any(".experts." in name for name in tensors), stacked=stacked)
     code = _code_of(what, text)
@@ -74,7 +79,14 @@ def make_body(
             None, config=text, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
     _check(what, code, report, inner)
-    return _finished(what, module.to(device), norm)
+    own_attention = module.config._attn_implementation
+    try:
+        return _finished(module.to(device), norm)
+    except OwnCacheNeededError:
+        module.set_attn_implementation(own_attention)
+        decoder, last = _without_norm(module, norm)
+        _check_goes_on(what, decoder)
+        return decoder, last, None, None
 
 
 def copied_body(what: str, target: Any, device: torch.device) -> Body:
@@ -91,26 +103,54 @@ def copied_body(what: str, target: Any, device: torch.device) -> Body:
             norm, own, model = _norm_name(type(module), text), getattr(module, module.base_model_prefix), target.get_decoder()
             copy_to.load_state_dict(there)
             getattr(own, norm).load_state_dict(getattr(model, norm).state_dict())
-            return _finished(what, module.float().to(device), norm)
+            try:
+                return _finished(module.float().to(device), norm)
+            except OwnCacheNeededError as error:
+                raise CapabilityError(f"{what}: its layer does not run on Outrider's cache: {error}") from error
     raise CapabilityError(f"{what}: none of the target's layers with full attention can be copied")
 
 
-def _finished(what: str, module: Any, norm: str) -> Body:
-    """What `make_body` promises, of a whole model of one layer."""
-    module = module.eval().requires_grad_(False)
+def _finished(module: Any, norm: str) -> Body:
+    """What `make_body` promises, of a whole model of one layer. Raises OwnCacheNeededError where our cache cannot serve it."""
+    module.eval().requires_grad_(False)
     attention.register()
-    try:
-        found = see_layers(module)
-        if len(found) != 1:
-            refuse_silent_layers(module, [0])
-        (seen,) = found.values()
-    except CapabilityError as error:
-        raise CapabilityError(f"{what}: its layer does not run on Outrider's cache: {error}") from error
+    refuse_other_caches(module)
+    found = see_layers(module)
+    if len(found) != 1:
+        refuse_silent_layers(module, [0])
+    (seen,) = found.values()
+    return *_without_norm(module, norm), seen.kind.shape, seen.window
+
+
+def _without_norm(module: Any, norm: str) -> tuple[nn.Module, nn.Module]:
+    """The decoder, which reads embeddings and ends without its norm, and that norm."""
     decoder = getattr(module, module.base_model_prefix)
     last = getattr(decoder, norm)
     setattr(decoder, norm, nn.Identity())
     decoder.set_input_embeddings(nn.Identity())
-    return decoder, last, seen.kind.shape, seen.window
+    return decoder, last
+
+
+@torch.inference_mode()
+def _check_goes_on(what: str, decoder: Any) -> None:
+    """Raises CapabilityError for a decoder that computes another thing behind what its cache holds than in one pass."""
+    like = next(decoder.parameters())
+    inputs = torch.randn(1, 4, decoder.config.hidden_size, generator=torch.Generator().manual_seed(0)).to(like)
+    positions, cache, parts = torch.arange(4, device=like.device)[None], None, list[Tensor]()
+    try:
+        whole = decoder(inputs_embeds=inputs, position_ids=positions, use_cache=False).last_hidden_state
+        for now in (slice(0, 2), slice(2, 4)):
+            output = decoder(
+                inputs_embeds=inputs[:, now], position_ids=positions[:, now], past_key_values=cache, use_cache=True
+            )
+            cache = output.past_key_values
+            parts.append(output.last_hidden_state)
+    except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise CapabilityError(f"{what}: its layer runs on no cache ({type(error).__name__}: {error})") from error
+    if (worst := difference(torch.cat(parts, dim=1), whole, like.dtype, picks_experts=True)) > tolerance(like.dtype):
+        raise CapabilityError(f"{what}: behind what its cache holds, its layer differs from itself by {worst:.1%}")
 
 
 def _code_of(what: str, text: Any) -> Any:

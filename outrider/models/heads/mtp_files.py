@@ -47,7 +47,6 @@ from outrider.models.loading.memory import (
 from outrider.models.signals import AFTER_NORM
 
 INSTEAD = "Use --drafter ngram, or train a head: outrider train mtp"
-OTHER_ATTENTION = (".indexer.",)  # in names: what Outrider's attention does not compute
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def ships_mtp(name: str) -> bool:
             _check_whole(found)
     except (OSError, ValueError, AttributeError, KeyError, TypeError, OutriderError):
         return False
-    return found is not None and not any(part in name for name in found.layout.tensors for part in OTHER_ATTENTION)
+    return found is not None
 
 
 def weigh_mtp(name: str, config: Any, dtype: torch.dtype) -> ModelMemory:
@@ -123,7 +122,11 @@ def load_mtp(
     own, known = stored.get("outrider"), (stored.get("text_config") or stored).get("max_position_embeddings")
     trained_for = str(own.get("target", "")) if isinstance(own, dict) else ""
     made = MtpConfig(layout.name, text.hidden_size, (signal,), layout.hidden_first, layout.reads_normed, known, trained_for)
-    return MtpHead(made, [_layer(files, index, config, dtype, device) for index in range(len(layout.layers))]).eval()
+    head = MtpHead(made, [_layer(files, index, config, dtype, device) for index in range(len(layout.layers))]).eval()
+    if len(head.layers) > 1 and not head.on_our_cache:
+        what = f"the MTP head in '{folder}' has {len(head.layers)} layers that need transformers' own cache"
+        raise CapabilityError(f"{what}; there a head of one layer drafts. {INSTEAD}.")
+    return head
 
 
 def _layer(files: MtpFiles, index: int, config: Any, dtype: torch.dtype, device: torch.device) -> MtpLayer:

@@ -121,3 +121,8 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     save_with_mtp(tmp_path, partial(random_model, "llama"), "deepseek", num_layers=2)
     with pytest.raises(CapabilityError, match="has 2 layers; heads of one are tuned"):
         MtpRecipe.build(setup_of(random_model("llama", 0), str(tmp_path)))
+    save_with_mtp(tmp_path / "sparse", partial(random_model, "deepseek_v32"), "deepseek")
+    with pytest.raises(CapabilityError, match="does not run on Outrider's cache, so it cannot learn"):
+        MtpRecipe.build(setup_of(random_model("deepseek_v32", 0), str(tmp_path / "sparse")))
+    with pytest.raises(CapabilityError, match="does not run on Outrider's cache: its attention is sparse"):
+        MtpRecipe.build(setup_of(random_model("deepseek_v32", 0)))

@@ -35,6 +35,7 @@ PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
 ON_OUR_CACHE = [  # latent attention, experts, grouped heads
     ("deepseek_v3", "deepseek"), ("glm4_moe", "deepseek"), ("qwen2", "mimo"), ("ernie4_5_moe", "ernie"), ("qwen3", "qwen"),
 ]  # fmt: skip
+ON_THEIR_OWN_CACHE = [("deepseek_v32", "deepseek"), ("glm_moe_dsa", "deepseek")]  # an indexer picks the keys
 BESIDE_STATES = [  # Ling, Nemotron 3
     ("qwen3_5_text", "qwen"), ("qwen3_next", "qwen"), ("bailing_hybrid", "deepseek"), ("nemotron_h", "nemotron")
 ]  # fmt: skip
@@ -151,6 +152,32 @@ def test_beside_a_hybrid(tmp_path: Path, family: str, layout: str) -> None:
     assert ships_mtp(str(tmp_path))
     with pytest.raises(CapabilityError, match="states cannot branch"):
         built(tmp_path, drafter="mtp", drafter_options={"tree": "2x2x1"})
+
+
+@pytest.mark.parametrize(("family", "layout"), ON_THEIR_OWN_CACHE)
+def test_on_transformers_cache(tmp_path: Path, family: str, layout: str) -> None:
+    """Catches an indexer's keys of rejected drafts, and a row that goes back to another state than the target's last word."""
+    check(tmp_path, saved(tmp_path, partial(random_model, family), layout), "auto")
+    assert ships_mtp(str(tmp_path))
+    with pytest.raises(CapabilityError, match="states cannot branch"):
+        built(tmp_path, drafter="mtp", drafter_options={"tree": "2x2x1"})
+
+
+def test_a_row_on_transformers_cache_moves(tmp_path: Path) -> None:
+    """Catches a row that another decoder goes on with from the state of a draft."""
+    reference = saved(tmp_path, partial(random_model, "deepseek_v32"), "deepseek")
+    made = built(tmp_path, drafter="mtp")
+    seen, drafter = watched(made), made.decoder.drafter
+    for number, prompt in enumerate(PROMPTS):
+        made.decoder.add(make_row(prompt, PARAMS, number=number))
+    for _ in range(4):
+        made.decoder.step()
+        row, state = made.decoder.rows[-1], drafter.pack(len(PROMPTS) - 1)
+        drafter.stop(len(PROMPTS) - 1)
+        drafter.start(row)
+        drafter.unpack(state)
+    assert sum(len(draft) for _, draft in seen) > 20
+    assert all(not draft or draft == reference.draft(text, len(draft))[0] for text, draft in seen)
 
 
 def test_a_head_and_a_look_up_take_turns_beside_a_hybrid(tmp_path: Path) -> None:
