@@ -7,7 +7,9 @@ them. `MtpReference` applies it without any cache: each draft token is read off 
 from __future__ import annotations
 
 import copy
+import inspect
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,11 +61,33 @@ class MtpReference:
         x = layer["projection"](torch.cat(pair[::-1] if self.layout == "mimo" else pair, dim=-1))
         count = x.shape[1]
         positions = torch.arange(count)[None]
-        mask = torch.full((count, count), torch.finfo(x.dtype).min).triu(1)[None, None]
-        rotation = None if layer["rotary"] is None else layer["rotary"](x, positions)
         for block in layer["blocks"]:
+            attention = getattr(block, "self_attn", None)
+            window = getattr(attention, "sliding_window", None)
+            unseen = torch.ones(count, count).triu(1) if window is None else 1 - torch.ones(count, count).tril().triu(1 - window)
+            mask = torch.zeros(count, count).masked_fill(unseen.bool(), torch.finfo(x.dtype).min)[None, None]
+            rotation = None if layer["rotary"] is None else _rotation(layer["rotary"], x, positions, attention)
             x = _first(block(x, position_embeddings=rotation, attention_mask=mask, position_ids=positions, use_cache=False))
         return x
+
+
+def _rotation(rotary: Any, x: Tensor, positions: Tensor, attention: Any) -> Any:
+    """What a rotary embedding gives, some of them by the kind of attention."""
+    by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
+    return rotary(x, positions, attention.config.layer_types[attention.layer_idx]) if by_kind else rotary(x, positions)
+
+
+class FirstHalf(nn.Module):
+    """A block of LongCat Flash's MTP layer, which is the first half of the family's own, without experts."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = layer.self_attn[0], layer.mlps[0]
+        self.input_layernorm, self.post_attention_layernorm = layer.input_layernorm[0], layer.post_attention_layernorm[0]
+
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), **options)[0]
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 def _first(made: Any) -> Tensor:
@@ -89,7 +113,7 @@ def save_with_mtp(
         parts = _parts(donor, target, layout, shared, seed=index, echoes=echoes)
         reference.layers.append(parts)
         count, block = target.config.get_text_config().num_hidden_layers, _block_tensors(donor, folder, layout)
-        tensors |= _named(layout, index, count, parts, block)
+        tensors |= _published(donor.config.model_type, _named(layout, index, count, parts, block))
     folder.mkdir(parents=True, exist_ok=True)
     copies = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
     save_file(copies, folder / WEIGHTS, metadata={"format": "pt"})
@@ -103,6 +127,8 @@ def _parts(donor: Any, target: Any, layout: str, shared: dict[str, Any], *, seed
     """A layer's modules; in Qwen's layout all layers share all but the block."""
     decoder, size = donor.get_decoder(), target.config.get_text_config().hidden_size
     block = {"blocks": decoder.layers[-_num_blocks(layout) :], "rotary": getattr(decoder, "rotary_emb", None)}
+    if donor.config.model_type == "longcat_flash":
+        block["blocks"] = [FirstHalf(decoder.layers[-1])]
     norm = getattr(decoder, "norm", None) or decoder.norm_f
     donor.set_attn_implementation("eager")
     if layout == "qwen" and shared:
@@ -131,11 +157,14 @@ def _num_blocks(layout: str) -> int:
 
 def _block_tensors(donor: Any, folder: Path, layout: str) -> dict[str, Tensor]:
     """A donor's last layer as checkpoints have it (experts one by one); of several blocks, with their numbers."""
+    family = donor.config.model_type
+    donor.config.model_type = "minimax_m3_vl" if family == "minimax_m3_vl_text" else family  # by whose rules its names change
     donor.save_pretrained(folder / "donor")
+    donor.config.model_type = family
     many, found = _num_blocks(layout), dict[str, Tensor]()
     with safe_open(folder / "donor" / WEIGHTS, "pt") as file:
         for block in range(many):
-            here = f"layers.{donor.config.get_text_config().num_hidden_layers - many + block}."
+            here = f"layers.{len(donor.get_decoder().layers) - many + block}."
             for name in file.keys():  # noqa: SIM118
                 if here in name:
                     found[f"{block}." * (many > 1) + name.partition(here)[2]] = file.get_tensor(name)
@@ -153,12 +182,34 @@ NAMES = {
         f"model.mtp_layers.{{k}}.{part}" for part in ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
     ),
     "ernie": (*(f"model.mtp_{part}.{{k}}" for part in ("emb_norm", "hidden_norm", "linear_proj")), "model.norm"),
+    "megatron": tuple(f"model.mtp.layers.{{k}}.{part}" for part in ("enorm", "hnorm", "eh_proj", "final_layernorm")),
     "nemotron": (*(f"mtp.layers.0.{part}" for part in ("enorm", "hnorm", "eh_proj")), "mtp.layers.1.final_layernorm"),
 }
 BLOCKS = {
     "qwen": "mtp.layers.{k}.", "deepseek": "model.layers.{n}.", "mimo": "model.mtp_layers.{k}.", "ernie": "model.mtp_block.{k}.",
-    "nemotron": "mtp.layers.",
+    "nemotron": "mtp.layers.", "megatron": "model.mtp.layers.{k}.",
 }  # fmt: skip
+
+
+RENAMED: dict[str, list[tuple[str, str]]] = {  # what else is named otherwise in the checkpoints of a family
+    "hy_v3": [("shared_head.norm", "final_layernorm")],
+    "minimax_m3_vl_text": [(r"(mtp\.layers\.\d+)\.(?!enorm|hnorm|eh_proj|final_layernorm)", r"\1.transformer_layer.")],
+    "mimo_v2_flash": [("post_attention_layernorm", "pre_mlp_layernorm")],
+    "longcat_flash": [
+        (r"layers\.0\.(mlp\.|\w+\.1\.).*", ""), (r"(norm|attn)\.0\.", r"\1."), (r"mlps\.0\.", "transformer_layer.mlp."),
+        (r"([eh]norm)\.", r"\1.m."), (r"layers\.0\.final_layernorm", "norm"),
+    ],
+}  # fmt: skip
+
+
+def _published(family: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A head's tensors as a family's checkpoints name them."""
+    found = {}
+    for name, tensor in tensors.items():
+        for pattern, other in RENAMED.get(family, []):
+            name = re.sub(pattern, other, name)
+        found[name] = tensor
+    return {name: tensor for name, tensor in found.items() if not name.endswith("mtp.")}
 
 
 def _named(layout: str, index: int, num_layers: int, parts: dict[str, Any], block: dict[str, Tensor]) -> dict[str, Tensor]:

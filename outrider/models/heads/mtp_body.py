@@ -31,6 +31,7 @@ EXPERT_FIELDS: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 FULL = "full_attention"
 KINDS = {"mimo_v2_flash": "sliding_attention", "minimax_m3_vl_text": "minimax_m3_sparse"}  # of MTP layers
+NAMED_BY = {"minimax_m3_vl_text": "minimax_m3_vl"}  # families whose tensors transformers renames by the rules of another
 Body = tuple[nn.Module, nn.Module, LayerShape | None, int | None]  # what `make_body` gives
 
 
@@ -68,6 +69,9 @@ def make_body(
     CapabilityError for a layer that no cache serves.
     """
     text = one_layer_config(config, has_experts=any(".experts." in name for name in tensors), stacked=stacked)
+    if text.model_type == "longcat_flash":
+        text, tensors = _as_deepseek(text, tensors)
+    text.model_type = NAMED_BY.get(text.model_type, text.model_type)
     code = _code_of(what, text)
     base = code.base_model_prefix
     norm = _norm_name(code, text)
@@ -87,6 +91,16 @@ def make_body(
         decoder, last = _without_norm(module, norm)
         _check_goes_on(what, decoder)
         return decoder, last, None, None
+
+
+def _as_deepseek(text: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+    """LongCat Flash's layer, whose own family has two in one: DeepSeek V3's, with norms that hold what LongCat multiplies by."""
+    scales = {"q_a": text.q_lora_rank, "kv_a": text.kv_lora_rank}
+    scaled = {f"{BLOCK}.self_attn.{name}_layernorm.weight": (text.hidden_size / rank) ** 0.5 for name, rank in scales.items()}
+    kept = {name: value for name, value in text.to_dict().items() if name not in ("model_type", "architectures", "num_layers")}
+    plain = transformers.DeepseekV3Config(**kept, num_hidden_layers=1, first_k_dense_replace=1)
+    plain.intermediate_size = text.ffn_hidden_size
+    return plain, {name: tensor * scaled.get(name, 1) for name, tensor in tensors.items()}
 
 
 def copied_body(what: str, target: Any, device: torch.device) -> Body:

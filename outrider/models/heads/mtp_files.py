@@ -83,7 +83,8 @@ def ships_mtp(name: str) -> bool:
         folder = checkpoint_folder(name, None, fetches=False)
         config = {} if folder is None else json.loads((folder / "config.json").read_text(encoding="utf-8"))
         text = config.get("text_config") or config
-        layers = text.get("num_hidden_layers") or len(text["layers_block_type"])  # Nemotron-H names no number
+        named = text.get("num_hidden_layers") or text.get("num_layers")  # LongCat's name for it
+        layers = named or len(text["layers_block_type"])  # Nemotron-H names no number
         found = None if folder is None or not isinstance(layers, int) else find_mtp(folder, layers)
         if found is not None:
             _check_whole(found)

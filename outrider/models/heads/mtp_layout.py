@@ -5,6 +5,8 @@
     qwen       mtp.{fc, pre_fc_norm_embedding, pre_fc_norm_hidden, norm}, mtp.layers.K.*: Qwen3-Next, Qwen3.5 and later, Mellum
     mimo       model.mtp_layers.K.{token_layernorm, hidden_layernorm, input_proj, final_layernorm}: MiMo
     ernie      model.mtp_{emb_norm, hidden_norm, linear_proj, block}.K: ERNIE 4.5
+    megatron   mtp.layers.K.{enorm, hnorm, eh_proj, final_layernorm} and a decoder layer's, some under transformer_layer: MiMo-V2,
+               MiniMax M3; LongCat Flash has its last norm in mtp.norm
     nemotron   mtp.layers.B, blocks of the family (attention, experts) that make one layer: the first block has enorm, hnorm and
                eh_proj beside its own tensors, the last one final_layernorm: Nemotron-H
 
@@ -20,15 +22,16 @@ from dataclasses import dataclass, field
 
 EMBED_NORM, HIDDEN_NORM, PROJECTION, NORM, BLOCK = "embed_norm", "hidden_norm", "projection", "norm", "block"  # parts of a layer
 ROLES = {
-    "enorm": EMBED_NORM, "pre_fc_norm_embedding": EMBED_NORM, "token_layernorm": EMBED_NORM, "emb_norm": EMBED_NORM,
-    "hnorm": HIDDEN_NORM, "pre_fc_norm_hidden": HIDDEN_NORM, "hidden_layernorm": HIDDEN_NORM, "hidden_norm": HIDDEN_NORM,
-    "eh_proj": PROJECTION, "fc": PROJECTION, "input_proj": PROJECTION, "linear_proj": PROJECTION,
-    "shared_head.norm": NORM, "norm": NORM, "final_layernorm": NORM,
-}  # fmt: skip
-COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's tables
+    **dict.fromkeys(("enorm", "enorm.m", "pre_fc_norm_embedding", "token_layernorm", "emb_norm"), EMBED_NORM),
+    **dict.fromkeys(("hnorm", "hnorm.m", "pre_fc_norm_hidden", "hidden_layernorm", "hidden_norm"), HIDDEN_NORM),
+    **dict.fromkeys(("eh_proj", "fc", "input_proj", "linear_proj"), PROJECTION),
+    **dict.fromkeys(("shared_head.norm", "norm", "final_layernorm"), NORM),
+}
+COPIES = ("embed_tokens.weight", "shared_head.head.weight", "shared_head.weight")  # of the target's tables
 OUTER = re.compile(r"^(model\.|language_model\.)+")
 LOOKED_FOR = "mtp.fc, mtp.layers.0.eh_proj, model.layers.{next}.eh_proj, model.mtp_layers.0.input_proj, model.mtp_linear_proj.0"
 _DEEPSEEK = re.compile(r"layers\.(\d+)\.(.+)")
+_MEGATRON = re.compile(r"mtp\.layers\.(\d+)\.(?:transformer_layer\.)?(.+)")
 _QWEN_LAYER = re.compile(r"mtp\.layers\.(\d+)\.(.+)")
 _NEMOTRON = {"enorm": EMBED_NORM, "hnorm": HIDDEN_NORM, "eh_proj": PROJECTION, "final_layernorm": NORM}
 _QWEN_SHARED = re.compile(r"mtp\.((?:fc|pre_fc_norm_embedding|pre_fc_norm_hidden|norm)\.\w+)")
@@ -72,7 +75,7 @@ def find_layout(names: Iterable[str], num_layers: int) -> MtpLayout | None:
     `num_layers`: decoder layers of the target.
     """
     short = {OUTER.sub("", name): name for name in names}
-    for find in (_qwen, _nemotron, _deepseek, _mimo, _ernie):
+    for find in (_qwen, _nemotron, _megatron, _deepseek, _mimo, _ernie):
         found = find(short, num_layers)
         if found is not None:
             return found
@@ -105,6 +108,16 @@ def _nemotron(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
             part, _, kind = match[2].rpartition(".")
             own[f"{_NEMOTRON[part]}.{kind}" if part in _NEMOTRON else f"{BLOCK}.{match[1]}.{match[2]}"] = there
     return MtpLayout("nemotron", (own,), stacked=True)
+
+
+def _megatron(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
+    if "mtp.layers.0.eh_proj.weight" not in short:
+        return None
+    found = [(int(match[1]), match[2], there) for name, there in short.items() if (match := _MEGATRON.fullmatch(name))]
+    named = [(index, rest.replace("pre_mlp_layernorm", "post_attention_layernorm"), there) for index, rest, there in found]
+    if "mtp.norm.weight" in short:
+        named += [(index, "norm.weight", short["mtp.norm.weight"]) for index in {index for index, _, _ in found}]
+    return _per_layer("megatron", named)
 
 
 def _deepseek(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:

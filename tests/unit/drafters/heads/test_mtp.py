@@ -32,18 +32,25 @@ from tests.unit.runtime.families import FAMILIES, SIZES
 VOCAB = SIZES["vocab_size"]
 PROMPTS = ([5, 6, 7, 8, 9], [3, 4, 5, 3, 4, 5, 3], [11, 12])
 PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
-ON_OUR_CACHE = [  # latent attention, experts, grouped heads
+ON_OUR_CACHE = [  # latent attention, experts, grouped heads, windows
     ("deepseek_v3", "deepseek"), ("glm4_moe", "deepseek"), ("qwen2", "mimo"), ("ernie4_5_moe", "ernie"), ("qwen3", "qwen"),
+    ("mimo_v2_flash", "megatron"), ("longcat_flash", "megatron"), ("exaone_moe", "qwen"), ("hy_v3", "deepseek"),
+    ("glm4_moe_lite", "deepseek"),
 ]  # fmt: skip
-ON_THEIR_OWN_CACHE = [("deepseek_v32", "deepseek"), ("glm_moe_dsa", "deepseek")]  # an indexer picks the keys
+ON_THEIR_OWN_CACHE = [  # an indexer picks the keys
+    ("deepseek_v32", "deepseek"), ("glm_moe_dsa", "deepseek"), ("minimax_m3_vl_text", "megatron")
+]  # fmt: skip
 BESIDE_STATES = [  # Ling, Nemotron 3
     ("qwen3_5_text", "qwen"), ("qwen3_next", "qwen"), ("bailing_hybrid", "deepseek"), ("nemotron_h", "nemotron")
 ]  # fmt: skip
+SEVERAL = [("glm4_moe", "deepseek", 3), ("qwen3_5_text", "qwen", 2), ("mimo_v2_flash", "megatron", 3)]
+CHANGED = {"mimo_v2_flash": {"mlp_layer_types": ["sparse", "dense"]}}  # the head's layer is like the last one
 STACKED = {"layers_block_type": ["mamba", "attention", "moe"]}  # the last two make a layer of the head
 
 
 def random_model(family: str, seed: int) -> Any:
-    named = {**SIZES, **(FAMILIES.get(family) or ON_THEIR_OWN.get(family) or {}), "eos_token_id": 0}
+    own = {**(FAMILIES.get(family) or ON_THEIR_OWN.get(family) or {}), **CHANGED.get(family, {})}
+    named = {**SIZES, **own, "eos_token_id": 0}
     if family == "nemotron_h":
         named = {**{key: value for key, value in named.items() if key != "num_hidden_layers"}, **STACKED}
     with torch.random.fork_rng():
@@ -126,6 +133,7 @@ def test_drafts_of_every_layout(tmp_path: Path, family: str, layout: str) -> Non
     """Catches norms mixed up, the projection's halves in the wrong order, a state before the norm where it is read behind it, a
     rejected draft that stays in the cache, a row fed another row's states. On the native runtime, where every pass is lowered."""
     check(tmp_path, saved(tmp_path, partial(random_model, family), layout), "native")
+    assert ships_mtp(str(tmp_path))
 
 
 def test_a_head_of_another_folder_says_how_far_it_knows(tmp_path: Path) -> None:
@@ -221,7 +229,7 @@ def test_a_checkpoint_that_takes_pictures(tmp_path: Path) -> None:
     assert all(not draft or draft == reference.draft(tokens, len(draft))[0] for tokens, draft in seen)
 
 
-@pytest.mark.parametrize(("family", "layout", "num_layers"), [("glm4_moe", "deepseek", 3), ("qwen3_5_text", "qwen", 2)])
+@pytest.mark.parametrize(("family", "layout", "num_layers"), SEVERAL)
 def test_several_layers_take_turns(tmp_path: Path, family: str, layout: str, num_layers: int) -> None:
     """Catches a layer at the wrong place, one whose turn did not come before a commit, guesses kept in a deeper layer's cache."""
     reference = saved(tmp_path, partial(random_model, family), layout, num_layers=num_layers)
