@@ -14,22 +14,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from outrider.build import Built, Options, build
+from outrider.build import Built, Options, assemble, choose, load_models
 from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
+from outrider.models.derived.quantised_linear import QuantisedLinear
+from outrider.models.heads.acceptance import AcceptanceConfig
+from outrider.models.linear.pack import PackedLinear
 from outrider.models.lm import LM
+from outrider.options import Needs
 from outrider.parts import choose_parts
 from outrider.rows import Row, Rows
+from outrider.runtime import library
 from outrider.sampling.params import SamplingParams
 from outrider.settings import parse_settings
 from outrider.types import Draft
@@ -116,6 +122,7 @@ CASES: list[Case] = [
 LOSSLESS = [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless]
 PROMPTS = ("to be or not to be or", "x", "1, 2, 3, 1, 2, 3, 1, 2, 3, 1")
 TEXT_OF_ROWS = 40  # tokens
+ACCEPTANCE_HIDDEN = AcceptanceConfig().hidden_size  # layers of this width gain nothing from threads
 
 
 class ChangingLength(FixedLength):
@@ -154,7 +161,10 @@ class Bench:
                 target=str(self.root / "target"), dtype="float32", device=self.device, runtime=self.runtime, threads=1,
                 drafter=name, draft=path,
             )  # fmt: skip
-            self.built[draft, copy, module] = build(options)
+            options, parts = choose(options)
+            any_head = (DRAFTERS.load("medusa"), str(self.root / "heads" / "medusa"))  # for its sake the target's tables are kept
+            needs = replace(Needs.of(parts), heads=(any_head,))
+            self.built[draft, copy, module] = assemble(load_models(options, needs), parts)
         return self.built[draft, copy, module]
 
     def decoder(self, case: Case, verifier: str = "auto", gamma: int | FixedLength = 4, copy: int = 0) -> Decoder:
@@ -227,12 +237,16 @@ def save_models(root: Path) -> None:
         write(target, root / "heads" / name)
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+RUNTIMES = ("eager",) if library.why_missing() else ("native", pytest.param("eager", marks=pytest.mark.nightly))
+
+
+@pytest.fixture(scope="module", params=RUNTIMES)
+def bench(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """The models on the runtime that CPUs have, and by night on torch's modules."""
     root = tmp_path_factory.mktemp("models")
     save_models(root)
     threads = torch.get_num_threads()
-    made = Bench(root)
+    made = Bench(root, runtime=request.param)
     made.predict()
     with FakeDraftService(root, Repeating()) as service, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DRAFT_ENDPOINT", service.address)
@@ -331,16 +345,21 @@ def test_good_drafts_are_used(bench: Bench, case: Case) -> None:
 @every_drafter
 def test_who_runs_modules_of_torch_says_so(bench: Bench, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a target on the native runtime the others leave torch a single thread."""
-    decoder, here, ran = bench.decoder(case), threading.get_ident(), set[bool]()
+    decoder, here, ran = bench.decoder(case), threading.get_ident(), False
     propose = decoder.drafter.propose
 
+    def watch(module: nn.Module, _: Any) -> None:
+        nonlocal ran
+        if isinstance(module, nn.Linear | PackedLinear | QuantisedLinear) and threading.get_ident() == here:
+            ran |= module.in_features * module.out_features > ACCEPTANCE_HIDDEN**2
+
     def watched(rows: Rows, gamma: list[int]) -> Draft:
-        with register_module_forward_pre_hook(lambda *call: ran.add(threading.get_ident() == here)):
+        with register_module_forward_pre_hook(watch):
             return propose(rows, gamma)
 
     monkeypatch.setattr(decoder.drafter, "propose", watched)
     bench.alone(decoder, 2, SamplingParams(max_tokens=6))
-    assert decoder.drafter.runs_modules == (True in ran)
+    assert decoder.drafter.runs_modules == ran
 
 
 MIXED = (
