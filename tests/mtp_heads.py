@@ -45,7 +45,8 @@ class MtpReference:
         for step in range(count):
             layer = self.layers[step % len(self.layers)]
             states = self._states(layer, tokens, features)
-            logits = self.target.get_output_embeddings()(layer["norm"](states[:, -1:]))[0, 0]
+            output = layer.get("output") or self.target.get_output_embeddings()
+            logits = output(layer["norm"](states[:, -1:]))[0, 0]
             drafted.append(int(logits.argmax()))
             scores.append(logits)
             carried = states if self.layout == "ernie" else layer["norm"](states)
@@ -144,7 +145,9 @@ def _parts(donor: Any, target: Any, layout: str, shared: dict[str, Any], *, seed
     projection.weight.data.copy_(
         torch.eye(size, 2 * size) if echoes else torch.randn(size, 2 * size, generator=generator) * size**-0.5
     )
-    made = {**norms, "projection": projection}
+    made: dict[str, Any] = {**norms, "projection": projection}
+    if donor.config.model_type in OWN_OUTPUT:
+        made["output"] = copy.deepcopy(donor.get_output_embeddings())
     if layout == "qwen":
         shared |= made
     return {**made, **block}
@@ -191,10 +194,12 @@ BLOCKS = {
 }  # fmt: skip
 
 
+OWN_OUTPUT = ("step3p7",)  # families whose layers have an output head of their own
 RENAMED: dict[str, list[tuple[str, str]]] = {  # what else is named otherwise in the checkpoints of a family
     "hy_v3": [("shared_head.norm", "final_layernorm")],
     "minimax_m3_vl_text": [(r"(mtp\.layers\.\d+)\.(?!enorm|hnorm|eh_proj|final_layernorm)", r"\1.transformer_layer.")],
     "mimo_v2_flash": [("post_attention_layernorm", "pre_mlp_layernorm")],
+    "step3p7": [("shared_head", "transformer.shared_head")],
     "longcat_flash": [
         (r"layers\.0\.(mlp\.|\w+\.1\.).*", ""), (r"(norm|attn)\.0\.", r"\1."), (r"mlps\.0\.", "transformer_layer.mlp."),
         (r"([eh]norm)\.", r"\1.m."), (r"layers\.0\.final_layernorm", "norm"),
@@ -216,6 +221,8 @@ def _named(layout: str, index: int, num_layers: int, parts: dict[str, Any], bloc
     numbers = {"k": index, "n": num_layers + index}
     beside = zip(BESIDE, NAMES[layout], strict=True)
     found = {f"{name.format(**numbers)}.weight": parts[part].weight.detach() for part, name in beside}
+    if "output" in parts:
+        found[f"model.layers.{num_layers + index}.shared_head.output.weight"] = parts["output"].weight
     found |= {BLOCKS[layout].format(**numbers) + name: tensor for name, tensor in block.items()}
     if layout == "deepseek":  # copies of the target's tables, as DeepSeek V3 has them
         found[f"model.layers.{num_layers + index}.embed_tokens.weight"] = torch.zeros(3, 3)

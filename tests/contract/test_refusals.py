@@ -15,7 +15,7 @@ from torch import nn
 
 from outrider.errors import CapabilityError
 from outrider.llm import LLM
-from outrider.models.loading.load import build_lm
+from outrider.models.loading.load import build_lm, load_module
 from outrider.models.loading.memory import kv_bytes_per_token
 from tests.contract.own_cache_families import make
 from tests.contract.test_architectures import GROUPED, REFUSED, VOCAB, make_module, refused_module
@@ -56,6 +56,13 @@ def test_what_cannot_continue_a_text_is_refused(name: str, words: str, tmp_path:
         LLM(folder, drafter="none", dtype="float32", runtime="eager", threads=1)
     assert words in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_family_without_a_language_model_is_named(tmp_path: Path) -> None:
+    """Step 3.5 is text alone, and transformers has its config for the text of Step 3.7 only."""
+    config = transformers.AutoConfig.for_model("step3p5", pad_token_id=0)
+    with pytest.raises(CapabilityError, match="has no language model of model_type 'step3p5'"):
+        load_module(str(tmp_path), config, torch.float32, torch.device("cpu"))
 
 
 class BrokenLlama(transformers.LlamaForCausalLM):

@@ -6,9 +6,10 @@
 
 When drafting, the pair behind the last known state takes the head's own state instead, as the state was trained to be read:
 normed where the target's is. A head of several layers has one for each token of a draft: layer k reads (x_{t+1+k}, the
-state of layer k - 1 at t). Embedding and output head are the target's. The layer is transformers' code for the target's family
-(`mtp_body.py`), so its attention, rotary embedding and experts are the family's, too; it attends over a cache of the head's own,
-ours or, where an indexer picks the keys, transformers' (`mtp_states.py`).
+state of layer k - 1 at t). Embedding and output head are the target's, but for a layer that has an output head of its own. The
+layer is transformers' code for the target's family (`mtp_body.py`), so its attention, rotary embedding and experts are the
+family's, too; it attends over a cache of the head's own, ours or, where an indexer picks the keys, transformers'
+(`mtp_states.py`).
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class MtpLayer(nn.Module):
         self.embed_norm, self.hidden_norm, self.norm = _copied(norm), _copied(norm), norm
         self.projection = nn.Linear(2 * size, size, bias=bias, dtype=weight.dtype, device=weight.device)
         self.body = body
+        self.output: nn.Module | None = None  # its own
 
     def forward(
         self, embeds: Tensor, features: Tensor, positions: Tensor, *, hidden_first: bool = False, state: OwnState | None = None
@@ -147,7 +149,8 @@ class MtpHead(nn.Module):
     @property
     def output_parameters(self) -> list[Tensor]:
         """The head's own tensors that `logits` reads."""
-        return list(self.layer(0).norm.parameters())
+        own = self.layer(0)
+        return [*own.norm.parameters(), *([] if own.output is None else own.output.parameters())]
 
     def features(self, hidden: dict[int, Tensor]) -> Tensor:
         """What pairs read, (..., H), from the target's hidden states by signal."""
@@ -191,7 +194,8 @@ class MtpHead(nn.Module):
 
     def logits(self, states: Tensor, layer: int = 0) -> Tensor:
         """(..., H) -> (..., V)."""
-        states, output = self.layer(layer).norm(states), self.shared[1]
+        own = self.layer(layer)
+        states, output = own.norm(states), self.shared[1] if own.output is None else own.output
         table = getattr(output, "weight", None)
         if states.dtype != torch.float32 or not isinstance(table, Tensor) or table.dtype not in (torch.bfloat16, torch.float16):
             return output(states)

@@ -46,6 +46,8 @@ def one_layer_config(config: Any, *, has_experts: bool, stacked: bool = False) -
     if kinds:
         usual = FULL if FULL in kinds else kinds[-1]
         text.layer_types = [own[0] if own else KINDS.get(text.model_type, usual)]
+    if heads := getattr(text, "num_sliding_attention_heads", None):  # Step
+        text.per_layer_config = {0: {"num_attention_heads": heads}} if text.layer_types == ["sliding_attention"] else None
     if getattr(text, "indexer_types", None):
         text.indexer_types = ["full"]  # a single layer has nobody's choice of keys to share
     if stacked:
@@ -53,7 +55,8 @@ def one_layer_config(config: Any, *, has_experts: bool, stacked: bool = False) -
     for name, (with_experts, without) in EXPERT_FIELDS.items():
         if getattr(text, name, None) is not None:
             setattr(text, name, with_experts if has_experts else without)
-    text.vocab_size, text.pad_token_id, text.bos_token_id, text.eos_token_id = TABLE, None, None, None
+    text.vocab_size, text.bos_token_id, text.eos_token_id = TABLE, None, None
+    text.pad_token_id = None if text.pad_token_id is None else 0  # some must have one
     if hasattr(text, "quantization_config"):
         del text.quantization_config  # its weights are plain by now
     return text
@@ -72,12 +75,11 @@ def make_body(
     if text.model_type == "longcat_flash":
         text, tensors = _as_deepseek(text, tensors)
     text.model_type = NAMED_BY.get(text.model_type, text.model_type)
-    code = _code_of(what, text)
-    base = code.base_model_prefix
-    norm = _norm_name(code, text)
-    inner = f"{base}.layers." if stacked else f"{base}.layers.0."
+    code = _code_of(what, text, config)
+    norm, outer = _norm_name(code, text), "" if _is_decoder(code, text) else f"{code.base_model_prefix}."
+    inner = f"{outer}layers." if stacked else f"{outer}layers.0."
     state = {inner + name.removeprefix(f"{BLOCK}."): tensor for name, tensor in tensors.items() if name.startswith(BLOCK)}
-    state[f"{base}.{norm}.weight"] = tensors[f"{NORM}.weight"]
+    state[f"{outer}{norm}.weight"] = tensors[f"{NORM}.weight"]
     with in_silence():
         module, report = code.from_pretrained(
             None, config=text, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
@@ -111,7 +113,7 @@ def copied_body(what: str, target: Any, device: torch.device) -> Body:
     for layer in reversed(list(decoder_layers(target, what))):
         there = layer.state_dict()
         text = one_layer_config(target.config, has_experts=any("experts." in name for name in there))
-        module = _code_of(what, text)(text)
+        module = _code_of(what, text, target.config)(text)
         copy_to = getattr(module, module.base_model_prefix).layers[0]
         if {name: tensor.shape for name, tensor in copy_to.state_dict().items()} == {n: t.shape for n, t in there.items()}:
             norm, own, model = _norm_name(type(module), text), getattr(module, module.base_model_prefix), target.get_decoder()
@@ -138,7 +140,7 @@ def _finished(module: Any, norm: str) -> Body:
 
 def _without_norm(module: Any, norm: str) -> tuple[nn.Module, nn.Module]:
     """The decoder, which reads embeddings and ends without its norm, and that norm."""
-    decoder = getattr(module, module.base_model_prefix)
+    decoder = getattr(module, module.base_model_prefix, module)
     last = getattr(decoder, norm)
     setattr(decoder, norm, nn.Identity())
     decoder.set_input_embeddings(nn.Identity())
@@ -167,18 +169,27 @@ def _check_goes_on(what: str, decoder: Any) -> None:
         raise CapabilityError(f"{what}: behind what its cache holds, its layer differs from itself by {worst:.1%}")
 
 
-def _code_of(what: str, text: Any) -> Any:
-    """transformers' class for language models of a family."""
-    code = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
-    if code is None:
+def _code_of(what: str, text: Any, config: Any) -> Any:
+    """transformers' class for language models of a family, or for the decoder inside its models that take pictures, too."""
+    plain, mixed = transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if type(text) in plain:
+        return plain[type(text)]
+    if type(config) not in mixed:
         raise CapabilityError(f"{what}: its layer is of {type(text).__name__}, a family that transformers has no code for")
-    return code
+    with torch.device("meta"):
+        return type(mixed[type(config)](copy.deepcopy(config)).get_decoder())
+
+
+def _is_decoder(code: Any, text: Any) -> bool:
+    """Whether a class is a decoder, without an output head."""
+    return code is not transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None)
 
 
 def _norm_name(code: Any, text: Any) -> str:
     """What a family's decoder calls its final norm."""
     with torch.device("meta"):
-        decoder = getattr(code(copy.deepcopy(text)), code.base_model_prefix)
+        whole = code(copy.deepcopy(text))
+    decoder = getattr(whole, code.base_model_prefix, whole)
     found = [name for name, part in decoder.named_children() if "norm" in name and getattr(part, "weight", None) is not None]
     if len(found) != 1 or not hasattr(decoder, "layers"):
         raise CapabilityError(f"MTP heads of {code.__name__} are not read: its final norm or its layers were not found")

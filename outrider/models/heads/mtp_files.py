@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider.errors import CapabilityError, CheckpointError, OutriderError
 from outrider.lazy import huggingface_hub
@@ -29,6 +29,7 @@ from outrider.models.heads.mtp_layout import (
     EMBED_NORM,
     HIDDEN_NORM,
     LOOKED_FOR,
+    OUTPUT,
     PROJECTION,
     MtpLayout,
     find_layout,
@@ -46,6 +47,11 @@ from outrider.models.loading.memory import (
 )
 from outrider.models.signals import AFTER_NORM
 
+NOT_READ = {  # families, and what is not read of their heads
+    "dots3_note": "an embedding of the head's own", "glm5_next": "a layer without the target's hyper-connections",
+    "hy_v4": "a layer without the target's hyper-connections", "inkling": "several layers with convolutions",
+    "qwen4_exp": "a projection of each of the target's residual streams",
+}  # fmt: skip
 INSTEAD = "Use --drafter ngram, or train a head: outrider train mtp"
 
 
@@ -85,7 +91,9 @@ def ships_mtp(name: str) -> bool:
         text = config.get("text_config") or config
         named = text.get("num_hidden_layers") or text.get("num_layers")  # LongCat's name for it
         layers = named or len(text["layers_block_type"])  # Nemotron-H names no number
-        found = None if folder is None or not isinstance(layers, int) else find_mtp(folder, layers)
+        if folder is None or not isinstance(layers, int) or _not_read(config.get("model_type")):
+            return False
+        found = find_mtp(folder, layers)
         if found is not None:
             _check_whole(found)
     except (OSError, ValueError, AttributeError, KeyError, TypeError, OutriderError):
@@ -144,12 +152,17 @@ def _layer(files: MtpFiles, index: int, config: Any, dtype: torch.dtype, device:
                     found = "is missing" if stored is None else f"has shape {list(stored.shape)}, expected {list(own.shape)}"
                     raise CheckpointError(f"{what} tensor '{part}.{name}' {found}: it was trained for another target.")
                 own.copy_(stored)
+    if (table := tensors.get(f"{OUTPUT}.weight")) is not None:
+        layer.output = nn.Linear(table.shape[1], table.shape[0], bias=False, device="meta")
+        layer.output.weight = nn.Parameter(table.to(device, dtype))
     return layer.requires_grad_(False)
 
 
 def _found(folder: Path, config: Any) -> MtpFiles:
     """Raises CheckpointError, saying what was looked for, where there is no head."""
     num_layers = config.get_text_config().num_hidden_layers
+    if what := _not_read(config.model_type):
+        raise CapabilityError(f"'{folder}': MTP heads of {config.model_type} are not read, which have {what}. {INSTEAD}.")
     files = find_mtp(folder, num_layers)
     if files is None:
         names = [name for file in weight_files(folder) if file.suffix == ".safetensors" for name in safetensors_header(file)]
@@ -168,6 +181,11 @@ def _found(folder: Path, config: Any) -> MtpFiles:
             "another target."
         )
     return files
+
+
+def _not_read(model_type: str | None) -> str | None:
+    """What is not read of a family's heads; None: nothing is known."""
+    return next((what for family, what in NOT_READ.items() if (model_type or "").startswith(family)), None)
 
 
 def _check_whole(files: MtpFiles) -> None:

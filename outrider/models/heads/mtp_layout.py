@@ -1,7 +1,7 @@
 """Which tensors of a checkpoint are its MTP head's, by their names (multi-token prediction, DeepSeek-V3 2412.19437).
 
     deepseek   model.layers.N.{enorm, hnorm, eh_proj, shared_head.norm} and a decoder layer's, N >= num_hidden_layers;
-               DeepSeek V3 and R1, GLM 4.5 and later, Ling
+               DeepSeek V3 and later, GLM 4.5 and later, Ling; Step 3.7 with transformer.shared_head.{norm, output} instead
     qwen       mtp.{fc, pre_fc_norm_embedding, pre_fc_norm_hidden, norm}, mtp.layers.K.*: Qwen3-Next, Qwen3.5 and later, Mellum
     mimo       model.mtp_layers.K.{token_layernorm, hidden_layernorm, input_proj, final_layernorm}: MiMo
     ernie      model.mtp_{emb_norm, hidden_norm, linear_proj, block}.K: ERNIE 4.5
@@ -21,16 +21,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 EMBED_NORM, HIDDEN_NORM, PROJECTION, NORM, BLOCK = "embed_norm", "hidden_norm", "projection", "norm", "block"  # parts of a layer
+OUTPUT = "output"  # a part that few layers have: an output head of their own
 ROLES = {
     **dict.fromkeys(("enorm", "enorm.m", "pre_fc_norm_embedding", "token_layernorm", "emb_norm"), EMBED_NORM),
     **dict.fromkeys(("hnorm", "hnorm.m", "pre_fc_norm_hidden", "hidden_layernorm", "hidden_norm"), HIDDEN_NORM),
     **dict.fromkeys(("eh_proj", "fc", "input_proj", "linear_proj"), PROJECTION),
-    **dict.fromkeys(("shared_head.norm", "norm", "final_layernorm"), NORM),
+    **dict.fromkeys(("shared_head.norm", "norm", "final_layernorm"), NORM), "shared_head.output": OUTPUT,
 }
 COPIES = ("embed_tokens.weight", "shared_head.head.weight", "shared_head.weight")  # of the target's tables
 OUTER = re.compile(r"^(model\.|language_model\.)+")
 LOOKED_FOR = "mtp.fc, mtp.layers.0.eh_proj, model.layers.{next}.eh_proj, model.mtp_layers.0.input_proj, model.mtp_linear_proj.0"
-_DEEPSEEK = re.compile(r"layers\.(\d+)\.(.+)")
+_DEEPSEEK = re.compile(r"layers\.(\d+)\.(?:transformer\.)?(.+)")
 _MEGATRON = re.compile(r"mtp\.layers\.(\d+)\.(?:transformer_layer\.)?(.+)")
 _QWEN_LAYER = re.compile(r"mtp\.layers\.(\d+)\.(.+)")
 _NEMOTRON = {"enorm": EMBED_NORM, "hnorm": HIDDEN_NORM, "eh_proj": PROJECTION, "final_layernorm": NORM}

@@ -233,7 +233,7 @@ def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
     """
     text = config.get_text_config()
     num_layers = getattr(text, "num_hidden_layers", None) or 0
-    if getattr(text, "num_attention_heads", None) and num_layers < 1:
+    if num_layers < 1 and getattr(text, "num_attention_heads", None):
         raise CheckpointError(f"config.json says num_hidden_layers {num_layers}; a model has at least one layer.")
     if getattr(text, "is_heterogeneous", False):  # layers of several shapes (Gemma 4): the config answers for each alone
         numbers = sum(_kv_numbers(text.per_layer_config[layer]) for layer in range(num_layers))
@@ -243,8 +243,9 @@ def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
 
 
 def layer_kv_bytes(config: Any, dtype: torch.dtype) -> int:
-    """Keys and values of one token in one layer of full attention."""
-    return _kv_numbers(config.get_text_config()) * dtype.itemsize
+    """Keys and values of one token in one layer: of several shapes, the first one's."""
+    text = config.get_text_config()
+    return _kv_numbers(text.per_layer_config[0] if getattr(text, "is_heterogeneous", False) else text) * dtype.itemsize
 
 
 def _num_with_keys(text: Any, num_layers: int) -> int:

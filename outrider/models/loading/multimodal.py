@@ -7,13 +7,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from outrider.errors import CapabilityError
 from outrider.lazy import transformers
 
 
 def auto_classes(config: Any) -> list[Any]:
-    """transformers' loaders for a config: of language models, then of models that take pictures, too (Emu3 is saved as these)."""
+    """transformers' loaders for a config: of language models, then of models that take pictures, too (Emu3 is saved as these).
+
+    Raises CapabilityError for a family that has neither there, such as Step 3.5.
+    """
     kind, own_code = type(config), getattr(config, "auto_map", None)
     mixed, plain = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if kind not in mixed and kind not in plain and not own_code:
+        version = transformers.__version__
+        raise CapabilityError(f"transformers {version} has no language model of model_type '{config.model_type}'.")
     if kind not in mixed or own_code:
         return [transformers.AutoModelForCausalLM]
     return [transformers.AutoModelForCausalLM] * (kind in plain) + [transformers.AutoModelForImageTextToText]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.generation import candidate_generator
 
 from outrider.build import Built, Options, build
@@ -24,10 +24,11 @@ from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
 from tests.contract.own_cache_families import FAMILIES as ON_THEIR_OWN
+from tests.contract.test_multimodal import PICTURES
 from tests.contract.test_multimodal import saved as saved_whole
 from tests.helpers import make_row, run_to_end, tiny_llama, word_tokenizer
 from tests.mtp_heads import WEIGHTS, MtpReference, save_with_mtp
-from tests.unit.runtime.families import FAMILIES, SIZES
+from tests.unit.runtime.families import EXPERTS, FAMILIES, HALF_WINDOWED, SHORT_WINDOW, SIZES
 
 VOCAB = SIZES["vocab_size"]
 PROMPTS = ([5, 6, 7, 8, 9], [3, 4, 5, 3, 4, 5, 3], [11, 12])
@@ -43,12 +44,17 @@ ON_THEIR_OWN_CACHE = [  # an indexer picks the keys
 BESIDE_STATES = [  # Ling, Nemotron 3
     ("qwen3_5_text", "qwen"), ("qwen3_next", "qwen"), ("bailing_hybrid", "deepseek"), ("nemotron_h", "nemotron")
 ]  # fmt: skip
-SEVERAL = [("glm4_moe", "deepseek", 3), ("qwen3_5_text", "qwen", 2), ("mimo_v2_flash", "megatron", 3)]
-CHANGED = {"mimo_v2_flash": {"mlp_layer_types": ["sparse", "dense"]}}  # the head's layer is like the last one
+SEVERAL = [("glm4_moe", "deepseek", 3), ("qwen3_5_text", "qwen", 2), ("mimo_v2_flash", "megatron", 3), ("step3p7", "deepseek", 2)]
+CHANGED: dict[str, dict[str, Any]] = {
+    "mimo_v2_flash": {"mlp_layer_types": ["sparse", "dense"]},  # the head's layer is dense
+    "mellum": {**HALF_WINDOWED, "num_mtp_layers": 1, "layer_types": ["full_attention", "sliding_attention"]},
+}  # fmt: skip
 STACKED = {"layers_block_type": ["mamba", "attention", "moe"]}  # the last two make a layer of the head
 
 
 def random_model(family: str, seed: int) -> Any:
+    if family == "step3p7":
+        return random_step(seed)
     own = {**(FAMILIES.get(family) or ON_THEIR_OWN.get(family) or {}), **CHANGED.get(family, {})}
     named = {**SIZES, **own, "eos_token_id": 0}
     if family == "nemotron_h":
@@ -57,6 +63,18 @@ def random_model(family: str, seed: int) -> Any:
         torch.manual_seed(seed)
         config = AutoConfig.for_model(family, **copy.deepcopy(named))
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+
+
+def random_step(seed: int, *, num_sliding_attention_heads: int = 2) -> Any:
+    """Step 3.7 with the vision tower that all its checkpoints have. Its last layer is like the head's: windowed and dense."""
+    kinds = ["full_attention", *["sliding_attention"] * 3]  # of the target's two layers and the head's two
+    text = {key: value for key, value in SIZES.items() if key != "bos_token_id"}
+    text |= {**EXPERTS, **SHORT_WINDOW, "n_routed_experts": 4, "share_expert_dim": 32, "pad_token_id": 0, "moe_layers_enum": "0"}
+    text |= {"layer_types": kinds, "num_nextn_predict_layers": 2, "num_sliding_attention_heads": num_sliding_attention_heads}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = AutoConfig.for_model("step3p7", text_config=text, vision_config=PICTURES, image_token_id=90)
+        return AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
 
 
 def random_text(config: Any, seed: int) -> Any:
@@ -242,15 +260,26 @@ def test_several_layers_take_turns(tmp_path: Path, family: str, layout: str, num
     assert all(not draft or draft == reference.draft(text, len(draft))[0] for text, draft in seen)
 
 
+BY_TRANSFORMERS = [  # all families that `use_mtp` is for, but for stateful ones, which it refuses, and Inkling
+    ("deepseek_v3", "deepseek", 1), ("glm4_moe", "deepseek", 1), ("glm4_moe", "deepseek", 2), ("mellum", "qwen", 1),
+    ("step3p7", "deepseek", 2),
+]  # fmt: skip
+
+
 @pytest.mark.skipif(not hasattr(candidate_generator, "MTPCandidateGenerator"), reason="transformers 5.23 has it")
-@pytest.mark.parametrize(("family", "num_layers"), [("deepseek_v3", 1), ("glm4_moe", 1), ("glm4_moe", 2)])
+@pytest.mark.parametrize(("family", "layout", "num_layers"), BY_TRANSFORMERS)
 def test_drafts_are_those_of_transformers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, num_layers: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, layout: str, num_layers: int
 ) -> None:
     """Against `generate(use_mtp=True)`, which drafts one token with each layer, from the first pass behind the prompt on."""
-    saved(tmp_path, partial(random_model, family), "deepseek", num_layers=num_layers)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    model._keys_to_ignore_on_load_unexpected = [r"model\.layers\.[23]\."]  # by which it finds the head
+    make = partial(random_step, num_sliding_attention_heads=4) if family == "step3p7" else partial(random_model, family)
+    saved(tmp_path, make, layout, num_layers=num_layers)
+    if family == "step3p7":  # it reads neither these names, nor output heads of a layer, nor its own number of heads
+        tensors = load_file(tmp_path / WEIGHTS)
+        own = {name.replace("transformer.shared", "shared"): part for name, part in tensors.items() if "d.output" not in name}
+        save_file(own, tmp_path / WEIGHTS, metadata={"format": "pt"})
+    model = (AutoModelForImageTextToText if family == "step3p7" else AutoModelForCausalLM).from_pretrained(tmp_path)
+    model._keys_to_ignore_on_load_unexpected = [r"\blayers\.[23]\.", r"^mtp\."]  # by which it finds the head
     theirs: dict[tuple[int, ...], list[int]] = {}
     generator: Any = candidate_generator.MTPCandidateGenerator
     propose = generator.get_candidates

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,16 @@ def test_a_checkpoint_without_a_head(checkpoints: Path, tmp_path: Path) -> None:
     single.write_bytes(b"GGUF")
     with pytest.raises(CheckpointError, match="single file"):
         weigh_mtp(str(single), llama(0).config, torch.float32)
+
+
+def test_families_whose_heads_are_not_read_are_named(checkpoints: Path, tmp_path: Path) -> None:
+    """Catches a head that 'auto' takes and that then does not load."""
+    folder = edited(checkpoints / "deepseek", tmp_path / "other", lambda tensors: None)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "hy_v4"}))
+    assert not ships_mtp(str(folder))
+    said = error_of(folder, CapabilityError)
+    assert "MTP heads of hy_v4 are not read, which have a layer without the target's hyper-connections" in said
 
 
 def as_kind(tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
