@@ -22,6 +22,12 @@ from torch import Tensor, nn
 
 MTP_LAYOUTS = ("qwen", "deepseek", "mimo", "ernie")  # of layers like the target's; "nemotron" stacks two blocks
 WEIGHTS = "model.safetensors"
+SHIPPED = {  # by family, the layout of the head in its checkpoints, where that is read
+    "bailing_hybrid": "deepseek", "deepseek_v3": "deepseek", "deepseek_v32": "deepseek", "ernie4_5_moe": "ernie",
+    "exaone_moe": "qwen", "glm4_moe": "deepseek", "glm4_moe_lite": "deepseek", "glm_moe_dsa": "deepseek", "hy_v3": "deepseek",
+    "longcat_flash": "megatron", "mellum": "qwen", "mimo_v2_flash": "megatron", "minimax_m3_vl_text": "megatron",
+    "nemotron_h": "nemotron", "qwen3_5_moe_text": "qwen", "qwen3_5_text": "qwen", "qwen3_next": "qwen",
+}  # fmt: skip
 
 
 @dataclass

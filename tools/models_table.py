@@ -4,6 +4,7 @@
     runs on  the native runtime; else torch, with what a pass there may look like
     text     whether greedy text with drafts is that without to the bit, as `config.exact` says, or up to rounding
     drafts   whether drafters of trees may be used, or of chains alone
+    MTP head the layout of the head that its checkpoints have, where it is read
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from outrider.runtime.limits import find_native_limits
 from outrider.runtime.own_states import native_states
 from outrider.runtime.run import use_native_run
 from tests.contract import own_cache_families
+from tests.mtp_heads import SHIPPED
 from tests.unit.runtime import families
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
 BEGIN, END = "<!-- families: written by python -m tools.models_table -->", "<!-- end of families -->"
-HEADER = "| `model_type` | cache | runs on | greedy text | drafts |\n|---|---|---|---|---|"
+HEADER = "| `model_type` | cache | runs on | greedy text | drafts | MTP head |\n|---|---|---|---|---|---|"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Served:
     drafts: str
 
     def line(self) -> str:
-        return f"| `{self.family}` | {self.cache} | {self.runs_on} | {self.text} | {self.drafts} |"
+        head = SHIPPED.get(self.family, "")
+        return f"| `{self.family}` | {self.cache} | {self.runs_on} | {self.text} | {self.drafts} | {head} |"
 
 
 def makers() -> dict[str, Callable[[], Any]]:

@@ -24,26 +24,20 @@ from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
 from tests.contract.own_cache_families import FAMILIES as ON_THEIR_OWN
+from tests.contract.own_cache_families import NATIVE
 from tests.contract.test_multimodal import PICTURES
 from tests.contract.test_multimodal import saved as saved_whole
 from tests.helpers import make_row, run_to_end, tiny_llama, word_tokenizer
-from tests.mtp_heads import WEIGHTS, MtpReference, save_with_mtp
+from tests.mtp_heads import SHIPPED, WEIGHTS, MtpReference, save_with_mtp
 from tests.unit.runtime.families import EXPERTS, FAMILIES, HALF_WINDOWED, SHORT_WINDOW, SIZES
 
 VOCAB = SIZES["vocab_size"]
 PROMPTS = ([5, 6, 7, 8, 9], [3, 4, 5, 3, 4, 5, 3], [11, 12])
 PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
-ON_OUR_CACHE = [  # latent attention, experts, grouped heads, windows
-    ("deepseek_v3", "deepseek"), ("glm4_moe", "deepseek"), ("qwen2", "mimo"), ("ernie4_5_moe", "ernie"), ("qwen3", "qwen"),
-    ("mimo_v2_flash", "megatron"), ("longcat_flash", "megatron"), ("exaone_moe", "qwen"), ("hy_v3", "deepseek"),
-    ("glm4_moe_lite", "deepseek"),
-]  # fmt: skip
-ON_THEIR_OWN_CACHE = [  # an indexer picks the keys
-    ("deepseek_v32", "deepseek"), ("glm_moe_dsa", "deepseek"), ("minimax_m3_vl_text", "megatron")
-]  # fmt: skip
-BESIDE_STATES = [  # Ling, Nemotron 3
-    ("qwen3_5_text", "qwen"), ("qwen3_next", "qwen"), ("bailing_hybrid", "deepseek"), ("nemotron_h", "nemotron")
-]  # fmt: skip
+STAND_INS = [("qwen2", "mimo"), ("qwen3", "qwen")]  # MiMo's code is its own; dense
+ON_OUR_CACHE = [*STAND_INS, *((family, layout) for family, layout in SHIPPED.items() if family in FAMILIES)]
+BESIDE_STATES = [(family, layout) for family, layout in SHIPPED.items() if family in NATIVE]
+ON_THEIR_OWN_CACHE = [each for each in SHIPPED.items() if each not in (*ON_OUR_CACHE, *BESIDE_STATES)]  # an indexer picks keys
 SEVERAL = [("glm4_moe", "deepseek", 3), ("qwen3_5_text", "qwen", 2), ("mimo_v2_flash", "megatron", 3), ("step3p7", "deepseek", 2)]
 CHANGED: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"mlp_layer_types": ["sparse", "dense"]},  # the head's layer is dense
