@@ -116,8 +116,9 @@ def folders(name: str, request: pytest.FixtureRequest) -> tuple[Path, Path | Non
     return Path(paths.target), Path(paths.draft)
 
 
-QUICK = (("stories", "float32"), ("pair", "bfloat16"), ("demo", "bfloat16"))
-EVERY = [(name, dtype) for name in ("stories", "pair", "demo") for dtype in ("float32", "bfloat16")]
+RUNTIMES = ("eager",) if library.why_missing() else ("native", "eager")  # what CPUs run on comes first
+QUICK = tuple((name, dtype, RUNTIMES[0]) for name, dtype in (("stories", "float32"), ("pair", "bfloat16"), ("demo", "bfloat16")))
+EVERY = [(name, dtype, on) for on in RUNTIMES for name in ("stories", "pair", "demo") for dtype in ("float32", "bfloat16")]
 Mark = pytest.MarkDecorator | tuple[()]
 
 
@@ -134,14 +135,14 @@ every_subject = pytest.mark.parametrize("subject", cases(((), (), pytest.mark.sl
 
 
 @pytest.fixture(scope="module")
-def subjects() -> dict[tuple[str, str], Subject]:
+def subjects() -> dict[tuple[str, str, str], Subject]:
     """All that tests here have asked for: pytest takes turns among the parameters of a fixture, and building takes seconds."""
     return {}
 
 
 @pytest.fixture
 def subject(
-    request: pytest.FixtureRequest, subjects: dict[tuple[str, str], Subject], tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, subjects: dict[tuple[str, str, str], Subject], tmp_path_factory: pytest.TempPathFactory
 ) -> Subject:
     torch.set_num_threads(1)
     if request.param not in subjects:
@@ -149,13 +150,13 @@ def subject(
     return subjects[request.param]
 
 
-def make_subject(name: str, dtype: str, request: pytest.FixtureRequest, scratch: Path) -> Subject:
+def make_subject(name: str, dtype: str, runtime: str, request: pytest.FixtureRequest, scratch: Path) -> Subject:
     target, draft = folders(name, request)
     drafts = {"stranger": make_stranger(target, scratch)}
     drafts |= {} if draft is None else {"trained": draft}
     built = {
         key: build(Options(
-            target=str(target), drafter="draft-model", draft=str(path), dtype=dtype, runtime="eager", threads=1))
+            target=str(target), drafter="draft-model", draft=str(path), dtype=dtype, runtime=runtime, threads=1))
         for key, path in drafts.items()
     }  # fmt: skip
     tokenizer = built["stranger"].target.tokenizer
