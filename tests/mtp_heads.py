@@ -27,6 +27,7 @@ SHIPPED = {  # by family, the layout of the head in its checkpoints, where that 
     "exaone_moe": "qwen", "glm4_moe": "deepseek", "glm4_moe_lite": "deepseek", "glm_moe_dsa": "deepseek", "hy_v3": "deepseek",
     "longcat_flash": "megatron", "mellum": "qwen", "mimo_v2_flash": "megatron", "minimax_m3_vl_text": "megatron",
     "nemotron_h": "nemotron", "qwen3_5_moe_text": "qwen", "qwen3_5_text": "qwen", "qwen3_next": "qwen",
+    "qwen4_exp_text": "streams",
 }  # fmt: skip
 
 
@@ -46,7 +47,7 @@ class MtpReference:
         hook = model.layers[-1].register_forward_hook(lambda part, args, made: heard.append(_first(made)))
         normed = model(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state
         hook.remove()
-        features = (heard[0] if self.layout == "ernie" else normed)[:, :-1]
+        features = (heard[0] if self.layout in UNNORMED else normed)[:, :-1]
         tokens, drafted, scores = text[1:], [], []
         for step in range(count):
             layer = self.layers[step % len(self.layers)]
@@ -55,7 +56,7 @@ class MtpReference:
             logits = output(layer["norm"](states[:, -1:]))[0, 0]
             drafted.append(int(logits.argmax()))
             scores.append(logits)
-            carried = states if self.layout == "ernie" else layer["norm"](states)
+            carried = states if self.layout in UNNORMED else layer["norm"](states)
             if len(self.layers) == 1:  # the same layer goes on one place further
                 tokens, features = tokens + drafted[-1:], torch.cat([features, carried[:, -1:]], dim=1)
             else:  # the next layer reads what this one made of the same places
@@ -65,7 +66,11 @@ class MtpReference:
     def _states(self, layer: dict[str, Any], tokens: list[int], features: Tensor) -> Tensor:
         embeds = layer["embed_norm"](self.target.get_input_embeddings()(torch.tensor([tokens])))
         pair = [embeds, layer["hidden_norm"](features)]
-        x = layer["projection"](torch.cat(pair[::-1] if self.layout == "mimo" else pair, dim=-1))
+        if self.layout == "streams":
+            every = pair[1].unflatten(-1, (-1, embeds.shape[-1]))
+            x = (layer["projection"](every) + layer["embed_projection"](embeds)[:, :, None]).flatten(-2)
+        else:
+            x = layer["projection"](torch.cat(pair[::-1] if self.layout == "mimo" else pair, dim=-1))
         count = x.shape[1]
         positions = torch.arange(count)[None]
         for block in layer["blocks"]:
@@ -136,6 +141,8 @@ def _parts(donor: Any, target: Any, layout: str, shared: dict[str, Any], *, seed
     block = {"blocks": decoder.layers[-_num_blocks(layout) :], "rotary": getattr(decoder, "rotary_emb", None)}
     if donor.config.model_type == "longcat_flash":
         block["blocks"] = [FirstHalf(decoder.layers[-1])]
+    if layout == "streams":
+        return {**block, **_parts_of_streams(decoder, size, seed)}
     norm = getattr(decoder, "norm", None) or decoder.norm_f
     donor.set_attn_implementation("eager")
     if layout == "qwen" and shared:
@@ -157,6 +164,19 @@ def _parts(donor: Any, target: Any, layout: str, shared: dict[str, Any], *, seed
     if layout == "qwen":
         shared |= made
     return {**made, **block}
+
+
+def _parts_of_streams(decoder: Any, size: int, seed: int) -> dict[str, Any]:
+    """Norms of one stream and of all, two projections, and a mixer."""
+    generator, kind = torch.Generator().manual_seed(seed), type(decoder.hyper_connection_mixer.hc_norm)
+    made: dict[str, Any] = {"norm": decoder.hyper_connection_mixer}
+    for name, width in (("embed_norm", size), ("hidden_norm", len(decoder.hyper_connection_mixer.hc_norm.weight))):
+        made[name] = kind(width, eps=decoder.config.rms_norm_eps)
+        made[name].weight.data.copy_(0.2 * torch.randn(width, generator=generator))
+    for name in ("projection", "embed_projection"):
+        made[name] = nn.Linear(size, size, bias=False)
+        made[name].weight.data.copy_(torch.randn(size, size, generator=generator) * size**-0.5)
+    return made
 
 
 def _num_blocks(layout: str) -> int:
@@ -183,9 +203,11 @@ def _block_tensors(donor: Any, folder: Path, layout: str) -> dict[str, Tensor]:
     return found
 
 
+UNNORMED = ("ernie", "streams")  # layouts that read and carry states before the last norm
 BESIDE = ("embed_norm", "hidden_norm", "projection", "norm")  # the parts beside the block, named in each layout:
 NAMES = {
     "qwen": ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"),
+    "streams": ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc_hidden", "mtp.hyper_connection_mixer"),
     "deepseek": tuple(f"model.layers.{{n}}.{part}" for part in ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
     "mimo": tuple(
         f"model.mtp_layers.{{k}}.{part}" for part in ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
@@ -196,7 +218,7 @@ NAMES = {
 }
 BLOCKS = {
     "qwen": "mtp.layers.{k}.", "deepseek": "model.layers.{n}.", "mimo": "model.mtp_layers.{k}.", "ernie": "model.mtp_block.{k}.",
-    "nemotron": "mtp.layers.", "megatron": "model.mtp.layers.{k}.",
+    "nemotron": "mtp.layers.", "streams": "mtp.layers.{k}.", "megatron": "model.mtp.layers.{k}.",
 }  # fmt: skip
 
 
@@ -226,7 +248,12 @@ def _published(family: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _named(layout: str, index: int, num_layers: int, parts: dict[str, Any], block: dict[str, Tensor]) -> dict[str, Tensor]:
     numbers = {"k": index, "n": num_layers + index}
     beside = zip(BESIDE, NAMES[layout], strict=True)
-    found = {f"{name.format(**numbers)}.weight": parts[part].weight.detach() for part, name in beside}
+    found = {}
+    for part, name in beside:
+        found |= {f"{name.format(**numbers)}.{own}": tensor for own, tensor in parts[part].state_dict().items()}
+    if "embed_projection" in parts:
+        found["mtp.fc_embedding.weight"] = parts["embed_projection"].weight
+        found["mtp.hyper_connection_mixer.block_inject_weight.weight"] = torch.zeros(2)  # of no use there
     if "output" in parts:
         found[f"model.layers.{num_layers + index}.shared_head.output.weight"] = parts["output"].weight
     found |= {BLOCKS[layout].format(**numbers) + name: tensor for name, tensor in block.items()}

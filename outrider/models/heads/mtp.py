@@ -80,13 +80,17 @@ class MtpLayer(nn.Module):
 
         `state`: what transformers' cache holds of the one text; it is changed.
         """
-        pair = [self.embed_norm(embeds), self.hidden_norm(features)]
-        inputs = self.projection(torch.cat(pair[::-1] if hidden_first else pair, dim=-1))
+        inputs = self.inputs(embeds, features, hidden_first=hidden_first)
         kept = {} if state is None else {"past_key_values": state.cache}
         output = self.body(inputs_embeds=inputs, position_ids=positions, use_cache=state is not None, **kept)
         if state is not None:
             state.cache = output.past_key_values
         return output.last_hidden_state
+
+    def inputs(self, embeds: Tensor, features: Tensor, *, hidden_first: bool) -> Tensor:
+        """What the body reads, of embedded tokens and features."""
+        pair = [self.embed_norm(embeds), self.hidden_norm(features)]
+        return self.projection(torch.cat(pair[::-1] if hidden_first else pair, dim=-1))
 
     def number(self, index: int) -> None:
         """Set the index of its layer in the head's cache."""
@@ -121,7 +125,7 @@ class MtpHead(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        weight = self.layer(0).norm.weight
+        weight = self.layer(0).embed_norm.weight
         assert isinstance(weight, Tensor)
         return weight.dtype
 

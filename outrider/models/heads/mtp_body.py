@@ -19,6 +19,7 @@ from outrider.kv import LayerShape
 from outrider.lazy import transformers
 from outrider.models import attention
 from outrider.models.heads.mtp_layout import BLOCK, NORM
+from outrider.models.heads.mtp_streams import MIXER, as_one_stream
 from outrider.models.loading.unsupported import OwnCacheNeededError, refuse_other_caches, refuse_silent_layers
 from outrider.models.probes.probe import difference, see_layers, tolerance
 from outrider.models.signals import decoder_layers
@@ -48,6 +49,8 @@ def one_layer_config(config: Any, *, has_experts: bool, stacked: bool = False) -
         text.layer_types = [own[0] if own else KINDS.get(text.model_type, usual)]
     if heads := getattr(text, "num_sliding_attention_heads", None):  # Step
         text.per_layer_config = {0: {"num_attention_heads": heads}} if text.layer_types == ["sliding_attention"] else None
+    if getattr(text, "ple_layer_ids", None):
+        text.ple_layer_ids = []  # embeddings that the target's layers look up; the head's has none
     if getattr(text, "indexer_types", None):
         text.indexer_types = ["full"]  # a single layer has nobody's choice of keys to share
     if stacked:
@@ -79,12 +82,13 @@ def make_body(
     norm, outer = _norm_name(code, text), "" if _is_decoder(code, text) else f"{code.base_model_prefix}."
     inner = f"{outer}layers." if stacked else f"{outer}layers.0."
     state = {inner + name.removeprefix(f"{BLOCK}."): tensor for name, tensor in tensors.items() if name.startswith(BLOCK)}
-    state[f"{outer}{norm}.weight"] = tensors[f"{NORM}.weight"]
+    final = {name.removeprefix(NORM): tensor for name, tensor in tensors.items() if name.startswith(f"{NORM}.")}
+    state |= {f"{outer}{norm}{name}": tensor for name, tensor in final.items()}
     with in_silence():
         module, report = code.from_pretrained(
             None, config=text, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    _check(what, code, report, inner)
+    _check(what, code, report, inner, f"{outer}{norm}.")
     own_attention = module.config._attn_implementation
     try:
         return _finished(module.to(device), norm)
@@ -143,6 +147,8 @@ def _without_norm(module: Any, norm: str) -> tuple[nn.Module, nn.Module]:
     decoder = getattr(module, module.base_model_prefix, module)
     last = getattr(decoder, norm)
     setattr(decoder, norm, nn.Identity())
+    if norm == MIXER:
+        as_one_stream(decoder)
     decoder.set_input_embeddings(nn.Identity())
     return decoder, last
 
@@ -186,19 +192,20 @@ def _is_decoder(code: Any, text: Any) -> bool:
 
 
 def _norm_name(code: Any, text: Any) -> str:
-    """What a family's decoder calls its final norm."""
+    """What a family's decoder calls its final norm, or what it has in its place."""
     with torch.device("meta"):
         whole = code(copy.deepcopy(text))
     decoder = getattr(whole, code.base_model_prefix, whole)
     found = [name for name, part in decoder.named_children() if "norm" in name and getattr(part, "weight", None) is not None]
+    found = [MIXER] if hasattr(decoder, MIXER) else found
     if len(found) != 1 or not hasattr(decoder, "layers"):
         raise CapabilityError(f"MTP heads of {code.__name__} are not read: its final norm or its layers were not found")
     return found[0]
 
 
-def _check(what: str, code: Any, report: Mapping[str, Any], inner: str) -> None:
+def _check(what: str, code: Any, report: Mapping[str, Any], inner: str, last: str) -> None:
     """Raises CheckpointError where tensors are missing, left over, or of another shape."""
-    missing = sorted(name.removeprefix(inner) for name in report["missing_keys"] if name.startswith(inner))
+    missing = sorted(name.removeprefix(inner) for name in report["missing_keys"] if name.startswith((inner, last)))
     left = sorted(name.removeprefix(inner) for name in report["unexpected_keys"])
     if missing or left:
         problems = [*(f"lacks '{name}'" for name in missing[:1]), *(f"has '{name}', which is no part of it" for name in left[:1])]

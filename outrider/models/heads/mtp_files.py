@@ -27,6 +27,7 @@ from outrider.models.heads.mtp import MtpConfig, MtpHead, MtpLayer
 from outrider.models.heads.mtp_body import make_body
 from outrider.models.heads.mtp_layout import (
     EMBED_NORM,
+    EMBED_PROJECTION,
     HIDDEN_NORM,
     LOOKED_FOR,
     OUTPUT,
@@ -35,6 +36,7 @@ from outrider.models.heads.mtp_layout import (
     find_layout,
     strangers,
 )
+from outrider.models.heads.mtp_streams import StreamsLayer
 from outrider.models.heads.tensors import read_config
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import adapter_in
@@ -50,7 +52,6 @@ from outrider.models.signals import AFTER_NORM
 NOT_READ = {  # families, and what is not read of their heads
     "dots3_note": "an embedding of the head's own", "glm5_next": "a layer without the target's hyper-connections",
     "hy_v4": "a layer without the target's hyper-connections", "inkling": "several layers with convolutions",
-    "qwen4_exp": "a projection of each of the target's residual streams",
 }  # fmt: skip
 INSTEAD = "Use --drafter ngram, or train a head: outrider train mtp"
 
@@ -130,7 +131,8 @@ def load_mtp(
     stored = read_config(folder)
     own, known = stored.get("outrider"), (stored.get("text_config") or stored).get("max_position_embeddings")
     trained_for = str(own.get("target", "")) if isinstance(own, dict) else ""
-    made = MtpConfig(layout.name, text.hidden_size, (signal,), layout.hidden_first, layout.reads_normed, known, trained_for)
+    width = text.hidden_size * (text.hc_count if layout.streams else 1)
+    made = MtpConfig(layout.name, width, (signal,), layout.hidden_first, layout.reads_normed, known, trained_for)
     head = MtpHead(made, [_layer(files, index, config, dtype, device) for index in range(len(layout.layers))]).eval()
     if len(head.layers) > 1 and not head.on_our_cache:
         what = f"the MTP head in '{folder}' has {len(head.layers)} layers that need transformers' own cache"
@@ -143,9 +145,9 @@ def _layer(files: MtpFiles, index: int, config: Any, dtype: torch.dtype, device:
     tensors = _read(files, index)
     size, bias = config.get_text_config().hidden_size, f"{PROJECTION}.bias" in tensors
     body = make_body(what, config, tensors, dtype, device, stacked=files.layout.stacked)
-    layer = MtpLayer(*body, size, bias=bias)
+    layer = (StreamsLayer if files.layout.streams else MtpLayer)(*body, size, bias=bias)
     with torch.no_grad():
-        for part in (EMBED_NORM, HIDDEN_NORM, PROJECTION):
+        for part in (EMBED_NORM, HIDDEN_NORM, PROJECTION, *((EMBED_PROJECTION,) if files.layout.streams else ())):
             for name, own in getattr(layer, part).named_parameters():
                 stored = tensors.get(f"{part}.{name}")
                 if stored is None or stored.shape != own.shape:
@@ -175,9 +177,10 @@ def _found(folder: Path, config: Any) -> MtpFiles:
         raise CheckpointError(f"'{folder}' has no MTP head: none of its tensors is {looked_for}. {INSTEAD}.")
     _check_whole(files)
     size, name = config.get_text_config().hidden_size, files.layout.layers[0][f"{PROJECTION}.weight"]
-    if (shape := list(files.entries[name]["shape"])) != [size, 2 * size]:
+    wanted = [size, size if files.layout.streams else 2 * size]
+    if (shape := list(files.entries[name]["shape"])) != wanted:
         raise CheckpointError(
-            f"the MTP head in '{folder}': tensor '{name}' has shape {shape}, expected {[size, 2 * size]}: it was trained for "
+            f"the MTP head in '{folder}': tensor '{name}' has shape {shape}, expected {wanted}: it was trained for "
             "another target."
         )
     return files

@@ -3,6 +3,8 @@
     deepseek   model.layers.N.{enorm, hnorm, eh_proj, shared_head.norm} and a decoder layer's, N >= num_hidden_layers;
                DeepSeek V3 and later, GLM 4.5 and later, Ling; Step 3.7 with transformer.shared_head.{norm, output} instead
     qwen       mtp.{fc, pre_fc_norm_embedding, pre_fc_norm_hidden, norm}, mtp.layers.K.*: Qwen3-Next, Qwen3.5 and later, Mellum
+    streams    mtp.{fc_embedding, fc_hidden, pre_fc_norm_embedding, pre_fc_norm_hidden, hyper_connection_mixer}, mtp.layers.0:
+               Qwen3.8-Flash-Next, whose target has several residual streams (`mtp_streams.py`)
     mimo       model.mtp_layers.K.{token_layernorm, hidden_layernorm, input_proj, final_layernorm}: MiMo
     ernie      model.mtp_{emb_norm, hidden_norm, linear_proj, block}.K: ERNIE 4.5
     megatron   mtp.layers.K.{enorm, hnorm, eh_proj, final_layernorm} and a decoder layer's, some under transformer_layer: MiMo-V2,
@@ -21,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 EMBED_NORM, HIDDEN_NORM, PROJECTION, NORM, BLOCK = "embed_norm", "hidden_norm", "projection", "norm", "block"  # parts of a layer
-OUTPUT = "output"  # a part that few layers have: an output head of their own
+OUTPUT, EMBED_PROJECTION = "output", "embed_projection"  # parts that few layers have: an output head, a second projection
 ROLES = {
     **dict.fromkeys(("enorm", "enorm.m", "pre_fc_norm_embedding", "token_layernorm", "emb_norm"), EMBED_NORM),
     **dict.fromkeys(("hnorm", "hnorm.m", "pre_fc_norm_hidden", "hidden_layernorm", "hidden_norm"), HIDDEN_NORM),
@@ -35,6 +37,10 @@ _DEEPSEEK = re.compile(r"layers\.(\d+)\.(?:transformer\.)?(.+)")
 _MEGATRON = re.compile(r"mtp\.layers\.(\d+)\.(?:transformer_layer\.)?(.+)")
 _QWEN_LAYER = re.compile(r"mtp\.layers\.(\d+)\.(.+)")
 _NEMOTRON = {"enorm": EMBED_NORM, "hnorm": HIDDEN_NORM, "eh_proj": PROJECTION, "final_layernorm": NORM}
+_STREAMS = {
+    "fc_embedding": EMBED_PROJECTION, "fc_hidden": PROJECTION, "pre_fc_norm_embedding": EMBED_NORM,
+    "pre_fc_norm_hidden": HIDDEN_NORM, "hyper_connection_mixer": NORM, "layers.0": BLOCK,
+}  # fmt: skip
 _QWEN_SHARED = re.compile(r"mtp\.((?:fc|pre_fc_norm_embedding|pre_fc_norm_hidden|norm)\.\w+)")
 _MIMO = re.compile(r"mtp_layers\.(\d+)\.(.+)")
 _ERNIE = re.compile(r"mtp_(block|emb_norm|hidden_norm|linear_proj)\.(\d+)\.(.+)")
@@ -50,6 +56,7 @@ class MtpLayout:
     layers: tuple[Mapping[str, str], ...]
     hidden_first: bool = False  # the projection's input begins with the hidden state, not with the embedding
     reads_normed: bool = True  # the target's hidden state behind its final norm; else that before it
+    streams: bool = False  # it reads all residual streams of the target
     stacked: bool = False  # a layer is several blocks of the family, by their numbers: `block.0.mixer.q_proj.weight`
     copies: tuple[str, ...] = field(default=(), compare=False)  # of the target's tables
 
@@ -61,8 +68,13 @@ class MtpLayout:
     @property
     def lacking(self) -> list[str]:
         """Parts that a layer must have and that are not there."""
-        needed = [f"{part}.weight" for part in (EMBED_NORM, HIDDEN_NORM, PROJECTION, NORM)]
-        lacking = [f"{part} of layer {index}" for index, layer in enumerate(self.layers) for part in needed if part not in layer]
+        needed = (EMBED_NORM, HIDDEN_NORM, PROJECTION, NORM, *((EMBED_PROJECTION,) if self.streams else ()))
+        lacking = [
+            f"{part}.weight of layer {index}"
+            for index, layer in enumerate(self.layers)
+            for part in needed
+            if not any(name.startswith(f"{part}.") and name.endswith(".weight") for name in layer)
+        ]
         return lacking + [
             f"decoder layer {index}"
             for index, layer in enumerate(self.layers)
@@ -76,7 +88,7 @@ def find_layout(names: Iterable[str], num_layers: int) -> MtpLayout | None:
     `num_layers`: decoder layers of the target.
     """
     short = {OUTER.sub("", name): name for name in names}
-    for find in (_qwen, _nemotron, _megatron, _deepseek, _mimo, _ernie):
+    for find in (_qwen, _streams, _nemotron, _megatron, _deepseek, _mimo, _ernie):
         found = find(short, num_layers)
         if found is not None:
             return found
@@ -98,6 +110,17 @@ def _qwen(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
         elif match := _QWEN_SHARED.fullmatch(name):
             shared[_in_our_words(match[1])] = there
     return MtpLayout("qwen", tuple({**shared, **layer} for layer in layers.in_order() or [{}]))
+
+
+def _streams(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
+    if "mtp.fc_hidden.weight" not in short:
+        return None
+    own = {}
+    for name, there in short.items():
+        match = re.fullmatch(rf"mtp\.({'|'.join(_STREAMS)})\.(.+)", name)
+        if match is not None and "mixer.block_inject" not in name:  # which a last mixer has no use for
+            own[f"{_STREAMS[match[1]]}.{match[2]}"] = there
+    return MtpLayout("streams", (own,), reads_normed=False, streams=True)
 
 
 def _nemotron(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
