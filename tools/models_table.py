@@ -1,6 +1,6 @@
 """The table of families in docs/models.md, measured: `python -m tools.models_table` loads a tiny model of each and writes it.
 
-    cache    ours, or transformers' own (`models/stateful/`)
+    cache    ours, transformers' own (`models/stateful/`), or none
     runs on  the native runtime; else torch, with what a pass there may look like
     text     whether greedy text with drafts is that without to the bit, as `config.exact` says, or up to rounding
     drafts   whether drafters of trees may be used, or of chains alone
@@ -64,8 +64,8 @@ def measured(family: str, module: Any) -> Served:
             return Served(family, "ours", "native", _text(find_native_limits(made).exact_rows), "chains")
         except CapabilityError:
             finish(lm, module)
-        runs = "torch" if lm.own_run.keeps_state and lm.feeding.max_tokens is None else f"torch, {_pace(lm)}"
-        return Served(family, "transformers'", runs, _text(lm.limits.exact_rows), "chains")
+        kept = "transformers'" if lm.own_run.keeps_state else "none"
+        return Served(family, kept, f"torch{_pace(lm)}", _text(lm.limits.exact_rows), "chains")
     try:
         use_native_run(lm, module, cache_folder())
         lm.limits = find_native_limits(lm)
@@ -77,7 +77,9 @@ def measured(family: str, module: Any) -> Served:
 
 
 def _pace(lm: StateLM) -> str:
-    return "one token at a time" if lm.own_run.keeps_state else "every text anew"
+    if lm.feeding.max_tokens == 1:
+        return ", one token at a time"
+    return "" if lm.own_run.keeps_state else ", every text anew"
 
 
 def _text(is_exact: bool) -> str:

@@ -1,4 +1,8 @@
-"""What the suites of families compare with: transformers' own passes over texts of random tokens."""
+"""What the suites of families compare with: transformers' own passes over texts of random tokens.
+
+Where a pass over a text is not what `generate` writes, `generate` is asked: it counts the positions of RoBERTa and its relatives
+from 0, puts a mask behind a text (XLM, XLNet), or each token sees later ones (CPM-Ant).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from tests.contract.own_cache_families import FOR_EACH_TOKEN
+
+ASKED_BY_GENERATING = FOR_EACH_TOKEN | {
+    "camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+}  # fmt: skip
 
 
 @contextmanager
@@ -26,6 +36,16 @@ def random_text(vocab_size: int, length: int, seed: int = 0) -> list[int]:
     return torch.randint(3, vocab_size, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
+@torch.inference_mode()
+def next_logits(module: Any, texts: Tensor) -> Tensor:
+    """The logits (B, V) that `generate` takes the token behind each text (B, T) from."""
+    made = module.generate(
+        texts, max_new_tokens=1, do_sample=False, use_cache=False, pad_token_id=0, eos_token_id=None, output_logits=True,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    return made.logits[0]
+
+
 class Reference:
     """The families that `make` makes by name, as transformers runs them."""
 
@@ -40,13 +60,17 @@ class Reference:
         return self._make(name)
 
     @torch.inference_mode()
-    def logits(self, name: str, text: list[int]) -> Tensor:
-        """The module's logits (T, V) of one text."""
-        return self.module(name)(input_ids=torch.tensor([text]), use_cache=False).logits[0]
+    def logits(self, name: str, text: list[int], count: int) -> Tensor:
+        """The module's logits (count, V) of the last tokens of a text."""
+        module = self.module(name)
+        if name in ASKED_BY_GENERATING:
+            ends = range(len(text) - count + 1, len(text) + 1)
+            return torch.cat([next_logits(module, torch.tensor([text[:end]])) for end in ends])
+        return module(input_ids=torch.tensor([text]), use_cache=False).logits[0, -count:]
 
     def compare(self, name: str, ours: Tensor, text: list[int]) -> None:
         """Asserts that logits (n, V) of the text's last n tokens are the module's, up to rounding."""
-        theirs = self.logits(name, text)[-len(ours) :]
+        theirs = self.logits(name, text, len(ours))
         worst = (ours - theirs).abs().max() / theirs.abs().max()
         assert worst <= self.tolerance, f"off by {worst:.1e} of the logits' range"
 
@@ -55,6 +79,6 @@ class Reference:
         assert len(ours) == len(theirs)
         parted = next((index for index, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), None)
         if parted is not None:
-            logits = self.logits(name, [*prompt, *theirs[:parted]])[-1]
+            logits = self.logits(name, [*prompt, *theirs[:parted]], 1)[0]
             apart = logits.max() - logits[[ours[parted], theirs[parted]]].min()
             assert apart <= self.tolerance * logits.abs().max(), f"token {parted}: logits {apart:.1e} apart"

@@ -23,6 +23,7 @@ from outrider.runtime.run import use_native_run
 from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
 from tests.contract import own_cache_families
+from tests.contract.family_reference import ASKED_BY_GENERATING, next_logits
 from tests.oracle import Joint, Path, total_variation
 from tests.unit.runtime import families
 
@@ -71,10 +72,16 @@ def distributions(logits: Tensor) -> Tensor:
 def expected(family: str) -> Joint:
     """The joint distribution of the next tokens, from transformers' passes over whole texts."""
     module, law = made(family), {(): 1.0}
+
+    def behind(texts: Tensor) -> Tensor:
+        if family in ASKED_BY_GENERATING:
+            return next_logits(module, texts)
+        return module(input_ids=texts, use_cache=False).logits[:, -1]
+
     for _ in range(HORIZON):
         paths = list(law)
         texts = torch.tensor([[*PROMPT, *(ALLOWED[index] for index in path)] for path in paths])
-        found = distributions(module(input_ids=texts, use_cache=False).logits[:, -1])
+        found = distributions(behind(texts))
         law = {
             (*path, index): law[path] * float(found[row, index])
             for row, path in enumerate(paths) for index in range(len(ALLOWED))

@@ -112,7 +112,7 @@ class ShortSighted(BrokenLlama):
     when = ("outrider-shapes",)
 
     def forward(self, input_ids: torch.Tensor, **kwargs: object) -> Any:
-        if input_ids.shape[1] > 40:
+        if input_ids.shape[1] > 128:
             raise RuntimeError("too long")
         return super().forward(input_ids, **kwargs)
 
@@ -122,8 +122,8 @@ def test_code_that_fails_later_is_one_line() -> None:
     lm = build_lm(ShortSighted(transformers.LlamaConfig(**GROUPED)).eval(), "mine", torch.float32, torch.device("cpu"))
     lm.kv.add_row()
     with pytest.raises(CapabilityError) as caught, torch.inference_mode():
-        lm.forward(torch.ones(1, 41, dtype=torch.int64))
-    said = "the code of ShortSighted in transformers fails in a pass over 41 tokens (RuntimeError: too long)"
+        lm.forward(torch.ones(1, 129, dtype=torch.int64))
+    said = "the code of ShortSighted in transformers fails in a pass over 129 tokens (RuntimeError: too long)"
     assert str(caught.value) == said
 
 

@@ -27,17 +27,18 @@ from outrider.models.probes.probe import find_signals
 from outrider.models.signals import decoder_layers
 from outrider.models.stateful import lm as stateful_lm
 from outrider.models.stateful.lm import StateLM
+from outrider.models.stateful.run import AnewRun
 from outrider.models.stateful.state import OwnState
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers import VERIFIERS
 from tests.contract.family_reference import Reference, one_thread, random_text
-from tests.contract.own_cache_families import FAMILIES, ONE_OF_EACH_KIND, VOCAB, make
+from tests.contract.own_cache_families import FAMILIES, FOR_EACH_TOKEN, ONE_OF_EACH_KIND, VOCAB, make
 from tests.helpers import OracleThatErrs, make_row, run_to_end
 
 EACH = [pytest.param(name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark.nightly) for name in FAMILIES]
 ONE_AT_A_TIME = {"falcon_mamba", "jamba", "mamba", "recurrent_gemma", "zamba"}  # several tokens would forget the state
 NOT_ALONE = {"nemotron_h", "zamba2"}  # a single token is computed otherwise than several
-READ_ANEW = {"openai-gpt"}  # keep nothing of a text
+READ_ANEW = {"openai-gpt", "xlstm"} | FOR_EACH_TOKEN  # keep nothing of a text
 REFERENCE = Reference(make, tolerance=2e-4)
 text_of = partial(random_text, VOCAB)
 TEXTS = (3, 11, 26)  # tokens of the ragged rows
@@ -81,9 +82,10 @@ def test_how_it_is_fed(name: str) -> None:
     """Catches a model that is fed in a slower way than it needs, and one reported as exact that is not."""
     lm = subject(name)
     assert lm.own_run.keeps_state == (name not in READ_ANEW)
-    assert lm.feeding.max_tokens == (1 if name in ONE_AT_A_TIME else None)
+    assert lm.feeding.max_tokens == (1 if name in ONE_AT_A_TIME | FOR_EACH_TOKEN else None)
     assert lm.feeding.min_tokens == (2 if name in NOT_ALONE else 1)
-    assert lm.limits.exact_rows == (name in ONE_AT_A_TIME)
+    assert lm.limits.exact_rows == (name in ONE_AT_A_TIME | FOR_EACH_TOKEN)
+    assert isinstance(lm.own_run, AnewRun) == (name in FOR_EACH_TOKEN)
     assert lm.kv.bytes_per_token > 0
     assert lm.why_own_cache
 
@@ -215,7 +217,7 @@ PROMPTS = [text_of(9, seed=70), text_of(24, seed=71), text_of(1, seed=72)]  # of
 
 def length_of(name: str) -> int:
     """Tokens to write: few where a pass is as many passes as it has tokens."""
-    return 24 if name in ONE_AT_A_TIME else 100
+    return 24 if name in ONE_AT_A_TIME | FOR_EACH_TOKEN else 100
 
 
 def written(name: str, drafter: Drafter, gamma: int) -> list[list[int]]:
@@ -231,10 +233,10 @@ def written(name: str, drafter: Drafter, gamma: int) -> list[list[int]]:
 
 def generated(name: str, prompt: list[int]) -> list[int]:
     """What transformers' `generate` writes with a model that has seen nothing else (RecurrentGemma's remembers)."""
+    options = {"use_mems": False} if name == "xlnet" else {"use_cache": name not in READ_ANEW}
     found = make(name).generate(
-        torch.tensor([prompt]), max_new_tokens=length_of(name), do_sample=False, eos_token_id=None, pad_token_id=0,
-        use_cache=name not in READ_ANEW,
-    )  # fmt: skip
+        torch.tensor([prompt]), max_new_tokens=length_of(name), do_sample=False, eos_token_id=None, pad_token_id=0, **options
+    )
     return found[0, len(prompt) :].tolist()
 
 
@@ -254,7 +256,7 @@ def compare_texts(name: str, found: list[list[int]], expected: list[list[int]]) 
         REFERENCE.same_text(name, prompt, ours, theirs)
 
 
-@pytest.mark.parametrize("name", [param for param in EACH if param.values[0] in ONE_AT_A_TIME])
+@pytest.mark.parametrize("name", [param for param in EACH if param.values[0] in ONE_AT_A_TIME | FOR_EACH_TOKEN])
 def test_exact_to_the_bit_where_it_is_said(name: str) -> None:
     """Catches a token that is fed again, or for the first time, in a pass of another width."""
     lm = subject(name)

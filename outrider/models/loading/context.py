@@ -11,18 +11,23 @@ UNKNOWN_CONTEXT = 1 << 20  # tokens, for a config that names no limit
 
 def configured_context(config: Any) -> int:
     """Positions that the config names."""
-    return getattr(config.get_text_config(), "max_position_embeddings", None) or UNKNOWN_CONTEXT
+    return _named(config.get_text_config())
 
 
 def context_length(config: Any) -> int:
     """Positions the model may use. LongRoPE models change every position's rotation once a pass goes beyond the original
     context, which would make cached keys depend on the pass that wrote them: they are held to the original context."""
-    longest = getattr(config, "max_position_embeddings", None) or UNKNOWN_CONTEXT
+    longest = _named(config)
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
         original = rope.get("original_max_position_embeddings")
         longest = min(longest, original or getattr(config, "original_max_position_embeddings", None) or longest)
     return longest
+
+
+def _named(config: Any) -> int:
+    longest = getattr(config, "max_position_embeddings", None) or 0
+    return longest if longest > 0 else UNKNOWN_CONTEXT  # XLNet's, which has no limit, says -1
 
 
 def check_asked(asked: int | None, config: Any, name: str) -> None:

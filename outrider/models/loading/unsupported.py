@@ -14,11 +14,13 @@ from torch import Tensor
 
 from outrider.errors import CapabilityError
 from outrider.lazy import transformers
+from outrider.models.probes.reference import plain_logits
 from outrider.models.quantised.checkpoint import quantisation_of
 from outrider.models.quantised.scheme import has_experts
 
 STATEFUL_KINDS = ("linear_attention", "mamba", "conv", "recurrent")  # values of a config's `layer_types`
 OWN_CACHE_ROUNDS = "on transformers' own cache a token rounds with the number of tokens in its pass"
+ENCODER = "Its tokens also attend to later ones (an encoder such as BERT), so it cannot continue a text."
 PLAIN_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")  # transformers' that hold keys and values, or nothing
 
 
@@ -89,13 +91,10 @@ def refuse_other_logits(module: Any, name: str, tokens: Tensor, tolerance: float
 
     `what`: which logits differ by how much; more than `tolerance` of their range is too much.
     """
-    changed = tokens.clone()
-    changed[:, -1] = (changed[:, -1] + 1) % module.config.get_text_config().vocab_size
+    module.set_attn_implementation("eager")
+    if sees_later(module, tokens):
+        raise CapabilityError(f"{name}: {what}. {ENCODER}")
     own = _plain_logits(module, tokens, "eager")
-    if not torch.allclose(own[:, 0], _plain_logits(module, changed, "eager")[:, 0], rtol=1e-3, atol=1e-5):
-        raise CapabilityError(
-            f"{name}: {what}. Its tokens also attend to later ones (an encoder such as BERT), so it cannot continue a text."
-        )
     if type(module)._supports_sdpa and (own - _plain_logits(module, tokens, "sdpa")).abs().max() > tolerance * own.abs().max():
         dtype = str(module.dtype).removeprefix("torch.")
         raise CapabilityError(
@@ -106,11 +105,25 @@ def refuse_other_logits(module: Any, name: str, tokens: Tensor, tolerance: float
     raise OwnCacheNeededError(f"its layers compute something that Outrider's attention does not ({beyond}): {what}")
 
 
+def is_decoder(config: Any) -> bool:
+    """Whether a config that could make an encoder makes a decoder; all others do."""
+    return getattr(config, "is_decoder", getattr(config, "causal", True))
+
+
+def sees_later(module: Any, tokens: Tensor) -> bool:
+    """Whether the logits of first tokens depend on the last ones of texts (B, T)."""
+    changed = tokens.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % module.config.get_text_config().vocab_size
+    with torch.inference_mode():
+        own, other = (plain_logits(module, ids).float()[:, 0] for ids in (tokens, changed))
+    return not torch.allclose(own, other, rtol=1e-3, atol=1e-5)
+
+
 def _plain_logits(module: Any, tokens: Tensor, kernel: str) -> Tensor:
     """fp32 logits (1, T, V) of the module's own pass with this attention of transformers."""
     module.set_attn_implementation(kernel)
     with torch.inference_mode():
-        return module(input_ids=tokens, use_cache=False).logits.float()
+        return plain_logits(module, tokens).float()
 
 
 def why_rows_differ(config: Any, device: torch.device) -> str:

@@ -27,6 +27,7 @@ from outrider.kv import LayerShape
 from outrider.models.attention import NAME, make_known
 from outrider.models.lm import LM
 from outrider.models.loading.unsupported import refuse_failure, refuse_other_logits, refuse_silent_layers
+from outrider.models.probes.reference import plain_logits
 from outrider.models.probes.sum_order import AttentionKind
 from outrider.models.quantised.scheme import has_experts
 from outrider.models.signals import AFTER_NORM
@@ -110,15 +111,13 @@ def _logits_both_ways(lm: LM, module: Any, name: str, tokens: Tensor) -> list[tu
     branches = [[6, 7, 9, 11], [6, 8, 10]]  # pending token and nodes, as columns of `tokens`
     module.set_attn_implementation("eager")
     with torch.inference_mode():
-        plain = module(input_ids=tokens, use_cache=False).logits
+        plain = plain_logits(module, tokens)
         if not torch.isfinite(plain).all():
             raise NumericalError(
                 f"{name}: the model's own logits are NaN or infinite in {str(lm.dtype).removeprefix('torch.')}: "
                 + broken_weight(module)
             )
-        paths = [
-            module(input_ids=tokens[:, [*range(6), *branch]], use_cache=False).logits[:, 6:] for branch in branches
-        ]
+        paths = [plain_logits(module, tokens[:, [*range(6), *branch]])[:, 6:] for branch in branches]
         module.set_attn_implementation(NAME)
         with _row_of_its_own(lm):
             ours = lm.forward(tokens[:, :6])

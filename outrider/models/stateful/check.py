@@ -2,7 +2,8 @@
 
 Tried are prefill, single tokens, chains, rejections and going on after them, on two rows in turns. What transformers' code gets
 wrong shows here: passes of several tokens that forget the state (Mamba, RecurrentGemma), caches that lose their place. A model
-that keeps no state, or whose cache cannot be trusted, reads every text anew.
+that keeps no state, or whose cache cannot be trusted, reads every text anew; where one pass over a text does not tell what the
+model writes behind each of its tokens, it reads it anew for each of them (`AnewRun`).
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ from outrider.kv import LayerShape
 from outrider.kv.cache import BLOCK
 from outrider.kv.states import MAX_SNAPSHOTS
 from outrider.models.lm import LMShape, PassLimits
+from outrider.models.loading.unsupported import ENCODER, is_decoder, sees_later
 from outrider.models.probes.probe import broken_weight, difference, probe_tokens, tolerance
+from outrider.models.probes.reference import plain_logits, writes_otherwise
 from outrider.models.quantised.scheme import has_experts
 from outrider.models.stateful.lm import Feeding, StateLM
-from outrider.models.stateful.run import OwnCacheRun, find_held, message
+from outrider.models.stateful.run import AnewRun, OwnCacheRun, find_held, message
 
 UNKNOWN_LAYER = LayerShape(0, 0, 0)  # in the shape of a model whose layers are transformers' to know
 NUM_TOKENS = 14
 # and whether it keeps a state
 WAYS = ((Feeding(), True), (Feeding(min_tokens=2), True), (Feeding(max_tokens=1), True), (Feeding(), False))
+LONG = 300  # tokens: more than a chunk of code that attends within chunks
 
 
 def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device: torch.device, why: str) -> StateLM:
@@ -36,7 +40,9 @@ def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device:
     tokens = probe_tokens(shape.vocab_size, 2 * NUM_TOKENS, device).view(2, NUM_TOKENS)
     try:
         with torch.inference_mode():
-            plain = module(input_ids=tokens, use_cache=False).logits
+            plain = plain_logits(module, tokens)
+        is_plain = _tells_what_it_writes(OwnCacheRun(module, {}, keeps_state=False), tokens[0], dtype)
+        is_encoder = not is_decoder(module.config) and sees_later(module, tokens)
         held = find_held(module)
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError):
@@ -46,25 +52,57 @@ def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device:
         raise NumericalError(
             f"{name}: the model's own logits are NaN or infinite in {str(dtype).removeprefix('torch.')}: {broken_weight(module)}"
         )
+    if is_encoder:
+        raise CapabilityError(f"{name} ({module.config.model_type}): {ENCODER}")
     wrong: list[str] = []
-    for feeding, keeps_state in WAYS[_steps_are_others(module) :]:
+    for feeding, keeps_state in WAYS[_steps_are_others(module) :] if is_plain else ():
+        way = str(feeding) if keeps_state else "every text anew"
         try:
             run = OwnCacheRun(module, held, keeps_state=keeps_state)
             lm = StateLM(run, shape, dtype, device, feeding=feeding, bytes_per_token=_bytes_per_token(run, tokens), why=why)
             worst = difference(_fed(lm, tokens), plain, lm.dtype, picks_experts=has_experts(module.config))
+            is_right = worst <= tolerance(lm.dtype)
+            if is_right and (keeps_state or _tells_what_it_writes(run, _long_text(shape, device), dtype)):
+                return lm
         except Exception as error:  # foreign code: whatever it raises is reported
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            wrong.append(message(error))
+            wrong.append(f"{way}: {message(error)}")
             continue
-        if worst <= tolerance(lm.dtype):
-            return lm
-        wrong.append(f"{worst:.1%} off")
-    ways = [str(feeding) if keeps_state else "every text anew" for feeding, keeps_state in WAYS[-len(wrong) :]]
-    tried = "; ".join(f"{way}: {what}" for way, what in zip(ways, wrong, strict=True))
-    raise CapabilityError(
-        f"{name}: {why}. Nor does it give its own logits on transformers' cache (allowed {tolerance(lm.dtype):.1%}; {tried})."
-    )
+        wrong.append(f"{way}: {worst:.1%} off" if not is_right else f"{way}: other logits in a longer text")
+    try:
+        _check_it_repeats(module, _long_text(shape, device))
+    except CapabilityError as error:
+        tried = "; ".join([*wrong, message(error)])
+        raise CapabilityError(
+            f"{name}: {why}. Nor does it give its own logits on transformers' cache (allowed {tolerance(dtype):.1%}; {tried})."
+        ) from error
+    return StateLM(AnewRun(module), shape, dtype, device, feeding=Feeding(max_tokens=1), bytes_per_token=1, why=why)
+
+
+@torch.inference_mode()
+def _tells_what_it_writes(run: OwnCacheRun, text: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a pass over a text has, behind each of its tokens, the logits that `generate` takes the next one from."""
+    if not hasattr(run.module, "prepare_inputs_for_generation"):  # a checkpoint's own class, which does not generate
+        return True
+    columns = torch.tensor([len(text) // 2, len(text) - 1], device=text.device)
+    passed, _, _ = run.feed(None, 0, text.tolist(), columns)
+    written, _, _ = AnewRun(run.module).feed(None, 0, text.tolist(), columns)
+    return difference(passed, written, dtype, picks_experts=has_experts(run.module.config)) <= tolerance(dtype)
+
+
+@torch.inference_mode()
+def _check_it_repeats(module: Any, text: Tensor) -> None:
+    """Raise CapabilityError for a model that no pass over the whole text serves, either."""
+    if writes_otherwise(module):
+        raise CapabilityError("it has a `generate` of its own, which does not write token by token")
+    first, again = (AnewRun(module).feed(None, 0, text.tolist(), torch.tensor([len(text) - 1]))[0] for _ in range(2))
+    if not torch.equal(first, again):
+        raise CapabilityError("two passes over one text give different logits, so it has no greedy text")
+
+
+def _long_text(shape: LMShape, device: torch.device) -> Tensor:
+    return probe_tokens(shape.vocab_size, min(LONG, shape.context_length), device)[0]
 
 
 def _steps_are_others(module: Any) -> bool:

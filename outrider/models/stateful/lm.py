@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.errors import CapabilityError
 from outrider.kv.states import StateCache
 from outrider.models.lm import LM, LMShape, module_run
-from outrider.models.stateful.run import OwnCacheRun
+from outrider.models.stateful.run import AnewRun, OwnCacheRun
 from outrider.models.stateful.state import OwnState
 
 CHAINS_ONLY = "a model on transformers' own cache does not take: its states cannot branch"
@@ -58,6 +58,9 @@ class StateLM(LM):
 
     def note(self, label: str) -> str:
         """What a person should know of how it runs."""
+        if isinstance(self.own_run, AnewRun):
+            how = "reads its whole text anew for each token, as transformers does without a cache, which is much slower"
+            return f"{label} {how}: {self.why_own_cache}. Drafts save no passes: use --drafter none"
         note = f"{label} runs on transformers' own cache, which is slower: {self.why_own_cache}"
         if self.feeding.max_tokens == 1:
             note += ". Its code there takes one token at a time, so drafts save no passes: use --drafter none"
@@ -97,7 +100,8 @@ class StateLM(LM):
     def _feed(self, row: int, tokens: list[int], columns: Tensor, *, reads: bool) -> tuple[Tensor, list[Tensor]]:
         """Feed a row's state, in as many passes as the model must have them."""
         state, start = self.states.open(row), self.states.reached(row)
-        max_tokens = len(tokens) if self.feeding.max_tokens is None or (state is None and reads) else self.feeding.max_tokens
+        is_whole = not self.own_run.keeps_state or (state is None and reads)
+        max_tokens = len(tokens) if is_whole or self.feeding.max_tokens is None else self.feeding.max_tokens
         parts: list[tuple[Tensor, list[Tensor]]] = []
         for begin in range(0, len(tokens), max_tokens):
             piece = tokens[begin : begin + max_tokens]

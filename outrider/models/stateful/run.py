@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from outrider.errors import CapabilityError
 from outrider.lazy import transformers
+from outrider.models.probes.reference import next_logits, takes_positions
 from outrider.models.signals import Listening
 from outrider.models.stateful.state import HeldTensor, OwnState
 
@@ -28,7 +30,7 @@ class OwnCacheRun:
         self.keeps_state = keeps_state
         takes = inspect.signature(module.forward).parameters
         self._argument = next((name for name in NAMES if name in takes), None)
-        self._takes_positions = "position_ids" in takes
+        self._takes_positions = takes_positions(module)
         self._keeps_columns = "logits_to_keep" in takes
         self._held = dict(held) if keeps_state else {}
         self._listening: dict[tuple[int, ...], Listening] = {}
@@ -62,32 +64,54 @@ class OwnCacheRun:
         return logits, hidden, state
 
     def _pass(self, inputs: dict[str, Any], layers: tuple[int, ...]) -> tuple[Any, list[Tensor]]:
+        count, call = inputs["input_ids"].shape[1], partial(self.module, **inputs)
         if not layers:
-            return self._call(inputs), []
+            return self.guarded(count, call), []
         if layers not in self._listening:
             self._listening[layers] = Listening(self.module, layers)
         states: dict[int, Tensor] = {}
         with self._listening[layers].during(states):
-            output = self._call(inputs)
+            output = self.guarded(count, call)
         return output, [states[layer] for layer in layers]
 
-    def _call(self, inputs: dict[str, Any]) -> Any:
-        """Raises CapabilityError for code that fails with this text, though it did not with the ones that were tried before."""
+    def guarded(self, count: int, call: Callable[[], Any]) -> Any:
+        """What a pass over so many tokens gives.
+
+        Raises CapabilityError for code that fails with this text, though it did not with the ones that were tried before.
+        """
         try:
-            return self.module(**inputs)
+            return call()
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            code, count = type(self.module).__name__, inputs["input_ids"].shape[1]
+            code = type(self.module).__name__
             what = f"fails in a pass over {count} tokens ({message(error)})"
             raise CapabilityError(f"the code of {code} in transformers {what}") from error
+
+
+class AnewRun(OwnCacheRun):
+    """Passes of a model without a cache that tell one token each: `generate`'s passes over the whole text, for each token.
+
+    It takes no more than that the model writes. It may read a text in both directions (CPM-Ant), or a mask behind it (XLM).
+    """
+
+    def __init__(self, module: Any) -> None:
+        super().__init__(module, {}, keeps_state=False)
+
+    def feed(
+        self, state: OwnState | None, start: int, tokens: Sequence[int], columns: Tensor, layers: tuple[int, ...] = ()
+    ) -> tuple[Tensor, list[Tensor], None]:
+        """Logits (1, K, V) of these columns. Raises CapabilityError where hidden states are asked for."""
+        if layers:
+            raise CapabilityError("its passes tell one token each, so none has the hidden states of a text")
+        ends = [column + 1 for column in columns.tolist()]
+        return torch.stack([self.guarded(end, partial(next_logits, self.module, tokens[:end])) for end in ends], dim=1), [], None
 
 
 def message(error: Exception) -> str:
     """An exception in one line."""
     first = (str(error).strip().splitlines() or [""])[0]
     return first if isinstance(error, CapabilityError) else f"{type(error).__name__}: {first}"
-
 
 
 @torch.inference_mode()

@@ -26,12 +26,14 @@ SHORT_WINDOW = {"head_dim": 16, "sliding_window": 16}
 HALF_WINDOWED = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
 PICKED = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")  # what configs call the experts of a token
 GPT = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 2048}
+DECODER = {"is_decoder": True, "pad_token_id": 0, "num_key_value_heads": 4}  # of configs that else are encoders'
 FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "afmoe": EXPERTS,
     "apertus": {},
     "arcee": {},
     "aria_text": {**EXPERTS, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1, "head_dim": 16},
     "axk1": {**GROUPS, **LATENT},
+    "bert-generation": DECODER,
     "biogpt": {},
     "bitnet": {},
     "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4},
@@ -135,12 +137,24 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "vaultgemma": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 24},
     "youtu": LATENT,
 }
+KINDS_OF_TOKENS = "embedding of something else than tokens or positions"
 NOT_LOWERED: dict[str, tuple[str, dict[str, Any]]] = {  # all others that our cache serves, and the reason
+    "bert": (KINDS_OF_TOKENS, DECODER),
+    "camembert": (KINDS_OF_TOKENS, DECODER),
+    "data2vec-text": (KINDS_OF_TOKENS, DECODER),
     "dbrx": ("index_add_", {
         "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 2048,
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
         "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}}),
+    "electra": (KINDS_OF_TOKENS, DECODER),
+    "ernie": (KINDS_OF_TOKENS, DECODER),
     "gpt_neox_japanese": ("combined with another's", {}),
+    "roberta": (KINDS_OF_TOKENS, DECODER),
+    "roberta-prelayernorm": (KINDS_OF_TOKENS, DECODER),
+    "roc_bert": ("tokens put side by side", {**DECODER, "pronunciation_vocab_size": 97, "shape_vocab_size": 97}),
+    "xlm-roberta": (KINDS_OF_TOKENS, DECODER),
+    "xlm-roberta-xl": (KINDS_OF_TOKENS, DECODER),
+    "xmod": (KINDS_OF_TOKENS, {**DECODER, "languages": ["en_XX"], "default_language": "en_XX"}),
 }
 
 # States between layers are several for each token, or layers two by two in one module
