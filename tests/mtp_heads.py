@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-MTP_LAYOUTS = ("qwen", "deepseek", "mimo", "ernie")  # of layers like the target's; "nemotron" stacks two blocks
+MTP_LAYOUTS = ("qwen", "deepseek", "mimo", "ernie", "megatron")  # of one layer like the target's
 WEIGHTS = "model.safetensors"
 SHIPPED = {  # by family, the layout of the head in its checkpoints, where that is read
     "bailing_hybrid": "deepseek", "deepseek_v3": "deepseek", "deepseek_v32": "deepseek", "ernie4_5_moe": "ernie",

@@ -152,7 +152,7 @@ def _deepseek(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
 
 def _mimo(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
     found = [(int(match[1]), match[2], there) for name, there in short.items() if (match := _MIMO.fullmatch(name))]
-    return _per_layer("mimo", found, hidden_first=True)
+    return _per_layer("mimo", found, hidden_first=True) if any(rest == "input_proj.weight" for _, rest, _ in found) else None
 
 
 def _per_layer(name: str, found: list[tuple[int, str, str]], *, hidden_first: bool = False) -> MtpLayout | None:

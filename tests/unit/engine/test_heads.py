@@ -16,6 +16,7 @@ from outrider.engine.engine import Engine, make_engine
 from outrider.engine.request import EngineSettings, Speculation
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.sampling.params import SamplingParams
+from tests.contract.own_cache_families import make
 from tests.heads import block_head, medusa_heads, mtp_head, random_eagle
 from tests.helpers import byte_tokenizer, tiny_llama
 from tests.mtp_heads import save_with_mtp
@@ -77,9 +78,15 @@ def test_texts_and_drafts_are_those_of_one_request_alone(
     assert [answer.finish.stats.drafted for answer in answers] == [done.stats.drafted for done in expected]
 
 
-def test_a_request_may_name_the_mtp_head_of_the_checkpoint(tmp_path: Path) -> None:
+MAKERS: dict[str, Callable[[int], Any]] = {
+    "on our cache": lambda seed: tiny_llama(257, seed=seed), "on transformers'": lambda seed: make("deepseek_v32", vocab_size=257)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", MAKERS)
+def test_a_request_may_name_the_mtp_head_of_the_checkpoint(tmp_path: Path, where: str) -> None:
     """Catches an extra drafter that is not told where its head is, or that the target's tables are needed for it."""
-    save_with_mtp(tmp_path, lambda seed: tiny_llama(257, seed=seed), "deepseek")
+    save_with_mtp(tmp_path, MAKERS[where], "deepseek")
     byte_tokenizer().save_pretrained(tmp_path)
     options = Options(target=str(tmp_path), drafter="ngram", dtype="float32", num_draft_tokens=3)
     engine = make_engine(options, EngineSettings(kv_memory=16 << 20), extra_drafters=("mtp",))

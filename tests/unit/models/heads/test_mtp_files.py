@@ -92,6 +92,7 @@ def test_names_are_told_apart() -> None:
     assert not found.lacking
     assert find_layout(deep, 48) is None
     assert find_layout(["mtp.0.attn.wq.weight", "mtp.0.main_norm.weight"], 48) is None
+    assert find_layout([f"model.mtp_layers.0.{part}" for part in parts], 48) is None
 
 
 def test_a_checkpoint_without_a_head(checkpoints: Path, tmp_path: Path) -> None:
@@ -121,6 +122,28 @@ def test_families_whose_heads_are_not_read_are_named(checkpoints: Path, tmp_path
     assert not ships_mtp(str(folder))
     said = error_of(folder, CapabilityError)
     assert "MTP heads of hy_v4 are not read, which have a layer without the target's hyper-connections" in said
+
+
+PARTS = {  # by layout, a tensor's name and what it is called
+    "deepseek": ("model.layers.2.enorm.weight", "embed_norm.weight of layer 0"),
+    "mimo": ("model.mtp_layers.0.hidden_layernorm.weight", "hidden_norm.weight of layer 0"),
+    "megatron": ("model.mtp.layers.0.final_layernorm.weight", "norm.weight of layer 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", PARTS)
+def test_a_part_that_is_missing_is_named(checkpoints: Path, tmp_path: Path, layout: str) -> None:
+    name, called = PARTS[layout]
+    folder = edited(checkpoints / layout, tmp_path / "damaged", lambda tensors: tensors.pop(name))
+    assert f"is incomplete: it lacks the {called}." in error_of(folder)
+    assert not ships_mtp(str(folder))
+
+
+def test_a_projection_of_embeddings_that_is_missing_is_named() -> None:
+    names = ["fc_hidden", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "hyper_connection_mixer.hc_norm", "layers.0.mlp.gate"]
+    found = find_layout([f"mtp.{name}.weight" for name in names], 48)
+    assert found is not None
+    assert found.lacking == ["embed_projection.weight of layer 0"]
 
 
 def as_kind(tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
