@@ -155,6 +155,11 @@ class _Pass:
             out[chosen] = F.linear(x[chosen], own, None if bias is None else bias[expert])
         self._write(op.output, out)
 
+    def heads(self, op: Op) -> None:
+        assert op.output is not None
+        weight = self._tensors[op.weight].unflatten(0, (op.heads, -1))[:, slice(*op.part)]
+        self._write(op.output, torch.einsum("mhi,hio->mho" if op.transposed else "mhi,hoi->mho", self.read(op.inputs[0]), weight))
+
     def choose(self, op: Op) -> None:
         assert op.output is not None
         numbers, *others = [self.read(view).float() for view in op.inputs]
@@ -196,6 +201,7 @@ class _Pass:
         keys, values = (
             store[op.layer][:rows, : mask.shape[3]].transpose(1, 2).float() for store in (plan.keys, plan.values)
         )
+        values = values if values.shape[3] else keys[..., : op.output.cols]
         keys, values = (one.repeat_interleave(op.heads // one.shape[1], dim=1) for one in (keys, values))
         scores = query @ keys.transpose(2, 3) * op.scale
         if op.softcap:
@@ -213,6 +219,7 @@ class _Pass:
 SPECIAL: dict[Code, Callable[[_Pass, Op], None]] = {
     Code.LINEAR: _Pass.linear, Code.EMBED: _Pass.embed, Code.SIGNAL: _Pass.signal, Code.GATHER: _Pass.gather,
     Code.STORE: _Pass.store, Code.ATTENTION: _Pass.attend, Code.EXPERTS: _Pass.experts,
+    Code.HEADS: _Pass.heads,
     Code.TOP: _Pass.choose, Code.TAKE: _Pass.choose, Code.PUT: _Pass.choose,
 }  # fmt: skip
 

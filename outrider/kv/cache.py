@@ -35,6 +35,12 @@ class LayerShape:
     num_kv_heads: int
     key_size: int
     value_size: int
+    values_in_keys: bool = False  # the first numbers of a key are its value, which is not stored beside it
+
+    @property
+    def stored_value_size(self) -> int:
+        """Numbers of a value that lie beside the key."""
+        return 0 if self.values_in_keys else self.value_size
 
 
 class KVCache:
@@ -51,7 +57,7 @@ class KVCache:
         self.device = torch.device(device)
         self.lengths: list[int] = []  # committed positions per row
         self.keys: list[Tensor] = []  # per layer (slots, capacity, num_kv_heads, key_size)
-        self.values: list[Tensor] = []  # per layer (slots, capacity, num_kv_heads, value_size)
+        self.values: list[Tensor] = []  # per layer (slots, capacity, num_kv_heads, stored_value_size)
         self._allocate(num_slots=1, capacity=BLOCK)
 
     @property
@@ -69,7 +75,7 @@ class KVCache:
 
     @property
     def bytes_per_token(self) -> int:
-        per_position = sum(s.num_kv_heads * (s.key_size + s.value_size) for s in self.layers)
+        per_position = sum(s.num_kv_heads * (s.key_size + s.stored_value_size) for s in self.layers)
         return per_position * self.dtype.itemsize
 
     @property
@@ -147,7 +153,7 @@ class KVCache:
                 runs[-1][2] += 1
             else:
                 runs.append([number, offset, 1])
-        for store in (*self.keys, *self.values):
+        for store in (store for store in (*self.keys, *self.values) if store.numel()):
             size = store.stride(1) * store.itemsize
             begin = store.data_ptr() + store.stride(0) * store.itemsize * row + start * size
             for to, origin, count in runs:
@@ -203,13 +209,13 @@ class KVCache:
         for shape, key, value in zip(self.layers, self.keys, self.values, strict=True):
             expected = (self.num_slots, self.capacity, shape.num_kv_heads)
             assert key.shape == (*expected, shape.key_size), f"keys are {tuple(key.shape)}"
-            assert value.shape == (*expected, shape.value_size), f"values are {tuple(value.shape)}"
+            assert value.shape == (*expected, shape.stored_value_size), f"values are {tuple(value.shape)}"
 
     @torch.inference_mode(False)  # ordinary tensors, wherever growth happens: rows also leave outside inference mode
     def _allocate(self, num_slots: int, capacity: int) -> None:
         # Zeros, not empty: masked positions still enter a product with weight 0, and 0 * NaN would be NaN.
         heads = [shape.num_kv_heads for shape in self.layers] * 2
-        sizes = [*(shape.key_size for shape in self.layers), *(shape.value_size for shape in self.layers)]
+        sizes = [*(shape.key_size for shape in self.layers), *(shape.stored_value_size for shape in self.layers)]
         shapes = [(num_slots, capacity, count, size) for count, size in zip(heads, sizes, strict=True)]
         old, stores = [*self.keys, *self.values], list[Tensor]()
         self.keys, self.values = [], []

@@ -43,7 +43,7 @@ class PagePool:
         self.num_pages = num_pages
         self._device = torch.device(device)
         self.queries = self.hits = 0  # prompt tokens looked up, and found
-        sizes = [(s.num_kv_heads, s.key_size) for s in layers] + [(s.num_kv_heads, s.value_size) for s in layers]
+        sizes = [(s.num_kv_heads, s.key_size) for s in layers] + [(s.num_kv_heads, s.stored_value_size) for s in layers]
         self._stores = [torch.empty(num_pages, page, heads, size, dtype=dtype, device=device) for heads, size in sizes]
         self.clear()
 

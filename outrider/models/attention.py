@@ -25,6 +25,7 @@ from torch import Tensor
 
 from outrider.kv.state_slots import StatePass
 from outrider.lazy import transformers
+from outrider.models.latent import ABSORBED, absorbed
 
 NAME = "outrider"
 QUERY_BLOCK = 8
@@ -36,7 +37,7 @@ class PassPlan:
     needs none."""
 
     keys: list[Tensor]  # per layer (slots, capacity, KV heads, key size)
-    values: list[Tensor]  # per layer (slots, capacity, KV heads, value size)
+    values: list[Tensor]  # per layer (slots, capacity, KV heads, value size); of size 0: values are the beginnings of keys
     indices: Tensor  # (B*T,) int64: slot * capacity + position of every new token
     make_mask: Callable[[], Tensor]
     make_window_mask: Callable[[], Tensor] | None = None  # None when the model has no sliding-window layers
@@ -114,14 +115,14 @@ def attend(
     slopes: Tensor | None = None,  # (heads,) fp32
 ) -> Tensor:
     """What the pass's queries get of one layer's cache, (B, T, heads, Dv); its new keys and values are in it from now on."""
-    keys = _write(plan.keys[layer], plan.indices, key)
-    values = _write(plan.values[layer], plan.indices, value)
+    keys, in_keys = _write(plan.keys[layer], plan.indices, key), not plan.values[layer].shape[3]
+    values = keys[..., : value.shape[3]] if in_keys else _write(plan.values[layer], plan.indices, value)
     mask = plan.mask if sliding_window is None or plan.window_mask is None else plan.window_mask
     num_rows, num_queries, num_keys = query.shape[0], query.shape[2], mask.shape[3]
     padded = F.pad(query, (0, 0, 0, mask.shape[2] - num_queries))
     keys = keys[:num_rows, :num_keys].transpose(1, 2)
     values = values[:num_rows, :num_keys].transpose(1, 2)
-    if softcap is None and sinks is None and slopes is None:
+    if softcap is None and sinks is None and slopes is None and not in_keys:
         out = _attend(padded, keys, values, mask, scaling)
     else:
         bias = mask if slopes is None else mask + slopes.view(1, -1, 1, 1) * plan.distances
@@ -148,22 +149,28 @@ def _attend_written_out(
     query: Tensor, keys: Tensor, values: Tensor, bias: Tensor, scaling: float | None, softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Attention in steps, softmax in fp32, for what the fused kernels lack.
+    """Attention in steps, softmax in fp32, for what the fused kernels lack. Query heads of one KV head are rows of one product.
 
     `bias`: the mask and, with ALiBi, each key's distance times a slope of the head (BLOOM). A soft cap squashes the scores
-    (Gemma 2). A sink is a learned score of each head whose weight goes to no value (gpt-oss).
+    (Gemma 2). A sink is a learned score of each head whose weight goes to no value (gpt-oss). Values that are beginnings of keys
+    (`latent.py`) have another size than these.
     """
-    groups = query.shape[1] // keys.shape[1]
-    keys, values = (t.repeat_interleave(groups, dim=1) for t in (keys, values))
+    heads = (keys.shape[1], query.shape[1] // keys.shape[1])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = torch.matmul(query, keys.transpose(2, 3)) * scale
+    scores = _of_each(query, keys.transpose(2, 3), heads) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     scores = scores + bias
     if sinks is not None:
         scores = torch.cat([scores, sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], dim=-1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-    return torch.matmul(weights[..., : keys.shape[2]].to(query.dtype), values)
+    return _of_each(weights[..., : keys.shape[2]].to(query.dtype), values, heads)
+
+
+def _of_each(rows: Tensor, matrices: Tensor, heads: tuple[int, int]) -> Tensor:
+    """(B, heads, T, in) times (B, KV heads, in, out). `heads`: KV heads, and query heads of each."""
+    groups = rows.unflatten(1, heads)
+    return torch.matmul(groups.flatten(2, 3), matrices).unflatten(2, groups.shape[2:4]).flatten(1, 2)
 
 
 def without_mask(*args: object, **kwargs: object) -> None:
@@ -175,7 +182,13 @@ def register() -> None:
     make_known(NAME, attention)
 
 
-def make_known(name: str, function: Callable[..., Any]) -> None:
-    """Register this attention function under this name; modules that are set to the name use it, and no mask is made for it."""
+def make_known(name: str, function: Callable[..., Any], *, reads_latents: bool = True) -> None:
+    """Register this attention function under this name; modules that are set to the name use it, and no mask is made for it.
+
+    `reads_latents`: latent attention hands it what is kept of a token (`latent.py`), not keys and values of each head.
+    """
+    if reads_latents:
+        ABSORBED.add(name)
+        function = absorbed(function)
     transformers.AttentionInterface.register(name, function)
     transformers.AttentionMaskInterface.register(name, without_mask)

@@ -115,6 +115,8 @@ class Binding:
             self._bind_linear(made, op)
         elif op.code == Code.EXPERTS:
             self._bind_experts(made, op)
+        elif op.code == Code.HEADS:
+            self._bind_layers(made, op, self._tensor(op.weight).unflatten(0, (op.heads, -1))[:, slice(*op.part)])
         elif op.code == Code.EMBED:
             made.numbers[0] = op.bound
             self._bind_table(made, op)
@@ -122,6 +124,7 @@ class Binding:
             shape = self._layers[op.layer]
             made.heads, made.kv_heads, made.window, made.sees_all = op.heads, shape.num_kv_heads, op.window, op.sees_all
             made.size, made.value_size, made.scale, made.softcap = shape.key_size, shape.value_size, op.scale, op.softcap
+            made.values_in_keys = shape.values_in_keys
             made.weight = self._keep(self._tensor(op.weight).float().contiguous()) if op.weight else None
             self._check(op)
         elif op.code == Code.STORE:
@@ -182,7 +185,11 @@ class Binding:
             made.experts, (made.N, made.K) = matrix.experts, matrix.shape
             self._bind_blocks(made, matrix)
             return
-        weights, panels = self._tensor(op.weight), torch.empty(0)
+        self._bind_layers(made, op, self._tensor(op.weight))
+
+    def _bind_layers(self, made: OpStruct, op: Op, weights: Tensor) -> None:
+        """Weights (layers, out, in), or (layers, in, out) of a transposed operation."""
+        panels = torch.empty(0)
         for number, weight in enumerate(weights):
             kind, own = packed(weight.t().contiguous() if op.transposed else weight)
             panels = panels if number else own.new_empty(len(weights), *own.shape)

@@ -168,7 +168,7 @@ class Lowering:
                 raise NotLoweredError(f"torch's '{event.name}'")
             made: Sequence[Known] = rule(self, event)
         except NotLoweredError as error:
-            if event.name in ("attention", "store", "rotary", "short_convolution", "delta_rule", "scan"):
+            if event.name in ("attention", "store", "heads", "rotary", "short_convolution", "delta_rule", "scan"):
                 raise
             made = [Unknown(str(error))] * len(event.outputs)
         if is_in_place:

@@ -5,8 +5,8 @@ writes as (B, T, H * D), (B, T, H, D) or (B, H, T, D) is one block of H * D numb
 ways to look at a block (`View`). Attention and recurrent operations alone see more than one token.
 
     LINEAR      in[0] x, `weight` and `bias` by name      EMBED    rows of a table, by token id or by position
-    ATTENTION   in[0] query, in[1] sinks (constant),      STORE    in[0] key or value, into the cache of `layer`
-                `weight` slopes of ALiBi by name
+    ATTENTION   in[0] query, in[1] sinks (constant),      STORE    in[0] key or value, into the cache of `layer`;
+                `weight` slopes of ALiBi by name                   without values they are the beginnings of keys
     GATHER      the rows that the output head reads       EXPERTS  a linear layer of each of the experts that in[1] names
     CONVOLUTION, DELTA_RULE and SCAN read and write a running state of each row
     the rest computes numbers of one token; truths are 1 and 0, and indices are numbers, too
@@ -81,6 +81,7 @@ class Code(IntEnum):
     TOP = 50  # indices of the largest of a row's numbers[0] numbers, the largest first; of equals the lowest index
     TAKE = 51  # of a row's numbers[0] numbers those at the indices in[1]
     PUT = 52  # in[0] of a row, with in[2] at the numbers[0] indices in[1]
+    HEADS = 60  # in[0] x, a row for each head, which is multiplied with the `part` of the head's rows of `weight`
 
 
 REDUCING = frozenset({Code.MEAN, Code.SUM, Code.LAYER_NORM, Code.RMS_NORM, Code.SOFTMAX})
@@ -141,11 +142,12 @@ class Op:
     by_position: bool = False  # EMBED: the index is the position, not the token id
     bound: int = 0  # EMBED: indices from this one on read row 0; 0: none do
     is_value: bool = False  # STORE: of values, not keys
-    heads: int = 0  # of ATTENTION
+    heads: int = 0  # of ATTENTION, HEADS
     scale: float = 1.0
     softcap: float = 0.0  # 0: none
     window: int = 0  # positions looked back, its own counts as one; 0: all
     sees_all: bool = False  # ATTENTION: each token sees the whole pass, what comes after it, too
+    part: tuple[int, int] = (0, 0)  # HEADS: the rows of a head's weight that are multiplied with, begin and end
 
 
 @dataclass

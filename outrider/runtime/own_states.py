@@ -75,7 +75,10 @@ def _layers(program: Program, num_layers: int) -> tuple[LayerShape, ...]:
     """Heads and sizes of keys and values, by what the program stores. Raises NotLoweredError for a layer without any state."""
     shapes: list[LayerShape] = [NO_KEYS] * num_layers
     stored: set[tuple[int, bool]] = set()
+    sizes: dict[int, int] = {}
     for op in program.body:
+        if op.code == Code.ATTENTION and op.output is not None:
+            sizes[op.layer] = op.output.cols
         if op.code == Code.STORE:
             if not 0 <= op.layer < num_layers or (op.layer, op.is_value) in stored:
                 raise NotLoweredError("an attention layer that stands in several places and has no number")
@@ -86,6 +89,9 @@ def _layers(program: Program, num_layers: int) -> tuple[LayerShape, ...]:
                 replace(before, num_kv_heads=heads, value_size=size) if op.is_value
                 else replace(before, num_kv_heads=heads, key_size=size)
             )  # fmt: skip
+    for layer, size in sizes.items():
+        if (layer, True) not in stored:
+            shapes[layer] = replace(shapes[layer], value_size=size, values_in_keys=True)
     if not program.states:
         raise NotLoweredError("no operation that keeps a running state was found")
     return tuple(shapes)

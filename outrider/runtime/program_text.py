@@ -60,5 +60,6 @@ def _op(op: Op) -> list[Any]:
 
 def _read_op(kept: list[Any]) -> Op:
     code, inputs, output, given, *others = kept
+    others[-1] = tuple(others[-1])  # the part
     views = tuple(View(*view) for view in inputs)
     return Op(Code(code), views, None if output is None else View(*output), tuple(given), *others)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from outrider.lazy import transformers
 from outrider.models.attention import NAME, without_mask
 from outrider.models.gguf.linear import BlockEmbedding
+from outrider.models.latent import ABSORBED, LatentProduct, absorbed
 from outrider.models.signals import AFTER_NORM, Listening
 from outrider.runtime.events import Event, Recorder, replaced
 from outrider.runtime.expert_layers import other_experts_by_event
@@ -100,7 +101,8 @@ def record(module: Any, signals: tuple[int, ...]) -> Recording:
 @contextmanager
 def attending(module: Any, attention: Callable[..., Any]) -> Iterator[None]:
     """A module of transformers attends by this function inside, then by ours."""
-    transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[RECORDING] = attention
+    ABSORBED.add(RECORDING)
+    transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[RECORDING] = absorbed(attention)
     transformers.AttentionMaskInterface.register(RECORDING, without_mask)
     try:
         module.set_attn_implementation(RECORDING)
@@ -119,6 +121,9 @@ def _written_down(module: Any, recorder: Recorder) -> Iterator[None]:
                 stack.enter_context(replaced(part, "forward", partial(_rotary, path, part.forward, recorder.events, recorder)))
             elif isinstance(part, BlockEmbedding):
                 stack.enter_context(replaced(part, "rows", partial(_rows, path, part, recorder.events, recorder)))
+            elif isinstance(part, LatentProduct):
+                for half in ("to_latent", "from_latent"):
+                    stack.enter_context(replaced(part, half, partial(_heads, part, half, recorder.events, recorder)))
             elif keeps_integers(part):
                 stack.enter_context(replaced(part, "forward", partial(_matrix, path, part, recorder.events, recorder)))
             elif getattr(part, "layer_idx", 0) in (None, -1) and "layer_idx" in signature(part.forward).parameters:
@@ -161,14 +166,14 @@ def _attention(
     events: list[Event], recorder: Recorder, module: Any, query: Tensor, key: Tensor, value: Tensor,
     attention_mask: Tensor | None, scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
     sliding_window: int | None = None, s_aux: Tensor | None = None, alibi_slopes: Tensor | None = None, sees_all: bool = False,
-    **unused: object,
+    values_in_keys: bool = False, **unused: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """(B, T, heads, value size), of the right shape; its numbers are never looked at."""
     with recorder.paused():
         out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
     kwargs = {
         "layer": module.layer_idx, "scaling": scaling, "softcap": softcap, "window": sliding_window, "sees_all": sees_all,
-        "sinks": s_aux, "slopes": alibi_slopes,
+        "sinks": s_aux, "slopes": alibi_slopes, "values_in_keys": values_in_keys,
     }  # fmt: skip
     events.append(Event("attention", (query, key, value), kwargs, (out,)))
     return out, None
@@ -199,6 +204,14 @@ def _matrix(path: str, layer: Any, events: list[Event], recorder: Recorder, x: T
     with recorder.paused():
         out = x.new_zeros(*x.shape[:-1], layer.out_features)
     events.append(Event("matrix", (path, layer, x), {}, (out,)))
+    return out
+
+
+def _heads(part: LatentProduct, half: str, events: list[Event], recorder: Recorder, x: Tensor) -> Tensor:
+    """(B, T, heads, out), likewise."""
+    with recorder.paused():
+        out = getattr(type(part), half)(part, x)
+    events.append(Event("heads", (part, x), {"half": half}, (out,)))
     return out
 
 

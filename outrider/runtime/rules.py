@@ -67,13 +67,14 @@ def rotary(low: Lowering, event: Event) -> list[Known]:
 
 
 def store(low: Lowering, event: Event) -> list[Known]:
-    """Keys and values are put into the cache."""
-    for block, is_value in zip(_heads(low, event), (False, True), strict=True):
+    """Keys are put into the cache, and values unless they are in the keys."""
+    stored = _by_heads(low, event)
+    for block, is_value in zip(stored, (False, True)[: len(stored)], strict=True):
         low.add(Op(Code.STORE, (_by_head(low, block),), None, layer=event.kwargs["layer"], is_value=is_value))
     return []
 
 
-def _heads(low: Lowering, event: Event) -> list[Block]:
+def _by_heads(low: Lowering, event: Event) -> list[Block]:
     """What attention is given, head by head."""
     blocks = [low.block(tensor) for tensor in event.args]
     if any(block.axes != ("B", "", "T", "") for block in blocks):
@@ -82,8 +83,8 @@ def _heads(low: Lowering, event: Event) -> list[Block]:
 
 
 def attention(low: Lowering, event: Event) -> list[Known]:
-    query, _, value = _heads(low, event)
-    store(low, replace(event, args=event.args[1:]))
+    query, _, value = _by_heads(low, event)
+    store(low, replace(event, args=event.args[1 : 2 if event.kwargs["values_in_keys"] else 3]))
     options, (heads, size), value_size = event.kwargs, query.own.sizes, value.own.sizes[1]
     sizes = (heads, value_size)
     made = low.value(sizes, event.outputs[0].dtype)
@@ -135,6 +136,24 @@ def experts(low: Lowering, event: Event) -> list[Known]:
     return [Block((*chosen.axes, ""), made)]
 
 
+def heads(low: Lowering, event: Event) -> list[Known]:
+    """A product of each head's numbers with its half of a matrix of latent attention."""
+    product, x = event.args
+    (out,), block, whole = event.outputs, low.block(x), product.key_size + product.value_size
+    is_query = event.kwargs["half"] == "to_latent"
+    if block.axes != ("B", "T", "", "") or not x.dtype == product.weight.dtype == out.dtype:
+        raise NotLoweredError("a product of heads of an unusual shape or of mixed types")
+    made = low.value((product.num_heads, out.shape[3]), out.dtype)
+    low.add(
+        Op(
+            Code.HEADS, (_by_head(low, block),), View(made.value, product.num_heads, out.shape[3], 0, out.shape[3]),
+            weight=low.name(product.weight), transposed=is_query, heads=product.num_heads,
+            part=(0, product.key_size) if is_query else (product.key_size, whole),
+        )
+    )  # fmt: skip
+    return [Block(block.axes, made)]
+
+
 def _by_head(low: Lowering, block: Block) -> View:
     """(heads, size), each head one stretch."""
     own = block.own
@@ -148,4 +167,5 @@ RULES: dict[str, Rule] = {
     **VIEWS, **ELEMENTWISE, **INDICES, **COMPLEX, **REDUCING, **CHOICES, **PRODUCTS, **RECURRENT,
     "alias": same, "detach": same, "clone": same, "contiguous": same, "lift_fresh": same,
     "embedding": embedding, "rows": rows, "rotary": rotary, "attention": attention, "store": store, "experts": experts,
+    "heads": heads,
 }  # fmt: skip

@@ -86,7 +86,7 @@ def _phases(ops: Sequence[Op], *, is_head: bool) -> list[Phase]:
 
 
 def _kind(op: Op) -> Kind:
-    kinds = {Code.LINEAR: Kind.LINEARS, Code.ATTENTION: Kind.ATTENTIONS, Code.EXPERTS: Kind.EXPERTS}
+    kinds = {Code.LINEAR: Kind.LINEARS, Code.ATTENTION: Kind.ATTENTIONS, Code.EXPERTS: Kind.EXPERTS, Code.HEADS: Kind.EXPERTS}
     return Kind.RECURRENT if op.code in RECURRENT else kinds.get(op.code, Kind.TOKENWISE)
 
 

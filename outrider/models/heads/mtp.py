@@ -185,7 +185,7 @@ class MtpHead(nn.Module):
         """What `on_cache` gives, attending by a function of (layer, query, key, value, scaling): for training."""
         body, before = self.layer(0).body, _by.set(attend)
         if body.config._attn_implementation != BY_FUNCTION:
-            make_known(BY_FUNCTION, _by_function)
+            make_known(BY_FUNCTION, _by_function, reads_latents=False)
             body.set_attn_implementation(BY_FUNCTION)
         try:
             return self.states(tokens, features, positions)

@@ -20,6 +20,7 @@ from outrider.lazy import transformers
 from outrider.models import attention
 from outrider.models.heads.mtp_layout import BLOCK, NORM
 from outrider.models.heads.mtp_streams import MIXER, as_one_stream
+from outrider.models.latent import keep_latents
 from outrider.models.loading.unsupported import OwnCacheNeededError, refuse_other_caches, refuse_silent_layers
 from outrider.models.probes.probe import difference, see_layers, tolerance
 from outrider.models.signals import decoder_layers
@@ -135,6 +136,7 @@ def _finished(module: Any, norm: str) -> Body:
     module.eval().requires_grad_(False)
     attention.register()
     refuse_other_caches(module)
+    keep_latents(module)
     found = see_layers(module)
     if len(found) != 1:
         refuse_silent_layers(module, [0])

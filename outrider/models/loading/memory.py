@@ -30,6 +30,7 @@ from outrider.models.quantised.checkpoint import bits_per_weight, is_widened, qu
 
 GIB = 1 << 30
 CPU = torch.device("cpu")
+OWN_CODE = "transformers_modules"  # the package of a checkpoint's own code, which keeps latents as heads
 PACKED_COPIES = 2.0  # weights as loaded, and packed for the kernels
 DEFAULT_TOKENS = 4096  # room asked for when nobody names a length: the cache only grows as it is used
 MAX_HEADER_BYTES = 100 << 20  # safetensors' own limit
@@ -260,7 +261,9 @@ def _kv_numbers(layer: Any) -> int:
     if not heads:
         return 0
     kv_heads = getattr(layer, "num_key_value_heads", None) or heads
-    if getattr(layer, "kv_lora_rank", None) and getattr(layer, "v_head_dim", None):  # latent attention: kept as heads here
+    if (rank := getattr(layer, "kv_lora_rank", None)) and getattr(layer, "v_head_dim", None):  # `models/latent.py`
+        if not type(layer).__module__.startswith(OWN_CODE):
+            return int(rank + layer.qk_rope_head_dim)
         return int(heads * (layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim))
     head_size = getattr(layer, "head_dim", None) or layer.hidden_size // heads
     return int(kv_heads * head_size * 2)

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from outrider.lazy import transformers
+from outrider.models.latent import keep_latents
 
 PLAIN = ("eager", "sdpa", "flash_attention_2")  # what the method itself computes
 
 
 def hand_over(module: nn.Module) -> None:
-    """Make a model of such a family ask transformers' interface for its attention. Others are left as they are."""
+    """Make a model of such a family ask transformers' interface for its attention, and one with latents hand it those."""
+    keep_latents(module)
     parts: list[Any] = [part for part in module.modules() if type(part).__name__ in OLDER]
     for part in parts:
         method, make = OLDER[type(part).__name__]

@@ -45,9 +45,9 @@ class AttentionCall(NamedTuple):
 def _record_layer(
     seen: dict[int, AttentionCall], module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
     scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
-    s_aux: Tensor | None = None, alibi_slopes: Tensor | None = None, **unused: object,
+    s_aux: Tensor | None = None, alibi_slopes: Tensor | None = None, values_in_keys: bool = False, **unused: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+    shape = LayerShape(key.shape[1], key.shape[3], value.shape[3], values_in_keys)
     kind = AttentionKind(query.shape[1], shape, softcap, s_aux is not None, alibi_slopes is not None)
     seen[module.layer_idx] = AttentionCall(kind, sliding_window)
     grouped = query.shape[1] != key.shape[1]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from outrider.kv import KVCache, LayerShape
 from outrider.models.attention import attend
 from outrider.models.gguf.linear import BlockLinear
+from outrider.models.latent import LatentProduct
 from outrider.models.linear.pack import PackedLinear
 from outrider.models.linear.panel import PanelLinear, is_transposed
 from outrider.models.lm import LM
@@ -99,11 +100,15 @@ def trees_keep_bits(kind: AttentionKind, lm: LM, attend: Attend = None) -> bool:
 
 
 def linear_samples(module: nn.Module, lm: LM, widths: tuple[int, ...]) -> Iterator[Sample]:
-    """One sample per shape of linear layer, with the model's own weights and random inputs."""
+    """One sample per shape of linear layer, with the model's own weights and random inputs; two of a latent's matrix."""
     kinds = (nn.Linear, PackedLinear, PanelLinear, BlockLinear)
-    seen = set()
+    seen: set[object] = set()
     layer: Any
     for layer in module.modules():
+        if isinstance(layer, LatentProduct) and (key := (layer.weight.shape, layer.key_size, layer.value_size)) not in seen:
+            seen.add(key)
+            yield _by_head_sample(layer.to_latent, layer.num_heads, layer.key_size, lm, widths)
+            yield _by_head_sample(layer.from_latent, layer.num_heads, layer.rank, lm, widths)
         if not isinstance(layer, kinds) and not is_transposed(layer):
             continue
         inputs, outputs = (layer.nx, layer.nf) if is_transposed(layer) else (layer.in_features, layer.out_features)
@@ -120,6 +125,12 @@ def _linear_sample(layer: nn.Module, inputs: int, outputs: int, lm: LM, widths: 
     x = torch.randn(1, count + max(widths), inputs, generator=generator).to(_dtype_of(layer, lm)).to(lm.device)
     found = {width: _in_passes(layer, x, width, count) for width in widths if width > 1}
     return {width: found[max(width, 2)] for width in widths}  # `LM` never sends a single token
+
+
+def _by_head_sample(multiply: Callable[[Tensor], Tensor], num_heads: int, inputs: int, lm: LM, widths: tuple[int, ...]) -> Sample:
+    generator = torch.Generator().manual_seed(inputs)
+    x = torch.randn(1, max(widths), num_heads, inputs, generator=generator).to(lm.dtype).to(lm.device)
+    return {width: multiply(x[:, : max(width, 2)])[0, :width].flatten(1) for width in widths}
 
 
 def _dtype_of(layer: Any, lm: LM) -> torch.dtype:
@@ -219,16 +230,22 @@ class _Bench:
         values = 2.0**-10 * self._normal(total, "value")
         seen = [*range(prefix), *(prefix + node for node in path)]
         values[:, seen] = self._cancelling(len(seen), (shape.num_kv_heads, shape.value_size)).transpose(0, 1)
-        return self._behind(prefix, query, self._normal(total, "key"), values)
+        keys = self._normal(total, "key")
+        if shape.values_in_keys:
+            keys[..., : shape.value_size] = values
+        return self._behind(prefix, query, keys, values)
 
     def _behind(self, prefix: int, query: Tensor, keys: Tensor, values: Tensor) -> Inputs:
         """Put keys and values (KV heads, prefix + width, size) of the prefix into the cache; the rest is the pass."""
+        if self._kind.shape.values_in_keys:
+            values = keys[..., : self._kind.shape.value_size]
         keys, values, query = (tensor.to(self._dtype).to(self._device) for tensor in (keys, values, query))
         self._kv.truncate(0, 0)
         self._kv.reserve(1, keys.shape[1])
         self._kv.advance(0, prefix)
         self._kv.keys[0][0, :prefix] = keys[:, :prefix].transpose(0, 1)
-        self._kv.values[0][0, :prefix] = values[:, :prefix].transpose(0, 1)
+        if not self._kind.shape.values_in_keys:
+            self._kv.values[0][0, :prefix] = values[:, :prefix].transpose(0, 1)
         return query[None], keys[None, :, prefix:], values[None, :, prefix:]
 
     def _normal(self, count: int, what: Literal["query", "key", "value"]) -> Tensor:

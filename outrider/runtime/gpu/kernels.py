@@ -16,11 +16,15 @@ def attention_parts(
     num_tokens, capacity, num_keys, num_parts, scale,
     QUERY_WIDTH: tl.constexpr, QUERY_OFFSET: tl.constexpr, QUERY_STEP: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr,
-    SIZE_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, MASKED: tl.constexpr, MASK_TOKENS: tl.constexpr,
+    SIZE_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, IN_KEYS: tl.constexpr, REST_PAD: tl.constexpr,
+    MASKED: tl.constexpr, MASK_TOKENS: tl.constexpr,
     WINDOW: tl.constexpr, SEES_ALL: tl.constexpr, SOFTCAP: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
     LINES: tl.constexpr,
 ):  # fmt: skip
-    """One part of the keys for some queries of one row and key head: grid (rows * KV heads, parts, blocks of queries)."""
+    """One part of the keys for some queries of one row and key head: grid (rows * KV heads, parts, blocks of queries).
+
+    IN_KEYS: a key is its value and, behind it, at most REST_PAD numbers more; both halves are read once.
+    """
     row = tl.program_id(0) // KV_HEADS
     kv_head = tl.program_id(0) % KV_HEADS
     part = tl.program_id(1)
@@ -33,8 +37,12 @@ def attention_parts(
     start = (tl.load(indices + row * num_tokens) % capacity).to(tl.int32)
     position = start + token
     d, dv = tl.arange(0, SIZE_PAD), tl.arange(0, VALUE_PAD)
-    where = at[:, None] * QUERY_WIDTH + QUERY_OFFSET + head[:, None] * QUERY_STEP + d[None, :]
-    q = tl.load(query + where, mask=is_line[:, None] & (d < SIZE)[None, :], other=0.0)
+    FIRST: tl.constexpr = VALUE_SIZE if IN_KEYS else SIZE
+    where = query + at[:, None] * QUERY_WIDTH + QUERY_OFFSET + head[:, None] * QUERY_STEP
+    q = tl.load(where + d[None, :], mask=is_line[:, None] & (d < FIRST)[None, :], other=0.0)
+    if IN_KEYS:
+        rest = VALUE_SIZE + tl.arange(0, REST_PAD)
+        q_rest = tl.load(where + rest[None, :], mask=is_line[:, None] & (rest < SIZE)[None, :], other=0.0)
     peak = tl.full([LINES], -1.0e30, tl.float32)
     total = tl.zeros([LINES], tl.float32)
     out = tl.zeros([LINES, VALUE_PAD], tl.float32)
@@ -47,8 +55,14 @@ def attention_parts(
         key = first + tl.arange(0, BLOCK)
         is_key = key < end
         line_of_key = (store + key) * KV_HEADS + kv_head
-        k = tl.load(keys + line_of_key[:, None] * SIZE + d[None, :], mask=is_key[:, None] & (d < SIZE)[None, :], other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        k = tl.load(keys + line_of_key[:, None] * SIZE + d[None, :], mask=is_key[:, None] & (d < FIRST)[None, :], other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if IN_KEYS:
+            k_rest = tl.load(
+                keys + line_of_key[:, None] * SIZE + rest[None, :], mask=is_key[:, None] & (rest < SIZE)[None, :], other=0.0
+            )
+            scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee")
+        scores = scores * scale
         if SOFTCAP > 0.0:
             scores = (2.0 / (1.0 + tl.exp(-2.0 * scores / SOFTCAP)) - 1.0) * SOFTCAP
         if MASKED:
@@ -65,9 +79,11 @@ def attention_parts(
         larger = tl.maximum(peak, tl.max(scores, axis=1))
         shrink = tl.exp(peak - larger)
         weights = tl.exp(scores - larger[:, None])
-        v = tl.load(
-            values + line_of_key[:, None] * VALUE_SIZE + dv[None, :], mask=is_key[:, None] & (dv < VALUE_SIZE)[None, :], other=0.0
-        )
+        if IN_KEYS:
+            v = k
+        else:
+            is_number = is_key[:, None] & (dv < VALUE_SIZE)[None, :]
+            v = tl.load(values + line_of_key[:, None] * VALUE_SIZE + dv[None, :], mask=is_number, other=0.0)
         total = total * shrink + tl.sum(weights, axis=1)
         out = out * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         peak = larger
@@ -146,15 +162,21 @@ def expert_products(
     x, chosen, weight, bias, out, X_WIDTH: tl.constexpr, X_OFFSET: tl.constexpr, X_STEP: tl.constexpr,
     CHOSEN_WIDTH: tl.constexpr, CHOSEN_OFFSET: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
     TRANSPOSED: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+    WEIGHT_STEP: tl.constexpr, NAMED: tl.constexpr,
 ):  # fmt: skip
-    """A vector times the matrix of the expert that it names: grid (tokens * ROWS, blocks of outputs)."""
+    """A vector times the matrix of the expert that it names: grid (tokens * ROWS, blocks of outputs).
+
+    Not NAMED: the matrix of its row.
+    """
     line = tl.program_id(0).to(tl.int64)
     token, row = line // ROWS, line % ROWS
-    expert = tl.load(chosen + token * CHOSEN_WIDTH + CHOSEN_OFFSET + row).to(tl.int64)
+    expert = row
+    if NAMED:
+        expert = tl.load(chosen + token * CHOSEN_WIDTH + CHOSEN_OFFSET + row).to(tl.int64)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_output = n < OUTPUTS
     total = tl.zeros([BLOCK, STEP], tl.float32)
-    own = weight + expert * (INPUTS * OUTPUTS)
+    own = weight + expert * WEIGHT_STEP
     for first in range(0, INPUTS, STEP):
         k = first + tl.arange(0, STEP)
         is_input = k < INPUTS

@@ -95,7 +95,7 @@ class Steps:
         if phase.kind == Kind.ATTENTIONS:
             return [self._attention(op) for op in phase.ops]
         if phase.kind == Kind.EXPERTS:
-            return [self._experts(op) for op in phase.ops]
+            return [self._heads(op) if op.code == Code.HEADS else self._experts(op) for op in phase.ops]
         steps = [self._tokenwise(phase, wanted)] if any(op.code != Code.SIGNAL for op in phase.ops) else []
         return [*steps, *(self._signal(op) for op in phase.ops if op.code == Code.SIGNAL)]
 
@@ -157,7 +157,8 @@ class Steps:
         layer, at, out = self._layers[op.layer], self._offsets[op.inputs[0].value], self._offsets[op.output.value]
         view, dtype = op.inputs[0], self._program.values[op.output.value].dtype
         heads, kv_heads = op.heads, layer.num_kv_heads
-        size, value_size = layer.key_size, layer.value_size
+        size, value_size, in_keys = layer.key_size, layer.value_size, layer.values_in_keys
+        keys_at_once = (64 if dtype == torch.bfloat16 else 32) // (2 if in_keys else 1)  # such keys are long, but read once
 
         def step(work: Work) -> None:
             plan, tokens, device = work.plan, work.num_tokens, work.ids.device
@@ -167,19 +168,20 @@ class Steps:
                 num_keys = mask.shape[3]
             lines, is_narrow = tokens * (heads // kv_heads), work.count <= NARROW
             part = PART if is_narrow else WIDE_PART
-            block = WIDE_LINES if dtype == torch.bfloat16 and not is_narrow else LINES
+            block = WIDE_LINES if dtype == torch.bfloat16 and not is_narrow and not in_keys else LINES
             num_parts = triton.cdiv(num_keys, part)
             parts = torch.empty(work.count * heads, num_parts, value_size, dtype=torch.float32, device=device)
             sums = torch.empty(work.count * heads, num_parts, 2, dtype=torch.float32, device=device)
             grid = (work.num_rows * kv_heads, num_parts, triton.cdiv(lines, block))
             attention_parts[grid](
-                work.tensors[at.tensor], plan.keys[op.layer], plan.values[op.layer], mask,
+                work.tensors[at.tensor], plan.keys[op.layer], (plan.keys if in_keys else plan.values)[op.layer], mask,
                 plan.indices, parts, sums, tokens, plan.keys[op.layer].shape[1], num_keys, num_parts, op.scale,
                 QUERY_WIDTH=at.width, QUERY_OFFSET=at.offset + view.offset, QUERY_STEP=view.row_step,
                 HEADS=heads, KV_HEADS=kv_heads, SIZE=size, VALUE_SIZE=value_size,
-                SIZE_PAD=max(16, triton.next_power_of_2(size)), VALUE_PAD=max(16, triton.next_power_of_2(value_size)),
+                SIZE_PAD=_padded(value_size if in_keys else size), VALUE_PAD=_padded(value_size), IN_KEYS=in_keys,
+                REST_PAD=_padded(size - value_size) if in_keys else 16,
                 MASKED=masked, MASK_TOKENS=mask.shape[2] if masked else 1, WINDOW=op.window, SEES_ALL=op.sees_all,
-                SOFTCAP=op.softcap, PART=part, BLOCK=64 if dtype == torch.bfloat16 else 32, LINES=block, num_warps=4,
+                SOFTCAP=op.softcap, PART=part, BLOCK=keys_at_once, LINES=block, num_warps=4,
             )  # fmt: skip
             made = torch.empty(work.count, out.width, dtype=dtype, device=device)
             attention_joined[(work.count * heads,)](
@@ -212,11 +214,40 @@ class Steps:
                 work.tensors[source.tensor], work.tensors[index.tensor], weight, weight if bias is None else bias, made,
                 X_WIDTH=source.width, X_OFFSET=source.offset + x.offset, X_STEP=x.row_step, CHOSEN_WIDTH=index.width,
                 CHOSEN_OFFSET=index.offset + chosen.offset, ROWS=rows, INPUTS=x.cols, OUTPUTS=outputs,
-                TRANSPOSED=op.transposed, BIASED=bias is not None, BLOCK=EXPERT_BLOCK, STEP=EXPERT_STEP, num_warps=4,
+                TRANSPOSED=op.transposed, BIASED=bias is not None, BLOCK=EXPERT_BLOCK, STEP=EXPERT_STEP,
+                WEIGHT_STEP=x.cols * outputs, NAMED=True, num_warps=4,
             )  # fmt: skip
             work.tensors[out.tensor] = made
 
         return step
+
+    def _heads(self, op: Op) -> Step:
+        """A product of each head. Many tokens are a library's: their sums may run in another order."""
+        assert op.output is not None
+        x, source, out = op.inputs[0], self._offsets[op.inputs[0].value], self._offsets[op.output.value]
+        weight = self._tensors[op.weight].unflatten(0, (op.heads, -1))[:, slice(*op.part)]
+        by_input, outputs, dtype = weight if op.transposed else weight.transpose(1, 2), op.output.cols, weight.dtype
+
+        def step(work: Work) -> None:
+            given = work.tensors[source.tensor]
+            if work.count > NARROW:
+                rows = given.as_strided((op.heads, work.count, x.cols), (x.row_step, source.width, 1), source.offset + x.offset)
+                work.tensors[out.tensor] = torch.bmm(rows, by_input).transpose(0, 1).flatten(1)
+                return
+            made = torch.empty(work.count, out.width, dtype=dtype, device=work.ids.device)
+            expert_products[(work.count * op.heads, triton.cdiv(outputs, EXPERT_BLOCK))](
+                given, given, weight, weight, made, X_WIDTH=source.width, X_OFFSET=source.offset + x.offset, X_STEP=x.row_step,
+                CHOSEN_WIDTH=0, CHOSEN_OFFSET=0, ROWS=op.heads, INPUTS=x.cols, OUTPUTS=outputs, TRANSPOSED=op.transposed,
+                BIASED=False, BLOCK=EXPERT_BLOCK, STEP=EXPERT_STEP, WEIGHT_STEP=weight.stride(0), NAMED=False, num_warps=4,
+            )  # fmt: skip
+            work.tensors[out.tensor] = made
+
+        return step
+
+
+def _padded(size: int) -> int:
+    """What tensor cores take: a power of two."""
+    return max(16, triton.next_power_of_2(size))
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

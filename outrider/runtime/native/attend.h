@@ -1,4 +1,5 @@
-// Attention of a pass over the cache, in the cache's own layout: keys (slots, capacity, KV heads, size), values likewise.
+// Attention of a pass over the cache, in the cache's own layout: keys (slots, capacity, KV heads, size), values likewise, or they are
+// the beginnings of keys.
 //
 // A piece is about up to 64 queries of one KV head: all query heads of one token or of several, so that a key is read once for all of
 // them. Both products, queries with keys and weights with values, are rows times panels (`cache_panels.h`): what a query gets depends
@@ -87,7 +88,8 @@ struct Block {
       : op(op), pass(pass), sinks(sinks), row(row), head(head), first(first), count(count) {
     const int64_t slot = row * pass.capacity, width = rounded_up(op.value_size, WIDTH);
     keys = static_cast<const Number*>(pass.keys[op.layer]) + (slot * op.kv_heads + head) * op.size;
-    values = static_cast<const Number*>(pass.values[op.layer]) + (slot * op.kv_heads + head) * op.value_size;
+    values = keys;
+    if (!op.values_in_keys) values = static_cast<const Number*>(pass.values[op.layer]) + (slot * op.kv_heads + head) * op.value_size;
     const int64_t each[] = {QUERIES * op.size, QUERIES * RANGE, RANGE * op.size, RANGE * width, QUERIES * op.size};
     int64_t total = QUERIES * RANGE * sizeof(float);
     for (int64_t numbers : each) total += rounded_up(numbers * sizeof(Number), 64);
@@ -143,6 +145,23 @@ struct Block {
     next.divide(panels::steps_of(to - from, op.size / TOGETHER<Number>));
     panels::multiply_rows(to - from, queries + from * op.size, op.size, op.size, key_panel, static_cast<const float*>(nullptr),
                           scores + from * RANGE, RANGE, next, num_keys);
+  }
+
+  // The sums of queries [from, to), with the values that are packed. All heads are queries of one KV head here, so tiles are full.
+  void weigh_by_tiles(int64_t num_keys, const float* kept, int64_t from, int64_t to, const State& state) const {
+    for (int64_t d = 0; d < op.value_size; d += WIDTH) {
+      Number* const panel = value_panel + d * RANGE;
+      std::fill(panel + rounded_up(num_keys, 2) * WIDTH, panel + RANGE * WIDTH, Number(0));  // what is not there has no weight
+      for (int64_t query = from / LANES * LANES; query < to; query += LANES) {
+        alignas(64) float found[LANES * WIDTH];
+        score_tiles::weigh(weights + query * RANGE, RANGE * sizeof(Number), panel, found);
+        for (int64_t q = std::max(query, from); q < std::min(query + LANES, to); ++q) {
+          float* const sums = state.sums + q * state.step + d;
+          for (int64_t v = 0; v < WIDTH; v += LANES)
+            store(sums + v, multiply_add(load(sums + v), floats(kept[q]), load(found + (q - query) * WIDTH + v)));
+        }
+      }
+    }
   }
 
   // A range of positions, begin .. begin + num_keys, the j-th key at place(j), for queries [from, to).
@@ -209,8 +228,10 @@ struct Block {
                                   (weight[0] + weight[1]) + (weight[2] + weight[3]));
       store(state.totals + query * LANES, choose(broken, floats(std::numeric_limits<float>::quiet_NaN()), total));
     }
-    const int64_t apart = op.kv_heads * op.value_size;
+    const int64_t apart = op.kv_heads * (op.values_in_keys ? op.size : op.value_size);
     panels::pack_values(num_keys, op.value_size, [&](int64_t j) { return values + place(j) * apart; }, value_panel);
+    if constexpr (sizeof(Number) == 2)
+      if (is_tiled() && op.values_in_keys) return weigh_by_tiles(num_keys, kept, from, to, state);
     const int64_t depth = rounded_up(num_keys, TOGETHER<Number>);
     panels::Fetch next(values + (place(0) + RANGE) * apart, apart, op.value_size, num_keys < RANGE ? 0 : RANGE);
     next.divide(panels::steps_of(to - from, depth / TOGETHER<Number>) * (rounded_up(op.value_size, WIDTH) / WIDTH));

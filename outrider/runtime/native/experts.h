@@ -1,4 +1,5 @@
 // Linear layers of experts: each token multiplies with the weights of those that it names, a row of its own for each or one for all.
+// Those of heads are the same; every token names all of them, in order.
 //
 // Tokens that name the same expert share a reading of its weights: their rows are put side by side, multiplied by the kernels of
 // `linear.h`, and put back. What a row gets depends on nothing but that row, so it does not matter who shares.
@@ -64,6 +65,7 @@ inline void run(const Op& op, int64_t tokens, const char* x, const char* index, 
   static thread_local Division all;
   Division& division = all;  // the caller's, whichever thread reads it
   division.make(tokens, each, op.experts, linear::num_pieces(op), [&](int64_t i) {
+    if (op.code == HEADS) return i % each;
     const tokenwise::Row named = tokenwise::row_of(op.in[1], index + i / each * op.in[1].token_step, 0);
     return choices::index_at(named, i % each, op.experts);
   });

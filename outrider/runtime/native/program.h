@@ -11,7 +11,8 @@ enum Code : int64_t {  // as in outrider/runtime/ops.py
   COPY = 10, ADD, SUB, MUL, DIV, NEG, SQUARE, RSQRT, SQRT, TANH, SIGMOID, SILU, GELU, GELU_TANH, RELU, RECIPROCAL, CLAMP,
   EXP, LOG, SOFTPLUS, WHERE, GREATER, AT_LEAST, EQUAL, NOT, LARGER, SMALLER, EXPM1, LOG1P,
   MEAN = 40, SUM, LAYER_NORM, RMS_NORM, SOFTMAX,
-  TOP = 50, TAKE, PUT
+  TOP = 50, TAKE, PUT,
+  HEADS = 60
 };
 
 enum Source : int64_t { NOTHING, BODY, HEAD, CONSTANT, ROTARY, INPUT };  // where a value lies: made by the body or head, or known before
@@ -32,7 +33,7 @@ struct Op {
   int64_t rows, cols;
   Operand out, in[5];
   double numbers[2];
-  // LINEAR, EMBED and EXPERTS, whose layers lie one after the other; BLOCKS and FLOATS alone have a form, and inputs that share a scale.
+  // LINEAR, EMBED, and EXPERTS and HEADS, whose layers lie one after the other; BLOCKS and FLOATS alone have a form, and inputs that share a scale.
   // ATTENTION: `weight` is null, or ALiBi's slope of each head, fp32
   Format format;
   int64_t form, group;
@@ -44,7 +45,9 @@ struct Op {
   // STORE, ATTENTION: of this layer; SIGNAL: which one; CONVOLUTION, DELTA_RULE, SCAN: the state
   int64_t layer;
   int64_t is_value;
-  int64_t heads, kv_heads, size, value_size, window;
+  int64_t heads, kv_heads, size, value_size;
+  int64_t values_in_keys;  // ATTENTION: values are the first numbers of keys, not in memory of their own
+  int64_t window;
   int64_t sees_all;  // ATTENTION: each token sees the whole pass
   double scale, softcap;
 };

@@ -1,6 +1,7 @@
-// Scores of a range of keys by matrix tiles (Intel AMX), and whether there are any.
+// Scores of a range of keys by matrix tiles (Intel AMX), weighted sums of its values, and whether there are any tiles.
 //
 // Sixteen keys are a tile as they lie in the cache, pairs of numbers of sixteen queries are another: their product is (keys, queries).
+// Weights of sixteen queries for 32 positions are a tile, pairs of positions of sixteen numbers of a value are another.
 
 #pragma once
 
@@ -61,11 +62,38 @@ WITH_TILES __attribute__((noinline)) inline void score(
   tiles::settle(scores);
 }
 
+// sums (16, 64) of sixteen queries' weights (16, 64), `stride` bytes apart, times a panel of values [64 / 2][64][2].
+WITH_TILES __attribute__((noinline)) inline void weigh(const bf16* weights, int64_t stride, const bf16* panel, float* sums) {
+  tiles::settle(weights);
+  tiles::settle(panel);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(5);
+  for (int64_t j = 0; j < 64; j += STEP, panel += STEP * 64) {
+    _tile_loadd(QUERY_TILE, weights + j, stride);
+    _tile_loadd(KEY_TILE, panel, 256);
+    _tile_dpbf16ps(2, QUERY_TILE, KEY_TILE);
+    _tile_loadd(KEY_TILE, panel + 32, 256);
+    _tile_dpbf16ps(3, QUERY_TILE, KEY_TILE);
+    _tile_loadd(KEY_TILE, panel + 64, 256);
+    _tile_dpbf16ps(4, QUERY_TILE, KEY_TILE);
+    _tile_loadd(KEY_TILE, panel + 96, 256);
+    _tile_dpbf16ps(5, QUERY_TILE, KEY_TILE);
+  }
+  _tile_stored(2, sums, 256);
+  _tile_stored(3, sums + 16, 256);
+  _tile_stored(4, sums + 32, 256);
+  _tile_stored(5, sums + 48, 256);
+  tiles::settle(sums);
+}
+
 #else
 
 inline void shape() {}
 inline void release() {}
 inline void score(const bf16*, int64_t, const bf16*, int64_t, float*) {}
+inline void weigh(const bf16*, int64_t, const bf16*, float*) {}
 
 #endif
 

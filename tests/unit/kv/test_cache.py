@@ -15,7 +15,10 @@ from torch import Tensor
 
 from outrider.kv.cache import BLOCK, KVCache, LayerShape
 
-LAYERS = (LayerShape(num_kv_heads=2, key_size=3, value_size=3), LayerShape(num_kv_heads=1, key_size=2, value_size=4))
+LAYERS = (
+    LayerShape(num_kv_heads=2, key_size=3, value_size=3), LayerShape(num_kv_heads=1, key_size=2, value_size=4),
+    LayerShape(num_kv_heads=1, key_size=5, value_size=3, values_in_keys=True),
+)  # fmt: skip
 
 
 def make_cache(dtype: torch.dtype = torch.float64) -> KVCache:
@@ -175,7 +178,7 @@ def test_growth_is_geometric_then_bounded() -> None:
 def test_bytes() -> None:
     """Catches a memory report that forgets values, layers, or the dtype."""
     cache = make_cache(torch.bfloat16)
-    assert cache.bytes_per_token == 2 * (2 * (3 + 3) + 1 * (2 + 4))
+    assert cache.bytes_per_token == 2 * (2 * (3 + 3) + 1 * (2 + 4) + 1 * 5)
     assert cache.allocated_bytes == sum(s.numel() * s.itemsize for s in (*cache.keys, *cache.values))
 
 

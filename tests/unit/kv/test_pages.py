@@ -9,7 +9,7 @@ import torch
 from outrider.kv.cache import KVCache, LayerShape
 from outrider.kv.pages import PagePool
 
-LAYERS = (LayerShape(2, 3, 3), LayerShape(1, 2, 4))
+LAYERS = (LayerShape(2, 3, 3), LayerShape(1, 2, 4), LayerShape(1, 5, 3, values_in_keys=True))
 PAGE = 4
 
 
@@ -114,7 +114,7 @@ def test_a_copy_is_what_load_fills_in() -> None:
     parts = pool.copy([*text[:9], 99])
     for mine, real in zip(parts, cache_of(text).read(0, 0, 8), strict=True):
         assert torch.equal(mine, real)
-    assert [part.shape[0] for part in pool.copy([99])] == [0] * 4
+    assert [part.shape[0] for part in pool.copy([99])] == [0] * 2 * len(LAYERS)
     cache = KVCache(LAYERS, torch.float64, "cpu")
     cache.add_row()
     assert pool.load(text, cache, 0, max_length=7) == 4

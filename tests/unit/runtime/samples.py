@@ -91,7 +91,7 @@ class NativeAttention:
             body=[
                 *(Op(Code.EMBED, (), View(i, 1, size, 0, size), weight="qkv"[i]) for i, size in enumerate(sizes)),
                 Op(Code.STORE, (key,), None),
-                Op(Code.STORE, (value,), None, is_value=True),
+                *([] if shape.values_in_keys else [Op(Code.STORE, (value,), None, is_value=True)]),
                 Op(
                     Code.ATTENTION, (query,) if sinks is None else (query, View(5, 1, kind.num_heads)),
                     View(3, kind.num_heads, shape.value_size, 0, shape.value_size),

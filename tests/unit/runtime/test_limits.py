@@ -31,6 +31,7 @@ KINDS = [
     AttentionKind(9, LayerShape(3, 64, 64), None), AttentionKind(4, LayerShape(4, 80, 80), 20.0),
     AttentionKind(8, LayerShape(1, 128, 96), None), AttentionKind(6, LayerShape(2, 64, 64), None, has_sinks=True),
     AttentionKind(4, LayerShape(4, 64, 64), None, has_slopes=True), AttentionKind(4, LayerShape(2, 16, 16), None),
+    AttentionKind(16, LayerShape(1, 96, 64, True), None), AttentionKind(5, LayerShape(1, 50, 34, True), None),
 ]  # fmt: skip
 NO_LIMITS = PassLimits(granularity=1)
 

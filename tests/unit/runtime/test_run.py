@@ -93,13 +93,14 @@ def test_a_token_has_the_same_bits_in_every_company(family: str, dtype: torch.dt
     AttentionKind(9, LayerShape(3, 64, 64), None), AttentionKind(8, LayerShape(1, 128, 96), None),
     AttentionKind(4, LayerShape(4, 80, 80), 20.0), AttentionKind(32, LayerShape(2, 18, 34), None),
     AttentionKind(8, LayerShape(2, 64, 64), None, has_sinks=True), AttentionKind(8, LayerShape(2, 18, 34), 20.0, has_sinks=True),
-    AttentionKind(6, LayerShape(3, 64, 64), None, has_slopes=True),
+    AttentionKind(6, LayerShape(3, 64, 64), None, has_slopes=True), AttentionKind(16, LayerShape(1, 96, 64, True), None),
+    AttentionKind(5, LayerShape(1, 50, 34, True), None), AttentionKind(70, LayerShape(1, 64, 48, True), 20.0),
 ], ids=str)  # fmt: skip
 @torch.inference_mode()
 def test_attention_is_torchs(kind: AttentionKind, dtype: torch.dtype, library_path: Path) -> None:
     """Catches a lost tail of a head, a wrong group, a range or span that is left out, for prefixes on both sides of ends; a sink
     that is left out of the total, put to it once a span, or taken from another head."""
-    heads, (kv_heads, size, value_size), softcap = kind.num_heads, astuple(kind.shape), kind.softcap
+    heads, (kv_heads, size, value_size, in_keys), softcap = kind.num_heads, astuple(kind.shape), kind.softcap
     attend, kv = NativeAttention(kind, dtype, library_path), KVCache([kind.shape], dtype, CPU)
     kv.add_row()
     kv.reserve(1, 1600)
@@ -118,6 +119,7 @@ def test_attention_is_torchs(kind: AttentionKind, dtype: torch.dtype, library_pa
             store[0][0, : plan.mask.shape[3]].transpose(0, 1).repeat_interleave(heads // kv_heads, 0).float()
             for store in (kv.keys, kv.values)
         )
+        values = keys[..., :value_size] if in_keys else values
         scores = query[0].float() @ keys.transpose(1, 2)
         scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
         if (slopes := kind.slopes()) is not None:

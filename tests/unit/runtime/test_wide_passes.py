@@ -23,6 +23,7 @@ KINDS = [
     (AttentionKind(8, LayerShape(2, 64, 64), None, has_sinks=True), 300),
     (AttentionKind(4, LayerShape(2, 34, 18), 20.0, has_sinks=True), 0),
     (AttentionKind(8, LayerShape(4, 64, 64), None, has_slopes=True), 0),
+    (AttentionKind(20, LayerShape(1, 96, 64, True), None), 0), (AttentionKind(3, LayerShape(1, 50, 34, True), None), 300),
 ]  # fmt: skip
 
 
@@ -38,6 +39,8 @@ class Text:
                 (shape.num_kv_heads, shape.value_size, 1.0),
             )
         ]  # fmt: skip
+        if shape.values_in_keys:
+            self.parts[2] = self.parts[1][..., : shape.value_size]
         self._kind, self._dtype = kind, dtype
         self._attend = NativeAttention(kind, dtype, path, rows=TOTAL, window=window)
 

@@ -35,6 +35,7 @@ KINDS = [
     AttentionKind(4, LayerShape(2, 16, 16), 30.0),
     AttentionKind(4, LayerShape(2, 16, 16), None, has_sinks=True),
     AttentionKind(4, LayerShape(4, 16, 16), None, has_slopes=True),
+    AttentionKind(4, LayerShape(1, 24, 16, True), None),
 ]
 Attend = Callable[..., Tensor]
 
