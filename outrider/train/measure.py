@@ -60,7 +60,7 @@ def _one(
 ) -> list[HeldOutResult]:  # fmt: skip
     configuration = _with_folder(Configuration.parse(kind.drafter), folder)
     draft = str(folder) if getattr(kind, "uses_draft", False) else beside
-    runner = Runner(replace(options, draft=draft, runtime="eager"), [configuration])
+    runner = Runner(replace(options, draft=draft), [configuration])
     shown = kind.drafter.replace("{folder}", "DIR")
     found = []
     for temperature in plan.temperatures:

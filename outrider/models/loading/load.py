@@ -185,7 +185,7 @@ def load_config(name: str, trust_remote_code: bool = False, revision: str | None
     if (file := gguf_in(name, revision)) is not None:
         return _decoder(name, gguf_config(file))
     path = Path(name)
-    looks_local = path.exists() or name.startswith((".", "/", "~"))
+    looks_local = path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1  # a hub id is USER/NAME
     if looks_local and not path.is_dir():
         raise CheckpointError(
             f"no model folder at '{name}'. Give a folder with config.json, a .gguf file, a hub id, or 'demo'."

@@ -102,6 +102,7 @@ def test_results_and_reports_are_written(cli: Cli, tmp_path: Path) -> None:
         (["--alpha", ".8", "--c", ".1", "--set", "draft_dtype=int8"], "--set draft_dtype changes nothing"),
         (["--alpha", ".8", "--target", "demo", "--target-params", "8B"], "give one of them"),
         (["--alpha", ".8", "--target", "nowhere", "--draft", "demo"], "no model folder at 'nowhere'"),
+        (["--alpha", ".8", "--target", "runs/no/drafter", "--draft", "demo"], "no model folder at 'runs/no/drafter'"),
         (["--alpha", ".8", "--c", ".1", "--out", "/nowhere/e.json"], "the folder of"),
         (["--alhpa", ".8"], "Did you mean '--alpha'"),
     ],
