@@ -17,7 +17,7 @@ from outrider.errors import CapabilityError
 from outrider.models.heads.mtp import MtpConfig, MtpHead, MtpLayer
 from outrider.models.heads.mtp_body import copied_body
 from outrider.models.heads.mtp_files import load_mtp, ships_mtp
-from outrider.models.heads.mtp_saving import NAMES, save_mtp
+from outrider.models.heads.mtp_saving import save_mtp
 from outrider.models.signals import AFTER_NORM, Listening
 from outrider.settings import check_bounds, setting
 from outrider.train.losses import parse_loss
@@ -65,8 +65,9 @@ class MtpRecipe(UnrolledRecipe):
             raise CapabilityError(f"{what} does not run on Outrider's cache, so it cannot learn")
         if head.window is not None:
             raise CapabilityError(f"kind 'mtp': the head's layer sees {head.window} tokens; those that see all are trained")
-        if head.config.layout not in NAMES:
-            raise CapabilityError(f"kind 'mtp': heads in the {head.config.layout} layout are not written, so none is tuned")
+        if (family := head.layer(0).body.config.model_type) != text.model_type:
+            what = f"kind 'mtp': the head's layer runs as one of {family}"
+            raise CapabilityError(f"{what}, and is not written as {text.model_type}'s")
         Listening(target, head.config.signals)  # refuses a target without these states
         head.config = replace(head.config, trained_for=setup.name)
         head.bind(table, target.get_output_embeddings())

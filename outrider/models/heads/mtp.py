@@ -93,7 +93,7 @@ class MtpLayer(nn.Module):
         return self.projection(torch.cat(pair[::-1] if hidden_first else pair, dim=-1))
 
     def number(self, index: int) -> None:
-        """Set the index of its layer in the head's cache."""
+        """Set the index of its layer in the cache."""
         for part in self.body.modules():
             if hasattr(part, "layer_idx"):
                 part.layer_idx = index
@@ -109,7 +109,7 @@ class MtpHead(nn.Module):
         self.config = config
         self.layers = nn.ModuleList(layers)
         for index, layer in enumerate(layers):
-            layer.number(index)
+            layer.number(0 if layer.shape is None else index)  # on transformers' cache each has one of its own
         self._shared: tuple[nn.Module, ...] = ()  # the target's, so no children of ours
 
     def bind(self, embedding: nn.Module, output: nn.Module) -> MtpHead:

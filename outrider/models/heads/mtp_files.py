@@ -133,11 +133,7 @@ def load_mtp(
     trained_for = str(own.get("target", "")) if isinstance(own, dict) else ""
     width = text.hidden_size * (text.hc_count if layout.streams else 1)
     made = MtpConfig(layout.name, width, (signal,), layout.hidden_first, layout.reads_normed, known, trained_for)
-    head = MtpHead(made, [_layer(files, index, config, dtype, device) for index in range(len(layout.layers))]).eval()
-    if len(head.layers) > 1 and not head.on_our_cache:
-        what = f"the MTP head in '{folder}' has {len(head.layers)} layers that need transformers' own cache"
-        raise CapabilityError(f"{what}; there a head of one layer drafts. {INSTEAD}.")
-    return head
+    return MtpHead(made, [_layer(files, index, config, dtype, device) for index in range(len(layout.layers))]).eval()
 
 
 def _layer(files: MtpFiles, index: int, config: Any, dtype: torch.dtype, device: torch.device) -> MtpLayer:

@@ -19,6 +19,7 @@ NAMES = {  # of these, in order; {n}: number of layers of the target; {last}: th
     "mimo": tuple(
         f"model.mtp_layers.0{part}" for part in (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
     ),
+    "megatron": tuple(f"model.mtp.layers.0{part}" for part in (".enorm", ".hnorm", ".eh_proj", ".final_layernorm", "")),
     "nemotron": (
         *(f"mtp.layers.0.{part}" for part in ("enorm", "hnorm", "eh_proj")), "mtp.layers.{last}.final_layernorm", "mtp.layers"
     ),

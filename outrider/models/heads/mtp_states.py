@@ -7,26 +7,37 @@ fed again.
 
 from __future__ import annotations
 
+from typing import Self, TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.kv.states import StateCache
+from outrider.kv.states import State, StateCache
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.heads.mtp import MtpHead
 from outrider.models.stateful.state import OwnState
 
+S = TypeVar("S", bound=State)
 
-class HeadStates(StateCache[OwnState]):
+
+class HeadStates(StateCache[S]):
     """States of rows of a head, with snapshots of the two that a row goes back to."""
 
-    def begin(self, row: int) -> OwnState | None:
+    @classmethod
+    def of(cls, head: MtpHead) -> Self:
+        """A cache for this head."""
+        weight = next(head.parameters())
+        bytes_per_token = len(head.layers) * head.config.hidden_size * weight.element_size()  # about what a layer keeps
+        return cls([], head.dtype, weight.device, bytes_per_token)
+
+    def begin(self, row: int) -> S | None:
         """The state of what is committed, which a pass is about to change. Older ones are forgotten."""
         assert not self.backlog(row), f"row {row} went back to a state that was not kept"
         self._rows[row].snapshots.clear()
         return self.open(row)
 
-    def go_on(self, row: int) -> OwnState | None:
+    def go_on(self, row: int) -> S | None:
         """The state behind the last pass, which the next one is about to change."""
         line = self._rows[row]
         return self.open(row) if len(line.snapshots) < 2 else line.state  # what is behind drafted tokens, nobody goes back to
@@ -35,12 +46,10 @@ class HeadStates(StateCache[OwnState]):
 class MtpStatesLM(HeadLM):
     """A head on transformers' own cache. Drafts are chains."""
 
-    kv: HeadStates
+    kv: HeadStates[OwnState]
 
     def __init__(self, head: MtpHead, vocab_size: int, context_length: int) -> None:
-        weight = next(head.parameters())
-        bytes_per_token = head.config.hidden_size * weight.element_size()  # about what a layer keeps
-        super().__init__(head, vocab_size, context_length, HeadStates([], head.dtype, weight.device, bytes_per_token))
+        super().__init__(head, vocab_size, context_length, HeadStates[OwnState].of(head))
         self._own = head
 
     def _pass(

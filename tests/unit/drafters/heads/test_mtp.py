@@ -39,6 +39,7 @@ ON_OUR_CACHE = [*STAND_INS, *((family, layout) for family, layout in SHIPPED.ite
 BESIDE_STATES = [(family, layout) for family, layout in SHIPPED.items() if family in NATIVE]
 ON_THEIR_OWN_CACHE = [each for each in SHIPPED.items() if each not in (*ON_OUR_CACHE, *BESIDE_STATES)]  # an indexer picks keys
 SEVERAL = [("glm4_moe", "deepseek", 3), ("qwen3_5_text", "qwen", 2), ("mimo_v2_flash", "megatron", 3), ("step3p7", "deepseek", 2)]
+SEVERAL += [("deepseek_v32", "deepseek", 3), ("minimax_m3_vl_text", "megatron", 2)]
 CHANGED: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"mlp_layer_types": ["sparse", "dense"]},  # the head's layer is dense
     "mellum": {**HALF_WINDOWED, "num_mtp_layers": 1, "layer_types": ["full_attention", "sliding_attention"]},
@@ -183,9 +184,10 @@ def test_on_transformers_cache(tmp_path: Path, family: str, layout: str) -> None
         built(tmp_path, drafter="mtp", drafter_options={"tree": "2x2x1"})
 
 
-def test_a_row_on_transformers_cache_moves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_layers", [1, 3])
+def test_a_row_on_transformers_cache_moves(tmp_path: Path, num_layers: int) -> None:
     """Catches a row that another decoder goes on with from the state of a draft."""
-    reference = saved(tmp_path, partial(random_model, "deepseek_v32"), "deepseek")
+    reference = saved(tmp_path, partial(random_model, "deepseek_v32"), "deepseek", num_layers=num_layers)
     made = built(tmp_path, drafter="mtp")
     seen, drafter = watched(made), made.decoder.drafter
     for number, prompt in enumerate(PROMPTS):
