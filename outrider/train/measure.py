@@ -42,7 +42,7 @@ def measure(
     """(what was measured, what could not be and why). `folders`: label -> saved drafter; `kind`: a `RecipeKind`; `draft`: the
     draft model that its drafter needs beside the folder."""
     prompts = _prompts(held_out, plan.prompts)
-    progress.stage("measuring on held-out prompts", len(folders) * len(plan.temperatures) * len(prompts))
+    progress.stage("measuring on held-out prompts", len(folders) * len(plan.temperatures) * sum(map(len, prompts.values())))
     found: list[HeldOutResult] = []
     notes: list[str] = []
     for label, folder in folders.items():

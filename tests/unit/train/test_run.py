@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from outrider.errors import CheckpointError, ConfigError, NumericalError, OutriderError
+from outrider.lab.progress import Quiet
 from outrider.lab.result import read_result
 from outrider.train import feature_cache
 from outrider.train.config import TrainConfig
@@ -212,3 +215,26 @@ def test_bfloat16_autocast_and_tensorboard(tmp_path: Path) -> None:
 
 def test_measuring_at_a_temperature_of_nearly_zero_is_greedy() -> None:
     assert MeasurePlan(temperatures=(1e-8, 1.0)).temperatures == (0.0, 1.0)
+
+
+class Counted(Quiet):
+    """How many units each stage announces, and how many it does."""
+
+    def __init__(self) -> None:
+        self.announced: dict[str, int] = {}
+        self.done: Counter[str] = Counter()
+        self._name = ""
+
+    def stage(self, name: str, total: int, max_s: float = math.inf) -> None:
+        self._name, self.announced[name] = name, total
+
+    def advance(self, units: int = 1) -> None:
+        self.done[self._name] += units
+
+
+def test_every_stage_does_what_it_announces(tmp_path: Path) -> None:
+    """Catches a stage that counts tasks and advances by prompts: '16 of 4'."""
+    progress = Counted()
+    assert run_training(spec_for(tmp_path, measure=MeasurePlan(prompts=2, temperatures=(0.0, 1.0), max_tokens=4)), progress)
+    assert progress.done == progress.announced
+    assert progress.announced["measuring on held-out prompts"] >= 4
