@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 ABSORBED: set[str] = set()  # names of attention functions that are given latents
+MATRIX = "kv_b_proj"
 
 
 class LatentProduct(nn.Module):
@@ -61,9 +62,14 @@ def _by_head(x: Tensor, weights: Tensor) -> Tensor:
     return torch.bmm(x.flatten(0, 1).transpose(0, 1), weights).transpose(0, 1).unflatten(0, x.shape[:2])
 
 
+def has_latents(part: nn.Module) -> bool:
+    """Whether a part of a model is latent attention that `keep_latents` knows."""
+    return hasattr(type(part), "expand_kv")
+
+
 def keep_latents(module: nn.Module) -> None:
     """Attention functions of ours are given latents by this model's code from now on, if its attention has them."""
-    parts: list[Any] = [part for part in module.modules() if "expand_kv" in dir(type(part))]
+    parts: list[Any] = [part for part in module.modules() if has_latents(part)]
     for part in parts:
         if not isinstance(part.kv_b_proj, LatentProduct) and part.kv_b_proj.bias is None:
             part.kv_b_proj = LatentProduct(part.kv_b_proj, part.qk_nope_head_dim, part.v_head_dim)
@@ -86,7 +92,7 @@ def absorbed(function: Callable[..., Any]) -> Callable[..., Any]:
 def _absorbed(
     function: Callable[..., Any], module: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any, **options: Any
 ) -> Any:
-    product = getattr(module, "kv_b_proj", None)
+    product = getattr(module, MATRIX, None)
     if not isinstance(product, LatentProduct):
         return function(module, query, key, value, *others, **options)
     by_token = query.transpose(1, 2)

@@ -1,7 +1,8 @@
 """A plain checkpoint's linear layers, rounded to blocks of 4 or 8 bits while the model is loaded (`quantise`).
 
 The layouts are GGUF's Q4_1 and Q8_0, 32 inputs sharing a scale. As llama.cpp does, the output layer keeps more bits than the
-rest (8), and so does what chooses experts (all). A table of embeddings stays as it is: a pass reads a few of its rows.
+rest (8), and so do what chooses experts and the matrix of latent attention (all). A table of embeddings stays as it is: a pass
+reads a few of its rows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from outrider.huge_pages import on_huge_pages
 from outrider.lazy import transformers
 from outrider.models.gguf.formats import BLOCK, Q4_ZERO, Q8, ROWS_AT_ONCE, WIDTH, BlockParts, Form, pack_parts
 from outrider.models.gguf.linear import BlockLinear
+from outrider.models.latent import MATRIX, has_latents
 from outrider.models.linear.panel import is_plain, is_transposed, output_major
 from outrider.models.linear.rounding import eight_bits, four_bits
 
@@ -57,7 +59,8 @@ class Rounded:
 
     def note(self, label: str) -> str:
         """What a person should know of such a model, in a line."""
-        left = f"; {self.left} layers stay as they are (experts, or inputs that are no multiple of {BLOCK})" if self.left else ""
+        why = f"experts, {MATRIX} of latents, or inputs that are no multiple of {BLOCK}"
+        left = f"; {self.left} layers stay as they are ({why})" if self.left else ""
         output = "" if self.bits == 8 else ", its output layer to 8"
         return (
             f"'{label}' was rounded to {self.bits} bits on loading (--set quantise){output}: another model than the "
@@ -96,7 +99,7 @@ def layers_to_round(module: Any, bits: int) -> tuple[list[LayerToRound], int]:
                 continue
             form = Q8 if bits == 8 or layer is output else Q4_ZERO
             found = LayerToRound(parent, name, layer, form)
-            if is_plain(layer) and found.shape[1] % BLOCK == 0:
+            if is_plain(layer) and found.shape[1] % BLOCK == 0 and not (name == MATRIX and has_latents(parent)):
                 layers.append(found)
             else:
                 left += 1

@@ -13,6 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outrider.cache import cache_folder
 from outrider.models import latent
 from outrider.models.attention import NAME
+from outrider.models.gguf.formats import Q8, pack_parts
+from outrider.models.gguf.linear import BlockLinear
 from outrider.models.latent import LatentProduct, keep_latents
 from outrider.models.lm import LM
 from outrider.models.loading.load import build_lm
@@ -20,7 +22,7 @@ from outrider.models.loading.memory import kv_bytes_per_token
 from outrider.models.probes.pass_limits import WIDTHS
 from outrider.models.probes.probe import probe_tokens
 from outrider.models.probes.sum_order import linear_samples, same_bits
-from outrider.models.quantised.on_loading import quantise_linears
+from outrider.models.quantised.on_loading import quantise_linears, rounded_parts
 from outrider.runtime.run import use_native_run
 from tests.unit.runtime.families import LATENT, SIZES, make
 
@@ -107,9 +109,12 @@ def test_others_attend_over_heads_as_before() -> None:
 
 
 def test_weights_in_blocks_are_multiplied_from_both_sides() -> None:
-    """Catches a rounded checkpoint that keeps heads, or whose latents are multiplied with other numbers than its blocks hold."""
+    """Catches a quantised checkpoint that keeps heads, or whose latents meet other numbers than its blocks hold."""
     module, ids = plain_model(kv_lora_rank=32), probe_tokens(SIZES["vocab_size"], 9, CPU)
-    quantise_linears(module, 8, "tiny")
+    for layer in module.model.layers:
+        weight = layer.self_attn.kv_b_proj.weight
+        panels = pack_parts(rounded_parts(weight, Q8), Q8)
+        layer.self_attn.kv_b_proj = BlockLinear(panels, Q8, *weight.shape, torch.float32)
     with torch.inference_mode():
         before = module(ids).logits
     lm = build_lm(module, "tiny", torch.float32, CPU)
@@ -117,6 +122,15 @@ def test_weights_in_blocks_are_multiplied_from_both_sides() -> None:
     assert lm.shape.layers[0].values_in_keys
     with torch.inference_mode():
         assert (rows_behind(lm, [ids[0, :1].tolist()], ids) - before).abs().max() < 1e-4 * before.abs().max()
+
+
+def test_rounding_on_loading_leaves_the_matrix() -> None:
+    """Catches numbers that are rounded and then kept as wide as before."""
+    module = plain_model(kv_lora_rank=32)
+    quantise_linears(module, 8, "tiny")
+    kept = [type(layer.self_attn.kv_b_proj) for layer in module.model.layers]
+    assert kept == [nn.Linear] * len(kept)
+    assert isinstance(module.model.layers[0].self_attn.o_proj, BlockLinear)
 
 
 def test_a_product_that_sums_otherwise_at_one_width(monkeypatch: pytest.MonkeyPatch) -> None:
