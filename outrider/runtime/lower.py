@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider.errors import CapabilityError
 from outrider.kv.state_slots import StateShape
+from outrider.models.loading.context import CHANGING_ROPES
 from outrider.models.signals import AFTER_NORM
 from outrider.runtime.blocks import DTYPES, Block, Complex, Folded, Index, Known, NotLoweredError, Unknown
 from outrider.runtime.elementwise import TRUTHS
@@ -29,7 +30,6 @@ from outrider.runtime.record import Recording, is_rotary, record, signals_of
 from outrider.runtime.rules import RULES
 from outrider.runtime.strides import Strided, collapse, dense, reshape
 
-DYNAMIC_ROPES = ("dynamic", "longrope")  # tables that change with the longest position of a pass
 
 
 def lower(module: Any, signals: tuple[int, ...] | None = None) -> Program:
@@ -39,7 +39,7 @@ def lower(module: Any, signals: tuple[int, ...] | None = None) -> Program:
     (rows, tokens, width).
     """
     for part in module.modules():
-        if is_rotary(part) and _rope_types(part) & set(DYNAMIC_ROPES):
+        if is_rotary(part) and _rope_types(part) & set(CHANGING_ROPES):
             raise NotLoweredError("rotary embeddings change with a text's length")
     config = module.config.get_text_config()
     num_layers = config.num_hidden_layers

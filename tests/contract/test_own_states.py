@@ -214,11 +214,13 @@ def test_some_of_a_long_prompt_cannot_be_committed() -> None:
 # ---------------------------------------------------------------- whole texts
 
 PROMPTS = [text_of(length, seed=70 + length) for length in (1, 7, 19)]
+# and the tokens to write
+TEXTS_OF_EACH = [*((name, 100) for name in KINDS), *(pytest.param(name, 200, marks=pytest.mark.nightly) for name in NATIVE)]
 
 
-def written(name: str, drafter: Drafter, gamma: int) -> list[list[int]]:
+def written(name: str, drafter: Drafter, gamma: int, length: int) -> list[list[int]]:
     """What greedy rows of one batch write."""
-    lm, params = subject(name), SamplingParams(max_tokens=100, ignore_eos=True)
+    lm, params = subject(name), SamplingParams(max_tokens=length, ignore_eos=True)
     decoder = Decoder(lm, drafter, VERIFIERS.load("block")(), FixedLength(gamma))
     lm.kv.clear()
     for number, prompt in enumerate(PROMPTS):
@@ -226,13 +228,13 @@ def written(name: str, drafter: Drafter, gamma: int) -> list[list[int]]:
     return [row.output for row in run_to_end(decoder)]
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_greedy_texts(name: str) -> None:
+@pytest.mark.parametrize(("name", "length"), TEXTS_OF_EACH)
+def test_greedy_texts(name: str, length: int) -> None:
     """Catches any of the above that a few passes do not show: a state that drifts."""
-    said = written(name, NoDrafter(), 0)
-    assert written(name, OracleThatErrs(said), GAMMA) == said
+    said = written(name, NoDrafter(), 0, length)
+    assert written(name, OracleThatErrs(said), GAMMA, length) == said
     theirs = make(name).generate(
-        torch.tensor([PROMPTS[1]]), max_new_tokens=100, do_sample=False, eos_token_id=None, pad_token_id=0,
+        torch.tensor([PROMPTS[1]]), max_new_tokens=length, do_sample=False, eos_token_id=None, pad_token_id=0,
         use_cache=name not in STEPS_DIFFER,
     )  # fmt: skip
     assert said[1] == theirs[0, len(PROMPTS[1]) :].tolist()

@@ -215,14 +215,17 @@ def test_trees_are_refused() -> None:
 PROMPTS = [text_of(9, seed=70), text_of(24, seed=71), text_of(1, seed=72)]  # of one token nothing is read before the first pass
 
 
-def length_of(name: str) -> int:
-    """Tokens to write: few where a pass is as many passes as it has tokens."""
-    return 24 if name in ONE_AT_A_TIME | FOR_EACH_TOKEN else 100
+SLOW = ONE_AT_A_TIME | FOR_EACH_TOKEN  # a pass is as many passes as it has tokens
+# and the tokens to write; longer texts of those in FOR_EACH_TOKEN: `test_without_cache.py`
+TEXTS_OF_EACH = [
+    *((name, 24 if name in SLOW else 100) for name in ONE_OF_EACH_KIND),
+    *(pytest.param(name, 200, marks=pytest.mark.nightly) for name in FAMILIES if name not in FOR_EACH_TOKEN),
+]
 
 
-def written(name: str, drafter: Drafter, gamma: int) -> list[list[int]]:
+def written(name: str, drafter: Drafter, gamma: int, length: int) -> list[list[int]]:
     """What greedy rows of one batch write."""
-    lm, params = subject(name), SamplingParams(max_tokens=length_of(name), ignore_eos=True)
+    lm, params = subject(name), SamplingParams(max_tokens=length, ignore_eos=True)
     decoder = Decoder(lm, drafter, VERIFIERS.load("block")(), FixedLength(gamma))
     while lm.kv.num_rows:
         lm.kv.swap_remove(0)
@@ -231,22 +234,22 @@ def written(name: str, drafter: Drafter, gamma: int) -> list[list[int]]:
     return [row.output for row in run_to_end(decoder)]
 
 
-def generated(name: str, prompt: list[int]) -> list[int]:
+def generated(name: str, prompt: list[int], length: int) -> list[int]:
     """What transformers' `generate` writes with a model that has seen nothing else (RecurrentGemma's remembers)."""
     options = {"use_mems": False} if name == "xlnet" else {"use_cache": name not in READ_ANEW}
     found = make(name).generate(
-        torch.tensor([prompt]), max_new_tokens=length_of(name), do_sample=False, eos_token_id=None, pad_token_id=0, **options
+        torch.tensor([prompt]), max_new_tokens=length, do_sample=False, eos_token_id=None, pad_token_id=0, **options
     )
     return found[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("name", EACH)
-def test_greedy_texts(name: str) -> None:
+@pytest.mark.parametrize(("name", "length"), TEXTS_OF_EACH)
+def test_greedy_texts(name: str, length: int) -> None:
     """Catches any of the above that a few passes do not show: a window that is full, a state that drifts."""
-    alone = written(name, NoDrafter(), 0)
-    compare_texts(name, written(name, OracleThatErrs(alone), GAMMA), alone)
+    alone = written(name, NoDrafter(), 0, length)
+    compare_texts(name, written(name, OracleThatErrs(alone), GAMMA, length), alone)
     if name not in NOT_ALONE:
-        compare_texts(name, alone[:2], [generated(name, prompt) for prompt in PROMPTS[:2]])
+        compare_texts(name, alone[:2], [generated(name, prompt, length) for prompt in PROMPTS[:2]])
 
 
 def compare_texts(name: str, found: list[list[int]], expected: list[list[int]]) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from outrider.errors import ConfigError
 
+CHANGING_ROPES = ("dynamic", "longrope")  # whose frequencies change with the longest position of a pass
 UNKNOWN_CONTEXT = 1 << 20  # tokens, for a config that names no limit
 
 
@@ -19,10 +22,29 @@ def context_length(config: Any) -> int:
     context, which would make cached keys depend on the pass that wrote them: they are held to the original context."""
     longest = _named(config)
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        original = rope.get("original_max_position_embeddings")
-        longest = min(longest, original or getattr(config, "original_max_position_embeddings", None) or longest)
+    for one in [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]:  # of all layers, or of each kind
+        if one.get("rope_type") == "longrope":
+            original = one.get("original_max_position_embeddings")
+            longest = min(longest, original or getattr(config, "original_max_position_embeddings", None) or longest)
     return longest
+
+
+def hold_positions(module: nn.Module) -> None:
+    """Keep the frequencies of rotary embeddings as they are.
+
+    Code of the kinds `dynamic` and `longrope` makes others of a pass that goes beyond the context of `context_length`, which no
+    row does. It looks at its longest position for that; from now on it does not, so a table may be made of all positions at once.
+    """
+    for part in module.modules():
+        kinds: Any = getattr(part, "rope_type", None)
+        if isinstance(kinds, dict):
+            part.rope_type = {layer: _steady(kind) for layer, kind in kinds.items()}  # type: ignore[assignment]
+        elif isinstance(kinds, str):
+            part.rope_type = _steady(kinds)  # type: ignore[assignment]
+
+
+def _steady(kind: str) -> str:
+    return "default" if kind in CHANGING_ROPES else kind
 
 
 def _named(config: Any) -> int:

@@ -31,7 +31,7 @@ from outrider.models.linear.pack import can_pack, has_fast_bf16, pack_linears, p
 from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import about_base, adapter_in
-from outrider.models.loading.context import context_length
+from outrider.models.loading.context import context_length, hold_positions
 from outrider.models.loading.multimodal import auto_classes, text_part
 from outrider.models.loading.older_code import hand_over
 from outrider.models.loading.own_code import refuse_untrusted
@@ -303,6 +303,7 @@ def build_lm(
             "runs language models of one."
         )
     hand_over(module)
+    hold_positions(module)
     if kernels is not None and any(True for _ in block_layers(module)):
         kernels(module)
     if known is not None:

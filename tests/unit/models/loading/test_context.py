@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from outrider.cli import app
 from outrider.engine.engine import make_engine
@@ -16,7 +17,7 @@ from outrider.lab.runner import Runner
 from outrider.llm import LLM
 from outrider.options import Options
 from outrider.sampling.params import SamplingParams
-from tests.contract.test_architectures import HELD, REACH, make_module
+from tests.contract.test_architectures import GROUPED, HELD, REACH, VOCAB, make_module
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
 
 QUIET: dict[str, Any] = {"runtime": "eager", "dtype": "float32"}
@@ -76,6 +77,38 @@ def test_long_rope_is_said(tmp_path: Path) -> None:
     llm = LLM(folder, drafter="none", **QUIET)
     held = f"'{folder}' holds 32 tokens here, not the 128 of its config"
     assert f"{held}: its positions beyond are scaled by LongRoPE" in llm.notes[0]
+
+
+LONG_ROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [4.0, 5.0, 6.0, 7.0],
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+CHANGING = {
+    "phi3": ("Phi3", {"original_max_position_embeddings": 64, "rope_parameters": {  # as Phi-4 mini
+        **LONG_ROPE, "short_factor": [1.0, 1.5, 2.0], "long_factor": [4.0, 5.0, 6.0], "partial_rotary_factor": 0.75}}),
+    "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}}),
+    "by kind": ("Gemma3", {"head_dim": 8, "layer_types": ["full_attention"] * 2, "rope_parameters": {
+        "full_attention": LONG_ROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_positions_that_would_change_beyond_the_context_run_natively_within(name: str, tmp_path: Path) -> None:
+    """Catches tables of the other factors, which transformers' code makes once it is asked for one position too many."""
+    family, options = CHANGING[name]
+    longest = 64 if name == "dynamic" else 256
+    module: Any = make_module(family, {**GROUPED, "num_hidden_layers": 2, "max_position_embeddings": longest, **options})
+    folder = save_checkpoint(tmp_path, module, word_tokenizer(VOCAB))
+    llm = LLM(folder, drafter="ngram", dtype="float32", threads=1)
+    assert llm.config["runtime"] == "native"
+    assert llm.config["max_model_len"] == 64
+    assert llm.config["exact"] is True
+    prompt = [5, 6, 7, 8, 5, 6, 7]
+    found = llm.generate([prompt], SamplingParams(max_tokens=57, ignore_eos=True))[0].token_ids
+    expected = module.generate(torch.tensor([prompt]), max_new_tokens=57, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert found == expected[0, len(prompt) :].tolist()
+    again = LLM(folder, drafter="none", dtype="float32", threads=1)  # from what the first start kept
+    assert again.generate([prompt], SamplingParams(max_tokens=57, ignore_eos=True))[0].token_ids == found
 
 
 def test_a_draft_with_a_shorter_context_says_so_once(target: Path, draft: Path) -> None:
