@@ -31,7 +31,6 @@ from outrider.runtime.rules import RULES
 from outrider.runtime.strides import Strided, collapse, dense, reshape
 
 
-
 def lower(module: Any, signals: tuple[int, ...] | None = None) -> Program:
     """The program of one pass of `module`, whose linear layers are still plain. Raises NotLoweredError naming the obstacle.
 

@@ -35,7 +35,7 @@ from outrider.models.loading.context import context_length, hold_positions
 from outrider.models.loading.multimodal import auto_classes, text_part
 from outrider.models.loading.older_code import hand_over
 from outrider.models.loading.own_code import refuse_untrusted
-from outrider.models.loading.unsupported import OwnCacheNeededError, refuse_other_caches
+from outrider.models.loading.unsupported import OwnCacheNeededError, refuse_both_directions, refuse_other_caches
 from outrider.models.probes.pass_limits import find_pass_limits
 from outrider.models.probes.probe import AttentionCall, check_against_plain, find_layers
 from outrider.models.quantised.checkpoint import how_quantised, is_widened, quantisation_of, to_one_dtype, widen_on_cpu
@@ -302,6 +302,7 @@ def build_lm(
             f"{name} ({module.config.model_type}) is made of several decoders (its config has no num_hidden_layers); Outrider "
             "runs language models of one."
         )
+    refuse_both_directions(module, name)
     hand_over(module)
     hold_positions(module)
     if kernels is not None and any(True for _ in block_layers(module)):

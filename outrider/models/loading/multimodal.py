@@ -9,6 +9,8 @@ from torch import nn
 
 from outrider.errors import CapabilityError
 from outrider.lazy import transformers
+from outrider.models.probes.probe import difference, probe_tokens, tolerance
+from outrider.models.quantised.scheme import has_experts
 
 
 def auto_classes(config: Any) -> list[Any]:
@@ -33,7 +35,8 @@ def text_part(module: Any) -> Any:
     """
     if module.config.get_text_config() is module.config:
         return module
-    return _alone(module) or _without_other_senses(module)
+    alone = _alone(module)
+    return alone if alone is not None and _has_its_logits(alone, module) else _without_other_senses(module)
 
 
 def _alone(module: Any) -> Any | None:
@@ -52,6 +55,18 @@ def _alone(module: Any) -> Any | None:
     if text.eos_token_id is None:
         text.eos_token_id = module.config.eos_token_id
     return alone.eval()
+
+
+@torch.inference_mode()
+def _has_its_logits(alone: Any, module: Any) -> bool:
+    """Whether a language model has the logits of the model that it is a part of, which may not scale them (Aya Vision)."""
+    tokens = probe_tokens(alone.config.vocab_size, 8, next(module.parameters()).device)
+    try:
+        whole = module(input_ids=tokens, use_cache=False).logits
+    except Exception:  # noqa: BLE001  code that takes no text without a picture
+        return True
+    own, dtype = alone(input_ids=tokens, use_cache=False).logits, alone.lm_head.weight.dtype
+    return difference(own, whole, dtype, picks_experts=has_experts(alone.config)) <= tolerance(dtype)
 
 
 @torch.inference_mode()

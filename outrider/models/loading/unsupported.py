@@ -28,6 +28,15 @@ class OwnCacheNeededError(CapabilityError):
     """Our cache cannot serve the model; the message is a clause that says why."""
 
 
+def refuse_both_directions(module: Any, name: str) -> None:
+    """Raise CapabilityError for a model whose config lets tokens of a prompt attend to later ones (PaliGemma's)."""
+    if getattr(module.config.get_text_config(), "use_bidirectional_attention", None) in (True, "all"):
+        raise CapabilityError(
+            f"{name} ({module.config.model_type}): tokens of a prompt also attend to later ones (use_bidirectional_attention in "
+            "its config), which no cache of Outrider's does. A decoder of one direction is needed."
+        )
+
+
 def refuse_other_caches(module: Any) -> None:
     """Raise OwnCacheNeededError where transformers' own cache keeps more of a layer than keys and values.
 
