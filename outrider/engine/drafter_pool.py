@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from outrider.admission import checked_prediction
@@ -15,6 +15,7 @@ from outrider.engine.draft_prefill import DraftPrefill
 from outrider.engine.drafter_mux import FOLLOWER, DrafterMux
 from outrider.engine.request import Request
 from outrider.errors import CapabilityError, ConfigError, did_you_mean
+from outrider.kv import KVCache
 from outrider.parts import Parts, choose_parts
 from outrider.rows import Row, RowVerifier
 from outrider.settings import parse_settings
@@ -54,10 +55,17 @@ class DrafterPool:
         return dict(self._parts)
 
     def kv_bytes_per_token(self, drafter: Drafter) -> int:
-        """Bytes per token of target, draft model and whatever else drafters keep of a text."""
+        """Bytes of a token that all layers hold: of target, draft model and whatever else drafters keep of a text."""
+        return sum(cache.bytes_per_token for cache in self._caches(drafter))
+
+    def kv_slot_bytes(self, drafter: Drafter, capacity: int) -> int:
+        """Bytes of a row's slots of this capacity, likewise."""
+        return sum(cache.slot_bytes(capacity) for cache in self._caches(drafter))
+
+    def _caches(self, drafter: Drafter) -> Iterable[KVCache]:
         models = (self._models.target, self._models.draft)
         caches = [*(model.lm.kv for model in models if model is not None), *drafter.text_caches]
-        return sum({id(cache): cache.bytes_per_token for cache in caches}.values())
+        return {id(cache): cache for cache in caches}.values()
 
     def build(self, control: Control | None = None) -> Built:
         """A decoder as new; with `control`, and what it has learned, where there is one."""

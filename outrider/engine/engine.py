@@ -196,7 +196,7 @@ class Engine:
         mailbox, scheduler, pool = self._mailbox, self._scheduler, self._scheduler.pool
         return EngineSnapshot(
             running=len(self._batch), waiting=self._num_waiting(), prefilling=len(scheduler.prefiller),
-            kv_tokens=sum(self._batch.kv.lengths), kv_capacity=scheduler.kv_budget.positions,
+            kv_tokens=scheduler.kv_budget.used, kv_capacity=scheduler.kv_budget.positions,
             prefix_pages=pool.used, prefix_capacity=pool.num_pages, prefix_queries=pool.queries, prefix_hits=pool.hits,
             preemptions=scheduler.preemptions, steps=self._loop.steps, draining=mailbox.draining or mailbox.stopping,
             failed=mailbox.failed,

@@ -134,7 +134,7 @@ class EngineLoop:
                 rows=len(done.requests), waiting=len(scheduler.waiting), asked=facts.asked, drafted=facts.drafted,
                 accepted=facts.accepted, rejected=facts.rejected, emitted=done.taken,
                 drafters=[active.drafter for active in done.requests], seconds=done.seconds,
-                kv_tokens=sum(scheduler.batch.kv.lengths), kv_capacity=scheduler.kv_budget.positions,
+                kv_tokens=scheduler.kv_budget.used, kv_capacity=scheduler.kv_budget.positions,
             )
         )  # fmt: skip
 

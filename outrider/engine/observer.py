@@ -21,7 +21,7 @@ class StepReport:
     emitted: list[int]
     drafters: list[str]  # per row
     seconds: dict[str, float]  # draft, target, verify, other: of the whole step
-    kv_tokens: int  # committed positions of running rows
+    kv_tokens: int  # committed positions of running rows; layers with windows count those they hold
     kv_capacity: int  # positions there is memory for
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 from outrider.engine.batch import Batch
@@ -77,23 +78,33 @@ class KVBudget:
     A cache is (slots x positions per slot), the same length for all, and grows in steps; so what a row costs depends on its
     neighbours. All questions are answered by asking the cache what it would become.
 
-    `positions`: how many there is memory for, in the batch and in prompts being read together. Raises ConfigError where not
-    even one request would fit: it would wait for ever.
+    `positions`: how many there is memory for, in the batch and in prompts being read together, if all layers hold them. `cost`:
+    positions that a slot of some capacity takes as much memory as; fewer, where layers with windows forget. `context`: tokens of
+    the longest text. Raises ConfigError where not even one request would fit: it would wait for ever.
     """
 
-    def __init__(self, positions: int, batch: KVCache, prompts: KVCache) -> None:
+    def __init__(
+        self, positions: int, batch: KVCache, prompts: KVCache, cost: Callable[[int], int] = int, context: int | None = None
+    ) -> None:
         if positions < MIN_POSITIONS:
             raise ConfigError(
                 f"kv_memory is too small: beside kept prefixes it holds {positions} tokens, and one request takes "
                 f"{MIN_POSITIONS}; raise kv_memory, or lower prefix_share"
             )
         self.positions = positions
-        self._batch, self._prompts = batch, prompts
+        self._batch, self._prompts, self._cost = batch, prompts, cost
+        self._context = positions if context is None else context + MARGIN + BLOCK
 
     @property
     def longest(self) -> int:
         """Tokens that a row alone may grow to: once while its prompt is read, once in the batch."""
-        return max(self.positions // 2 // BLOCK * BLOCK, BLOCK)
+        lengths = range(BLOCK, max(self._context, BLOCK) + 1, BLOCK)
+        return BLOCK * max(1, bisect_right(lengths, self.positions // 2, key=self._cost))
+
+    @property
+    def used(self) -> int:
+        """Positions that the batch's texts take as much memory as."""
+        return sum(map(self._cost, self._batch.lengths))
 
     def has_row(self, length: int, reading: int) -> bool:
         """Whether one more row fits into the batch beside those that are being read.
@@ -119,7 +130,7 @@ class KVBudget:
         return True
 
     def _total(self, batch: tuple[int, int], prompts: tuple[int, int]) -> int:
-        return batch[0] * batch[1] + prompts[0] * prompts[1]
+        return batch[0] * self._cost(batch[1]) + prompts[0] * self._cost(prompts[1])
 
 
 def _tight(cache: KVCache, rows: int, length: int) -> tuple[int, int]:
@@ -139,11 +150,15 @@ class Scheduler:
         self.batch = Batch(drafter_pool, heartbeat)
         target = self.batch.built.target.lm
         drafter = self.batch.decoder.drafter
-        positions = settings.kv_bytes(available_memory(target.device)) // max(1, drafter_pool.kv_bytes_per_token(drafter))
+        self._drafter_pool, self._token_bytes = drafter_pool, max(1, drafter_pool.kv_bytes_per_token(drafter))
+        positions = settings.kv_bytes(available_memory(target.device)) // self._token_bytes
         self.pool = make_pool(target, int(positions * settings.prefix_share))
         self.drafts = DraftPages(drafter.text_caches, self.pool.num_pages * self.pool.page)
         self.prefiller = Prefiller(target, self.pool, self.drafts, drafter.signals)
-        self.kv_budget = KVBudget(positions - self.pool.num_pages * self.pool.page, target.kv, self.prefiller.lm.kv)
+        self.kv_budget = KVBudget(
+            positions - self.pool.num_pages * self.pool.page, target.kv, self.prefiller.lm.kv,
+            self._cost, self.batch.built.context,
+        )  # fmt: skip
         self.waiting: WaitingQueue[ActiveRequest] = WaitingQueue()
         self.preemptions = 0
 
@@ -156,6 +171,10 @@ class Scheduler:
     def longest(self) -> int:
         """Tokens of a request, prompt and answer, that there is memory for."""
         return self.kv_budget.longest - MARGIN
+
+    def _cost(self, capacity: int) -> int:
+        """Positions of all layers that a row's slots of this capacity take as much memory as."""
+        return -(-self._drafter_pool.kv_slot_bytes(self.batch.decoder.drafter, capacity) // self._token_bytes)
 
     # ---------------------------------------------------------------- joining
 

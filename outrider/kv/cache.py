@@ -9,6 +9,13 @@ So forgetting a rejected draft is free, and keeping a chain is an addition; only
 by swap-remove: the last row moves into the hole, exactly as in every other per-row state (`Rows`, drafters), so that
 indices agree everywhere. Capacity grows by doubling in multiples of `BLOCK`, the key block of the attention kernel: with
 whole blocks only, a query's arithmetic does not depend on how much room lies behind it.
+
+Layers with a window read the last positions alone. Their slots are short and hold a row from its base on, a whole block:
+
+    slot b   [ bases[b] .. firsts[b] )[ held: firsts[b] .. lengths[b] )[ the pass being scored )[ unused )
+
+A row whose next pass would not fit moves to the front of its slot (`make_room`). It holds `KEPT_BACK` tokens more than windows
+reach, so that many may be taken back; a row that is cut further is forgotten, and its tokens must be fed again.
 """
 
 from __future__ import annotations
@@ -26,6 +33,16 @@ from torch import Tensor
 from outrider.huge_pages import CHUNK, zeros_on_huge_pages
 
 BLOCK = 512  # positions; torch's CPU flash attention walks the keys in blocks of this size
+KEPT_BACK = 64  # committed tokens that can be taken back where windows have passed on
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """A row outside its cache: keys and values of `length` tokens, in layers with windows those from `first` on."""
+
+    length: int
+    first: int
+    parts: list[Tensor]
 
 
 @dataclass(frozen=True)
@@ -36,6 +53,7 @@ class LayerShape:
     key_size: int
     value_size: int
     values_in_keys: bool = False  # the first numbers of a key are its value, which is not stored beside it
+    window: int | None = None  # positions that a token sees, its own included; None: all
 
     @property
     def stored_value_size(self) -> int:
@@ -50,14 +68,19 @@ class KVCache:
     """
 
     by_position = True  # what a token left can be read, put and left out by itself; not so in `states.py`
+    window: int | None = None  # the widest of all layers; None where no layer has one
 
     def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device | str) -> None:
         self.layers = list(layers)
         self.dtype = dtype
         self.device = torch.device(device)
+        self.window = max((shape.window for shape in self.layers if shape.window is not None), default=None)
         self.lengths: list[int] = []  # committed positions per row
+        self.bases: list[int] = []  # per row the position that comes first in slots of layers with windows
+        self.firsts: list[int] = []  # and the first one that they hold
         self.keys: list[Tensor] = []  # per layer (slots, capacity, num_kv_heads, key_size)
         self.values: list[Tensor] = []  # per layer (slots, capacity, num_kv_heads, stored_value_size)
+        self._capacity = self._window_capacity = 0
         self._allocate(num_slots=1, capacity=BLOCK)
 
     @property
@@ -71,16 +94,38 @@ class KVCache:
     @property
     def capacity(self) -> int:
         """Positions per slot."""
-        return self.keys[0].shape[1]
+        return self._capacity
+
+    @property
+    def window_capacity(self) -> int:
+        """Positions per slot in layers with windows."""
+        return self._window_capacity
+
+    @property
+    def is_short(self) -> bool:
+        """Whether layers with windows lie otherwise than the others."""
+        return self.window is not None and (self.window_capacity != self.capacity or any(self.bases))
 
     @property
     def bytes_per_token(self) -> int:
-        per_position = sum(s.num_kv_heads * (s.key_size + s.stored_value_size) for s in self.layers)
-        return per_position * self.dtype.itemsize
+        """Bytes of a token that every layer holds."""
+        return self._bytes_of(self.layers)
 
     @property
     def allocated_bytes(self) -> int:
-        return self.bytes_per_token * self.num_slots * self.capacity
+        return self.num_slots * self.slot_bytes(self.capacity)
+
+    def slot_bytes(self, capacity: int) -> int:
+        """Bytes of a slot of this capacity."""
+        return self.bytes_per_token * capacity - self._saved_bytes(capacity)
+
+    def _saved_bytes(self, capacity: int) -> int:
+        """Bytes that windows save of such a slot."""
+        windowed = [shape for shape in self.layers if shape.window is not None]
+        return self._bytes_of(windowed) * max(0, capacity - self._window_room(capacity)) if windowed else 0
+
+    def _bytes_of(self, layers: Sequence[LayerShape]) -> int:
+        return sum(s.num_kv_heads * (s.key_size + s.stored_value_size) for s in layers) * self.dtype.itemsize
 
     def reserve(self, num_rows: int, num_tokens: int) -> None:
         """Make room for this many rows and positions; contents are preserved. Costs a copy only when it has to grow."""
@@ -101,33 +146,66 @@ class KVCache:
         """Give memory back, down to this size. Raises ValueError when rows or positions in use would be lost."""
         if num_slots < max(self.num_rows, 1) or capacity < max([BLOCK, *self.lengths]) or capacity % BLOCK:
             raise ValueError(f"{self.num_rows} rows, lengths {self.lengths}, do not fit into {num_slots} x {capacity} positions")
+        self._capacity, self._window_capacity = capacity, min(self._window_capacity, capacity)
         for stores in (self.keys, self.values):
             for layer, store in enumerate(stores):
-                stores[layer] = store[:num_slots, :capacity].clone()
+                stores[layer] = store[:num_slots, : self._capacity_of(layer)].clone()
+
+    def make_room(self, first_row: int, num_rows: int, width: int) -> None:
+        """Before a pass of `width` tokens over these rows: room for them in layers with windows."""
+        lengths = self.lengths[first_row : first_row + num_rows]
+        self.slide(first_row, lengths, lengths, width)
+
+    def slide(self, first_row: int, committed: Sequence[int], lengths: Sequence[int], width: int) -> None:
+        """Forget what windows no longer reach from what is `committed`, where a pass behind `lengths` needs the room."""
+        if self.window is None:
+            return
+        for row, (kept, length) in enumerate(zip(committed, lengths, strict=True), first_row):
+            before = self.bases[row]
+            if length + width - before <= self.window_capacity:
+                continue
+            base = max(before, (kept - self.window - KEPT_BACK) // BLOCK * BLOCK)
+            held = max(0, length - base)
+            for store in self._windowed_stores() if held and base > before else ():
+                store[row, :held] = store[row, base - before : length - before].clone()
+            self._set_base(row, base, max(base, self.firsts[row]))
+            if length + width - base > self.window_capacity:
+                self._allocate(self.num_slots, self.capacity, _round_up(length + width - base, BLOCK))
+
+    def _set_base(self, row: int, base: int, first: int) -> None:
+        self.bases[row], self.firsts[row] = base, first
 
     def add_row(self) -> int:
         """A new empty row at the end of the batch; returns its index."""
         self.reserve(self.num_rows + 1, 0)
         self.lengths.append(0)
+        self.bases.append(0)
+        self.firsts.append(0)
         return self.num_rows - 1
 
     def swap_remove(self, row: int) -> None:
         """Drop a row; the last row takes its place."""
         last = self.num_rows - 1
         if row != last:
-            length = self.lengths[last]
-            for store in (*self.keys, *self.values):
-                store[row, :length] = store[last, :length]
+            for store, begin in zip((*self.keys, *self.values), self.begins(last), strict=True):
+                store[row, : self.lengths[last] - begin] = store[last, : self.lengths[last] - begin]
             self.lengths[row] = self.lengths[last]
-        self.lengths.pop()
+            self._set_base(row, self.bases[last], self.firsts[last])
+        for each in (self.lengths, self.bases, self.firsts):
+            each.pop()
 
     def advance(self, row: int, count: int) -> None:
         """Commit the next `count` positions of a row, as the last pass wrote them."""
         self.lengths[row] += count
 
     def truncate(self, row: int, length: int) -> None:
-        """Forget everything from position `length` on."""
+        """Forget everything from position `length` on, and more where a window before it is gone: the caller then feeds what the
+        cache lacks."""
+        if length < self.lengths[row] and self.window is not None and 0 < self.firsts[row] > length - self.window:
+            length = 0
         self.lengths[row] = min(self.lengths[row], length)
+        if self.window is not None and not self.lengths[row]:
+            self._set_base(row, 0, 0)
 
     def keep(self, row: int, path: Sequence[int]) -> None:
         """Commit nodes of the pass just scored, given by their offsets in it (0 = the pending token), in path order.
@@ -140,9 +218,9 @@ class KVCache:
             self._move(row, start, first, path)
         elif first is not None:
             source = torch.tensor([start + offset for offset in path[first:]], device=self.device)
-            for store in (*self.keys, *self.values):
-                line = store[row]
-                line[start + first : start + len(path)] = line.index_select(0, source)  # copies first: overlap is safe
+            for store, begin in zip((*self.keys, *self.values), self.begins(row), strict=True):
+                line = store[row]  # index_select copies first: overlap is safe
+                line[start + first - begin : start + len(path) - begin] = line.index_select(0, source - begin)
         self.lengths[row] += len(path)
 
     def _move(self, row: int, start: int, first: int, path: Sequence[int]) -> None:
@@ -153,45 +231,67 @@ class KVCache:
                 runs[-1][2] += 1
             else:
                 runs.append([number, offset, 1])
-        for store in (store for store in (*self.keys, *self.values) if store.numel()):
+        for store, begin in zip((*self.keys, *self.values), self.begins(row), strict=True):
+            if not store.numel():
+                continue
             size = store.stride(1) * store.itemsize
-            begin = store.data_ptr() + store.stride(0) * store.itemsize * row + start * size
+            at = store.data_ptr() + store.stride(0) * store.itemsize * row + (start - begin) * size
             for to, origin, count in runs:
-                ctypes.memmove(begin + to * size, begin + origin * size, count * size)
+                ctypes.memmove(at + to * size, at + origin * size, count * size)
 
     def read(self, row: int, start: int, end: int) -> list[Tensor]:
         """Copies (end - start, KV heads, size) of committed positions: keys of every layer, then values."""
-        return [store[row, start:end].clone() for store in (*self.keys, *self.values)]
+        assert not self.firsts[row] > start, f"row {row} holds no positions before {self.firsts[row]} in layers with windows"
+        return self._copies(row, [start] * len(self.layers), end)
 
     @torch.inference_mode()
     def put(self, row: int, start: int, parts: Sequence[Tensor]) -> None:
-        """Commit positions start .. start + n of a row that holds `start`, as `read` gave them elsewhere."""
-        assert self.lengths[row] == start, f"row {row} holds {self.lengths[row]} positions, not {start}"
+        """Commit positions start .. start + n of a row that holds `start`, as `read` gave them elsewhere. Layers with windows
+        keep the last ones."""
         count = parts[0].shape[0]
-        self.reserve(self.num_rows, start + count)
-        for store, part in zip((*self.keys, *self.values), parts, strict=True):
-            store[row, start : start + count] = part
-        self.lengths[row] = start + count
+        self._put(row, start, start + count, parts)
+        if self.window is not None:
+            self._set_base(row, self.bases[row], max(self.firsts[row], start + count - self.window - KEPT_BACK))
+
+    def _copies(self, row: int, starts: Sequence[int], end: int) -> list[Tensor]:
+        """Copies of positions from `starts`, by layer, to `end`."""
+        stores = zip((*self.keys, *self.values), (*starts, *starts), self.begins(row), strict=True)
+        return [store[row, start - begin : end - begin].clone() for store, start, begin in stores]
+
+    def _put(self, row: int, start: int, end: int, parts: Sequence[Tensor]) -> None:
+        """Commits positions up to `end`, of which each layer gets the last ones."""
+        assert self.lengths[row] == start, f"row {row} holds {self.lengths[row]} positions, not {start}"
+        self.reserve(self.num_rows, end)
+        self.slide(row, [end], [start], end - start)
+        for store, part, begin in zip((*self.keys, *self.values), parts, self.begins(row), strict=True):
+            count = min(part.shape[0], end - begin)
+            store[row, end - begin - count : end - begin] = part[part.shape[0] - count :]
+        self.lengths[row] = end
 
     def pack(self, row: int) -> Any:
         """All that a row holds, for `unpack` elsewhere; it stays here, too."""
-        return self.read(row, 0, self.lengths[row])
+        starts = [0 if shape.window is None else self.firsts[row] for shape in self.layers]
+        return PackedRow(self.lengths[row], self.firsts[row], self._copies(row, starts, self.lengths[row]))
 
+    @torch.inference_mode()
     def unpack(self, row: int, packed: Any) -> None:
         """An empty row becomes what `pack` made elsewhere, which may be unpacked again."""
-        self.put(row, 0, packed)
+        self._put(row, 0, packed.length, packed.parts)
+        self._set_base(row, self.bases[row], max(self.bases[row], packed.first))
 
     def clear(self) -> None:
         """No rows, and nothing of them in memory that passes read."""
-        self.lengths.clear()
+        for each in (self.lengths, self.bases, self.firsts):
+            each.clear()
         self.scrub()
 
     def scrub(self) -> None:
         """Zero everything that is not committed. After a pass that made NaN: a masked position still enters products."""
+        for row, length in enumerate(self.lengths):
+            for store, begin in zip((*self.keys, *self.values), self.begins(row), strict=True):
+                store[row, length - begin :] = 0
         for store in (*self.keys, *self.values):
             store[self.num_rows :] = 0
-            for row, length in enumerate(self.lengths):
-                store[row, length:] = 0
 
     def first_broken_layer(self) -> int | None:
         """The first layer with a NaN or infinite key or value anywhere; None when all are finite. For error messages."""
@@ -206,17 +306,37 @@ class KVCache:
         assert self.capacity % BLOCK == 0, f"capacity {self.capacity} is no multiple of {BLOCK}"
         for row, length in enumerate(self.lengths):
             assert 0 <= length <= self.capacity, f"row {row}: length {length} outside [0, {self.capacity}]"
-        for shape, key, value in zip(self.layers, self.keys, self.values, strict=True):
-            expected = (self.num_slots, self.capacity, shape.num_kv_heads)
+            base, first = self.bases[row], self.firsts[row]
+            assert base % BLOCK == 0 <= base <= first <= length, f"row {row}: holds {first} .. {length} behind base {base}"
+            assert self.window is None or length - base <= self.window_capacity, f"row {row}: {length - base} positions are held"
+        for layer, (shape, key, value) in enumerate(zip(self.layers, self.keys, self.values, strict=True)):
+            expected = (self.num_slots, self._capacity_of(layer), shape.num_kv_heads)
             assert key.shape == (*expected, shape.key_size), f"keys are {tuple(key.shape)}"
             assert value.shape == (*expected, shape.stored_value_size), f"values are {tuple(value.shape)}"
 
+    def _windowed_stores(self) -> list[Tensor]:
+        windows = [shape.window for shape in self.layers] * 2
+        return [store for store, window in zip((*self.keys, *self.values), windows, strict=True) if window is not None]
+
+    def begins(self, row: int) -> list[int]:
+        """The position of a row that comes first in its slot, of the keys of every layer, then the values."""
+        return [0 if shape.window is None else self.bases[row] for shape in self.layers] * 2
+
+    def _capacity_of(self, layer: int) -> int:
+        return self.capacity if self.layers[layer].window is None else self.window_capacity
+
+    def _window_room(self, capacity: int) -> int:
+        """Positions of a slot of this capacity in layers with windows: what they hold, up to a block before it, and passes."""
+        return max(self._window_capacity, min(capacity, _round_up((self.window or 0) + KEPT_BACK + BLOCK, BLOCK)))
+
     @torch.inference_mode(False)  # ordinary tensors, wherever growth happens: rows also leave outside inference mode
-    def _allocate(self, num_slots: int, capacity: int) -> None:
+    def _allocate(self, num_slots: int, capacity: int, window_capacity: int = 0) -> None:
         # Zeros, not empty: masked positions still enter a product with weight 0, and 0 * NaN would be NaN.
+        self._capacity, self._window_capacity = capacity, max(window_capacity, self._window_room(capacity))
         heads = [shape.num_kv_heads for shape in self.layers] * 2
         sizes = [*(shape.key_size for shape in self.layers), *(shape.stored_value_size for shape in self.layers)]
-        shapes = [(num_slots, capacity, count, size) for count, size in zip(heads, sizes, strict=True)]
+        rooms = [self._capacity_of(layer) for layer in range(len(self.layers))] * 2
+        shapes = [(num_slots, room, count, size) for room, count, size in zip(rooms, heads, sizes, strict=True)]
         old, stores = [*self.keys, *self.values], list[Tensor]()
         self.keys, self.values = [], []
         while len(stores) < len(shapes):  # a few at a time, so that old memory is given back as new memory is taken

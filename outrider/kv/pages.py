@@ -8,6 +8,9 @@ row's arithmetic apart from its neighbours'. So pages are copied into a row when
 copies at memory speed for each reused token, against a pass through the model. A page is found by the tokens themselves,
 not by a hash, and only by tokens that were returned (never by a rejected draft's).
 
+Layers with windows have lost the beginning of a long row (`cache.py`); pages that are saved then hold zeros of these layers. So a
+text goes on only where the last pages, as many as windows reach, are whole. Those of a prompt are: it is saved chunk by chunk.
+
 Least recently used leaves go first when all pages are taken. Idea of the tree: RadixAttention (Zheng et al. 2312.07104).
 """
 
@@ -20,7 +23,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outrider.kv.cache import KVCache, LayerShape
+from outrider.kv.cache import KEPT_BACK, KVCache, LayerShape
 
 
 @dataclass(eq=False)
@@ -30,6 +33,7 @@ class _Page:
     parent: _Page | None
     tokens: tuple[int, ...]
     index: int
+    is_whole: bool  # layers with windows have it, too
     children: dict[tuple[int, ...], _Page] = field(default_factory=dict)
 
 
@@ -43,6 +47,8 @@ class PagePool:
         self.num_pages = num_pages
         self._device = torch.device(device)
         self.queries = self.hits = 0  # prompt tokens looked up, and found
+        self._windowed = [shape.window is not None for shape in layers] * 2  # of each store
+        self._held = max((shape.window + KEPT_BACK for shape in layers if shape.window is not None), default=0)
         sizes = [(s.num_kv_heads, s.key_size) for s in layers] + [(s.num_kv_heads, s.stored_value_size) for s in layers]
         self._stores = [torch.empty(num_pages, page, heads, size, dtype=dtype, device=device) for heads, size in sizes]
         self.clear()
@@ -54,11 +60,11 @@ class PagePool:
 
     def known(self, tokens: Sequence[int]) -> int:
         """Tokens that `load` would fill in."""
-        return len(self._match(tokens)) * self.page
+        return len(self._usable(tokens)) * self.page
 
     def load(self, tokens: Sequence[int], cache: KVCache, row: int, max_length: int | None = None) -> int:
         """Fill an empty row with the longest known beginning of `tokens`, at most `max_length`; returns its number of tokens."""
-        path = self._match(tokens[:max_length])
+        path = self._usable(tokens[:max_length])
         self._touch(path)
         self.queries += len(tokens)
         self.hits += len(path) * self.page
@@ -68,7 +74,7 @@ class PagePool:
 
     def copy(self, tokens: Sequence[int]) -> list[Tensor]:
         """The longest known beginning of `tokens`, as `KVCache.read` gives it; of 0 positions where nothing is known."""
-        path = self._match(tokens)
+        path = self._usable(tokens)
         self._touch(path)
         indices = torch.tensor([page.index for page in path], dtype=torch.int64, device=self._device)
         return [store[indices].flatten(0, 1) for store in self._stores]
@@ -77,21 +83,25 @@ class PagePool:
     def save(self, tokens: Sequence[int], cache: KVCache, row: int, length: int) -> None:
         """Keep the whole pages of a row's first `length` committed positions; `tokens` are what they hold."""
         path = self._match(tokens[:length])
+        first = 0 if cache.window is None else cache.firsts[row]  # of what layers with windows hold
+        for number, page in enumerate(path):
+            if not page.is_whole and number * self.page >= first:
+                page.is_whole = True
+                self._fill(page, cache, row, number * self.page)
         for start in range(len(path) * self.page, length - self.page + 1, self.page):
             index = self._free_index(path)
             if index is None:
                 break
-            for store, source in zip(self._stores, (*cache.keys, *cache.values), strict=True):
-                store[index] = source[row, start : start + self.page]
             parent = path[-1] if path else self._root
-            page = _Page(parent, tuple(tokens[start : start + self.page]), index)
+            page = _Page(parent, tuple(tokens[start : start + self.page]), index, is_whole=start >= first)
+            self._fill(page, cache, row, start)
             parent.children[page.tokens] = page
             path.append(page)
         self._touch(path)
 
     def clear(self) -> None:
         """Forget everything: after numbers that are none, nobody knows which page has them."""
-        self._root = _Page(None, (), -1)
+        self._root = _Page(None, (), -1, is_whole=True)
         self._free = list(range(self.num_pages))[::-1]
         self._order: OrderedDict[_Page, None] = OrderedDict()  # least recently used first; a page stands behind its children
 
@@ -104,6 +114,23 @@ class PagePool:
         indices = [page.index for page in found]
         assert sorted(indices + self._free) == list(range(self.num_pages)), "pages are lost, or free and in use at once"
         assert set(found) == set(self._order), "the order of use has forgotten pages, or knows dropped ones"
+
+    def _fill(self, page: _Page, cache: KVCache, row: int, start: int) -> None:
+        for store, source, begin, windowed in zip(
+            self._stores, (*cache.keys, *cache.values), cache.begins(row), self._windowed, strict=True
+        ):
+            lacks = windowed and not page.is_whole
+            store[page.index] = 0 if lacks else source[row, start - begin : start - begin + self.page]
+
+    def _usable(self, tokens: Sequence[int]) -> list[_Page]:
+        """The longest known beginning that a text can go on behind."""
+        path = self._match(tokens)
+        count = whole = 0  # pages of the beginning, and those that end it without a gap
+        for number, page in enumerate(path, start=1):
+            whole = whole + 1 if page.is_whole else 0
+            if whole == number or whole * self.page >= self._held:
+                count = number
+        return path[:count]
 
     def _match(self, tokens: Sequence[int]) -> list[_Page]:
         path, page = [], self._root

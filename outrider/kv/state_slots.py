@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.kv.cache import BLOCK, KVCache, LayerShape
+from outrider.kv.cache import BLOCK, KVCache, LayerShape, PackedRow
 
 LAG = 32  # tokens that the base may stay behind passes of one token each
 HELD_BACK = 24  # and stays behind at least, where it is brought forward then
@@ -81,7 +81,7 @@ class PackedStates:
 
     reached: int
     base: int
-    parts: list[Tensor]
+    keys_and_values: PackedRow
     states: list[Tensor]  # per operation (size,)
     records: list[Tensor]  # per operation (reached - base, bytes)
 
@@ -115,7 +115,8 @@ class StateSlots(KVCache):
 
     @property
     def allocated_bytes(self) -> int:
-        return super().bytes_per_token * self.num_slots * self.capacity + self._state_bytes() * self.num_slots
+        keys_and_values = super().bytes_per_token * self.capacity - self._saved_bytes(self.capacity)
+        return self.num_slots * (keys_and_values + self._state_bytes())
 
     def _state_bytes(self) -> int:
         """Bytes of a slot's states and records."""
@@ -162,8 +163,8 @@ class StateSlots(KVCache):
         length, line = min(self.lengths[row], length), self._lines[row]
         if not line.holds(length):
             length = line.base if line.base < length else 0
-        self.lengths[row] = length
-        if length < line.base:
+        super().truncate(row, length)
+        if self.lengths[row] < line.base:
             self._lines[row] = _Line()
 
     def keep(self, row: int, path: Sequence[int]) -> None:
@@ -215,14 +216,13 @@ class StateSlots(KVCache):
         base, which = (line.tip, 1 - line.which) if at_tip else (line.base, line.which)
         slots = torch.arange(base, length) % self.num_records
         return PackedStates(
-            length, base, super().read(row, 0, length), [store[row, which].clone() for store in self.states],
+            length, base, super().pack(row), [store[row, which].clone() for store in self.states],
             [store[row, slots.to(self.device)] for store in self.records],
         )  # fmt: skip
 
     @torch.inference_mode()
     def unpack(self, row: int, packed: PackedStates) -> None:
-        super().put(row, 0, packed.parts)
-        self.lengths[row] = packed.reached
+        super().unpack(row, packed.keys_and_values)
         recorded = packed.reached - packed.base
         self._make_records(recorded)
         slots = torch.arange(packed.base, packed.reached) % self.num_records
@@ -262,8 +262,8 @@ class StateSlots(KVCache):
     # ---------------------------------------------------------------- memory
 
     @torch.inference_mode(False)
-    def _allocate(self, num_slots: int, capacity: int) -> None:
-        super()._allocate(num_slots, capacity)
+    def _allocate(self, num_slots: int, capacity: int, window_capacity: int = 0) -> None:
+        super()._allocate(num_slots, capacity, window_capacity)
         if self.states and len(self.states[0]) == num_slots:
             return
         self.states = [_grown(old, (num_slots, 2, shape.size), torch.float32, self.device)

@@ -23,7 +23,7 @@ class KVView(KVCache):
 
     def __init__(self, parent: KVCache) -> None:  # no super().__init__: nothing is allocated
         self.parent = parent
-        self.layers = parent.layers
+        self.layers, self.window = parent.layers, parent.window
         self.dtype = parent.dtype
         self.device = parent.device
         self.lengths = []
@@ -37,6 +37,22 @@ class KVView(KVCache):
         return self.parent.values
 
     @property
+    def bases(self) -> list[int]:  # type: ignore[override]
+        return self.parent.bases
+
+    @property
+    def firsts(self) -> list[int]:  # type: ignore[override]
+        return self.parent.firsts
+
+    @property
+    def capacity(self) -> int:
+        return self.parent.capacity
+
+    @property
+    def window_capacity(self) -> int:
+        return self.parent.window_capacity
+
+    @property
     def allocated_bytes(self) -> int:
         return 0
 
@@ -47,6 +63,11 @@ class KVView(KVCache):
     def reserve(self, num_rows: int, num_tokens: int) -> None:
         """Make room in the parent."""
         self.parent.reserve(num_rows, num_tokens)
+
+    def make_room(self, first_row: int, num_rows: int, width: int) -> None:
+        """Make room in the parent, which holds what windows reach from what it has committed."""
+        rows = slice(first_row, first_row + num_rows)
+        self.parent.slide(first_row, self.parent.lengths[rows], self.lengths[rows], width)
 
     def add_row(self) -> int:
         """The row that joined the parent joins here."""

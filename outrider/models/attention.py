@@ -32,6 +32,14 @@ QUERY_BLOCK = 8
 
 
 @dataclass(frozen=True)
+class ShortSlots:
+    """The places of a pass in layers with windows, whose slots begin at a base of each row (`kv/cache.py`)."""
+
+    indices: Tensor  # (B*T,) int64: slot * capacity of these layers + position - base of every new token
+    bases: Tensor  # (B,) int64
+
+
+@dataclass(frozen=True)
 class PassPlan:
     """The slots that a pass writes and what it may see. Masks are made when attention asks for them; the native runtime
     needs none."""
@@ -40,10 +48,11 @@ class PassPlan:
     values: list[Tensor]  # per layer (slots, capacity, KV heads, value size); of size 0: values are the beginnings of keys
     indices: Tensor  # (B*T,) int64: slot * capacity + position of every new token
     make_mask: Callable[[], Tensor]
-    make_window_mask: Callable[[], Tensor] | None = None  # None when the model has no sliding-window layers
+    make_window_mask: Callable[[], Tensor] | None = None  # None when the model has no layers with windows
     sees: np.ndarray | None = None  # (B, T, T) bool, which tokens each token of a tree sees; None for chains
     chain_keys: int | None = None  # S of a pass of chains alone, in which indices say who sees what; None: the mask says it
     states: StatePass | None = None  # running states, of a model that has them
+    short: ShortSlots | None = None  # of layers with windows; None where they lie as the others do
 
     @cached_property
     def mask(self) -> Tensor:
@@ -52,7 +61,7 @@ class PassPlan:
 
     @cached_property
     def window_mask(self) -> Tensor | None:
-        """The mask of sliding-window layers, of `mask`'s shape; None when the model has none."""
+        """The mask of layers with windows, over the keys of their slots; None when the model has none."""
         return None if self.make_window_mask is None else self.make_window_mask()
 
     @cached_property
@@ -115,9 +124,10 @@ def attend(
     slopes: Tensor | None = None,  # (heads,) fp32
 ) -> Tensor:
     """What the pass's queries get of one layer's cache, (B, T, heads, Dv); its new keys and values are in it from now on."""
-    keys, in_keys = _write(plan.keys[layer], plan.indices, key), not plan.values[layer].shape[3]
-    values = keys[..., : value.shape[3]] if in_keys else _write(plan.values[layer], plan.indices, value)
     mask = plan.mask if sliding_window is None or plan.window_mask is None else plan.window_mask
+    indices = plan.indices if sliding_window is None or plan.short is None else plan.short.indices
+    keys, in_keys = _write(plan.keys[layer], indices, key), not plan.values[layer].shape[3]
+    values = keys[..., : value.shape[3]] if in_keys else _write(plan.values[layer], indices, value)
     num_rows, num_queries, num_keys = query.shape[0], query.shape[2], mask.shape[3]
     padded = F.pad(query, (0, 0, 0, mask.shape[2] - num_queries))
     keys = keys[:num_rows, :num_keys].transpose(1, 2)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.kv.cache import BLOCK, KVCache
-from outrider.models.attention import PassPlan
+from outrider.models.attention import PassPlan, ShortSlots
 from outrider.models.layout import attention_mask
 from outrider.models.lm import LM, Run
 from outrider.models.picking import Draws, pick
@@ -36,11 +36,12 @@ class DraftLoopProgram(nn.Module):
         self._run: Run = lm.run
         self.num_tokens, self.vocab_size = num_tokens, vocab_size
         self.window, self.context_length = lm.shape.sliding_window, lm.shape.context_length
+        self._windowed = next((layer for layer, shape in enumerate(lm.shape.layers) if shape.window is not None), None)
         self.last_id = lm.shape.vocab_size - 1  # a target's padded vocabulary may be wider
 
     def forward(
         self,
-        state: Tensor,  # (B, 4) int64: the two tokens the cache lacks, which of them is the last, committed positions
+        state: Tensor,  # (B, 5) int64: the two tokens the cache lacks, which of them is the last, committed positions, bases
         key_positions: Tensor,  # (S,) int64, only its length counts
         keys: list[Tensor],  # the layers' stores
         values: list[Tensor],
@@ -48,14 +49,19 @@ class DraftLoopProgram(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens (B, n) int64; distributions (R, n + 1, V) fp32, the last ones 0; the `state` to go on from."""
         tokens, probs = [], []
-        ids, last, starts = state[:, :WIDTH].clamp(max=self.last_id), state[:, WIDTH], state[:, WIDTH + 1]
-        slots = torch.arange(state.shape[0], device=state.device) * keys[0].shape[1]
+        ids, (last, starts, bases) = state[:, :WIDTH].clamp(max=self.last_id), state[:, WIDTH:].unbind(1)
+        rows, num_keys = torch.arange(state.shape[0], device=state.device), key_positions.shape[0]
+        slots = rows * max(store.shape[1] for store in keys)
         for node in range(self.num_tokens):
             offsets = torch.arange(WIDTH, device=starts.device)
-            mask = partial(attention_mask, starts, WIDTH, key_positions.shape[0], keys[0].dtype)
+            mask = partial(attention_mask, starts, WIDTH, num_keys, keys[0].dtype)
             indices = (slots + starts)[:, None] + offsets
-            near = None if self.window is None else partial(mask, self.window)
-            plan = PassPlan(keys, values, indices.flatten(), mask, near, chain_keys=key_positions.shape[0])
+            near, short = None if self.window is None else partial(mask, self.window), None
+            if self._windowed is not None:
+                room = keys[self._windowed].shape[1]
+                near = partial(attention_mask, starts - bases, WIDTH, min(num_keys, room), keys[0].dtype, self.window)
+                short = ShortSlots(((rows * room + starts - bases)[:, None] + offsets).flatten(), bases)
+            plan = PassPlan(keys, values, indices.flatten(), mask, near, chain_keys=num_keys, short=short)
             positions = (starts[:, None] + offsets).clamp(max=self.context_length - 1)  # past the end: cut off later
             logits = self._run(ids, positions, plan, offsets)
             logits = logits.gather(1, last[:, None, None].expand(-1, 1, logits.shape[-1]))[:, 0]
@@ -64,7 +70,7 @@ class DraftLoopProgram(nn.Module):
             probs.append(step_probs)
             ids = token[:, None].expand(-1, WIDTH)
             starts, last = starts + last + 1, torch.zeros_like(last)
-        state = torch.stack([token, token, last, starts], dim=1)
+        state = torch.stack([token, token, last, starts, bases], dim=1)
         return torch.stack(tokens, dim=1), F.pad(torch.stack(probs, dim=1), (0, 0, 0, 1)), state
 
 
@@ -99,6 +105,7 @@ class DraftLoop:
         """
         kv, found = self.lm.kv, []
         self._keys.reserve(len(pending), max(kv.lengths) + num_tokens + 2 * WIDTH)
+        kv.make_room(0, len(pending), num_tokens + 2 * WIDTH)
         state, done = self._state(pending), 0
         for size in self._calls(num_tokens):  # the host looks at nothing between two calls
             own = draws if size == num_tokens else draws.of(slice(done, done + size))
@@ -122,8 +129,8 @@ class DraftLoop:
 
     def _state(self, pending: Sequence[list[int]]) -> Tensor:
         """What the first program begins with."""
-        lines = zip(pending, self.lm.kv.lengths, strict=True)
-        return torch.tensor([[p[0], p[-1], len(p) - 1, start] for p, start in lines], device=self.lm.device)
+        lines = zip(pending, self.lm.kv.lengths, self.lm.kv.bases, strict=True)
+        return torch.tensor([[p[0], p[-1], len(p) - 1, start, base] for p, start, base in lines], device=self.lm.device)
 
 
 class KeyRange:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import CapabilityError
-from outrider.models.attention import PassPlan
+from outrider.models.attention import PassPlan, ShortSlots
 from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
 from outrider.models.lm import PREFILL_CHUNK, Run
 from outrider.models.loading.load import LoadedModel, first_line
@@ -189,17 +189,23 @@ class GraphedPass:
         by_indices = plan.chain_keys is not None and self._sees_chains(ids.numel())
         masks = [] if by_indices else [plan.mask] if plan.window_mask is None else [plan.mask, plan.window_mask]
 
-        def call(ids: Tensor, positions: Tensor, indices: Tensor, columns: Tensor, *masks: Tensor) -> list[Tensor]:
+        short = [] if plan.short is None else [plan.short.indices, plan.short.bases]
+
+        def call(ids: Tensor, positions: Tensor, indices: Tensor, columns: Tensor, *others: Tensor) -> list[Tensor]:
+            slots, masks = others[: len(short)], others[len(short) :]
             full, *near = [partial(_given, mask) for mask in masks] or [partial(_given, None)]
             chain_keys = plan.chain_keys if by_indices else None
-            own = PassPlan(plan.keys, plan.values, indices, full, near[0] if near else None, chain_keys=chain_keys)
+            own = PassPlan(
+                plan.keys, plan.values, indices, full, near[0] if near else None, chain_keys=chain_keys,
+                short=ShortSlots(*slots) if slots else None,
+            )  # fmt: skip
             if not layers:
                 return [self._run(ids, positions, own, columns)]
             logits, hidden = self._run.with_hidden(ids, positions, own, columns, layers)
             return [logits, *hidden]
 
-        key = (layers, memory_of([*plan.keys, *plan.values]), plan.chain_keys if by_indices else None)
-        return self.graphs.run(key, call, [ids, positions, plan.indices, columns, *masks])
+        key = (layers, memory_of([*plan.keys, *plan.values]), plan.chain_keys if by_indices else None, bool(short))
+        return self.graphs.run(key, call, [ids, positions, plan.indices, columns, *short, *masks])
 
 
 class GraphedLoop:
@@ -222,7 +228,7 @@ class GraphedLoop:
 
 def memory_of(stores: Sequence[Tensor]) -> tuple[object, ...]:
     """The addresses of a cache: a recording reads and writes there, whatever lies there by then."""
-    return (stores[0].shape, *(store.data_ptr() for store in stores))
+    return (*dict.fromkeys(store.shape for store in stores), *(store.data_ptr() for store in stores))
 
 
 def _given(mask: Tensor | None) -> Tensor:

@@ -95,6 +95,12 @@ class LM:
         """Why its passes take chains and no trees; None where they take both."""
         return RUNNING_STATES if self.shape.states else self.why_own_cache
 
+    def lay_out(self, layers: tuple[LayerShape, ...]) -> None:
+        """Keep these layers from now on, in a new cache where they are others."""
+        if layers != self.shape.layers:
+            self.shape = replace(self.shape, layers=layers)
+            self.kv = _cache(self.shape, self.dtype, self.device)
+
     def twin(self) -> LM:
         """This model with an empty cache of its own."""
         twin = LM(self.run, self.shape, self.dtype, self.device)

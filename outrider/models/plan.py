@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider.kv import KVCache
 from outrider.kv.cache import BLOCK
-from outrider.models.attention import PassPlan
+from outrider.models.attention import PassPlan, ShortSlots
 from outrider.models.layout import ancestors_on_host, attention_mask, chain_mask, tree_depths_and_ancestors, tree_mask
 
 
@@ -24,11 +24,12 @@ def plan_pass(
 
     `parents` (B, T-1) as in `Draft`, None for a chain. The cache must have room for them (`KVCache.reserve`).
     """
+    kv.make_room(first_row, num_rows, width)
     lengths = kv.lengths[first_row : first_row + num_rows]
     num_keys = min(-(-(max(lengths) + width) // BLOCK) * BLOCK, kv.capacity)
-    if num_rows == 1 and parents is None and window is None:
+    if num_rows == 1 and parents is None and window is None and not kv.is_short:
         return _plan_one_chain(kv, width, num_keys, first_row, last_position)
-    if parents is not None and window is None and kv.device.type == "cpu":
+    if parents is not None and window is None and not kv.is_short and kv.device.type == "cpu":
         return _plan_trees(kv, parents, num_keys, first_row, last_position)
     starts = torch.tensor(lengths, device=kv.device)
     offsets = torch.arange(width, device=kv.device)
@@ -37,14 +38,21 @@ def plan_pass(
     positions = (starts[:, None] + (offsets if depths is None else depths)).clamp(max=last_position)
     slots = torch.arange(num_rows, device=kv.device) * kv.capacity
 
-    def mask(within: int | None) -> Tensor:
+    def mask(starts: Tensor, num_keys: int, within: int | None) -> Tensor:
         return attention_mask(starts, width, num_keys, kv.dtype, within, depths, sees)
 
-    near = None if window is None else partial(mask, window)
+    near, short = None if window is None else partial(mask, starts, num_keys, window), None
+    if kv.is_short:
+        own = kv.bases[first_row : first_row + num_rows]
+        bases, held = torch.tensor(own, device=kv.device), max(length - base for length, base in zip(lengths, own, strict=True))
+        near = partial(mask, starts - bases, min(-(-(held + width) // BLOCK) * BLOCK, kv.window_capacity), window)
+        slots_there = torch.arange(num_rows, device=kv.device) * kv.window_capacity
+        short = ShortSlots(((slots_there + starts - bases)[:, None] + offsets).flatten(), bases)
     on_host = sees.numpy() if sees is not None and kv.device.type == "cpu" else None
     indices = ((slots + starts)[:, None] + offsets).flatten()
     chain_keys = num_keys if parents is None else None
-    return PassPlan(*_stores(kv, first_row), indices, partial(mask, None), near, on_host, chain_keys), positions
+    whole = partial(mask, starts, num_keys, None)
+    return PassPlan(*_stores(kv, first_row), indices, whole, near, on_host, chain_keys, short=short), positions
 
 
 def _plan_one_chain(

@@ -120,7 +120,8 @@ def draft_chains(
     carried = torch.empty(*first.ids.shape, bound.executor.program.hidden_size, dtype=kv.dtype) if first.inputs else None
     asked = ChainRequest.of(picks, num_tokens, vocabulary, last_position, carried)
     rotary = bound.rotary.up_to(int(first.positions.max()) + num_tokens)
-    found = bound.executor.draft(first, kv.keys, kv.values, rotary, carried, asked.struct, states)
+    bases = torch.tensor(kv.bases) if kv.is_short else None
+    found = bound.executor.draft(first, kv.keys, kv.values, rotary, carried, asked.struct, states, bases)
     return (asked.tokens, asked.probs) if found else None
 
 
@@ -135,6 +136,7 @@ def chains_behind(
     if isinstance(kv, StateSlots) and width + num_tokens > HELD_BACK:
         return None
     kv.reserve(len(pending), int(starts.max()) + width + num_tokens)
+    kv.make_room(0, len(pending), width + num_tokens)
     ids = torch.tensor([tokens + tokens[-1:] * (width - len(tokens)) for tokens in pending])
     positions = np.minimum(starts[:, None] + np.arange(width), last)
     columns = np.array([len(tokens) - 1 for tokens in pending])

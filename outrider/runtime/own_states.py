@@ -20,6 +20,7 @@ from outrider.runtime.checked import one_thread
 from outrider.runtime.lower import lower
 from outrider.runtime.ops import Code, Program
 from outrider.runtime.run import NativeRun
+from outrider.runtime.windows import kept_layers
 
 NO_KEYS = LayerShape(0, 0, 0)  # of a layer that keeps a running state, or nothing
 RECURRENT_LAYERS = {"LinearAttentionLayer", "LinearAttentionAndFullAttentionLayer"}  # in transformers' cache
@@ -47,7 +48,7 @@ def native_states(lm: StateLM, module: Any, cache: Path) -> LM:
             module.set_attn_implementation(own_attention)
     if program.matrices and lm.dtype != torch.bfloat16:
         raise NotLoweredError("weights kept in integers are multiplied in bfloat16 alone, with activations rounded to 8 bits")
-    layers = _layers(program, len(lm.shape.layers))
+    layers = kept_layers(_layers(program, len(lm.shape.layers)), program, lm.shape.context_length)
     made = LM(lm.run, replace(lm.shape, layers=layers, states=tuple(program.states)), lm.dtype, lm.device)
     run = made.run = NativeRun(made, module, program, path)
     check_same_logits(made, expected, picks_experts=any(op.code == Code.EXPERTS for op in program.body))

@@ -26,6 +26,7 @@ from outrider.runtime.matrices import Matrix
 from outrider.runtime.ops import Code, Program, Source
 from outrider.runtime.rotary import Rotary, rotary_of
 from outrider.runtime.structures import SIZES, DraftingStruct, PassStruct, ProgramStruct
+from outrider.runtime.windows import keep_windows
 
 Memory = Tensor | np.ndarray  # contiguous
 
@@ -57,6 +58,9 @@ class Executor:
         self.workers = library.workers(self.library, torch.get_num_threads())
         with one_thread(sum(tensor.numel() for tensor in tensors.values() if isinstance(tensor, Tensor))):
             self._binding = Binding(program, tensors, layers, dtype)
+        windows = [shape.window for shape in layers]
+        self._whole = windows.index(None) if None in windows else None  # a layer without a window
+        self._short = next((layer for layer, window in enumerate(windows) if window is not None), 0)  # and one with
         self._arena = torch.empty(0, dtype=torch.uint8)
         self._lists = tuple(KeptAddresses() for _ in range(5))  # of keys, values, rotary tables, states and records
 
@@ -67,7 +71,6 @@ class Executor:
         """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers. `tables`: rotary, by position; `inputs`:
         (B, T, size) each."""
         num_rows, num_tokens = ids.shape
-        indices, capacity = plan.indices.view(num_rows, num_tokens), plan.keys[0].shape[1]
         logits = self.logits(num_rows, len(columns))
         hidden = {
             layer: torch.empty(num_rows, num_tokens, self.program.hidden_size, dtype=self.dtype) for layer in layers
@@ -75,23 +78,29 @@ class Executor:
         call = self.call(
             num_rows, num_tokens, len(columns), keys=plan.keys, values=plan.values, tables=tables, inputs=inputs,
             signals=[hidden.get(layer) for layer in self.program.signals], ids=ids.contiguous(), positions=positions.contiguous(),
-            starts=indices[:, 0].numpy() % capacity,  # a pass lies behind its row's prefix
-            columns=columns.contiguous(), logits=logits, sees=plan.sees, state_pass=plan.states,
+            starts=self._starts(plan, num_rows), columns=columns.contiguous(), logits=logits, sees=plan.sees,
+            state_pass=plan.states, bases=None if plan.short is None else plan.short.bases,
         )  # fmt: skip
         self.make(call)
         return logits, [hidden[layer] for layer in layers]
 
+    def _starts(self, plan: PassPlan, num_rows: int) -> np.ndarray:
+        """Positions in front of a pass: it lies behind its row's prefix."""
+        if plan.short is None or self._whole is not None:
+            return plan.indices.view(num_rows, -1)[:, 0].numpy() % plan.keys[self._whole or 0].shape[1]
+        return plan.short.indices.view(num_rows, -1)[:, 0].numpy() % plan.keys[self._short].shape[1] + plan.short.bases.numpy()
+
     def draft(
         self, first: FirstPass, keys: Sequence[Tensor], values: Sequence[Tensor], tables: Sequence[Tensor],
-        carried: Tensor | None, drafting: DraftingStruct, states: StatePass | None = None,
+        carried: Tensor | None, drafting: DraftingStruct, states: StatePass | None = None, bases: Tensor | None = None,
     ) -> bool:  # fmt: skip
         """Make the chains that `drafting` says, behind this first pass. `carried` (B, T, H) is room for what it hands on;
-        `states` has the moves of all passes. False where a row's scores are none to pick from."""
+        `states` has the moves of all passes, `bases` are as in `ShortSlots`. False where a row's scores are none to pick from."""
         num_rows, num_tokens = first.ids.shape
         call = self.call(
             num_rows, num_tokens, 1, keys=keys, values=values, tables=tables, inputs=first.inputs, signals=[carried],
             ids=first.ids, positions=first.positions, starts=first.starts, columns=first.columns, rows_differ=True,
-            logits=self.logits(num_rows, 1), state_pass=states,
+            logits=self.logits(num_rows, 1), state_pass=states, bases=bases,
         )  # fmt: skip
         at = (ctypes.addressof(each) for each in (self.struct, call, drafting))
         return self.library.outrider_runtime_draft(*at, self.workers)
@@ -108,9 +117,10 @@ class Executor:
         signals: Sequence[Tensor | None] = (), ids: Memory | None = None, positions: Memory | None = None,
         starts: np.ndarray | None = None, columns: Memory | None = None, rows_differ: bool = False,
         logits: Tensor | None = None, sees: np.ndarray | None = None, state_pass: StatePass | None = None,
+        bases: Tensor | None = None,
     ) -> PassStruct:  # fmt: skip
         """A pass as the library reads it, with room for its values. The structure keeps alive what it points to, all of which is
-        contiguous. Signals that are left out are wanted by nobody; `sees` as in `PassPlan`."""
+        contiguous. Signals that are left out are wanted by nobody; `sees` as in `PassPlan`, `bases` as in `ShortSlots`."""
         wanted = [*signals, *[None] * (len(self.program.signals) - len(signals))]
         states, records = ((), ()) if state_pass is None else (state_pass.states, state_pass.records)
         known = [kept(each) for kept, each in zip(self._lists, (keys, values, tables, states, records), strict=True)]
@@ -122,14 +132,14 @@ class Executor:
             self._arena = torch.empty(needed, dtype=torch.uint8)
         arena = self._arena  # of this pass, whatever a pass of another thread may need: their turns follow one another
         made = PassStruct(
-            num_rows, num_tokens, keys[0].shape[1] if keys else 0, _address(ids), _address(positions), _address(starts),
-            _address(depths), _address(paths), *(ctypes.addressof(each) for each in lists), _address(moves), num_records,
-            ctypes.addressof(signal_table), _address(columns), num_columns, rows_differ, _address(logits),
-            -(-arena.data_ptr() // 64) * 64,
+            num_rows, num_tokens, keys[self._whole or 0].shape[1] if keys else 0, _address(ids), _address(positions),
+            _address(starts), _address(depths), _address(paths), *(ctypes.addressof(each) for each in lists), _address(moves),
+            num_records, ctypes.addressof(signal_table), _address(columns), num_columns, rows_differ, _address(bases),
+            0 if bases is None else keys[self._short].shape[1], _address(logits), -(-arena.data_ptr() // 64) * 64,
         )  # fmt: skip
         made.kept = (
             lists, signal_table, keys, values, tables, inputs, signals, ids, positions, starts, columns, logits, depths, paths,
-            arena, state_pass,
+            arena, state_pass, bases,
         )  # fmt: skip
         return made
 
@@ -252,19 +262,20 @@ def use_native_run(lm: LM, module: Any, cache: Path, *, is_checked: bool = False
     if lm.device.type != "cpu" or lm.dtype not in DTYPES:
         dtype = str(lm.dtype).removeprefix("torch.")
         raise NotLoweredError(f"the native runtime runs bfloat16 and float32 on a CPU, not {dtype} on {lm.device.type}")
-    path, before = library.find(cache), lm.run
+    path, before, layers = library.find(cache), lm.run, lm.shape.layers
     with one_thread(lm.shape.num_parameters):
         expected = None if is_checked else probe_logits(lm)
         program = lower(module)
     if program.matrices and lm.dtype != torch.bfloat16:
         raise NotLoweredError("weights kept in integers are multiplied in bfloat16 alone, with activations rounded to 8 bits")
-    run = NativeRun(lm, module, program, path)
-    lm.run = run
+    keep_windows(lm, program)
     try:
+        run = lm.run = NativeRun(lm, module, program, path)
         if expected is not None:
             check_same_logits(lm, expected, picks_experts=any(op.code == Code.EXPERTS for op in program.body))
     except CapabilityError:
         lm.run = before
+        lm.lay_out(layers)
         raise
     lm.kernels = run.executor.library
     return run

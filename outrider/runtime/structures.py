@@ -34,7 +34,7 @@ class OpStruct(ctypes.Structure):
     _fields_ = [
         *_numbers("code rows cols"), ("out", OperandStruct), ("inputs", OperandStruct * 5), ("numbers", Real * 2),
         *_numbers("format form group"), *_pointers("weight bias"), *_numbers("K N experts by_position layer is_value"),
-        *_numbers("heads kv_heads size value_size values_in_keys window sees_all"), ("scale", Real), ("softcap", Real),
+        *_numbers("heads kv_heads size value_size values_in_keys window sees_all is_short"), ("scale", Real), ("softcap", Real),
     ]  # fmt: skip
 
 
@@ -56,6 +56,8 @@ class PassStruct(ctypes.Structure):
         *_numbers("num_records"),
         *_pointers("signals columns"),
         *_numbers("num_columns rows_differ"),
+        *_pointers("bases"),
+        *_numbers("short_capacity"),
         *_pointers("logits arena"),
     ]  # fmt: skip
 

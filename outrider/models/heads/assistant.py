@@ -88,17 +88,18 @@ class Assistant:
     def look(self, lengths: Sequence[int]) -> Seen:
         """What rows see whose caches hold this many committed tokens."""
         kv, device = self._target.kv, self._target.device
-        ends = torch.tensor(lengths, device=device)
         shared, masks = dict[str, tuple[Tensor, Tensor]](), dict[str, Tensor]()
         for kind, layer in self._layers.items():
-            first = [max(0, end - self._window - 1) if kind == SLIDING else 0 for end in lengths]
-            low, high = min(first), max(lengths)
+            bases = [0] * len(lengths) if kv.layers[layer].window is None else kv.bases[: len(lengths)]
+            held = [end - base for end, base in zip(lengths, bases, strict=True)]  # as they lie in their slots
+            first = [max(0, end - self._window - 1) if kind == SLIDING else 0 for end in held]
+            low, high = min(first), max(held)
             positions = torch.arange(low, high, device=device)
-            begins = torch.tensor(first, device=device)
+            begins, ends = torch.tensor(first, device=device), torch.tensor(held, device=device)
             masks[kind] = ((positions >= begins[:, None]) & (positions < ends[:, None]))[:, None, None]
             keys, values = (store[layer][: len(lengths), low:high].transpose(1, 2) for store in (kv.keys, kv.values))
             shared[kind] = keys, values
-        return Seen(shared, masks, ends[:, None])
+        return Seen(shared, masks, torch.tensor(lengths, device=device)[:, None])
 
     def step(self, tokens: Tensor, states: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
         """Logits (B, M, V) behind tokens (B, M) and states (B, M, H) of the target's width, and the states that follow."""

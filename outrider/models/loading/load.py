@@ -316,25 +316,25 @@ def build_lm(
         return _on_our_cache(module, name, dtype, device)
     except OwnCacheNeededError as error:
         module.set_attn_implementation(own_attention)
-        return state_lm(module, name, _shape_of(module, ()), dtype, device, why=str(error))
+        return state_lm(module, name, _shape_of(module, (), device), dtype, device, why=str(error))
 
 
 def _on_our_cache(module: Any, name: str, dtype: torch.dtype, device: torch.device) -> LM:
     """Raises OwnCacheNeededError where our cache cannot serve the model."""
     config = module.config.get_text_config()
     layers = find_layers(module, config.num_hidden_layers)
-    lm = LM(module_run(module), _shape_of(module, layers), dtype, device)
+    lm = LM(module_run(module), _shape_of(module, layers, device), dtype, device)
     check_against_plain(lm, module, name, config.vocab_size)
     return lm
 
 
-def _shape_of(module: Any, layers: Sequence[AttentionCall]) -> LMShape:
+def _shape_of(module: Any, layers: Sequence[AttentionCall], device: torch.device) -> LMShape:
     """`layers`: what our attention saw of them; none for a model on transformers' own cache, which knows shapes and windows."""
     config = module.config.get_text_config()
     return LMShape(
         vocab_size=module.get_output_embeddings().weight.shape[0],
         context_length=min([context_length(config), *(_reaches(config, layers) if layers else [])]),
-        layers=tuple(layer.kind.shape for layer in layers) or (UNKNOWN_LAYER,) * config.num_hidden_layers,
+        layers=tuple(layer.kept(device) for layer in layers) or (UNKNOWN_LAYER,) * config.num_hidden_layers,
         sliding_window=next((layer.window for layer in layers if layer.window), _sliding_window(config)),
         num_parameters=sum(p.numel() for p in module.parameters()) + sum(layer.num_weights for layer in block_layers(module)),
     )

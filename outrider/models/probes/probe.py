@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,6 +41,15 @@ class AttentionCall(NamedTuple):
 
     kind: AttentionKind
     window: int | None  # that it was called with
+
+    def kept(self, device: torch.device) -> LayerShape:
+        """What our cache keeps: of a layer with a window the last positions, where torch's sums do not depend on those before.
+
+        Those of its fused attention on a CPU do not, in whole blocks. Those of our kernels never do: `runtime/windows.py`.
+        """
+        kind, shape = self.kind, self.kind.shape
+        written_out = kind.softcap is not None or kind.has_sinks or kind.has_slopes or shape.key_size != shape.value_size
+        return shape if written_out or device.type != "cpu" else replace(shape, window=self.window or None)
 
 
 def _record_layer(

@@ -8,7 +8,7 @@ A window owns no memory. Its lengths are its own until they are handed back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -22,7 +22,7 @@ class KVWindow(KVCache):
 
     def __init__(self, parent: KVCache, first: int, count: int) -> None:  # no super().__init__: nothing is allocated
         self.parent, self.first, self.count = parent, first, count
-        self.layers, self.dtype, self.device = parent.layers, parent.dtype, parent.device
+        self.layers, self.dtype, self.device, self.window = parent.layers, parent.dtype, parent.device, parent.window
         self.lengths = parent.lengths[first : first + count]
 
     @property  # always the parent's present stores: it replaces them when it grows
@@ -33,9 +33,32 @@ class KVWindow(KVCache):
     def values(self) -> list[Tensor]:  # type: ignore[override]
         return [store[self.first : self.first + self.count] for store in self.parent.values]
 
+    @property
+    def bases(self) -> list[int]:  # type: ignore[override]
+        return self.parent.bases[self.first : self.first + self.count]
+
+    @property
+    def firsts(self) -> list[int]:  # type: ignore[override]
+        return self.parent.firsts[self.first : self.first + self.count]
+
+    @property
+    def capacity(self) -> int:
+        return self.parent.capacity
+
+    @property
+    def window_capacity(self) -> int:
+        return self.parent.window_capacity
+
     def reserve(self, num_rows: int, num_tokens: int) -> None:
         """Make room in the parent."""
         self.parent.reserve(self.parent.num_rows, num_tokens)
+
+    def slide(self, first_row: int, committed: Sequence[int], lengths: Sequence[int], width: int) -> None:
+        """Forget in the parent."""
+        self.parent.slide(self.first + first_row, committed, lengths, width)
+
+    def _set_base(self, row: int, base: int, first: int) -> None:
+        self.parent._set_base(self.first + row, base, first)
 
 
 @contextmanager
@@ -53,7 +76,7 @@ def window(lm: LM, first: int, count: int) -> Iterator[KVWindow]:
 
 def swap(kv: KVCache, left: int, right: int) -> None:
     """Two rows of a cache change places."""
-    parts = [kv.read(row, 0, kv.lengths[row]) for row in (left, right)]
-    for row, content in ((left, parts[1]), (right, parts[0])):
+    packed = [kv.pack(row) for row in (left, right)]
+    for row, content in ((left, packed[1]), (right, packed[0])):
         kv.truncate(row, 0)
-        kv.put(row, 0, content)
+        kv.unpack(row, content)

@@ -12,8 +12,8 @@ import triton.language as tl
 
 @triton.jit
 def attention_parts(
-    query, keys, values, mask, indices, parts, sums,
-    num_tokens, capacity, num_keys, num_parts, scale,
+    query, keys, values, mask, indices, bases, parts, sums,
+    num_tokens, capacity, num_keys, mask_keys, num_parts, scale, SHORT: tl.constexpr,
     QUERY_WIDTH: tl.constexpr, QUERY_OFFSET: tl.constexpr, QUERY_STEP: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr,
     SIZE_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, IN_KEYS: tl.constexpr, REST_PAD: tl.constexpr,
@@ -24,6 +24,7 @@ def attention_parts(
     """One part of the keys for some queries of one row and key head: grid (rows * KV heads, parts, blocks of queries).
 
     IN_KEYS: a key is its value and, behind it, at most REST_PAD numbers more; both halves are read once.
+    A short slot, and its mask, begin at a base of the row; a key is in the same part wherever it lies.
     """
     row = tl.program_id(0) // KV_HEADS
     kv_head = tl.program_id(0) % KV_HEADS
@@ -35,6 +36,10 @@ def attention_parts(
     head = kv_head * GROUP + line % GROUP
     at = (row * num_tokens + token).to(tl.int64)
     start = (tl.load(indices + row * num_tokens) % capacity).to(tl.int32)
+    base = 0
+    if SHORT:
+        base = tl.load(bases + row).to(tl.int32)
+        start += base
     position = start + token
     d, dv = tl.arange(0, SIZE_PAD), tl.arange(0, VALUE_PAD)
     FIRST: tl.constexpr = VALUE_SIZE if IN_KEYS else SIZE
@@ -50,7 +55,8 @@ def attention_parts(
     end = tl.minimum(tl.minimum(begin + PART, start + num_tokens), num_keys)
     if WINDOW > 0 and not MASKED:
         begin = tl.maximum(begin, (start - WINDOW + 1) // BLOCK * BLOCK)
-    store = row.to(tl.int64) * capacity
+    begin = tl.maximum(begin, base)
+    store = row.to(tl.int64) * capacity - base
     for first in range(begin, end, BLOCK):
         key = first + tl.arange(0, BLOCK)
         is_key = key < end
@@ -66,7 +72,7 @@ def attention_parts(
         if SOFTCAP > 0.0:
             scores = (2.0 / (1.0 + tl.exp(-2.0 * scores / SOFTCAP)) - 1.0) * SOFTCAP
         if MASKED:
-            allowed = (row * MASK_TOKENS + token).to(tl.int64)[:, None] * num_keys + key[None, :]
+            allowed = (row * MASK_TOKENS + token).to(tl.int64)[:, None] * mask_keys + key[None, :] - base
             is_seen = is_line[:, None] & is_key[None, :]
             scores += tl.load(mask + allowed, mask=is_seen, other=float("-inf")).to(tl.float32)
         else:

@@ -19,6 +19,7 @@ from outrider.runtime.gpu.rotary import DeviceRotary
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.lower import lower
 from outrider.runtime.ops import Code, Program, Source
+from outrider.runtime.windows import keep_windows
 
 in_kernels: Any = Package("outrider.runtime.gpu.steps")  # imported with the first run: it needs Triton
 EXPERT_TOKENS = 64  # of a pass, beyond which experts are multiplied by the model's own code, all tokens of an expert together
@@ -33,7 +34,7 @@ class DeviceRun:
         constants = {name: constant.to(lm.device) for name, constant in program.constants.items()}
         self._steps = in_kernels.Steps(program, {**named, **constants}, lm.shape.layers)
         self._rotary = DeviceRotary(module, program, lm.shape.context_length, lm.device)
-        self._has_experts = any(op.code == Code.EXPERTS for op in program.body)
+        self._has_experts = _has_experts(program)
 
     @property
     def max_exact_tokens(self) -> int:
@@ -84,20 +85,25 @@ def use_device_run(lm: LM, module: Any) -> DeviceRun:
         raise NotLoweredError(f"{str(lm.dtype).removeprefix('torch.')} is not lowered, bfloat16 and float32 are")
     if find_spec("triton") is None:
         raise NotLoweredError("Triton is not installed")
-    before, expected = lm.run, probe_logits(lm)
+    before, layers, expected = lm.run, lm.shape.layers, probe_logits(lm)
     program = lower(module)
     if program.matrices:
         raise NotLoweredError("weights kept in integers")
     if any(value.source == Source.INPUT for value in program.values):
         raise NotLoweredError("a program with further inputs")
+    if not _has_experts(program):  # wide passes through experts run by torch
+        keep_windows(lm, program)
     lm.run = run = DeviceRun(lm, module, program)
     try:
-        check_same_logits(lm, expected, picks_experts=any(op.code == Code.EXPERTS for op in program.body))
+        check_same_logits(lm, expected, picks_experts=_has_experts(program))
     except Exception as error:
         lm.run = before
+        lm.lay_out(layers)
         if isinstance(error, CapabilityError):
             raise
         raise CapabilityError(f"its kernels do not run here: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
     return run
 
 
+def _has_experts(program: Program) -> bool:
+    return any(op.code == Code.EXPERTS for op in program.body)

@@ -147,7 +147,13 @@ class Steps:
         lists = {"rotary": work.rotary, "keys": work.plan.keys, "values": work.plan.values}
         if kind in lists:
             return lists[kind][what]
-        return {"ids": work.ids, "positions": work.positions, "indices": work.plan.indices, "columns": work.columns}[kind]
+        if kind == "indices":
+            return self._indices(work.plan, what)
+        return {"ids": work.ids, "positions": work.positions, "columns": work.columns}[kind]
+
+    def _indices(self, plan: PassPlan, layer: int) -> Tensor:
+        """The places of the pass in this layer."""
+        return plan.indices if plan.short is None or self._layers[layer].window is None else plan.short.indices
 
     def _attention(self, op: Op) -> Step:
         assert op.output is not None
@@ -163,9 +169,10 @@ class Steps:
         def step(work: Work) -> None:
             plan, tokens, device = work.plan, work.num_tokens, work.ids.device
             masked, mask, num_keys = plan.chain_keys is None, plan.indices, plan.chain_keys
+            indices, short = self._indices(plan, op.layer), plan.short if layer.window is not None else None
             if num_keys is None:
                 mask = plan.mask if not op.window or plan.window_mask is None else plan.window_mask
-                num_keys = mask.shape[3]
+                num_keys = mask.shape[3] if short is None else plan.mask.shape[3]
             lines, is_narrow = tokens * (heads // kv_heads), work.count <= NARROW
             part = PART if is_narrow else WIDE_PART
             block = WIDE_LINES if dtype == torch.bfloat16 and not is_narrow and not in_keys else LINES
@@ -175,7 +182,8 @@ class Steps:
             grid = (work.num_rows * kv_heads, num_parts, triton.cdiv(lines, block))
             attention_parts[grid](
                 work.tensors[at.tensor], plan.keys[op.layer], (plan.keys if in_keys else plan.values)[op.layer], mask,
-                plan.indices, parts, sums, tokens, plan.keys[op.layer].shape[1], num_keys, num_parts, op.scale,
+                indices, indices if short is None else short.bases, parts, sums, tokens, plan.keys[op.layer].shape[1],
+                num_keys, mask.shape[3] if masked else 0, num_parts, op.scale, SHORT=short is not None,
                 QUERY_WIDTH=at.width, QUERY_OFFSET=at.offset + view.offset, QUERY_STEP=view.row_step,
                 HEADS=heads, KV_HEADS=kv_heads, SIZE=size, VALUE_SIZE=value_size,
                 SIZE_PAD=_padded(value_size if in_keys else size), VALUE_PAD=_padded(value_size), IN_KEYS=in_keys,

@@ -61,7 +61,8 @@ class Writer:
         self.grids: set[tuple[int, int]] = set()
         self.count = 0
         self.made = {op.output.value for op in ops if op.output is not None}
-        self.has_position = self.has_cache_index = False
+        self.has_position = False
+        self.cache_indices: dict[int, str] = {}  # by layer: short slots have others than whole ones
         for op in ops:
             self._op(op)
         return self.lines
@@ -151,13 +152,12 @@ class Writer:
     def _store(self, op: Op) -> None:
         view = op.inputs[0]
         x = self._read(view)
-        if not self.has_cache_index:
-            self.has_cache_index = True
-            self.lines.append(f"cache_index = tl.load({self._pointer(('indices', 0))} + t)")
+        if op.layer not in self.cache_indices:
+            self.cache_indices[op.layer] = self._let(f"tl.load({self._pointer(('indices', op.layer))} + t)")
         r, c = self._grid((view.rows, view.cols))
         pointer = self._pointer(("values" if op.is_value else "keys", op.layer))
         mask, dtype = self._mask((view.rows, view.cols)), DTYPES[self.program.values[view.value].dtype]
-        at = f"{pointer} + cache_index * {view.rows * view.cols} + {r} * {view.cols} + {c}"
+        at = f"{pointer} + {self.cache_indices[op.layer]} * {view.rows * view.cols} + {r} * {view.cols} + {c}"
         self.lines.append(f"tl.store({at}, {x}.to({dtype}), mask={mask})")
 
     def _pick(self, op: Op) -> None:

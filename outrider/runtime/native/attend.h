@@ -86,7 +86,7 @@ struct Block {
   Block(const Op& op, const Pass& pass, const char* sinks, int64_t row, int64_t head, int64_t first, int64_t count,
         const char* block0)
       : op(op), pass(pass), sinks(sinks), row(row), head(head), first(first), count(count) {
-    const int64_t slot = row * pass.capacity, width = rounded_up(op.value_size, WIDTH);
+    const int64_t slot = pass.origin(op, row), width = rounded_up(op.value_size, WIDTH);
     keys = static_cast<const Number*>(pass.keys[op.layer]) + (slot * op.kv_heads + head) * op.size;
     values = keys;
     if (!op.values_in_keys) values = static_cast<const Number*>(pass.values[op.layer]) + (slot * op.kv_heads + head) * op.value_size;
@@ -119,7 +119,7 @@ struct Block {
   void multiply_keys_by_tiles(int64_t num_keys, const Place& place, int64_t from, int64_t to) const {
     const Number* at = keys + place(0) * op.kv_heads * op.size;
     int64_t apart = op.kv_heads * op.size;
-    if (place(num_keys - 1) - place(0) != num_keys - 1 || place(0) + RANGE > pass.capacity) {
+    if (place(num_keys - 1) - place(0) != num_keys - 1 || place(0) + RANGE > pass.slot_end(op, row)) {
       for (int64_t j = 0; j < num_keys; ++j) std::copy_n(keys + place(j) * apart, op.size, key_panel + j * op.size);
       at = key_panel, apart = op.size;
     }

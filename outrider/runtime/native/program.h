@@ -49,6 +49,7 @@ struct Op {
   int64_t values_in_keys;  // ATTENTION: values are the first numbers of keys, not in memory of their own
   int64_t window;
   int64_t sees_all;  // ATTENTION: each token sees the whole pass
+  int64_t is_short;  // STORE, ATTENTION: of a layer whose slots may be short, `Pass::bases`
   double scale, softcap;
 };
 
@@ -92,6 +93,15 @@ struct Pass {
   void* const* signals;                // where hidden states go, null where nobody wants them
   const int64_t* columns;              // (K,) tokens of each row whose logits are asked for; (B, K) where rows differ
   int64_t num_columns, rows_differ;
+  const int64_t* bases;                // (B,) positions that come first in a short slot; null: none is short
+  int64_t short_capacity;              // positions of a short slot
   float* logits;                       // (B, K, V)
   char* arena;                         // of the body's values, then the head's, then what attention leaves
+
+  // Where position 0 of a row lies in a layer, in positions; in front of a short slot, of which nobody reads
+  int64_t origin(const Op& op, int64_t row) const {
+    return op.is_short && bases ? row * short_capacity - bases[row] : row * capacity;
+  }
+  // The position behind the last one of the slot
+  int64_t slot_end(const Op& op, int64_t row) const { return op.is_short && bases ? bases[row] + short_capacity : capacity; }
 };

@@ -17,13 +17,15 @@ from transformers.generation import candidate_generator
 
 from outrider.build import Built, Options, build
 from outrider.errors import CapabilityError, CheckpointError
-from outrider.models.heads.assistant import every_layer_shares
+from outrider.models.heads.assistant import Assistant, every_layer_shares, read_layers
 from outrider.models.heads.kinds import head_kind
+from outrider.models.loading.load import build_lm
 from outrider.sampling.params import SamplingParams
 from tests.helpers import make_row, run_to_end, tiny_llama, word_tokenizer
 from tests.mtp_heads import WEIGHTS
 from tests.unit.drafters.heads.test_mtp import PARAMS, watched, write
 from tests.unit.runtime.families import FAMILIES, SIZES
+from tests.unit.runtime.test_windows import filled, whole
 
 WINDOW = 8  # shorter than the texts
 TARGET: dict[str, Any] = {**SIZES, **FAMILIES["gemma4_text"], "sliding_window": WINDOW, "eos_token_id": 0}
@@ -122,6 +124,25 @@ def test_the_first_draft_is_that_of_generate(tmp_path: Path, monkeypatch: pytest
     assert run_to_end(made.decoder)[0].tokens == text[0].tolist()
     drafts = {len(tokens): draft for tokens, draft in seen}
     assert drafts[len(prompt) + 1] == next(draft for draft in theirs if draft)
+
+
+def test_it_finds_what_windows_have_not_passed(tmp_path: Path) -> None:
+    """Rows of a target with windows begin at places of their own; it sees the keys that it sees in whole rows."""
+    model, module = saved(tmp_path)
+    lm = build_lm(model, "target", torch.float32, torch.device("cpu"))
+    layers = read_layers(model.config)
+    sights = []
+    for one in (lm, whole(lm)):
+        filled(one, lengths := (1500, 700, 1300))
+        seen = Assistant(module, one, layers, model.get_input_embeddings()).look(lengths)
+        assert seen.positions.flatten().tolist() == list(lengths)
+        masked = {kind: [mask[row, 0, 0] for row in range(3)] for kind, mask in seen.masks.items()}
+        sights.append([
+            store[row][:, masked[kind][row]] for kind, stores in seen.shared.items() for store in stores for row in range(3)
+        ])  # fmt: skip
+    assert len(set(lm.kv.bases)) > 1
+    assert all(map(torch.equal, *sights))
+    assert {sight.shape[1] for sight in sights[0]} == {WINDOW + 1, 1500, 700, 1300}
 
 
 def test_trees_and_sampling(tmp_path: Path) -> None:
