@@ -30,6 +30,12 @@ _TYPED = (
     "target_endpoint target_ms target_params temperature threads timeout tls_ca tls_cert tls_key to tokenizer verifier"
 )
 FLAGS = frozenset(_TYPED.split())
+ELSEWHERE = {  # options of vLLM, SGLang, transformers and llama.cpp -> ours
+    "gamma": "num-draft-tokens", "num-speculative-tokens": "num-draft-tokens", "speculative-num-draft-tokens": "num-draft-tokens",
+    "spec-draft-n-max": "num-draft-tokens", "draft-max": "num-draft-tokens", "speculative-model": "draft", "model-draft": "draft",
+    "speculative-draft-model-path": "draft", "assistant-model": "draft",
+    "max-new-tokens": "max-tokens", "n-predict": "max-tokens",
+}  # fmt: skip
 
 
 def option(default: Any, panel: str, text: str, **extra: Any) -> Any:
@@ -145,17 +151,18 @@ def join_settings(arguments: Sequence[str]) -> list[str]:
 
 
 def misspelt(given: str, known: Iterable[str]) -> str:
-    """What to say about an option that a verb does not have, among the options that it has."""
-    forms = {_as_flag(name): f"{name}=VALUE" if name.startswith("--set ") else name for name in known if name.startswith("--")}
-    asked = _as_flag(given)
+    """What to say about an option that a verb does not have, among the options `known` that it has."""
+    forms = {_bare(name): f"{name}=VALUE" if name.startswith("--set ") else name for name in known if name.startswith("--")}
+    asked = _bare(given)
     if new := forms.get(asked):
         return f"'{given}' is written {new}"
-    close = difflib.get_close_matches(asked, forms, n=1)
-    return f"unknown option '{given}'" + (f". Did you mean '{forms[close[0]]}'?" if close else "")
+    close = difflib.get_close_matches(ELSEWHERE.get(asked, asked), forms, n=1, cutoff=0.7)
+    meant = forms[close[0]] if close else None
+    return f"unknown option '{given}'" + (f". Did you mean '{meant}'?" if meant else "")
 
 
-def _as_flag(name: str) -> str:
-    return f"--{name.removeprefix('--set ').removeprefix('--').replace('_', '-')}"
+def _bare(name: str) -> str:
+    return name.removeprefix("--set ").removeprefix("--").replace("_", "-")
 
 
 def refuse_unused(names: Sequence[str], where: str) -> None:

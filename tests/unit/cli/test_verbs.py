@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 from outrider.cli.app import VERBS, build_app
-from outrider.cli.verbs import FLAGS
+from outrider.cli.verbs import ELSEWHERE, FLAGS
 
 MAX_SHOWN = 20  # --help itself is one of them
 Cli = Callable[..., Any]
@@ -52,6 +52,9 @@ def test_every_flag_is_one_of_some_verb() -> None:
         (["--seed"], "--seed: a value is needed"),
         (["is", "blue"], "got 'is blue': a prompt of several words needs quotes around it"),
         (["--model", "x"], "unknown option '--model'"),
+        (["--num-speculative-tokens", "5"], "unknown option '--num-speculative-tokens'. Did you mean '--num-draft-tokens'?"),
+        (["--speculative-model", "x"], "Did you mean '--draft'?"),
+        (["--compile", "off"], "unknown option '--compile'. See 'outrider generate --help'"),
     ],
 )
 def test_what_is_typed_otherwise(cli: Cli, fake: Any, arguments: list[str], message: str) -> None:
@@ -67,3 +70,9 @@ def test_settings_are_read_behind_the_prompt_but_not_in_it(cli: Cli, fake: Any) 
     assert (fake.params[0].top_k, fake.params[0].stop) == (3, ["a=b", "c"])
     assert cli("generate", "demo", "--", "--set").code == 0
     assert fake.prompts == ["x", "--set"]
+
+
+def test_options_of_other_engines_name_ours() -> None:
+    ours = {one.opts[0].removeprefix("--") for one in commands()["generate"].params if one.param_type_name == "option"}
+    assert set(ELSEWHERE.values()) <= ours
+    assert not ours & set(ELSEWHERE)
