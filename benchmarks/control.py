@@ -41,6 +41,7 @@ from workload import read_result
 
 from outrider.draft_length import Goodput
 from outrider.draft_length.goodput import ObservedStep
+from outrider.draft_length.survival import Phase
 from outrider.types import VerdictLists
 
 World = Sequence[Text] | Sequence[RecordedText]
@@ -120,10 +121,11 @@ class AutoRun:
         return self
 
     def _step(self, text: Text | RecordedText, row: Any, slow: float) -> None:
-        thinks = len(text) - row.room < getattr(text, "thoughts", 0)
-        size = self.control.next_size(1, float(thinks))
+        position = len(text) - row.room
+        phase = Phase.at(position, thinks=position < getattr(text, "thoughts", 0))
+        size = self.control.next_size(1, {phase: 1.0}, position)
         asked = row.clamp_draft(size)
-        step = self.kind.step(text, len(text) - row.room, asked)
+        step = self.kind.step(text, position, asked)
         self.parts[self._cause(asked, row)].add(step.ms, step.tokens)
         self.asked[asked] += 1
         row.room -= step.kept + 1
@@ -132,7 +134,9 @@ class AutoRun:
         known = seconds if row.stats.steps > 1 else None  # as `AutoLength.observe` has it: a first step also reads the prompt
         verdict = VerdictLists([[*range(step.kept)]], [step.kept], [0], [step.ran_out])
         lessons = self.control.lessons
-        step_seen = ObservedStep(1, size, [asked], [step.drafted], verdict, [step.budgets], known, [0], (0,) if thinks else ())
+        step_seen = ObservedStep(
+            1, size, [asked], [step.drafted], verdict, [step.budgets], known, [0], [phase], position
+        )  # fmt: skip
         self.control.learn(step_seen)
         self.parts["think"].add(EACH_STEP_MS + LESSON_MS * (self.control.lessons - lessons), 0)
 

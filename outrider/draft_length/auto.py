@@ -16,6 +16,7 @@ from typing import Any
 
 from outrider.draft_length.goodput import Goodput, ObservedStep
 from outrider.draft_length.reading import ReadingPrice
+from outrider.draft_length.survival import Phase
 from outrider.rows import Row, Rows
 from outrider.step import StepFacts
 
@@ -33,7 +34,8 @@ class AutoLength:
         self._asked: list[int] = []  # of the present step
         self._rows: dict[str, list[int]] = {}  # of the present step, by drafter
         self._sizes: dict[str, int] = {}  # the same: what was chosen for rows without a number of their own
-        self._thinking: frozenset[int] = frozenset()  # rows of the present step that are inside their thoughts
+        self._phases: list[Phase] = []  # of the present step's rows
+        self._context = 0  # tokens of their texts
 
     def choose(self, rows: Rows) -> list[int]:
         """Nodes wanted for each row."""
@@ -42,13 +44,16 @@ class AutoLength:
             for name, goodput in self.drafters.items():
                 goodput.reading_s, goodput.unread_s = self.reading.per_token_s(name), self.reading.unread_s(name)
         self._rows, self._sizes, self._asked = {}, {}, [0] * len(rows)
-        self._thinking = frozenset(index for index, row in enumerate(rows) if row.thinks)
+        self._phases = [Phase.at(len(row.tokens), thinks=row.thinks) for row in rows]
+        self._context = sum(len(row.tokens) for row in rows)
         for index, row in enumerate(rows):
             self._rows.setdefault(self.name_of(row), []).append(index)
         for name, indices in self._rows.items():
             goodput, left = self.drafters[name], len(rows)
             if not all([rows[index].draft_fixed for index in indices]):
-                self._sizes[name] = goodput.next_size(len(rows), len(self._thinking.intersection(indices)) / len(indices))
+                counts = Counter(self._phases[index] for index in indices)
+                shares = {phase: count / len(indices) for phase, count in counts.items()}
+                self._sizes[name] = goodput.next_size(len(rows), shares, self._context)
                 if not goodput.settled(len(rows)):
                     left = PROBED_ROWS
             for index in indices:
@@ -74,9 +79,10 @@ class AutoLength:
         timed = len(self._rows) == 1 and all([row.stats.steps > 1 for row in rows])  # a first step reads the prompt, too
         seconds = facts.seconds if timed else None
         for name, indices in self._rows.items():
-            size, thinking = self._sizes.get(name), self._thinking
-            step = ObservedStep(len(rows), size, facts.asked, facts.drafted, lists, budgets, seconds, indices, thinking)
-            self.drafters[name].learn(step)
+            self.drafters[name].learn(ObservedStep(
+                len(rows), self._sizes.get(name), facts.asked, facts.drafted, lists, budgets, seconds, indices,
+                self._phases, self._context,
+            ))  # fmt: skip
         if self.reading is not None:
             self.reading.ended(rows, self.name_of)
 

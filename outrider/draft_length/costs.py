@@ -5,6 +5,9 @@ a size timed an hour ago stays comparable with the one in use; that each node co
 differ little from that. A clock errs upwards: a time far too long counts as a time a little too long. How much two times of
 one size differ says how noisy the clock is: beside busy processes each time counts for less.
 
+Behind longer texts a pass reads more of the cache, and each further node looks at all of it. So two more numbers are learned: how
+all sizes grow with the logarithm of the texts' tokens, and how much more each node does.
+
 Drafters offer less than asked: look-ups find nothing, stop rules stop early. With W the nodes of the widest row and c(i) the cost
 of a step that drafts i nodes, c(0) that of one which asked and was offered nothing,
 
@@ -20,12 +23,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from outrider.draft_length.survival import DECAY, NOTHING, FadingMean, Shares
+from outrider.draft_length.survival import DECAY, LONG, NOTHING, FadingMean, Shares
 
 EMPTY_DRAFT = -1  # in place of a size: nodes were asked for and none was offered
-NODE, NODE_DEVIATION = 0.05, 0.2  # of a plain step, that a node costs: mean and deviation before anything was measured
+NODE, NODE_DEVIATION = 0.05, 0.2  # of a plain step, that a node costs: mean and deviation before anything was measured;
+# the deviation is also that of a plain step's growth with its texts, from the first tokens to 1.7 times LONG (a logarithm of 1)
 LEVEL_DEVIATION = 3.0  # of the logarithm of a plain step's seconds
-BUMP = 0.05  # relative deviation of one size from its neighbour
+BUMP = 0.05  # relative deviation of one size from its neighbour, and of the growth of one from the other's
 NOISE = 0.05  # relative error of a time at least
 DRIFT = 0.02  # relative change of the whole machine from step to step
 RENEWAL = 300  # steps in which sizes may change against one another as much as they may differ at first (texts grow)
@@ -40,33 +44,41 @@ class LengthCosts:
     def __init__(self, max_nodes: int) -> None:
         sizes = np.arange(max_nodes + 2.0)
         sizes[EMPTY_DRAFT] = 0
+        count = len(sizes)
+        # a size's logarithm: its own number and, times the texts' length, the last two, growth and growth per node
+        self._own, self._growth = np.eye(count, count + 2), np.zeros((count, count + 2))
+        self._growth[:, count], self._growth[:, count + 1] = 1, sizes
         slope = NODE_DEVIATION * sizes / (1 + NODE * sizes)
-        self._shape = BUMP**2 * np.minimum.outer(sizes, sizes)
-        self._shape[EMPTY_DRAFT, EMPTY_DRAFT] = BUMP**2
-        self._prior = LEVEL_DEVIATION**2 + np.outer(slope, slope) + self._shape
-        self._log_s, self._spread = np.log1p(NODE * sizes), self._prior
+        shape = BUMP**2 * np.minimum.outer(sizes, sizes)
+        shape[EMPTY_DRAFT, EMPTY_DRAFT] = BUMP**2
+        self._shape, self._level = (self._own.T @ part @ self._own for part in (shape, np.ones((count, count))))
+        self._prior = LEVEL_DEVIATION**2 * self._level + self._own.T @ np.outer(slope, slope) @ self._own + self._shape
+        self._prior[count:, count:] = np.diag([NODE_DEVIATION**2, BUMP**2])
+        self._known, self._spread = np.append(np.log1p(NODE * sizes), [0.0, 0.0]), self._prior
         self._max_nodes, self._timed_at = max_nodes, 0
         self._noise = FadingMean()  # variance of one time
         self._latest: dict[int, tuple[float, int]] = {}  # its logarithm, and how many it was the median of, by size
         self._offered = Shares()  # position i: steps with W > i among those that asked for more than i
         self.times: Counter[int] = Counter()  # by size
 
-    def observe(self, size: int, seconds: float, now: int = 0, count: int = 1) -> None:
-        """The time of a step that drafted `size` nodes (or EMPTY_DRAFT), or the median of `count` alike. `now`: steps so far."""
+    def observe(self, size: int, seconds: float, now: int = 0, count: int = 1, context: float = 0.0) -> None:
+        """The time of a step that drafted `size` nodes (or EMPTY_DRAFT) behind texts of `context` tokens in all, or the median
+        of `count` alike. `now`: steps so far."""
         if size > self._max_nodes:
             return
         steps, self._timed_at = now - self._timed_at, now
         self.times[size] += count
-        self._spread = self._spread + steps * (DRIFT**2 + self._shape / RENEWAL)
-        error = math.log(seconds) - float(self._log_s[size])
+        self._spread = self._spread + steps * (DRIFT**2 * self._level + self._shape / RENEWAL)
+        reading = self._readings(context)[size]
+        error = math.log(seconds) - float(reading @ self._known)
         if error < -SPOILT:
             self._spread = self._spread + self._prior
-        column = self._spread[:, size].copy()
+        column = self._spread @ reading
         if now:  # in this hour
-            self._learn_noise(size, math.log(seconds), count)
-        total = float(column[size]) + self._noise_of_one() / count
+            self._learn_noise(size, error + float(self._known[size]), count)
+        total = float(column @ reading) + self._noise_of_one() / count
         error = min(error, MAX_ERROR * count * math.sqrt(total))
-        self._log_s = self._log_s + column * (error / total)
+        self._known = self._known + column * (error / total)
         self._spread -= np.outer(column, column / total)
 
     def _learn_noise(self, size: int, log_s: float, count: int) -> None:
@@ -96,19 +108,23 @@ class LengthCosts:
     def copy(self) -> LengthCosts:
         """A first guess for another number of rows: nodes compare as they do here."""
         other = LengthCosts(self._max_nodes)
-        other._log_s, other._timed_at, other.times = self._log_s, self._timed_at, Counter(self.times)
+        other._known, other._timed_at, other.times = self._known, self._timed_at, Counter(self.times)
         other._noise = replace(self._noise)
-        other._spread = self._spread + ELSEWHERE * self._prior + LEVEL_DEVIATION**2
+        other._spread = self._spread + ELSEWHERE * self._prior + LEVEL_DEVIATION**2 * self._level
         return other
 
-    def drafted(self) -> list[float]:
+    def _readings(self, context: float) -> np.ndarray:
+        """Row `size`: what is read off `_known` for a step of this size."""
+        return self._own + math.log1p(context / LONG) * self._growth
+
+    def drafted(self, context: float = 0.0) -> list[float]:
         """Seconds by nodes drafted, 0 to `max_nodes`, and of an empty draft. A plain step never costs more than another."""
-        seconds: list[float] = np.exp(self._log_s).tolist()
+        seconds: list[float] = np.exp(self._readings(context) @ self._known).tolist()
         return [min(seconds), *seconds[1:]]
 
-    def asked(self) -> list[float]:
+    def asked(self, context: float = 0.0) -> list[float]:
         """Seconds by nodes asked for, 0 to `max_nodes`."""
-        plain, *drafting, empty = self.drafted()
+        plain, *drafting, empty = self.drafted(context)
         costs, before, reached, total = [plain], empty, 1.0, empty
         for cost, (wide, tried) in zip(drafting, self._offered.counts(self._max_nodes), strict=True):
             reached = min(wide / tried, reached) if tried else reached

@@ -3,8 +3,8 @@
     goodput(n) = rows (1 + expected kept nodes when n are asked for) / expected seconds of a step that asks for n
 
 (SmartSpec, Liu et al. 2406.14066.) Both sides are measured while running: `survival.py`, `costs.py`. All rows get the same n,
-since a target pass is as wide as its widest row. Thoughts and answers are easy or hard to guess each in their own way, so what is
-kept of drafts is measured for either; a step's estimate is their mean by its rows.
+since a target pass is as wide as its widest row. Thoughts and answers, short texts and long ones are easy or hard to guess each
+in their own way, so what is kept of drafts is measured for each `Phase`; a step's estimate is their mean by its rows.
 
 Steps are planned: 1, then 2, 4, ... up to MAX_PLAN of one length, fewer again after a change. Learning and deciding between them
 takes half a millisecond each time, a tenth of a short step. Now and then a plan ends with a probe: of a larger length, of a
@@ -14,13 +14,13 @@ plain step where drafting pays little, of one node in a few rows where it does n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from outrider.draft_length.costs import EMPTY_DRAFT, LengthCosts
-from outrider.draft_length.survival import KeptNodes
+from outrider.draft_length.survival import KeptByPhase, Phase
 from outrider.types import VerdictLists
 
 MAX_PLAN = 16
@@ -41,7 +41,8 @@ class ObservedStep(NamedTuple):
     budgets: Sequence[Sequence[int] | None] | None  # `Draft.budgets`
     seconds: float | None  # None: its time tells nothing
     rows: Sequence[int]  # that this drafter drafts for
-    thinking: Container[int] = ()  # those of them whose text was inside its thoughts
+    phases: Sequence[Phase]  # that each row of the step was in
+    context: int  # tokens of all its rows' texts
 
     def kept_budgets(self, row: int) -> list[int] | None:
         """How much must be asked for to get each of the row's kept nodes; None: the drafter does not say."""
@@ -61,6 +62,7 @@ class Crowd:
     pace: int = 1  # steps of the next one
     gap: int = MIN_GAP  # steps between the latest probe and the next one
     due: int = MIN_GAP  # steps until the next probe
+    context: int = 0  # tokens of the texts in the latest step
     missed: float = 0.0  # plain steps' worth of gain that was let go by
     chosen: Counter[int] = field(default_factory=Counter)
 
@@ -70,9 +72,9 @@ class Goodput:
 
     def __init__(self, max_nodes: int, *, trees: bool) -> None:
         self.max_nodes, self._trees = max_nodes, trees
-        self._kept = {thinks: KeptNodes() for thinks in (False, True)}
-        self._share = 0.0  # of the present step's rows that are inside their thoughts
-        self._expected = self._expect()
+        self._kept = KeptByPhase()
+        self._shares: Mapping[Phase, float] = {Phase(): 1.0}  # of the present step's rows
+        self._expected = self._kept.expected(self._shares, max_nodes)
         self._crowds: dict[int, Crowd] = {}  # by number of rows
         self._waiting: list[ObservedStep] = []  # not learned from yet
         self._now = 0  # steps learned from
@@ -80,11 +82,14 @@ class Goodput:
         self.reading_s = 0.0  # per emitted token, for reading texts, where there are drafts
         self.unread_s = 0.0  # for reading all that must be read before every row can be drafted for
 
-    def next_size(self, num_rows: int, thinking: float = 0.0) -> int:
-        """Nodes that the coming step asks for, for each of so many rows. `thinking`: share of them inside their thoughts."""
+    def next_size(self, num_rows: int, shares: Mapping[Phase, float], context: int) -> int:
+        """Nodes that the coming step asks for, for each of so many rows, whose texts have `context` tokens in all. `shares`: of
+        this drafter's rows, by their phase."""
         crowd = self._crowd(num_rows)
-        if thinking != self._share:  # what was planned was for other rows
-            self._share, self._expected = thinking, self._expect(thinking)
+        crowd.context = context
+        if shares != self._shares:  # what was planned was for other rows
+            self._learn()
+            self._shares, self._expected = shares, self._kept.expected(shares, self.max_nodes)
             for each in self._crowds.values():
                 each.due, each.planned, each.plan = each.due + len(each.plan), each.planned - len(each.plan), []
         if not crowd.plan:
@@ -108,12 +113,13 @@ class Goodput:
 
     def goodput(self, num_rows: int) -> list[float] | None:
         """Tokens per second of steps that ask for 0, 1, ... `max_nodes`; None before anything was timed."""
-        costs = self._crowd(num_rows).costs
-        if not costs.times:
+        crowd = self._crowd(num_rows)
+        if not crowd.costs.times:
             return None
         tokens = [num_rows * (1 + kept) for kept in self._expected]
         reading = [0.0, *(count * self.reading_s for count in tokens[1:])]
-        return [count / (step + more) for count, step, more in zip(tokens, costs.asked(), reading, strict=True)]
+        steps = crowd.costs.asked(crowd.context)
+        return [count / (step + more) for count, step, more in zip(tokens, steps, reading, strict=True)]
 
     def pays_for(self, num_ready: int, num_asked: int, num_rows: int) -> bool:
         """Whether drafting pays in a step in which only so many of the rows that asked can be drafted for. A probe need not."""
@@ -132,7 +138,7 @@ class Goodput:
         return {"chosen": dict(sorted(total.items())), "by_rows": by_rows}
 
     def _report(self, num_rows: int, crowd: Crowd) -> dict[str, Any]:
-        rates, seconds = self.goodput(num_rows), crowd.costs.drafted()
+        rates, seconds = self.goodput(num_rows), crowd.costs.drafted(crowd.context)
         assert rates is not None, "something was timed"
         tokens = {size: count * (1 + self._expected[size]) for size, count in crowd.chosen.items()}
         spent = sum(count / rates[size] for size, count in tokens.items())
@@ -154,33 +160,30 @@ class Goodput:
         self.lessons, self._now = self.lessons + 1, self._now + len(steps)
         for num_rows in {step.num_rows for step in steps}:
             self._learn_costs(self._crowd(num_rows), [step for step in steps if step.num_rows == num_rows])
-        for thinks, kept in self._kept.items():
-            kept.fade(sum(any((row in step.thinking) == thinks for row in step.rows) for step in steps))
+        present = Counter(phase for step in steps for phase in {step.phases[row] for row in step.rows})
+        for phase, count in present.items():
+            self._kept.of(phase).fade(count)
         for step in steps:
             for row in step.rows:
                 if step.asked[row]:
                     accepted = step.verdict.num_accepted[row]
                     budgets = step.kept_budgets(row) if self._trees else range(1, accepted + 1)
-                    self._kept[row in step.thinking].observe(step.asked[row], accepted, budgets)
-        self._expected = self._expect(self._share)
-
-    def _expect(self, thinking: float = 0.0) -> list[float]:
-        """Kept nodes by nodes asked for, where so large a share of the rows is inside its thoughts."""
-        answers, thoughts = (kept.expected(self.max_nodes) for kept in self._kept.values())
-        return [(1 - thinking) * answer + thinking * thought for answer, thought in zip(answers, thoughts, strict=True)]
+                    self._kept.of(step.phases[row]).observe(step.asked[row], accepted, budgets)
+        self._expected = self._kept.expected(self._shares, self.max_nodes)
 
     def _learn_costs(self, crowd: Crowd, steps: Sequence[ObservedStep]) -> None:
         """Steps that drafted alike are one time, their median, that counts for as many."""
         crowd.chosen.update(step.size for step in steps if step.size is not None)
         asking = [([step.asked[row] for row in step.rows], [step.drafted[row] for row in step.rows]) for step in steps]
         crowd.costs.observe_offers([(max(asked), max(drafted)) for asked, drafted in asking if any(asked)])
-        alike: dict[int, list[float]] = {}
+        alike: dict[int, list[tuple[float, int]]] = {}
         for step in steps:
             if step.seconds is not None:
                 size = max(step.drafted)
-                alike.setdefault(size if size or not any(step.asked) else EMPTY_DRAFT, []).append(step.seconds)
-        for size, seconds in alike.items():
-            crowd.costs.observe(size, median(seconds), self._now, len(seconds))
+                alike.setdefault(size if size or not any(step.asked) else EMPTY_DRAFT, []).append((step.seconds, step.context))
+        for size, times in alike.items():
+            seconds, contexts = zip(*times, strict=True)
+            crowd.costs.observe(size, median(seconds), self._now, len(times), fmean(contexts))
 
     # ---------------------------------------------------------------- deciding
 

@@ -8,14 +8,17 @@ Only counts of earlier steps enter, never the value of a token that is about to 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 DECAY = 0.98  # per step, however many rows it has: a memory of some 50 steps
 PRIOR, PRIOR_WEIGHT = 0.7, 2.0  # conditional acceptance before anything was seen, and the tokens it counts for; fading, too
 NODE_LEAN = 5.0  # kept nodes that the guess from the node before counts for
 MIN_SHARE = 0.1  # share of steps in which the node before counts as kept: rarer ones would make a guess of too much weight
 NOTHING = 1e-6  # weight of a prior that has faded
+LONG = 1024  # tokens of a text, prompt included: each doubling from here on has estimates of its own
 
 
 @dataclass
@@ -93,3 +96,35 @@ class KeptNodes:
             ratio = min(share / before, 1.0) if before else 0.0
             sums.append(sums[-1] + share)
         return sums
+
+
+class Phase(NamedTuple):
+    """Where a row is in its text."""
+
+    thinks: bool = False  # inside its thoughts
+    doublings: int = 0  # of its text's length, the one to LONG tokens the first
+
+    @classmethod
+    def at(cls, length: int, *, thinks: bool) -> Phase:
+        """Behind so many tokens."""
+        return cls(thinks, (length // LONG).bit_length())
+
+
+class KeptByPhase:
+    """`KeptNodes` of each phase."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Phase, KeptNodes] = {}
+
+    def of(self, phase: Phase) -> KeptNodes:
+        """What is kept in a phase: at first as much as in texts of the nearest length that are known."""
+        if phase not in self._kept:
+            known = [other for other in self._kept if other.thinks == phase.thinks]
+            nearest = min(known, key=lambda other: abs(other.doublings - phase.doublings), default=None)
+            self._kept[phase] = KeptNodes() if nearest is None else deepcopy(self._kept[nearest])
+        return self._kept[phase]
+
+    def expected(self, shares: Mapping[Phase, float], max_nodes: int) -> list[float]:
+        """Kept nodes where 0, 1, ... `max_nodes` are asked for: the mean of rows, of which such shares are in each phase."""
+        curves = [[share * kept for kept in self.of(phase).expected(max_nodes)] for phase, share in shares.items()]
+        return [sum(values) for values in zip(*curves, strict=True)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from outrider.draft_length import AutoLength, Goodput
 from outrider.draft_length.goodput import ObservedStep
+from outrider.draft_length.survival import Phase
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.thinking import ThinkingMarks
@@ -143,7 +146,7 @@ def test_thoughts_and_answers_have_lengths_of_their_own() -> None:
         asked = []
         for _ in range(60):
             easy = row.thinks
-            asked += step(each, [row], {"model": easy}, seconds=1.5)
+            asked += step(each, [row], {"model": easy})
             row.add(7, "plain")
         assert row.thinks == (number % 2 == 0)
         phases.append(asked)
@@ -159,17 +162,59 @@ def test_thoughts_and_answers_have_lengths_of_their_own() -> None:
 def test_rows_in_both_phases_share_the_mean() -> None:
     """Three rows of four are kept whole: as many nodes as if each row were kept that often."""
     goodput = Goodput(4, trees=False)
-    for thinking, kept in (((0,), 4), ((), 0)):
+    thought, answer = Phase(thinks=True), Phase()
+    for phase, kept in ((thought, 4), (answer, 0)):
         verdict = VerdictLists([[*range(kept)]], [kept], [0], [True])
         for _ in range(200):
-            goodput.next_size(1, float(bool(thinking)))
-            goodput.learn(ObservedStep(1, 4, [4], [4], verdict, None, 1.0, [0], thinking))
-    goodput.next_size(1, 0.0)
+            goodput.next_size(1, {phase: 1.0}, 9)
+            goodput.learn(ObservedStep(1, 4, [4], [4], verdict, None, 1.0, [0], [phase], 9))
+    goodput.next_size(1, {answer: 1.0}, 9)
     answers = goodput.summary()["by_rows"][1]["tokens_per_s"]
-    goodput.next_size(1, 1.0)
+    goodput.next_size(1, {thought: 1.0}, 9)
     thoughts = goodput.summary()["by_rows"][1]["tokens_per_s"]
-    goodput.next_size(1, 0.75)
+    goodput.next_size(1, {answer: 0.25, thought: 0.75}, 9)
     both = goodput.summary()["by_rows"][1]["tokens_per_s"]
     assert thoughts[4] > 3 * answers[4]
     for size, rate in both.items():
         assert rate == pytest.approx(0.25 * answers[size] + 0.75 * thoughts[size])
+
+
+def long_rows(*lengths: int) -> list[Row]:
+    rows = [make_row([0] * length, SamplingParams(max_tokens=10**6)) for length in lengths]
+    for row in rows:
+        row.stats.steps = 5
+    return rows
+
+
+def keep(each: AutoLength, rows: list[Row], chance: float = 1.0, rng: random.Random | None = None) -> list[int]:
+    """Behind short texts each token is kept with this chance, behind long ones none."""
+    rng, asked = rng or random.Random(0), list(each.choose(rows))  # type: ignore[arg-type]
+    kept = [
+        next((depth for depth in range(size) if len(row.tokens) >= 1024 or rng.random() > chance), size)
+        for size, row in zip(asked, rows, strict=True)
+    ]
+    each.observe(StepFacts(rows, asked, _draft(asked), _verdict(asked, kept), 1 + 0.1 * max(asked), 0.0))  # type: ignore[arg-type]
+    return asked
+
+
+def test_short_and_long_texts_have_lengths_of_their_own() -> None:
+    """In turn, from the first step on: catches one estimate for all, and one that fades while no such text is there. A length
+    that was never seen begins with what the nearest one keeps."""
+    each = AutoLength({"model": Goodput(8, trees=False)})
+    short, long, longer = long_rows(200), long_rows(6000), long_rows(9000)
+    for _ in range(3):
+        lengths = [[keep(each, rows)[0] for _ in range(60)] for rows in (short, long)]
+    assert lengths[0][:3] == [8, 8, 8]
+    assert max(lengths[1][:3]) <= 1
+    assert keep(each, short)[0] == 8
+    assert keep(each, longer)[0] <= 1
+
+
+def test_a_batch_drafts_less_the_more_of_its_rows_are_long() -> None:
+    """One pass is as wide as its widest row, so all rows get the length that suits their mean."""
+    each, rng = AutoLength({"model": Goodput(8, trees=False)}), random.Random(2)
+    batches = [long_rows(200, 300, 400, 500), long_rows(200, 6000, 6000, 6000), long_rows(*[6000] * 4)]
+    for _ in range(3):
+        asked = [[max(keep(each, rows, 0.8, rng)) for _ in range(60)][-20:] for rows in batches]
+    means = [sum(lengths) / len(lengths) for lengths in asked]
+    assert means[0] > means[1] > means[2]

@@ -151,3 +151,22 @@ def test_times_beside_a_busy_process_count_for_less() -> None:
     """A filter that takes a noisy clock for an exact one follows the noise: eight nodes look cheap now and costly in a moment."""
     assert ratio_error(0.05) < 0.04
     assert ratio_error(0.4) < 0.3
+
+
+def test_long_texts_make_steps_slow_and_not_the_size_that_is_usual_behind_them() -> None:
+    """Short texts draft five, long ones one, in turn: catches a cost of one node that is that of long texts. What was never
+    timed behind either is right, too."""
+
+    def law(size: int, context: int) -> float:
+        return 1 + 0.05 * size + context / 10_000 * (1 + 0.2 * size)
+
+    costs, rng = LengthCosts(8), random.Random(1)
+    for step in range(600):
+        context, sizes = ((200, (5, 5, 5, 6, 0)), (6000, (1, 1, 1, 2, 0)))[step // 30 % 2]
+        size = sizes[step % 5]
+        costs.observe(size, law(size, context) * math.exp(rng.gauss(0, 0.03)), now=step + 1, context=context)
+    for context in (200, 6000):
+        seconds = costs.drafted(context)
+        for size in (1, 3, 5):
+            assert seconds[size] / seconds[0] == pytest.approx(law(size, context) / law(0, context), rel=0.08), (size, context)
+    assert costs.drafted(6000)[0] / costs.drafted(200)[0] == pytest.approx(law(0, 6000) / law(0, 200), rel=0.1)

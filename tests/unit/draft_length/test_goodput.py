@@ -12,6 +12,7 @@ import pytest
 
 from outrider.draft_length import Goodput
 from outrider.draft_length.goodput import MAX_PLAN, ObservedStep
+from outrider.draft_length.survival import Phase
 from outrider.types import VerdictLists
 from tests.unit.draft_length.simulator import Run, World, best_rate, linear, plain_rate
 
@@ -305,7 +306,7 @@ def test_a_crowd_never_seen_compares_sizes_as_the_nearest_one_does() -> None:
     control.learn_costs(1, {size: 1.0 + 0.01 * size for size in CHAIN})
     control.learn_costs(8, {size: 5.0 + 4.0 * size for size in CHAIN})
     Run(control).steps(World(0.5, linear(0.01)), 50)  # half of the nodes are kept
-    assert [control.next_size(7), control.settled(7)] == [0, 0]
+    assert [control.next_size(7, {Phase(): 1.0}, 7), control.settled(7)] == [0, 0]
     assert control.settled(1) > 2
 
 
@@ -315,14 +316,14 @@ def test_a_tree_that_says_which_node_came_when_is_known_at_every_size() -> None:
     control.learn_costs(1, {size: 1 + 0.05 * size for size in range(9)})
     verdict = VerdictLists([[0, 1]], [2], [0], [False])
     for _ in range(40):
-        control.learn(ObservedStep(1, 8, [8], [8], verdict, [[*range(1, 9)]], 1.4, [0]))
+        control.learn(ObservedStep(1, 8, [8], [8], verdict, [[*range(1, 9)]], 1.4, [0], [Phase()], 9))
     assert control.summary()["by_rows"][1]["best_fixed"] == 2
 
 
 def test_what_kept_nodes_needed_is_read_off_the_path() -> None:
     """Two rows of a draft; the second kept its third node, then its fourth."""
     verdict = VerdictLists([[0, -1, -1, -1], [2, 3, -1, -1]], [1, 2], [0, 0], [False, True])
-    step = ObservedStep(2, 4, [4, 4], [2, 4], verdict, [[1, 4, 4, 4], [1, 2, 3, 6]], 1.0, [0, 1])
+    step = ObservedStep(2, 4, [4, 4], [2, 4], verdict, [[1, 4, 4, 4], [1, 2, 3, 6]], 1.0, [0, 1], [Phase()] * 2, 9)
     assert [step.kept_budgets(row) for row in (0, 1)] == [[1], [3, 6]]
     assert step._replace(budgets=[None, [1, 2, 3, 6]]).kept_budgets(0) is None
     assert step._replace(budgets=None).kept_budgets(1) is None
@@ -334,8 +335,8 @@ def test_a_tree_that_does_not_say_has_not_lost_its_nodes() -> None:
     control.learn_costs(2, {size: 1 + 0.05 * size for size in range(9)})
     verdict = VerdictLists([[0, 1], [0, 1]], [2, 2], [0, 0], [False, False])
     for _ in range(40):
-        control.learn(ObservedStep(2, 8, [8, 8], [8, 8], verdict, [[*range(1, 9)], None], 1.4, [0, 1]))
-        control.learn(ObservedStep(2, 8, [8, 8], [8, 8], verdict, None, 1.4, [0, 1]))
+        control.learn(ObservedStep(2, 8, [8, 8], [8, 8], verdict, [[*range(1, 9)], None], 1.4, [0, 1], [Phase()] * 2, 9))
+        control.learn(ObservedStep(2, 8, [8, 8], [8, 8], verdict, None, 1.4, [0, 1], [Phase()] * 2, 9))
     assert control.summary()["by_rows"][2]["tokens_per_s"][8] == pytest.approx(2 * 3 / 1.4, rel=0.1)  # half as much kept: 2.9
 
 
