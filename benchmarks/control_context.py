@@ -100,10 +100,6 @@ WORLDS = {
     "200 and 30,000 tokens in turn": World((SHORT, (30_000, 150))),
     "one row of 200 beside one of 6,000": World((SHORT, LONG), 2, is_fixed=True),
     "one row of 200 beside three of 6,000": World((SHORT, LONG, LONG, LONG), 4, is_fixed=True),
-    "eight rows, 200 to 30,000 tokens": World(
-        (SHORT, LONG, SHORT, (2000, 150), (30_000, 150), SHORT, (12_000, 150), (3000, 150)), 8, steps=1000
-    ),
-    "four texts of up to 4,200 tokens, prompts differ": World(((200, 4000),), 4, luck=0.15),
     "200 to 6,000 tokens in turn, prompts differ": World((SHORT, (1500, 150), LONG, (3000, 150)), luck=0.12),
 }
 MACHINES = {"CPU": Machine(), "CPU, dear head": Machine(token=2.5), "flat": Machine(is_flat=True, token=1.2)}

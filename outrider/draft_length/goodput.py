@@ -20,7 +20,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from outrider.draft_length.costs import EMPTY_DRAFT, LengthCosts
-from outrider.draft_length.survival import KeptByPhase, Phase
+from outrider.draft_length.survival import ByPhase, KeptNodes, Phase
 from outrider.types import VerdictLists
 
 MAX_PLAN = 16
@@ -72,9 +72,9 @@ class Goodput:
 
     def __init__(self, max_nodes: int, *, trees: bool) -> None:
         self.max_nodes, self._trees = max_nodes, trees
-        self._kept = KeptByPhase()
+        self._kept = ByPhase(KeptNodes)
         self._shares: Mapping[Phase, float] = {Phase(): 1.0}  # of the present step's rows
-        self._expected = self._kept.expected(self._shares, max_nodes)
+        self._expected = self._expect()
         self._crowds: dict[int, Crowd] = {}  # by number of rows
         self._waiting: list[ObservedStep] = []  # not learned from yet
         self._now = 0  # steps learned from
@@ -89,7 +89,8 @@ class Goodput:
         crowd.context = context
         if shares != self._shares:  # what was planned was for other rows
             self._learn()
-            self._shares, self._expected = shares, self._kept.expected(shares, self.max_nodes)
+            self._shares = shares
+            self._expected = self._expect()
             for each in self._crowds.values():
                 each.due, each.planned, each.plan = each.due + len(each.plan), each.planned - len(each.plan), []
         if not crowd.plan:
@@ -169,7 +170,12 @@ class Goodput:
                     accepted = step.verdict.num_accepted[row]
                     budgets = step.kept_budgets(row) if self._trees else range(1, accepted + 1)
                     self._kept.of(step.phases[row]).observe(step.asked[row], accepted, budgets)
-        self._expected = self._kept.expected(self._shares, self.max_nodes)
+        self._expected = self._expect()
+
+    def _expect(self) -> list[float]:
+        """Kept nodes by nodes asked for: the mean of the present step's rows."""
+        each = [(share, self._kept.of(phase).expected(self.max_nodes)) for phase, share in self._shares.items()]
+        return [sum(share * curve[size] for share, curve in each) for size in range(self.max_nodes + 1)]
 
     def _learn_costs(self, crowd: Crowd, steps: Sequence[ObservedStep]) -> None:
         """Steps that drafted alike are one time, their median, that counts for as many."""

@@ -8,10 +8,12 @@ Only counts of earlier steps enter, never the value of a token that is about to 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 DECAY = 0.98  # per step, however many rows it has: a memory of some 50 steps
 PRIOR, PRIOR_WEIGHT = 0.7, 2.0  # conditional acceptance before anything was seen, and the tokens it counts for; fading, too
@@ -99,7 +101,7 @@ class KeptNodes:
 
 
 class Phase(NamedTuple):
-    """Where a row is in its text."""
+    """The part of a text that a row is in."""
 
     thinks: bool = False  # inside its thoughts
     doublings: int = 0  # of its text's length, the one to LONG tokens the first
@@ -110,21 +112,17 @@ class Phase(NamedTuple):
         return cls(thinks, (length // LONG).bit_length())
 
 
-class KeptByPhase:
-    """`KeptNodes` of each phase."""
+class ByPhase(Generic[T]):
+    """What is known of each phase, kept apart."""
 
-    def __init__(self) -> None:
-        self._kept: dict[Phase, KeptNodes] = {}
+    def __init__(self, new: Callable[[], T]) -> None:
+        self._new = new
+        self._known: dict[Phase, T] = {}
 
-    def of(self, phase: Phase) -> KeptNodes:
-        """What is kept in a phase: at first as much as in texts of the nearest length that are known."""
-        if phase not in self._kept:
-            known = [other for other in self._kept if other.thinks == phase.thinks]
-            nearest = min(known, key=lambda other: abs(other.doublings - phase.doublings), default=None)
-            self._kept[phase] = KeptNodes() if nearest is None else deepcopy(self._kept[nearest])
-        return self._kept[phase]
-
-    def expected(self, shares: Mapping[Phase, float], max_nodes: int) -> list[float]:
-        """Kept nodes where 0, 1, ... `max_nodes` are asked for: the mean of rows, of which such shares are in each phase."""
-        curves = [[share * kept for kept in self.of(phase).expected(max_nodes)] for phase, share in shares.items()]
-        return [sum(values) for values in zip(*curves, strict=True)]
+    def of(self, phase: Phase) -> T:
+        """What is known of a phase: at first as much as of the nearest length of text that was seen."""
+        if phase not in self._known:
+            seen = [other for other in self._known if other.thinks == phase.thinks]
+            nearest = min(seen, key=lambda other: abs(other.doublings - phase.doublings), default=None)
+            self._known[phase] = self._new() if nearest is None else deepcopy(self._known[nearest])
+        return self._known[phase]

@@ -5,9 +5,10 @@ Only counts of earlier steps enter, never the value of a token that is about to 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from outrider.draft_length.survival import NOTHING, PRIOR, PRIOR_WEIGHT, FadingMean, Shares
+from outrider.draft_length.survival import NOTHING, PRIOR, PRIOR_WEIGHT, ByPhase, FadingMean, Phase, Shares
 
 ROW_DECAY = 0.9  # of a row's own record: some 10 steps
 CHAIN_LEAN = 3.0  # tokens of the next shallower depth that a depth's record is mixed with
@@ -15,23 +16,38 @@ ROW_WEIGHT = 8.0  # tokens of the average that a row's own record is mixed with
 
 
 @dataclass
+class _Average:
+    """What all rows of one phase keep."""
+
+    depths: Shares = field(default_factory=lambda: Shares([PRIOR * PRIOR_WEIGHT], [PRIOR_WEIGHT]))
+    all: FadingMean = field(default_factory=lambda: FadingMean(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT))
+
+
+@dataclass
 class ChainSurvival:
     """Expected kept tokens of one drafter's chains, with a luck for each row: S(i) = c_1 c_2 ... c_i.
 
-    `row` is any number that names a row while it lives.
+    `row` is any number that names a row while it lives. Short texts and long ones have averages of their own, once `place` says
+    which rows have which.
     """
 
-    _depths: Shares = field(default_factory=lambda: Shares([PRIOR * PRIOR_WEIGHT], [PRIOR_WEIGHT]))
     _rows: dict[int, FadingMean] = field(default_factory=dict)
-    _all: FadingMean = field(default_factory=lambda: FadingMean(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT))
+    _averages: ByPhase[_Average] = field(default_factory=lambda: ByPhase(_Average))
+    _phases: Mapping[int, Phase] = field(default_factory=dict)
 
     def observe(self, row: int, drafted: int, accepted: int) -> None:
         """A step of one row kept `accepted` of a chain of `drafted` tokens."""
         tested = min(accepted + 1, drafted)
-        self._depths.fade()
-        self._depths.add(tested, [1.0] * accepted)
-        self._all.add(accepted, tested)
+        average = self._average(row)
+        average.depths.fade()
+        average.depths.add(tested, [1.0] * accepted)
+        average.all.add(accepted, tested)
         self._rows.setdefault(row, FadingMean()).add(accepted, tested, ROW_DECAY)
+
+    def place(self, phases: Mapping[int, Phase]) -> None:
+        """Keep the records of these rows only, whose texts are in these phases."""
+        self._phases = phases
+        self.forget(set(phases))
 
     def forget(self, rows: set[int]) -> None:
         """Keep the records of these rows only."""
@@ -41,7 +57,7 @@ class ChainSurvival:
         """S(1) .. S(length) of a row; None: of the average one."""
         scale = 1.0 if row is None else self._luck(row)
         survival, conditional, weight, curve = 1.0, PRIOR, NOTHING, []
-        for kept, tried in self._depths.counts(length):
+        for kept, tried in self._average(row).depths.counts(length):
             conditional, weight = (kept + weight * conditional) / (tried + weight), CHAIN_LEAN
             survival *= min(conditional * scale, 1.0)
             curve.append(survival)
@@ -53,5 +69,8 @@ class ChainSurvival:
 
     def _luck(self, row: int) -> float:
         """This row's acceptance over everybody's."""
-        average = self._all.mean(PRIOR, NOTHING)
+        average = self._average(row).all.mean(PRIOR, NOTHING)
         return self._rows.get(row, FadingMean()).mean(average, ROW_WEIGHT) / average if average > 0 else 1.0
+
+    def _average(self, row: int | None) -> _Average:
+        return self._averages.of(Phase() if row is None else self._phases.get(row, Phase()))

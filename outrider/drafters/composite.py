@@ -23,6 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
+from outrider.draft_length.survival import Phase
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
 from outrider.drafters.composite_part import Part, depth
@@ -173,8 +174,9 @@ class CompositeDrafter(Drafter):
         return [sum(counts) for counts in zip(*(part.drafter.unread(rows) for part in self.parts), strict=True)]
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
+        phases = {number: Phase.at(len(row.tokens), thinks=False) for number, row in zip(self._numbers, rows, strict=True)}
         for part in self.parts:
-            part.survival.forget(set(self._numbers))
+            part.survival.place(phases)
             part.choose_tries()
         turns = self._turns(gamma) if self._mode == "merge" else None
         drafts = self._merge(rows, gamma, turns) if turns else self._best(rows, gamma)

@@ -152,3 +152,30 @@ def test_a_row_tries_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter.propose(rows, [GAMMA] * 2)
     assert parts[0].draft is not None
     assert parts[0].draft.lists[1][1] == GAMMA
+
+
+def test_a_row_begins_with_what_was_better_in_texts_of_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short and long texts in turn, the head useless behind long ones: catches one average for both, which a new row leaves only
+    after some ten steps."""
+    clock = Clock()
+    monkeypatch.setattr(composite, "time", clock)
+    head, free = Chancy(lambda place: 0.9 if place < 1000 else 0.05, clock, HEAD_S), Chancy(even, clock, 0.0)
+    parts = [Part("head", head, True), Part("free", free, False)]
+    drafter, rows = CompositeDrafter(parts, "best"), Rows(VOCAB, torch.device("cpu"))
+
+    def follow(token: int) -> int:
+        clock.now += (1 + NODE_S * GAMMA) / (GAMMA + 1)
+        return (token + 1) % VOCAB
+
+    for _ in range(12):
+        firsts = []
+        for length in (100, 6000):
+            join(drafter, rows, [5] * length, max_tokens=10_000)
+            drafted = []
+            for _ in range(40):
+                step(drafter, rows, [GAMMA], follow)
+                drafted.append(next(part.name for part in parts if part.draft is not None and part.draft.lists[1][0]))
+            firsts.append(drafted[:3])
+            rows.swap_remove(0)
+            drafter.stop(0)
+    assert firsts == [["head"] * 3, ["free"] * 3]

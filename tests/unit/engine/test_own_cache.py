@@ -12,9 +12,14 @@ import pytest
 import torch
 from torch import nn
 
+from outrider.build import Options
+from outrider.engine.engine import make_engine
+from outrider.engine.request import EngineSettings
 from outrider.errors import CapabilityError
 from outrider.llm import LLM
+from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
+from outrider.types import Draft
 from tests.contract.own_cache_families import make
 from tests.helpers import byte_tokenizer, save_checkpoint
 from tests.unit.engine.conftest import MakeEngine, Models, ask, request
@@ -77,6 +82,34 @@ def test_a_prompt_seen_before_is_not_read_again(engine_of: MakeEngine, plain: LL
         assert again.finish.cached_tokens == 256
         assert again.token_ids == alone(plain, tokens, 24)
     assert engine.snapshot().prefix_pages > 0
+
+
+def test_a_draft_model_and_a_look_up_take_turns_in_one_batch(models: Models, plain: LLM) -> None:
+    """A server's rows change their drafter as they do in the library: chains only, so states need not branch."""
+    options = Options(
+        target=str(models.target), draft=str(models.draft), drafter="composite", threads=1, runtime=plain.config["runtime"],
+        drafter_options={"parts": "draft-model,ngram", "mode": "best"}, num_draft_tokens=4,
+    )  # fmt: skip
+    engine = make_engine(options, EngineSettings(max_num_seqs=2, kv_memory=64 << 20))
+    composite = engine.built.decoder.drafter._drafters["composite"]  # type: ignore[attr-defined]
+    drafted = {part.name: 0 for part in composite.parts}
+    propose = composite.propose
+
+    def watching(rows: Rows, gamma: list[int]) -> Draft:
+        draft = propose(rows, gamma)
+        for part in composite.parts:
+            drafted[part.name] += sum(part.draft.lists[1])
+        return draft
+
+    composite.propose = watching
+    engine.start()
+    prompts = [prompt(40, 1), [9, 8, 7, 6] * 10]
+    answers = ask(engine, *(request(tokens, max_tokens=80) for tokens in prompts))
+    assert [answer.token_ids for answer in answers] == [alone(plain, tokens, 80) for tokens in prompts]
+    assert all(drafted.values()), drafted
+    assert engine.drain(60)
+    engine.stop()
+    engine.check_integrity()
 
 
 @pytest.mark.parametrize(
