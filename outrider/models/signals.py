@@ -28,7 +28,7 @@ def decoder_layers(module: Any, name: str = "the target", hint: str = NO_SIGNALS
 
     Raises CapabilityError, `hint` at its end, where there is none, or more than one.
     """
-    count = module.config.get_text_config().num_hidden_layers
+    count = getattr(module.config.get_text_config(), "num_hidden_layers", None)  # several decoders: none (BLT)
     found: dict[str, nn.ModuleList] = {}
     for path, part in module.named_modules():
         inside = any(path.startswith(f"{outer}.") for outer in found)
@@ -36,8 +36,9 @@ def decoder_layers(module: Any, name: str = "the target", hint: str = NO_SIGNALS
             found[path] = part
     if len(found) != 1:
         what = f"{len(found)} lists ({', '.join(found)})" if found else "no list"
+        which = "decoder layers" if count is None else f"{count} decoder layers"
         raise CapabilityError(
-            f"{name} ({module.config.model_type}): its {count} decoder layers were not found: {what} of that many modules. {hint}"
+            f"{name} ({module.config.model_type}): its {which} were not found: {what} of that many modules. {hint}"
         )
     return next(iter(found.values()))
 

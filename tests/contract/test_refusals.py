@@ -84,19 +84,6 @@ def test_code_that_fails_with_our_attention_runs_without(when: str, monkeypatch:
     assert said == "the code of BrokenLlama fails in a pass over a few tokens (KeyError: 'no such thing')"
 
 
-def test_a_model_of_several_decoders_is_refused() -> None:
-    """Byte latent transformers: a model of bytes around one of patches."""
-    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
-    outer = {**small, "vocab_size": 260, "hidden_size_global": 32, "cross_attn_k": 2}
-    config = transformers.BltConfig(
-        vocab_size=260, encoder_hash_byte_group_vocab=100, encoder_hash_byte_group_size=[3],
-        encoder_hash_byte_group_nb_functions=1, patcher_config={**small, "vocab_size": 260}, encoder_config=outer,
-        decoder_config=outer, global_config=small,
-    )  # fmt: skip
-    with pytest.raises(CapabilityError, match=r"tiny \(blt\) is made of several decoders"):
-        build_lm(transformers.BltForCausalLM(config).eval(), "tiny", torch.float32, torch.device("cpu"))
-
-
 def test_failing_code_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BrokenLlama, "when", ("outrider-shapes", "sdpa"))
     module = BrokenLlama(transformers.LlamaConfig(**GROUPED)).eval()

@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from outrider.errors import CapabilityError
 from outrider.llm import LLM
 from outrider.models.loading.load import build_lm
+from outrider.models.signals import decoder_layers
 from outrider.sampling.params import SamplingParams
 from tests.contract.family_reference import random_text
 from tests.contract.own_cache_families import FOR_EACH_TOKEN, VOCAB, make
-from tests.helpers import save_checkpoint, word_tokenizer
+from tests.helpers import byte_tokenizer, save_checkpoint, word_tokenizer
 
 PROMPTS = [random_text(VOCAB, length, seed=length) for length in (1, 24)]
 # and the tokens to write
@@ -50,6 +52,30 @@ def test_greedy_texts_are_those_of_generate(name: str, length: int, tmp_path: Pa
     said = [note for note in llm.notes if "reads its whole text anew for each token" in note]
     assert len(said) == 1
     assert "Drafts save no passes: use --drafter none" in said[0]
+
+
+def test_a_model_of_several_decoders(tmp_path: Path) -> None:
+    """Byte latent transformers, a model of bytes around one of patches: transformers' own cache does not serve them, either."""
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    outer = {**small, "vocab_size": 260, "hidden_size_global": 32, "cross_attn_k": 2}
+    config = transformers.BltConfig(
+        vocab_size=260, encoder_hash_byte_group_vocab=100, encoder_hash_byte_group_size=[3],
+        encoder_hash_byte_group_nb_functions=1, patcher_config={**small, "vocab_size": 260}, encoder_config=outer,
+        decoder_config=outer, global_config=small,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module: Any = transformers.BltForCausalLM(config).eval()
+    folder, prompt = save_checkpoint(tmp_path, module, byte_tokenizer()), [5, 6, 7, 8, 5, 6, 7]
+    llm = LLM(folder, drafter="ngram", dtype="float32", threads=1, num_draft_tokens=2)
+    text = llm.generate([prompt], SamplingParams(max_tokens=40, ignore_eos=True))[0].token_ids
+    expected = module.generate(
+        torch.tensor([prompt]), max_new_tokens=40, do_sample=False, use_cache=False, eos_token_id=None, pad_token_id=0
+    )
+    assert text == expected[0, len(prompt) :].tolist()
+    assert "reads its whole text anew in each pass, which is slower: it is made of several decoders" in llm.notes[0]
+    with pytest.raises(CapabilityError, match="its decoder layers were not found"):
+        decoder_layers(module)
 
 
 @pytest.mark.parametrize(

@@ -297,11 +297,6 @@ def build_lm(
     pass would widen without. Raises CapabilityError for a model that no cache lets continue a text.
     """
     attention.register()
-    if getattr(module.config.get_text_config(), "num_hidden_layers", None) is None:
-        raise CapabilityError(
-            f"{name} ({module.config.model_type}) is made of several decoders (its config has no num_hidden_layers); Outrider "
-            "runs language models of one."
-        )
     refuse_both_directions(module, name)
     hand_over(module)
     hold_positions(module)
@@ -334,7 +329,7 @@ def _shape_of(module: Any, layers: Sequence[AttentionCall], device: torch.device
     return LMShape(
         vocab_size=module.get_output_embeddings().weight.shape[0],
         context_length=min([context_length(config), *(_reaches(config, layers) if layers else [])]),
-        layers=tuple(layer.kept(device) for layer in layers) or (UNKNOWN_LAYER,) * config.num_hidden_layers,
+        layers=tuple(layer.kept(device) for layer in layers) or (UNKNOWN_LAYER,) * getattr(config, "num_hidden_layers", 1),
         sliding_window=next((layer.window for layer in layers if layer.window), _sliding_window(config)),
         num_parameters=sum(p.numel() for p in module.parameters()) + sum(layer.num_weights for layer in block_layers(module)),
     )

@@ -44,6 +44,9 @@ def refuse_other_caches(module: Any) -> None:
     compresses.
     """
     config = module.config.get_text_config(decoder=True)
+    if getattr(config, "num_hidden_layers", None) is None:  # BLT's: of bytes, and of patches
+        what = "it is made of several decoders (its config has no num_hidden_layers)"
+        raise OwnCacheNeededError(f"{what}, and Outrider's cache is that of one")
     try:
         layers = transformers.DynamicCache(config=config).layers
     except Exception:  # noqa: BLE001  some configs describe no such cache; the passes that follow will tell

@@ -61,11 +61,11 @@ class StateLM(LM):
         if isinstance(self.own_run, AnewRun):
             how = "reads its whole text anew for each token, as transformers does without a cache, which is much slower"
             return f"{label} {how}: {self.why_own_cache}. Drafts save no passes: use --drafter none"
+        if not self.own_run.keeps_state:
+            return f"{label} reads its whole text anew in each pass, which is slower: {self.why_own_cache}"
         note = f"{label} runs on transformers' own cache, which is slower: {self.why_own_cache}"
         if self.feeding.max_tokens == 1:
             note += ". Its code there takes one token at a time, so drafts save no passes: use --drafter none"
-        elif not self.own_run.keeps_state:
-            note += ". It keeps nothing of a text there, so each pass reads all of it"
         return note
 
     def forward(
