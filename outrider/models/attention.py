@@ -105,9 +105,19 @@ def attention(
     """transformers' attention contract, on the plan that is followed: returns (what `attend` gives, no weights)."""
     out = attend(
         _followed.get(), module.layer_idx, query, key, value,
-        scaling=scaling, softcap=softcap, sliding_window=sliding_window, sinks=s_aux, slopes=alibi_slopes,
+        scaling=scaling, softcap=softcap, sliding_window=chunk_of(module) or sliding_window, sinks=s_aux, slopes=alibi_slopes,
     )  # fmt: skip
     return out, None
+
+
+def chunk_of(module: Any) -> int | None:
+    """Tokens of a chunk, in a layer whose tokens see their own chunk alone; None in others.
+
+    A token at position p sees positions p - p % chunk to p. transformers puts that in its mask and tells attention nothing.
+    """
+    config = getattr(module, "config", None)
+    size, kinds = getattr(config, "attention_chunk_size", None), getattr(config, "layer_types", None)
+    return size if size and kinds and kinds[module.layer_idx] == "chunked_attention" else None
 
 
 def attend(
@@ -119,7 +129,7 @@ def attend(
     *,
     scaling: float | None = None,
     softcap: float | None = None,
-    sliding_window: int | None = None,
+    sliding_window: int | None = None,  # or a chunk's size: the plan's mask says which
     sinks: Tensor | None = None,  # (heads,)
     slopes: Tensor | None = None,  # (heads,) fp32
 ) -> Tensor:

@@ -69,6 +69,7 @@ class LMShape:
     sliding_window: int | None
     num_parameters: int
     states: tuple[StateShape, ...] = ()  # running states of a row, on our cache
+    chunked: bool = False  # `sliding_window` is the size of chunks, whose tokens see their own chunk alone
 
 
 class LM:
@@ -180,7 +181,7 @@ class LM:
         num_rows, width = tokens.shape
         plan, positions = plan_pass(
             self.kv, num_rows, width, parents, first_row,
-            window=self.shape.sliding_window, last_position=self.shape.context_length - 1,
+            window=self.shape.sliding_window, chunked=self.shape.chunked, last_position=self.shape.context_length - 1,
         )  # fmt: skip
         if isinstance(self.kv, StateSlots):
             plan = replace(plan, states=self.kv.begin(first_row, num_rows, width, reads=reads))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.lazy import transformers
-from outrider.models.attention import NAME, without_mask
+from outrider.models.attention import NAME, chunk_of, without_mask
 from outrider.models.gguf.linear import BlockEmbedding
 from outrider.models.latent import ABSORBED, LatentProduct, absorbed
 from outrider.models.signals import AFTER_NORM, Listening
@@ -171,9 +171,11 @@ def _attention(
     """(B, T, heads, value size), of the right shape; its numbers are never looked at."""
     with recorder.paused():
         out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+    chunk = chunk_of(module)
     kwargs = {
-        "layer": module.layer_idx, "scaling": scaling, "softcap": softcap, "window": sliding_window, "sees_all": sees_all,
-        "sinks": s_aux, "slopes": alibi_slopes, "values_in_keys": values_in_keys,
+        "layer": module.layer_idx, "scaling": scaling, "softcap": softcap, "window": chunk or sliding_window,
+        "chunked": chunk is not None, "sees_all": sees_all, "sinks": s_aux, "slopes": alibi_slopes,
+        "values_in_keys": values_in_keys,
     }  # fmt: skip
     events.append(Event("attention", (query, key, value), kwargs, (out,)))
     return out, None

@@ -36,6 +36,10 @@ SMALL: dict[str, Any] = {
 GROUPED = {**SMALL, "num_key_value_heads": 2}
 GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128, "initializer_range": 0.3}
 FEW_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+LLAMA4 = {
+    **GROUPED, "head_dim": 8, "intermediate_size_mlp": 48, "moe_layers": [], "num_local_experts": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}  # fmt: skip
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {**GROUPED, "tie_word_embeddings": True}),
@@ -77,6 +81,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mimo-v2": ("MiMoV2Flash", {
         **GROUPED, "head_dim": 8, "v_head_dim": 4, "sliding_window": WINDOW, "mlp_layer_types": ["dense"] * 3, "layer_types": [
             "sliding_attention", "full_attention", "sliding_attention"]}),
+    "llama4": ("Llama4", {**LLAMA4, "attention_chunk_size": 10, "attn_temperature_tuning": False, "no_rope_layers": [1, 0, 1]}),
     "granite-swa": ("GraniteSWA", {**GROUPED, "attention_multiplier": 0.2, "sliding_window": WINDOW}),
 }  # fmt: skip
 IN_FP64 = ("llama", "mistral", "gpt2", "gemma3", "gpt-neox", "mimo-v2")
@@ -209,14 +214,11 @@ def test_going_on_after_a_scattered_path(subject: Subject) -> None:
 # ---------------------------------------------------------------- held to what is exact
 
 REACH = 16
-LLAMA4 = {**GROUPED, "head_dim": 8, "intermediate_size_mlp": 48, "moe_layers": [], "num_local_experts": 1,
-          "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}  # fmt: skip
 HELD: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-moe": ("Qwen2Moe", {
         **GROUPED, "use_sliding_window": True, "sliding_window": REACH, "num_experts": 4, "num_experts_per_tok": 2,
         "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}),
     "phimoe": ("Phimoe", {**GROUPED, **FEW_EXPERTS, "sliding_window": REACH}),
-    "llama4-chunks": ("Llama4", {**LLAMA4, "attention_chunk_size": REACH, "attn_temperature_tuning": False}),
     "llama4-scales": ("Llama4", {**LLAMA4, "attention_chunk_size": 128, "floor_scale": REACH, "attn_scale": 2.0}),
 }  # fmt: skip
 

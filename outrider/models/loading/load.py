@@ -332,6 +332,7 @@ def _shape_of(module: Any, layers: Sequence[AttentionCall], device: torch.device
         layers=tuple(layer.kept(device) for layer in layers) or (UNKNOWN_LAYER,) * getattr(config, "num_hidden_layers", 1),
         sliding_window=next((layer.window for layer in layers if layer.window), _sliding_window(config)),
         num_parameters=sum(p.numel() for p in module.parameters()) + sum(layer.num_weights for layer in block_layers(module)),
+        chunked=any(layer.chunked for layer in layers),
     )
 
 
@@ -366,14 +367,14 @@ def _eos_ids(source: Any, vocab_size: int) -> frozenset[int]:
 
 
 def _reaches(config: Any, layers: Sequence[AttentionCall]) -> list[int]:
-    """Numbers of tokens beyond which our attention makes another model of it. A window or chunk that is in transformers' mask
-    alone (Phi MoE, Qwen2 MoE with windows, Llama 4) hides nothing from ours; and Llama 4 scales queries by a position that
-    it counts from the first token of the pass."""
+    """Numbers of tokens beyond which our attention makes another model of it. A window that is in transformers' mask alone
+    (Phi MoE, Qwen2 MoE with windows) hides nothing from ours; and Llama 4 scales queries by a position that it counts from the
+    first token of the pass."""
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         kinds = [] if any(layer.window for layer in layers) else ["sliding_attention"]
-    sizes = {"sliding_attention": _sliding_window(config), "chunked_attention": getattr(config, "attention_chunk_size", None)}
-    found = [sizes.get(kind) for kind, layer in zip(kinds, layers, strict=False) if not layer.window]
+    slide = [kind == "sliding_attention" and not layer.window for kind, layer in zip(kinds, layers, strict=False)]
+    found = [_sliding_window(config)] if any(slide) else []
     if getattr(config, "attn_temperature_tuning", False):
         found.append(getattr(config, "floor_scale", None))
     return [size for size in found if size]

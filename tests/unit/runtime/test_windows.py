@@ -33,7 +33,7 @@ from outrider.verifiers import VERIFIERS
 from tests.contract.own_cache_families import make as make_hybrid
 from tests.contract.test_our_cache import TreesThatErr
 from tests.helpers import OracleThatErrs, greedy_draws, make_row, run_to_end
-from tests.unit.runtime.families import SIZES, make
+from tests.unit.runtime.families import FAMILIES, SIZES, make
 from tests.unit.runtime.gpu.fake_triton import fake_triton
 
 CPU, VOCAB, WINDOW = torch.device("cpu"), SIZES["vocab_size"], 16
@@ -149,9 +149,12 @@ MODELS = {
     "sinks, bf16": partial(native, "gpt_oss", BF16),
     "layers that share keys": partial(native, "gemma3n_text"),
     "values of another size": partial(native, "mimo_v2_flash"),
+    "chunks": partial(native, "llama4_text"),
+    "chunks, bf16": partial(native, "llama4_text", BF16),
     "states beside windows": partial(hybrid, "recurrent_gemma"),
     "torch": partial(eager, "mistral"),
     "torch, bf16": partial(eager, "gemma3_text", BF16),
+    "torch, chunks": partial(eager, "llama4_text"),
 }
 
 
@@ -205,6 +208,7 @@ def greedy(lm: LM, prompt: list[int], count: int) -> list[int]:
 
 PROMPTS = [text_of(length, 60 + length) for length in (900, 30, 1400)]
 LENGTH = 300
+CHUNK = 24  # of the tiny Llama 4
 
 
 @pytest.mark.parametrize("load", [partial(native, "mistral"), partial(native, "gemma2", BF16), partial(eager, "mistral")])
@@ -212,6 +216,21 @@ def test_greedy_texts(load: Callable[[], LM]) -> None:
     """Whole texts, alone and drafted for by chains and trees that err at every depth, cross the end of a slot again and again."""
     lm = load()
     said = written(whole(lm), NoDrafter(), 0)
+    assert written(lm, NoDrafter(), 0) == said
+    assert written(lm, OracleThatErrs(said)) == said
+    assert written(lm, TreesThatErr(said), 2 * GAMMA, "traversal") == said
+
+
+@pytest.mark.parametrize("load", [native, eager])
+def test_texts_of_many_chunks_are_transformers(load: Callable[[str], LM]) -> None:
+    """Catches a chunk that is taken for a window, or begins where a row's slot or its prompt does."""
+    module, lm = make("llama4_text"), load("llama4_text")
+    assert lm.shape.context_length == SIZES["max_position_embeddings"]
+    assert min(len(prompt) + LENGTH for prompt in PROMPTS) > 10 * CHUNK
+    options = {"max_new_tokens": LENGTH, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    texts = [torch.tensor([prompt]) for prompt in PROMPTS]
+    made = [module.generate(text, attention_mask=torch.ones_like(text), **options)[0] for text in texts]
+    said = [text[len(prompt) :].tolist() for text, prompt in zip(made, PROMPTS, strict=True)]
     assert written(lm, NoDrafter(), 0) == said
     assert written(lm, OracleThatErrs(said)) == said
     assert written(lm, TreesThatErr(said), 2 * GAMMA, "traversal") == said
@@ -279,12 +298,13 @@ def filled(lm: LM, lengths: tuple[int, ...]) -> LM:
     return lm
 
 
-def test_the_recorded_drafting_loop() -> None:
+@pytest.mark.parametrize("family", ["mistral", "llama4_text"])
+def test_the_recorded_drafting_loop(family: str) -> None:
     """Its arithmetic, as it is: a row's base stays while it drafts."""
     found = []
     with torch.inference_mode(False):
-        module = make("mistral")
-        lm = build_lm(module, "mistral", FP32, CPU)
+        module = make(family)
+        lm = build_lm(module, family, FP32, CPU)
     for one in (lm, whole(lm)):
         loop = DraftLoop(filled(one, (1500, 700)), {GAMMA: DraftLoopProgram(one, module, GAMMA, VOCAB)})
         tokens = [loop([[5], [6, 7]], greedy_draws(GAMMA, VOCAB), GAMMA)[0] for _ in range(2)]
@@ -294,9 +314,10 @@ def test_the_recorded_drafting_loop() -> None:
     assert max(lm.kv.bases) > 0
 
 
-@pytest.mark.parametrize("family", ["mistral", "gemma2"])
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "llama4_text"])
 def test_our_kernels(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device, without one: chains by indices and trees by masks, in passes that could be recorded."""
+    monkeypatch.setitem(FAMILIES, "llama4_text", {**FAMILIES["llama4_text"], "moe_layers": []})  # wide passes are ours, too
     monkeypatch.setattr("outrider.runtime.gpu.run.find_spec", lambda name: name)
     tokens, parents = torch.tensor([[5, 6, 7], [8, 9, 10]]), torch.tensor([[-1, 0], [-1, -1]])
     with fake_triton():

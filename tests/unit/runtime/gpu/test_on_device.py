@@ -14,7 +14,7 @@ from tests.unit.runtime.families import make
 from tests.unit.runtime.passes import differences, every_pass
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-FAMILIES = ("llama", "qwen3_moe", "gemma2", "gpt2", "deepseek_v3", "apertus", "phi3", "cohere2")
+FAMILIES = ("llama", "qwen3_moe", "gemma2", "gpt2", "deepseek_v3", "apertus", "phi3", "cohere2", "llama4_text")
 CUDA = torch.device("cuda", 0)
 
 

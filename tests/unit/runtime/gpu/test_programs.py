@@ -26,7 +26,7 @@ from tests.unit.runtime.passes import differences, every_pass
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 8e-2}
 FAMILIES = (  # turned halves, norms of heads, experts, windows and soft caps, transposed weights, latent attention, groups, sinks
-    "llama", "qwen3_moe", "gemma2", "gpt2", "deepseek_v3", "apertus", "granite_swa", "gpt_oss",
+    "llama", "qwen3_moe", "gemma2", "gpt2", "deepseek_v3", "apertus", "granite_swa", "gpt_oss", "llama4_text",
 )  # fmt: skip
 
 
