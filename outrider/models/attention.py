@@ -100,14 +100,20 @@ def attention(
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
+    query_scales: Tensor | None = None,
     **unused: object,
 ) -> tuple[Tensor, None]:
     """transformers' attention contract, on the plan that is followed: returns (what `attend` gives, no weights)."""
     out = attend(
-        _followed.get(), module.layer_idx, query, key, value,
+        _followed.get(), module.layer_idx, scaled(query, query_scales), key, value,
         scaling=scaling, softcap=softcap, sliding_window=chunk_of(module) or sliding_window, sinks=s_aux, slopes=alibi_slopes,
     )  # fmt: skip
     return out, None
+
+
+def scaled(query: Tensor, scales: Tensor | None) -> Tensor:
+    """Queries (B, heads, T, D) times a number of each position (B, 1, T, 1), which layers may hand over."""
+    return query if scales is None else (query * scales).to(query.dtype)
 
 
 def chunk_of(module: Any) -> int | None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.lazy import transformers
-from outrider.models.attention import NAME, chunk_of, without_mask
+from outrider.models.attention import NAME, chunk_of, scaled, without_mask
 from outrider.models.gguf.linear import BlockEmbedding
 from outrider.models.latent import ABSORBED, LatentProduct, absorbed
 from outrider.models.signals import AFTER_NORM, Listening
@@ -166,9 +166,10 @@ def _attention(
     events: list[Event], recorder: Recorder, module: Any, query: Tensor, key: Tensor, value: Tensor,
     attention_mask: Tensor | None, scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
     sliding_window: int | None = None, s_aux: Tensor | None = None, alibi_slopes: Tensor | None = None, sees_all: bool = False,
-    values_in_keys: bool = False, **unused: object,
+    values_in_keys: bool = False, query_scales: Tensor | None = None, **unused: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """(B, T, heads, value size), of the right shape; its numbers are never looked at."""
+    query = scaled(query, query_scales)
     with recorder.paused():
         out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
     chunk = chunk_of(module)

@@ -81,7 +81,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mimo-v2": ("MiMoV2Flash", {
         **GROUPED, "head_dim": 8, "v_head_dim": 4, "sliding_window": WINDOW, "mlp_layer_types": ["dense"] * 3, "layer_types": [
             "sliding_attention", "full_attention", "sliding_attention"]}),
-    "llama4": ("Llama4", {**LLAMA4, "attention_chunk_size": 10, "attn_temperature_tuning": False, "no_rope_layers": [1, 0, 1]}),
+    "llama4": ("Llama4", {
+        **LLAMA4, "attention_chunk_size": 10, "floor_scale": 7, "attn_scale": 0.5, "no_rope_layers": [1, 0, 1]}),
     "granite-swa": ("GraniteSWA", {**GROUPED, "attention_multiplier": 0.2, "sliding_window": WINDOW}),
 }  # fmt: skip
 IN_FP64 = ("llama", "mistral", "gpt2", "gemma3", "gpt-neox", "mimo-v2")
@@ -219,7 +220,6 @@ HELD: dict[str, tuple[str, dict[str, Any]]] = {
         **GROUPED, "use_sliding_window": True, "sliding_window": REACH, "num_experts": 4, "num_experts_per_tok": 2,
         "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}),
     "phimoe": ("Phimoe", {**GROUPED, **FEW_EXPERTS, "sliding_window": REACH}),
-    "llama4-scales": ("Llama4", {**LLAMA4, "attention_chunk_size": 128, "floor_scale": REACH, "attn_scale": 2.0}),
 }  # fmt: skip
 
 

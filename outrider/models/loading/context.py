@@ -70,7 +70,7 @@ def held_context(asked: int | None, holds: int, config: Any, name: str, notes: l
         return min(asked or holds, holds)
     why = "its positions beyond are scaled by LongRoPE, which changes keys that are cached already"
     if context_length(config.get_text_config()) > holds:
-        why = "behind them its code hides or scales tokens where Outrider's attention cannot see it"
+        why = "behind them its code hides tokens where Outrider's attention cannot see it"
     if asked is not None and asked > holds:
         raise ConfigError(
             f"max_model_len {asked} is more than '{name}' can hold here: {holds} tokens ({why}). Give at most {holds}."

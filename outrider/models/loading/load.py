@@ -368,16 +368,13 @@ def _eos_ids(source: Any, vocab_size: int) -> frozenset[int]:
 
 def _reaches(config: Any, layers: Sequence[AttentionCall]) -> list[int]:
     """Numbers of tokens beyond which our attention makes another model of it. A window that is in transformers' mask alone
-    (Phi MoE, Qwen2 MoE with windows) hides nothing from ours; and Llama 4 scales queries by a position that it counts from the
-    first token of the pass."""
+    (Phi MoE, Qwen2 MoE with windows) hides nothing from ours."""
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         kinds = [] if any(layer.window for layer in layers) else ["sliding_attention"]
     slide = [kind == "sliding_attention" and not layer.window for kind, layer in zip(kinds, layers, strict=False)]
-    found = [_sliding_window(config)] if any(slide) else []
-    if getattr(config, "attn_temperature_tuning", False):
-        found.append(getattr(config, "floor_scale", None))
-    return [size for size in found if size]
+    window = _sliding_window(config)
+    return [window] if window and any(slide) else []
 
 
 def _sliding_window(config: Any) -> int | None:

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from outrider.lazy import transformers
 from outrider.models.latent import keep_latents
-
-PLAIN = ("eager", "sdpa", "flash_attention_2")  # what the method itself computes
+from outrider.models.loading.query_scales import PLAIN, scale_by_position
 
 
 def hand_over(module: nn.Module) -> None:
-    """Make a model of such a family ask transformers' interface for its attention, and one with latents hand it those."""
+    """Make a model of such a family ask transformers' interface for its attention; others hand it latents, or queries' scales."""
     keep_latents(module)
+    scale_by_position(module)
     parts: list[Any] = [part for part in module.modules() if type(part).__name__ in OLDER]
     for part in parts:
         method, make = OLDER[type(part).__name__]

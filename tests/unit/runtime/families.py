@@ -99,7 +99,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "jetmoe": EXPERTS,
     "llama": {},
     "llama4_text": {
-        **EXPERTS, "head_dim": 16, "attention_chunk_size": 24, "attn_temperature_tuning": False, "no_rope_layers": [1, 0],
+        **EXPERTS, "head_dim": 16, "attention_chunk_size": 24, "floor_scale": 10, "attn_scale": 0.3, "no_rope_layers": [1, 0],
         "layer_types": ["chunked_attention", "full_attention"]},
     "longcat_flash": {**EXPERTS, **LATENT, "head_dim": 8, "n_routed_experts": 4, "zero_expert_num": 2},
     "kolibri1": EXPERTS,

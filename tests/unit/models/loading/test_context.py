@@ -55,13 +55,13 @@ def test_the_command_line_refuses_it_before_loading(target: Path, capsys: pytest
     assert "loading" not in said
 
 
-@pytest.mark.parametrize("name", ["qwen2-moe", "llama4-scales"])
+@pytest.mark.parametrize("name", ["qwen2-moe", "phimoe"])
 def test_a_context_that_our_attention_shortens_is_said(name: str, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, make_module(*HELD[name]), word_tokenizer(96))
     llm = LLM(folder, drafter="none", **QUIET)
     assert llm.config["max_model_len"] == REACH
     held = f"'{folder}' holds {REACH} tokens here, not the 128 of its config"
-    assert f"{held}: behind them its code hides or scales" in llm.notes[0]
+    assert f"{held}: behind them its code hides tokens" in llm.notes[0]
     assert LLM(folder, drafter="none", max_model_len=REACH, **QUIET).notes == llm.notes[1:]
     with pytest.raises(ConfigError, match=rf"max_model_len 100 is more than '.*' can hold here: {REACH} tokens \(behind them"):
         LLM(folder, drafter="none", max_model_len=100, **QUIET)
