@@ -318,6 +318,8 @@ def _on_our_cache(module: Any, name: str, dtype: torch.dtype, device: torch.devi
     """Raises OwnCacheNeededError where our cache cannot serve the model."""
     config = module.config.get_text_config()
     layers = find_layers(module, config.num_hidden_layers)
+    if len(windows := sorted({layer.window for layer in layers if layer.window})) > 1:
+        raise OwnCacheNeededError(f"its layers have windows of different sizes ({windows}), and our passes have one mask for all")
     lm = LM(module_run(module), _shape_of(module, layers, device), dtype, device)
     check_against_plain(lm, module, name, config.vocab_size)
     return lm

@@ -16,6 +16,7 @@ from huggingface_hub import constants
 from outrider.errors import CheckpointError
 from outrider.models.loading import hub, load
 from outrider.models.loading.load import load_config, load_tokenizer
+from outrider.models.probes.probe import AttentionCall, find_layers
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 
 NOBODY = "http://127.0.0.1:9"  # refuses connections
@@ -105,3 +106,15 @@ def test_training_is_not_served_by_our_kernels(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(load, "of_this_cpu", lambda: "avx512")
     config = SimpleNamespace(dtype=torch.bfloat16)
     assert load.resolve_dtype("auto", config, torch.device("cpu"), ours=False) == torch.float32
+
+
+def test_windows_of_two_sizes_are_left_to_transformers_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our passes would hide from the wider layer what only the narrower one must not see."""
+
+    def with_windows(module: Any, count: int) -> list[AttentionCall]:
+        return [layer._replace(window=window) for layer, window in zip(find_layers(module, count), (8, 4), strict=True)]
+
+    monkeypatch.setattr(load, "find_layers", with_windows)
+    lm = load.build_lm(tiny_llama(257), "tiny", torch.float32, torch.device("cpu"))
+    assert lm.why_own_cache is not None
+    assert "windows of different sizes ([4, 8])" in lm.why_own_cache
