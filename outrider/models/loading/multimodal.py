@@ -21,8 +21,8 @@ def auto_classes(config: Any) -> list[Any]:
     kind, own_code = type(config), getattr(config, "auto_map", None)
     mixed, plain = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if kind not in mixed and kind not in plain and not own_code:
-        version = transformers.__version__
-        raise CapabilityError(f"transformers {version} has no language model of model_type '{config.model_type}'.")
+        named, version = config.name_or_path or "the model", transformers.__version__
+        raise CapabilityError(f"{named}: transformers {version} has no language model of model_type '{config.model_type}'.")
     if kind not in mixed or own_code:
         return [transformers.AutoModelForCausalLM]
     return [transformers.AutoModelForCausalLM] * (kind in plain) + [transformers.AutoModelForImageTextToText]

@@ -20,6 +20,7 @@ def plain_logits(module: Any, ids: Tensor) -> Tensor:
     inputs = _inputs(module, ids)
     if inputs["input_ids"].shape != ids.shape:
         inputs = {"input_ids": ids, "use_cache": False, **_positions(module, ids)}
+    inputs.pop("logits_to_keep", None)  # the last one: all that `generate` wants of Falcon H1, Bamba, Zamba and Nemotron-H
     return module(**inputs).logits
 
 
