@@ -105,7 +105,7 @@ def _as_deepseek(text: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict[st
     scales = {"q_a": text.q_lora_rank, "kv_a": text.kv_lora_rank}
     scaled = {f"{BLOCK}.self_attn.{name}_layernorm.weight": (text.hidden_size / rank) ** 0.5 for name, rank in scales.items()}
     kept = {name: value for name, value in text.to_dict().items() if name not in ("model_type", "architectures", "num_layers")}
-    plain = transformers.DeepseekV3Config(**kept, num_hidden_layers=1, first_k_dense_replace=1)
+    plain = transformers.DeepseekV3Config(**{**kept, "num_hidden_layers": 1, "first_k_dense_replace": 1})
     plain.intermediate_size = text.ffn_hidden_size
     return plain, {name: tensor * scaled.get(name, 1) for name, tensor in tensors.items()}
 
