@@ -27,7 +27,7 @@ class _Average:
 class ChainSurvival:
     """Expected kept tokens of one drafter's chains, with a luck for each row: S(i) = c_1 c_2 ... c_i.
 
-    `row` is any number that names a row while it lives. Short texts and long ones have averages of their own, once `place` says
+    `row` is any number that names a row while it lives. Short texts and long ones have averages of their own, once `begin_step` says
     which rows have which.
     """
 
@@ -44,8 +44,8 @@ class ChainSurvival:
         average.all.add(accepted, tested)
         self._rows.setdefault(row, FadingMean()).add(accepted, tested, ROW_DECAY)
 
-    def place(self, phases: Mapping[int, Phase]) -> None:
-        """Keep the records of these rows only, whose texts are in these phases."""
+    def begin_step(self, phases: Mapping[int, Phase]) -> None:
+        """Says which phase the text of each row is in; records of other rows are dropped."""
         self._phases = phases
         self.forget(set(phases))
 

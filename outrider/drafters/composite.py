@@ -176,7 +176,7 @@ class CompositeDrafter(Drafter):
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         phases = {number: Phase.at(len(row.tokens), thinks=False) for number, row in zip(self._numbers, rows, strict=True)}
         for part in self.parts:
-            part.survival.place(phases)
+            part.survival.begin_step(phases)
             part.choose_tries()
         turns = self._turns(gamma) if self._mode == "merge" else None
         drafts = self._merge(rows, gamma, turns) if turns else self._best(rows, gamma)

@@ -14,11 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.contract.own_cache_families import FOR_EACH_TOKEN
+from outrider.models.lm import LM
+from tests.contract.own_cache_families import FOR_EACH_TOKEN, VOCAB
 
 ASKED_BY_GENERATING = FOR_EACH_TOKEN | {
     "camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 }  # fmt: skip
+TEXTS = (3, 11, 26)  # tokens of the ragged rows
+GAMMA = 4  # tokens of a draft
 
 
 @contextmanager
@@ -82,3 +85,42 @@ class Reference:
             logits = self.logits(name, [*prompt, *theirs[:parted]], 1)[0]
             apart = logits.max() - logits[[ours[parted], theirs[parted]]].min()
             assert apart <= self.tolerance * logits.abs().max(), f"token {parted}: logits {apart:.1e} apart"
+
+
+@torch.inference_mode()
+def begin(lm: LM, *texts: list[int]) -> None:
+    """Rows that hold all of each text but its last token."""
+    lm.kv.clear()
+    for _ in texts:
+        lm.kv.add_row()
+    lm.catch_up(texts)
+
+
+@torch.inference_mode()
+def score(lm: LM, *rows: list[int], first_row: int = 0) -> Tensor:
+    """Logits (B, T, V) of one pass; rows begin with their pending tokens."""
+    return lm.forward(torch.tensor(rows), first_row=first_row)
+
+
+def reject_at_every_depth(lm: LM, check: Callable[[Tensor, list[int]], None]) -> None:
+    """Rejects drafts at every depth, on ragged rows in one batch, with steps without drafts in between.
+
+    `check` is called with the logits (n, V) of a text's last n tokens, and the text.
+    """
+    texts = [random_text(VOCAB, length, seed=length) for length in TEXTS]
+    begin(lm, *texts)
+    for step, depth in enumerate((0, 2, 4, 1, 0, 3, 4, 0)):
+        drafts = [random_text(VOCAB, GAMMA, seed=100 * step + row) for row in range(len(texts))]
+        logits = score(lm, *[[text[-1], *draft] for text, draft in zip(texts, drafts, strict=True)])
+        for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
+            check(logits[row], text + draft)
+            kept = (depth + row) % (GAMMA + 1)  # of the draft
+            lm.kv.keep(row, range(kept + 1))
+            text += [*draft[:kept], 7 + row]
+        lm.kv.check_integrity()
+        if step % 3 == 0:
+            logits = score(lm, *[[text[-1]] for text in texts])
+            for row, text in enumerate(texts):
+                check(logits[row], text)
+                lm.kv.keep(row, [0])
+                text.append(30 + step)

@@ -34,7 +34,16 @@ from outrider.runtime.limits import find_native_limits
 from outrider.runtime.own_states import native_states
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers import VERIFIERS
-from tests.contract.family_reference import Reference, one_thread, random_text
+from tests.contract.family_reference import (
+    GAMMA,
+    TEXTS,
+    Reference,
+    begin,
+    one_thread,
+    random_text,
+    reject_at_every_depth,
+    score,
+)
 from tests.contract.own_cache_families import NATIVE, VOCAB, make
 from tests.helpers import OracleThatErrs, make_row, run_to_end
 from tests.unit.runtime.test_drafting import KINDS as KINDS_OF_ROWS
@@ -48,8 +57,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 REFERENCE = Reference(make, tolerance=2e-4)
 text_of = partial(random_text, VOCAB)
 STEPS_DIFFER = {"zamba2"}  # transformers' steps of one token leave out the smallest time step, its passes and ours do not
-TEXTS = (3, 11, 26)  # tokens of the ragged rows
-GAMMA = 4
 Bug = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -72,19 +79,6 @@ def _loaded(name: str, dtype: torch.dtype) -> LM:
     made = native_states(lm, module, cache_folder())
     made.limits = find_native_limits(made)
     return made
-
-
-def begin(lm: LM, *texts: list[int]) -> None:
-    """Rows that hold all of each text but its last token."""
-    lm.kv.clear()
-    for _ in texts:
-        lm.kv.add_row()
-    lm.catch_up(texts)
-
-
-def score(lm: LM, *rows: list[int], first_row: int = 0) -> Tensor:
-    """Logits (B, T, V) of one pass; rows begin with their pending tokens."""
-    return lm.forward(torch.tensor(rows), first_row=first_row)
 
 
 def plain(lm: LM, text: list[int], count: int) -> Tensor:
@@ -126,31 +120,15 @@ def test_chunks(name: str, dtype: torch.dtype) -> None:
 
 
 def rejections(name: str, dtype: torch.dtype) -> None:
-    """Rejects drafts at every depth, on ragged rows in one batch, with steps without drafts in between; compares all logits."""
+    """Rejects drafts at every depth; compares all logits with transformers' and, to the bit, with those of single tokens."""
     lm = subject(name, dtype)
-    texts = [text_of(length, seed=length) for length in TEXTS]
-    begin(lm, *texts)
 
     def check(logits: Tensor, text: list[int]) -> None:
         if dtype == torch.float32:
             REFERENCE.compare(name, logits, text)
         assert torch.equal(logits, plain(lm, text, len(logits)))
 
-    for step, depth in enumerate((0, 2, 4, 1, 0, 3, 4, 0)):
-        drafts = [text_of(GAMMA, seed=100 * step + row) for row in range(len(texts))]
-        logits = score(lm, *[[text[-1], *draft] for text, draft in zip(texts, drafts, strict=True)])
-        for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
-            check(logits[row], text + draft)
-            kept = (depth + row) % (GAMMA + 1)  # of the draft
-            lm.kv.keep(row, range(kept + 1))
-            text += [*draft[:kept], 7 + row]
-        lm.kv.check_integrity()
-        if step % 3 == 0:
-            logits = score(lm, *[[text[-1]] for text in texts])
-            for row, text in enumerate(texts):
-                check(logits[row], text)
-                lm.kv.keep(row, [0])
-                text.append(30 + step)
+    reject_at_every_depth(lm, check)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -31,7 +31,16 @@ from outrider.models.stateful.run import AnewRun
 from outrider.models.stateful.state import OwnState
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers import VERIFIERS
-from tests.contract.family_reference import Reference, one_thread, random_text
+from tests.contract.family_reference import (
+    GAMMA,
+    TEXTS,
+    Reference,
+    begin,
+    one_thread,
+    random_text,
+    reject_at_every_depth,
+    score,
+)
 from tests.contract.own_cache_families import FAMILIES, FOR_EACH_TOKEN, ONE_OF_EACH_KIND, VOCAB, make
 from tests.helpers import OracleThatErrs, make_row, run_to_end
 
@@ -41,8 +50,6 @@ NOT_ALONE = {"nemotron_h", "zamba2"}  # a single token is computed otherwise tha
 READ_ANEW = {"openai-gpt", "xlstm"} | FOR_EACH_TOKEN  # keep nothing of a text
 REFERENCE = Reference(make, tolerance=2e-4)
 text_of = partial(random_text, VOCAB)
-TEXTS = (3, 11, 26)  # tokens of the ragged rows
-GAMMA = 4
 
 
 @pytest.fixture(autouse=True)
@@ -59,22 +66,6 @@ def subject(name: str) -> StateLM:
     finish(lm, module)
     assert isinstance(lm, StateLM), f"{name} runs on our cache"
     return lm
-
-
-def begin(lm: StateLM, *texts: list[int]) -> None:
-    """Rows that hold all of each text but its last token."""
-    while lm.kv.num_rows:
-        lm.kv.swap_remove(0)
-    for _ in texts:
-        lm.kv.add_row()
-    with torch.inference_mode():
-        lm.catch_up(texts)
-
-
-@torch.inference_mode()
-def score(lm: StateLM, *rows: list[int], first_row: int = 0) -> Tensor:
-    """Logits (B, T, V) of one pass; rows begin with their pending tokens."""
-    return lm.forward(torch.tensor(rows), first_row=first_row)
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -102,25 +93,7 @@ def test_chunks(name: str) -> None:
 
 
 def rejections(name: str) -> None:
-    """Rejects drafts at every depth, on ragged rows in one batch, with steps without drafts in between; compares all logits."""
-    lm = subject(name)
-    texts = [text_of(length, seed=length) for length in TEXTS]
-    begin(lm, *texts)
-    for step, depth in enumerate((0, 2, 4, 1, 0, 3, 4, 0)):
-        drafts = [text_of(GAMMA, seed=100 * step + row) for row in range(len(texts))]
-        logits = score(lm, *[[text[-1], *draft] for text, draft in zip(texts, drafts, strict=True)])
-        for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
-            REFERENCE.compare(name, logits[row], text + draft)
-            kept = (depth + row) % (GAMMA + 1)  # of the draft
-            lm.kv.keep(row, range(kept + 1))
-            text += [*draft[:kept], 7 + row]
-        lm.kv.check_integrity()
-        if step % 3 == 0:
-            logits = score(lm, *[[text[-1]] for text in texts])
-            for row, text in enumerate(texts):
-                REFERENCE.compare(name, logits[row], text)
-                lm.kv.keep(row, [0])
-                text.append(30 + step)
+    reject_at_every_depth(subject(name), lambda logits, text: REFERENCE.compare(name, logits, text))
 
 
 @pytest.mark.parametrize("name", EACH)
