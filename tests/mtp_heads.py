@@ -20,6 +20,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from outrider.runtime.rotary import positions_for
+
 MTP_LAYOUTS = ("qwen", "deepseek", "mimo", "ernie", "megatron")  # of one layer like the target's
 WEIGHTS = "model.safetensors"
 SHIPPED = {  # by family, the layout of the head in its checkpoints, where that is read
@@ -85,7 +87,7 @@ class MtpReference:
 
 def _rotation(rotary: Any, x: Tensor, positions: Tensor, attention: Any) -> Any:
     """What a rotary embedding gives, some of them by the kind of attention."""
-    by_kind = "layer_type" in inspect.signature(rotary.forward).parameters
+    by_kind, positions = "layer_type" in inspect.signature(rotary.forward).parameters, positions_for(rotary, positions)
     return rotary(x, positions, attention.config.layer_types[attention.layer_idx]) if by_kind else rotary(x, positions)
 
 

@@ -27,8 +27,8 @@ class _Average:
 class ChainSurvival:
     """Expected kept tokens of one drafter's chains, with a luck for each row: S(i) = c_1 c_2 ... c_i.
 
-    `row` is any number that names a row while it lives. Short texts and long ones have averages of their own, once `begin_step` says
-    which rows have which.
+    `row` is any number that names a row while it lives. Short texts and long ones have averages of their own, once `begin_step`
+    says which rows have which.
     """
 
     _rows: dict[int, FadingMean] = field(default_factory=dict)
@@ -47,11 +47,7 @@ class ChainSurvival:
     def begin_step(self, phases: Mapping[int, Phase]) -> None:
         """Says which phase the text of each row is in; records of other rows are dropped."""
         self._phases = phases
-        self.forget(set(phases))
-
-    def forget(self, rows: set[int]) -> None:
-        """Keep the records of these rows only."""
-        self._rows = {row: record for row, record in self._rows.items() if row in rows}
+        self._rows = {row: record for row, record in self._rows.items() if row in phases}
 
     def curve(self, length: int, row: int | None = None) -> list[float]:
         """S(1) .. S(length) of a row; None: of the average one."""

@@ -28,7 +28,7 @@ from outrider.runtime.ops import RECURRENT, Code, Op, Program, Source, Value, Vi
 from outrider.runtime.positional import MAX_NUMBERS, Positional, followed
 from outrider.runtime.record import Recording, is_rotary, record, signals_of
 from outrider.runtime.rules import RULES
-from outrider.runtime.strides import Strided, collapse, dense, reshape
+from outrider.runtime.strides import Strided, collapse, dense, reshape, stretch
 
 
 def lower(module: Any, signals: tuple[int, ...] | None = None) -> Program:
@@ -333,11 +333,16 @@ class Lowering:
 
     def emit(self, code: Code, inputs: Sequence[Strided], output: Strided, numbers: tuple[float, ...] = (),
              *, keep_last: bool = False) -> None:  # fmt: skip
-        """An operation on numbers of one token, operands of the output's sizes."""
+        """An operation on numbers of one token, operands of the output's sizes. What lies in too many directions for rows and
+        columns is divided along the shortest of them."""
         views = collapse([output, *inputs], keep_last=keep_last)
-        if views is None:
-            raise NotLoweredError("numbers that lie in too many directions")
-        self._ops.append(Op(code, tuple(views[1:]), views[0], numbers))
+        if views is not None:
+            self._ops.append(Op(code, tuple(views[1:]), views[0], numbers))
+            return
+        size, dim = min((size, dim) for dim, size in enumerate(output.sizes[:-1]) if size > 1)
+        for index in range(size):
+            parts = [stretch(view, dim, index, index + 1) for view in (output, *inputs)]
+            self.emit(code, parts[1:], parts[0], numbers, keep_last=keep_last)
 
     def add(self, op: Op) -> None:
         """An operation of another kind."""

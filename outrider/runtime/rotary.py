@@ -65,6 +65,11 @@ def real_tables(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(torch.view_as_real(one).flatten(-2) if one.is_complex() else one for one in outputs)
 
 
+def positions_for(part: Any, positions: Tensor) -> Tensor:
+    """Positions (B, T) as a rotary module takes them: (3, B, T) where it counts time, height and width, equal in texts."""
+    return positions.expand(3, -1, -1) if hasattr(part, "mrope_section") else positions
+
+
 def rotary_of(module: Any, program: Program) -> Rotary:
     """Tables by the modules that the program was recorded with."""
     dtypes = {value.name: value.dtype for value in program.values if value.source == Source.ROTARY}
@@ -90,7 +95,7 @@ def waves_of(module: Any, program: Program, reach: int) -> list[Wave] | None:
 
 def _by_module(part: Any, further: tuple[object, ...], which: int, dtype: torch.dtype) -> Maker:
     def made(positions: Tensor) -> Tensor:
-        out = part(torch.empty(1, dtype=dtype), positions[None], *further)
+        out = part(torch.empty(1, dtype=dtype), positions_for(part, positions[None]), *further)
         return real_tables(out)[which][0].contiguous()
 
     return made

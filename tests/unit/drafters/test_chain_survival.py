@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from outrider.draft_length.survival import PRIOR
+from outrider.draft_length.survival import PRIOR, Phase
 from outrider.drafters.chain_survival import ChainSurvival
 
 
@@ -69,6 +69,6 @@ def test_a_row_is_scaled_by_its_own_luck() -> None:
     assert survival.expected(4, 1) > survival.expected(4) > survival.expected(4, 2)
     assert all(0 <= value <= 1 for value in survival.curve(4, 1))
     assert survival.expected(4, 3) == survival.expected(4)
-    survival.forget({2})
+    survival.begin_step({2: Phase()})
     assert survival.expected(4, 1) == survival.expected(4)
     assert survival.expected(4, 2) < survival.expected(4)

@@ -43,6 +43,22 @@ def test_a_llama_is_lowered_to_what_it_computes() -> None:
     }  # fmt: skip
 
 
+class RepeatedHeads(torch.nn.Module):
+    """Every other head of four, twice: lies in three directions, as queries of Qwen3.5 did in transformers 5.17."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (4, -1))[..., ::2, :].repeat_interleave(2, dim=-2).flatten(-2)
+
+
+def test_numbers_in_three_directions_are_copied_in_parts() -> None:
+    module = make("llama")
+    module.model.layers[0].mlp.act_fn = RepeatedHeads()
+    lm = build_lm(module, "llama", torch.float32, CPU)
+    expected = every_pass(lm, ())
+    lm.run = ReferenceRun(module, lower(module))
+    assert max(differences(every_pass(lm, ()), expected).values()) < TOLERANCE[torch.float32]
+
+
 def test_only_the_head_runs_for_the_rows_that_are_asked_for() -> None:
     program = lower(make("gemma2"))
     assert [op.code.name for op in program.head] == ["GATHER", "LINEAR", "DIV", "TANH", "MUL"]
