@@ -5,7 +5,7 @@ Only counts of earlier steps enter, never the value of a token that is about to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from outrider.draft_length.survival import NOTHING, PRIOR, PRIOR_WEIGHT, ByPhase, FadingMean, Phase, Shares
@@ -47,7 +47,11 @@ class ChainSurvival:
     def begin_step(self, phases: Mapping[int, Phase]) -> None:
         """Says which phase the text of each row is in; records of other rows are dropped."""
         self._phases = phases
-        self._rows = {row: record for row, record in self._rows.items() if row in phases}
+        self.forget(phases)
+
+    def forget(self, rows: Collection[int]) -> None:
+        """Keeps the records of these rows only."""
+        self._rows = {row: record for row, record in self._rows.items() if row in rows}
 
     def curve(self, length: int, row: int | None = None) -> list[float]:
         """S(1) .. S(length) of a row; None: of the average one."""
