@@ -58,6 +58,8 @@ class Control(StepObserver, Protocol):
 class DraftReader(Protocol):
     """Reads texts into the draft before drafting."""
 
+    fed: list[int]  # rows that the latest call read some of
+
     def read(self, rows: Rows, asked: list[int]) -> list[int]:
         """Read some of what is missing of the rows that are asked for nodes; returns `asked`, 0 where more must be read."""
         ...

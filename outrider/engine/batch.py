@@ -107,8 +107,8 @@ class Batch:
         drafts.save(active.row.tokens, self.decoder.drafter.text_caches, index)
         self._remove(active, index)
 
-    def step(self) -> Stepped:
-        """One step of all rows."""
+    def step(self, drafts: DraftPages) -> Stepped:
+        """One step of all rows. What a draft with windows has read is kept at once: later it holds the ends of texts alone."""
         rows = self.decoder.rows
         requests = [self._running[row.request] for row in rows]
         stats = rows[0].stats
@@ -117,6 +117,9 @@ class Batch:
             taken = self.decoder.step()
         except Exception as error:  # noqa: BLE001  drafters, verifiers and grammars may be anybody's code
             return self._one_by_one(requests, error)
+        reader = self.decoder.reader
+        for index in reader.fed if drafts.forget and reader is not None else ():
+            drafts.save(rows[index].tokens, self.decoder.drafter.text_caches, index)
         seconds = {phase: len(requests) * (stats.time_s[phase] - before[phase]) for phase in PHASES}
         facts, self._facts = self._facts, None
         return Stepped(requests, taken, seconds, facts)

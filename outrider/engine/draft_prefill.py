@@ -18,13 +18,15 @@ class DraftPrefill:
 
     def __init__(self, drafter: Drafter, auto: AutoLength | None = None) -> None:
         self._drafter, self._auto = drafter, auto
+        self.fed: list[int] = []
 
     def read(self, rows: Rows, asked: list[int]) -> list[int]:
         """One piece of what is missing; returns `asked`, 0 where a text is not read to its end."""
-        if self._auto is None or self._auto.reading is None:
-            return self._drafter.prepare(rows, asked, PREFILL_CHUNK)
-        unread, began = sum(self._drafter.unread(rows)), time.perf_counter()
+        unread, began = self._drafter.unread(rows), time.perf_counter()
         ready = self._drafter.prepare(rows, asked, PREFILL_CHUNK)
-        seconds = time.perf_counter() - began
-        self._auto.reading.timed(unread - sum(self._drafter.unread(rows)), seconds)
+        seconds, left = time.perf_counter() - began, self._drafter.unread(rows)
+        self.fed = [index for index, (before, now) in enumerate(zip(unread, left, strict=True)) if now < before]
+        if self._auto is None or self._auto.reading is None:
+            return ready
+        self._auto.reading.timed(sum(unread) - sum(left), seconds)
         return self._auto.drop_unready(rows, ready)

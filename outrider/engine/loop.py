@@ -94,7 +94,7 @@ class EngineLoop:
         self._read_prompts()
         if len(self._scheduler.batch):
             self._scheduler.preempt_to_fit()
-            self._account(self._scheduler.batch.step())
+            self._account(self._scheduler.batch.step(self._scheduler.drafts))
 
     def _read_prompts(self) -> None:
         """One chunk beside a running batch; without one, until somebody can join."""

@@ -26,6 +26,7 @@ class DraftPages:
         self._pools = [
             PagePool(cache.layers, cache.dtype, cache.device, page=PAGE, num_pages=positions // PAGE) for cache in caches
         ]
+        self.forget = any(cache.window is not None for cache in caches)  # whether rows lose the beginnings of their texts
 
     def copy(self, tokens: Sequence[int]) -> Parts:
         """The stored keys and values for the beginning of a text."""

@@ -63,6 +63,8 @@ def test_prefixes(engine_of: MakeEngine) -> None:
     first = prompt(1700, 1)
     answer = ask(engine, request(first, max_tokens=900))[0]
     assert answer.token_ids == alone(first, 900)
+    known = engine._scheduler.drafts.copy(first[:700])
+    assert [part[0].shape[0] for part in known] == [672], "the draft, too"
     for length, cached in ((1680, 1664), (700, 672), (90, 64)):
         tokens = [*first[:length], *prompt(9, length)]
         again = ask(engine, request(tokens))[0]
