@@ -18,8 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider.models.gguf.linear import BlockLinear
+from outrider.models.quantised.layers import ReorderedLinear
+
 ABSORBED: set[str] = set()  # names of attention functions that are given latents
 MATRIX = "kv_b_proj"
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class LatentProduct(nn.Module):
@@ -68,12 +72,26 @@ def has_latents(part: nn.Module) -> bool:
 
 
 def keep_latents(module: nn.Module) -> None:
-    """Attention functions of ours are given latents by this model's code from now on, if its attention has them."""
+    """Attention functions of ours are given latents by this model's code from now on, if its attention has them.
+
+    Where the matrix stays quantised in transformers' code, they are given heads.
+    """
     parts: list[Any] = [part for part in module.modules() if has_latents(part)]
     for part in parts:
-        if not isinstance(part.kv_b_proj, LatentProduct) and part.kv_b_proj.bias is None:
+        if _can_be_split(part.kv_b_proj):
             part.kv_b_proj = LatentProduct(part.kv_b_proj, part.qk_nope_head_dim, part.v_head_dim)
             part.expand_kv = partial(_expand, part.config, part.expand_kv)
+
+
+def _can_be_split(linear: Any) -> bool:
+    """Whether a layer only multiplies with its `weight`.
+
+    Those that stay quantised in transformers' code keep integers there, or scales beside it.
+    """
+    if type(linear) not in (nn.Linear, BlockLinear, ReorderedLinear) or linear.bias is not None:
+        return False
+    scaled = any("scale" in name for name, _ in (*linear.named_parameters(), *linear.named_buffers()))
+    return not scaled and linear.weight.dtype in FLOATS and type(linear.weight) in (nn.Parameter, Tensor)
 
 
 def _expand(config: Any, plain: Callable[..., Any], latent: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:

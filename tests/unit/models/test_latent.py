@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.cache import cache_folder
 from outrider.models import latent
-from outrider.models.attention import NAME
+from outrider.models.attention import NAME, register
 from outrider.models.gguf.formats import Q8, pack_parts
 from outrider.models.gguf.linear import BlockLinear
 from outrider.models.latent import LatentProduct, keep_latents
@@ -95,6 +96,7 @@ def test_logits_are_those_of_the_expanded_cache(family: str, runtime: str, monke
 @torch.inference_mode()
 def test_others_attend_over_heads_as_before() -> None:
     """Catches a module that reads latents under attention that is not ours, or whose weights have lost their names."""
+    register()
     module, ids = plain_model(), probe_tokens(SIZES["vocab_size"], 9, CPU)
     names, before = list(module.state_dict()), module(ids).logits
     keep_latents(module)
@@ -120,6 +122,41 @@ def test_weights_in_blocks_are_multiplied_from_both_sides() -> None:
     lm = build_lm(module, "tiny", torch.float32, CPU)
     assert len(products(module)) == SIZES["num_hidden_layers"]
     assert lm.shape.layers[0].values_in_keys
+    with torch.inference_mode():
+        assert (rows_behind(lm, [ids[0, :1].tolist()], ids) - before).abs().max() < 1e-4 * before.abs().max()
+
+
+class Quantised(nn.Linear):
+    """A stand-in for the layers of transformers' quantisers: integers, which their own forward widens by scales."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__(plain.in_features, plain.out_features, bias=False)
+        scales = plain.weight.abs().amax(1, keepdim=True) / 127
+        self.weight = nn.Parameter((plain.weight / scales).round().to(torch.int8), requires_grad=False)
+        self.weight_scale_inv = nn.Parameter(scales, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight * self.weight_scale_inv)
+
+
+def scaled_outside(plain: nn.Linear) -> nn.Linear:
+    """A layer of torch's class, whose hooks multiply with scales beside its floats."""
+    plain.register_buffer("weight_scale", torch.full((len(plain.weight), 1), 0.5))
+    plain.register_forward_hook(lambda layer, _, out: out * layer.weight_scale.T)
+    return plain
+
+
+@pytest.mark.parametrize("quantised", [Quantised, scaled_outside])
+def test_a_matrix_that_stays_quantised_expands_heads(quantised: Callable[[nn.Linear], nn.Linear]) -> None:
+    """Catches integers that are multiplied without their scales."""
+    module, ids = plain_model(), probe_tokens(SIZES["vocab_size"], 9, CPU)
+    for layer in module.model.layers:
+        layer.self_attn.kv_b_proj = quantised(layer.self_attn.kv_b_proj)
+    with torch.inference_mode():
+        before = module(ids).logits
+    lm = build_lm(module, "tiny", torch.float32, CPU)
+    assert not products(module)
+    assert not lm.shape.layers[0].values_in_keys
     with torch.inference_mode():
         assert (rows_behind(lm, [ids[0, :1].tolist()], ids) - before).abs().max() < 1e-4 * before.abs().max()
 
