@@ -87,15 +87,20 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def saved(name: str, folder: Path) -> nn.Module:
-    """A random checkpoint in `folder`; returns the whole model."""
+def random_whole(name: str) -> Any:
+    """A random model with all its senses."""
     kind, options = CONFIGS[name]
     if not hasattr(transformers, kind):
         pytest.skip(f"transformers {transformers.__version__} has no {kind}")
     config = getattr(transformers, kind)(**options)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type])(config).eval()
+        return getattr(transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type])(config).eval()
+
+
+def saved(name: str, folder: Path) -> nn.Module:
+    """A random checkpoint in `folder`; returns the whole model."""
+    model: nn.Module = random_whole(name)
     save_checkpoint(folder, model, word_tokenizer(TEXT["vocab_size"]))
     return model
 

@@ -119,9 +119,9 @@ def copied_body(what: str, target: Any, device: torch.device) -> Body:
         there = layer.state_dict()
         text = one_layer_config(target.config, has_experts=any("experts." in name for name in there))
         module = _code_of(what, text, target.config)(text)
-        copy_to = getattr(module, module.base_model_prefix).layers[0]
+        copy_to = module.base_model.layers[0]
         if {name: tensor.shape for name, tensor in copy_to.state_dict().items()} == {n: t.shape for n, t in there.items()}:
-            norm, own, model = _norm_name(type(module), text), getattr(module, module.base_model_prefix), target.get_decoder()
+            norm, own, model = _norm_name(type(module), text), module.base_model, target.get_decoder()
             copy_to.load_state_dict(there)
             getattr(own, norm).load_state_dict(getattr(model, norm).state_dict())
             try:
@@ -146,7 +146,7 @@ def _finished(module: Any, norm: str) -> Body:
 
 def _without_norm(module: Any, norm: str) -> tuple[nn.Module, nn.Module]:
     """The decoder, which reads embeddings and ends without its norm, and that norm."""
-    decoder = getattr(module, module.base_model_prefix, module)
+    decoder = module.base_model
     last = getattr(decoder, norm)
     setattr(decoder, norm, nn.Identity())
     if norm == MIXER:
@@ -197,7 +197,7 @@ def _norm_name(code: Any, text: Any) -> str:
     """What a family's decoder calls its final norm, or what it has in its place."""
     with torch.device("meta"):
         whole = code(copy.deepcopy(text))
-    decoder = getattr(whole, code.base_model_prefix, whole)
+    decoder = whole.base_model
     found = [name for name, part in decoder.named_children() if "norm" in name and getattr(part, "weight", None) is not None]
     found = [MIXER] if hasattr(decoder, MIXER) else found
     if len(found) != 1 or not hasattr(decoder, "layers"):

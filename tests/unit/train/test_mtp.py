@@ -14,9 +14,11 @@ from transformers import AutoConfig
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.heads.eagle_unroll import unrolled
 from outrider.models.heads.mtp_files import load_mtp
+from outrider.models.loading.multimodal import text_part
 from outrider.settings import parse_settings
 from outrider.train.mtp import MtpRecipe
 from outrider.train.recipe import RecipeSetup
+from tests.contract.test_multimodal import random_whole
 from tests.helpers import tiny_llama
 from tests.mtp_heads import MTP_LAYOUTS, WEIGHTS, MtpReference, save_with_mtp
 from tests.unit.drafters.heads.test_mtp import random_model
@@ -103,10 +105,10 @@ def test_a_tuned_head_of_several_blocks_is_read_again(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, own[name]) for name, tensor in head.state_dict().items())
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_moe_text"])
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_moe_text", "qwen3_vl"])
 def test_a_new_head_is_one_more_layer_of_the_target(tmp_path: Path, family: str) -> None:
-    """With its experts, and saved in a form that is read again."""
-    target = random_model(family, 0)
+    """With its experts, or of a family whose class is a model that takes pictures, too; saved in a form that is read again."""
+    target: Any = text_part(random_whole(family)).requires_grad_(False) if family == "qwen3_vl" else random_model(family, 0)
     recipe = MtpRecipe.build(setup_of(target))
     recipe.save(tmp_path)
     head = load_mtp(str(tmp_path), target.config, torch.float32, torch.device("cpu"))
