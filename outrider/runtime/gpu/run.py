@@ -93,8 +93,8 @@ def use_device_run(lm: LM, module: Any) -> DeviceRun:
         raise NotLoweredError("a program with further inputs")
     if not _has_experts(program):  # wide passes through experts run by torch
         keep_windows(lm, program)
-    lm.run = run = DeviceRun(lm, module, program)
     try:
+        lm.run = run = DeviceRun(lm, module, program)
         check_same_logits(lm, expected, picks_experts=_has_experts(program))
     except Exception as error:
         lm.run = before

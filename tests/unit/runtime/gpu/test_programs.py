@@ -120,6 +120,18 @@ def test_attention_without_a_kernel_is_refused() -> None:
         use_device_run(lm, module)
 
 
+def test_a_refused_model_keeps_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches short slots that stay behind for torch's kernels, which sum in another order there."""
+    module = make("mistral")
+    lm = build_lm(module, "mistral", torch.float32, CPU)
+    before, layers = lm.run, lm.shape.layers
+    monkeypatch.delitem(UNARY, Code.SILU)  # its kernels cannot be written
+    with pytest.raises(CapabilityError, match="kernels do not run here"):
+        use_device_run(lm, module)
+    assert lm.run is before
+    assert lm.shape.layers == layers
+
+
 def test_a_wrong_kernel_is_found_when_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     module = make("llama")
     lm = build_lm(module, "llama", torch.float32, CPU)
