@@ -33,6 +33,7 @@ from torch import Tensor
 from outrider.huge_pages import CHUNK, zeros_on_huge_pages
 
 BLOCK = 512  # positions; torch's CPU flash attention walks the keys in blocks of this size
+CHUNK_ROOM = 256  # positions behind the committed ones that a short slot always has: a chunk of a prompt
 KEPT_BACK = 64  # committed tokens that can be taken back where windows have passed on
 
 
@@ -326,8 +327,9 @@ class KVCache:
         return self.capacity if self.layers[layer].window is None else self.window_capacity
 
     def _window_room(self, capacity: int) -> int:
-        """Positions of a slot of this capacity in layers with windows: what they hold, up to a block before it, and passes."""
-        return max(self._window_capacity, min(capacity, _round_up((self.window or 0) + KEPT_BACK + BLOCK, BLOCK)))
+        """Positions of a slot of this capacity in layers with windows: what they hold, up to a block before it, and a pass."""
+        held = (self.window or 0) + KEPT_BACK
+        return max(self.window_capacity, min(capacity, _round_up(held + BLOCK + CHUNK_ROOM, BLOCK)))
 
     @torch.inference_mode(False)  # ordinary tensors, wherever growth happens: rows also leave outside inference mode
     def _allocate(self, num_slots: int, capacity: int, window_capacity: int = 0) -> None:

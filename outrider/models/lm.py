@@ -24,12 +24,13 @@ from torch import Tensor, nn
 
 from outrider.errors import CapabilityError
 from outrider.kv import KVCache, LayerShape
+from outrider.kv.cache import CHUNK_ROOM
 from outrider.kv.state_slots import StateShape, StateSlots
 from outrider.models.attention import PassPlan, following
 from outrider.models.plan import plan_pass
 from outrider.models.signals import Listening
 
-PREFILL_CHUNK = 256  # tokens; bounds activation memory, and keeps a prompt's arithmetic the same however it is batched
+PREFILL_CHUNK = CHUNK_ROOM  # tokens; bounds activation memory, and keeps a prompt's arithmetic the same however it is batched
 
 
 RUNNING_STATES = "some of its layers keep one running state of each text instead of keys and values of each token"

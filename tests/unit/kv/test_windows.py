@@ -144,14 +144,14 @@ TestWindowHistory.settings = settings(
 TestWindowHistory.__doc__ = "Catches positions lost or shifted where a row moves to the front of its slot."
 
 
-def grown(length: int, cache: KVCache | None = None) -> KVCache:
+def grown(length: int, cache: KVCache | None = None, first_chunk: int = 256) -> KVCache:
     """A cache whose row 0 was read in chunks up to this length; position p holds p."""
     cache = make_cache() if cache is None else cache
     if not cache.num_rows:
         cache.add_row()
     while cache.lengths[0] < length:
         start = cache.lengths[0]
-        count = min(256, length - start)
+        count = min(256 if start else first_chunk, length - start)
         put_in(cache, 0, [float(n) for n in range(start, start + count)])
         cache.advance(0, count)
     return cache
@@ -177,6 +177,29 @@ def test_a_cache_without_whole_layers() -> None:
     assert cache.allocated_bytes == ROOM * 6 * 8
     assert cache.capacity >= 30 * BLOCK, "as far as texts may go"
     assert held(cache, 0, 0)[-WINDOW:] == [float(n) for n in range(30 * BLOCK - WINDOW, 30 * BLOCK)]
+
+
+@pytest.mark.parametrize("window", [192, 193, 256, 448])
+def test_slots_have_room_for_chunks(window: int) -> None:
+    """Catches slots that a prompt's chunk enlarges for good, because what is held lies badly in its blocks."""
+    sizes = set()
+    for start in range(1, BLOCK, 21):
+        cache = make_cache((LayerShape(1, 1, 1, window=window),))
+        cache.add_row()
+        cache.reserve(1, 8 * BLOCK)
+        room = cache.window_capacity
+        grown(5 * BLOCK, cache, start)
+        sizes |= {room, cache.window_capacity}
+    assert sizes == {2 * BLOCK if window == 192 else 3 * BLOCK}
+
+
+def test_sizes_of_slots() -> None:
+    """They are what docs/decisions/024 says, in blocks."""
+    windows = {16: 2, 128: 2, 448: 3, 512: 3, 1024: 4, 2048: 6, 4096: 10}
+    for window, blocks in windows.items():
+        cache = make_cache((LayerShape(1, 1, 1, window=window),))
+        cache.reserve(1, 20 * BLOCK)
+        assert cache.window_capacity == blocks * BLOCK
 
 
 def test_a_pass_wider_than_a_slot() -> None:
