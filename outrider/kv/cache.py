@@ -219,9 +219,11 @@ class KVCache:
             self._move(row, start, first, path)
         elif first is not None:
             source = torch.tensor([start + offset for offset in path[first:]], device=self.device)
-            for store, begin in zip((*self.keys, *self.values), self.begins(row), strict=True):
+            begins = self.begins(row)
+            sources = {begin: source - begin if begin else source for begin in {*begins}}
+            for store, begin in zip((*self.keys, *self.values), begins, strict=True):
                 line = store[row]  # index_select copies first: overlap is safe
-                line[start + first - begin : start + len(path) - begin] = line.index_select(0, source - begin)
+                line[start + first - begin : start + len(path) - begin] = line.index_select(0, sources[begin])
         self.lengths[row] += len(path)
 
     def _move(self, row: int, start: int, first: int, path: Sequence[int]) -> None:

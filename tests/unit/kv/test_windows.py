@@ -5,11 +5,14 @@ The cache is compared with lists, as in `test_cache.py`; pages with what a model
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.kv.cache import BLOCK, KEPT_BACK, KVCache, LayerShape
 from outrider.kv.pages import PagePool
@@ -248,6 +251,24 @@ def test_a_long_draft_on_a_view_costs_its_parent_nothing() -> None:
     put_in(view, 0, [-2.0] * BLOCK)
     assert parent.firsts == [0]
     assert held(view, 0, 0) == [*held(parent, 0, 0), *[-1.0] * (WINDOW + KEPT_BACK)]
+
+
+def test_kept_nodes_are_found_once_for_all_layers() -> None:
+    """Catches a small operation for every store, on a device where each costs a launch; `meta` stands for one."""
+
+    class Differences(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += func is torch.ops.aten.sub.Tensor
+            return func(*args, **(kwargs or {}))
+
+    cache = KVCache(LAYERS, torch.float64, "meta")
+    for length, expected in ((100, 0), (3 * BLOCK, 1)):
+        grown(length, cache)
+        with Differences() as seen:
+            cache.keep(0, [0, 2])
+        assert (seen.count, cache.bases[0] > 0) == (expected, expected > 0)
 
 
 def test_nan_is_scrubbed() -> None:
