@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from outrider.admission import checked_prediction
@@ -54,18 +54,11 @@ class DrafterPool:
         """By name."""
         return dict(self._parts)
 
-    def kv_bytes_per_token(self, drafter: Drafter) -> int:
-        """Bytes of a token that all layers hold: of target, draft model and whatever else drafters keep of a text."""
-        return sum(cache.bytes_per_token for cache in self._caches(drafter))
-
-    def kv_slot_bytes(self, drafter: Drafter, capacity: int) -> int:
-        """Bytes of a row's slots of this capacity, likewise."""
-        return sum(cache.slot_bytes(capacity) for cache in self._caches(drafter))
-
-    def _caches(self, drafter: Drafter) -> Iterable[KVCache]:
+    def caches(self, drafter: Drafter) -> list[KVCache]:
+        """What holds texts: of target, draft model and whatever else drafters keep of a text."""
         models = (self._models.target, self._models.draft)
         caches = [*(model.lm.kv for model in models if model is not None), *drafter.text_caches]
-        return {id(cache): cache for cache in caches}.values()
+        return list({id(cache): cache for cache in caches}.values())
 
     def build(self, control: Control | None = None) -> Built:
         """A decoder as new; with `control`, and what it has learned, where there is one."""

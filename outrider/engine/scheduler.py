@@ -104,7 +104,8 @@ class KVBudget:
     @property
     def used(self) -> int:
         """Positions that the batch's texts take as much memory as."""
-        return sum(map(self._cost, self._batch.lengths))
+        lengths = self._batch.lengths
+        return sum(lengths) if self._cost is int else sum(map(self._cost, lengths))
 
     def has_row(self, length: int, reading: int) -> bool:
         """Whether one more row fits into the batch beside those that are being read.
@@ -150,14 +151,16 @@ class Scheduler:
         self.batch = Batch(drafter_pool, heartbeat)
         target = self.batch.built.target.lm
         drafter = self.batch.decoder.drafter
-        self._drafter_pool, self._token_bytes = drafter_pool, max(1, drafter_pool.kv_bytes_per_token(drafter))
+        caches = drafter_pool.caches(drafter)
+        self._token_bytes = max(1, sum(cache.bytes_per_token for cache in caches))
+        self._windowed = [cache for cache in caches if cache.window is not None]  # of models, which outlive decoders
         positions = settings.kv_bytes(available_memory(target.device)) // self._token_bytes
         self.pool = make_pool(target, int(positions * settings.prefix_share))
         self.drafts = DraftPages(drafter.text_caches, self.pool.num_pages * self.pool.page)
         self.prefiller = Prefiller(target, self.pool, self.drafts, drafter.signals)
         self.kv_budget = KVBudget(
             positions - self.pool.num_pages * self.pool.page, target.kv, self.prefiller.lm.kv,
-            self._cost, self.batch.built.context,
+            self._cost if self._windowed else int, self.batch.built.context,
         )  # fmt: skip
         self.waiting: WaitingQueue[ActiveRequest] = WaitingQueue()
         self.preemptions = 0
@@ -174,7 +177,7 @@ class Scheduler:
 
     def _cost(self, capacity: int) -> int:
         """Positions of all layers that a row's slots of this capacity take as much memory as."""
-        return -(-self._drafter_pool.kv_slot_bytes(self.batch.decoder.drafter, capacity) // self._token_bytes)
+        return capacity - sum(cache.saved_bytes(capacity) for cache in self._windowed) // self._token_bytes
 
     # ---------------------------------------------------------------- joining
 

@@ -70,12 +70,15 @@ class KVCache:
 
     by_position = True  # what a token left can be read, put and left out by itself; not so in `states.py`
     window: int | None = None  # the widest of all layers; None where no layer has one
+    _layer_bytes = _window_bytes = 0  # of a token in all layers, and in those with windows
 
     def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device | str) -> None:
         self.layers = list(layers)
         self.dtype = dtype
         self.device = torch.device(device)
         self.window = max((shape.window for shape in self.layers if shape.window is not None), default=None)
+        self._layer_bytes = self._bytes_of(self.layers)
+        self._window_bytes = self._bytes_of([shape for shape in self.layers if shape.window is not None])
         self.lengths: list[int] = []  # committed positions per row
         self.bases: list[int] = []  # per row the position that comes first in slots of layers with windows
         self.firsts: list[int] = []  # and the first one that they hold
@@ -110,7 +113,7 @@ class KVCache:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of a token that every layer holds."""
-        return self._bytes_of(self.layers)
+        return self._layer_bytes
 
     @property
     def allocated_bytes(self) -> int:
@@ -118,12 +121,11 @@ class KVCache:
 
     def slot_bytes(self, capacity: int) -> int:
         """Bytes of a slot of this capacity."""
-        return self.bytes_per_token * capacity - self._saved_bytes(capacity)
+        return self.bytes_per_token * capacity - self.saved_bytes(capacity)
 
-    def _saved_bytes(self, capacity: int) -> int:
+    def saved_bytes(self, capacity: int) -> int:
         """Bytes that windows save of such a slot."""
-        windowed = [shape for shape in self.layers if shape.window is not None]
-        return self._bytes_of(windowed) * max(0, capacity - self._window_room(capacity)) if windowed else 0
+        return self._window_bytes * max(0, capacity - self._window_room(capacity)) if self._window_bytes else 0
 
     def _bytes_of(self, layers: Sequence[LayerShape]) -> int:
         return sum(s.num_kv_heads * (s.key_size + s.stored_value_size) for s in layers) * self.dtype.itemsize

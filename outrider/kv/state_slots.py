@@ -115,7 +115,7 @@ class StateSlots(KVCache):
 
     @property
     def allocated_bytes(self) -> int:
-        keys_and_values = super().bytes_per_token * self.capacity - self._saved_bytes(self.capacity)
+        keys_and_values = super().bytes_per_token * self.capacity - self.saved_bytes(self.capacity)
         return self.num_slots * (keys_and_values + self._state_bytes())
 
     def _state_bytes(self) -> int:

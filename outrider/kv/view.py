@@ -24,6 +24,7 @@ class KVView(KVCache):
     def __init__(self, parent: KVCache) -> None:  # no super().__init__: nothing is allocated
         self.parent = parent
         self.layers, self.window = parent.layers, parent.window
+        self._layer_bytes, self._window_bytes = parent._layer_bytes, parent._window_bytes
         self.dtype = parent.dtype
         self.device = parent.device
         self.lengths = []

@@ -23,6 +23,7 @@ class KVWindow(KVCache):
     def __init__(self, parent: KVCache, first: int, count: int) -> None:  # no super().__init__: nothing is allocated
         self.parent, self.first, self.count = parent, first, count
         self.layers, self.dtype, self.device, self.window = parent.layers, parent.dtype, parent.device, parent.window
+        self._layer_bytes, self._window_bytes = parent._layer_bytes, parent._window_bytes
         self.lengths = parent.lengths[first : first + count]
 
     @property  # always the parent's present stores: it replaces them when it grows

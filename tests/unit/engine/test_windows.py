@@ -111,3 +111,15 @@ def test_memory_is_counted_as_it_is_used() -> None:
     assert batch.allocated_bytes + prompts.allocated_bytes <= budget.positions * batch.bytes_per_token
     batch.lengths[0] = 3000
     assert budget.used == -(-(3000 + 5 * 2 * BLOCK) // 6)
+
+
+def test_both_models_memory_is_counted(engine_of: MakeEngine) -> None:
+    """Catches windows of the draft model, or of the target, that are not subtracted."""
+    scheduler = engine_of(start=False)._scheduler
+    built = scheduler.batch.built
+    assert built.draft is not None
+    caches = built.target.lm.kv, built.draft.lm.kv
+    for capacity in (BLOCK, 2 * BLOCK, 8 * BLOCK):
+        bytes_of_row = sum(cache.slot_bytes(capacity) for cache in caches)
+        assert scheduler._cost(capacity) == -(-bytes_of_row // sum(cache.bytes_per_token for cache in caches))
+    assert scheduler._cost(8 * BLOCK) == 4 * BLOCK, "two of three layers have windows"
