@@ -21,16 +21,19 @@ import torch
 from torch import nn
 
 from outrider.errors import CapabilityError, CheckpointError
+from outrider.lazy import transformers
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_bytes
 from outrider.models.loading.adapter import WEIGHTS, adapter_in
 from outrider.models.loading.multimodal import auto_classes
 from outrider.models.loading.unsupported import STATEFUL_KINDS
 from outrider.models.quantised.checkpoint import bits_per_weight, is_widened, quantisation_of
+from outrider.models.quantised.scheme import scheme_of
 
 GIB = 1 << 30
 CPU = torch.device("cpu")
 OWN_CODE = "transformers_modules"  # the package of a checkpoint's own code, which keeps latents as heads
+KEEPS_HEADS = "5.17."  # the version of transformers whose cache does so where an indexer picks keys
 PACKED_COPIES = 2.0  # weights as loaded, and packed for the kernels
 DEFAULT_TOKENS = 4096  # room asked for when nobody names a length: the cache only grows as it is used
 MAX_HEADER_BYTES = 100 << 20  # safetensors' own limit
@@ -207,7 +210,7 @@ def model_memory(name: str, config: Any, dtype: torch.dtype, device: torch.devic
         stays = quantisation_of(config) is not None and not widened
         plain, quantised = 0 if stays else config_weights_bytes(config, dtype), 0
     plain += 0 if adapter is None else adapter.weights_bytes  # while it is merged
-    return ModelMemory(str(name), plain + quantised, kv_bytes_per_token(config, dtype), quantised)
+    return ModelMemory(str(name), plain + quantised, kv_bytes_per_token(config, dtype, device), quantised)
 
 
 def rounded_memory(plain: ModelMemory, freed: int, blocks: int) -> ModelMemory:
@@ -227,19 +230,20 @@ def head_memory(name: str, head: nn.Module, kv_numbers_per_token: int, dtype: to
     return ModelMemory(name, numbers * dtype.itemsize, kv_numbers_per_token * dtype.itemsize)
 
 
-def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
+def kv_bytes_per_token(config: Any, dtype: torch.dtype, device: torch.device = CPU) -> int:
     """Keys and values of one token over all layers; 0 for a model without attention heads (refused when it is loaded).
 
     Raises CheckpointError for a config without layers.
     """
     text = config.get_text_config()
+    expands = quantisation_of(config) is not None and not is_widened(config, device) and scheme_of(config, device) is None
     num_layers = getattr(text, "num_hidden_layers", None) or 0
     if num_layers < 1 and getattr(text, "num_attention_heads", None):
         raise CheckpointError(f"config.json says num_hidden_layers {num_layers}; a model has at least one layer.")
     if getattr(text, "is_heterogeneous", False):  # layers of several shapes (Gemma 4): the config answers for each alone
-        numbers = sum(_kv_numbers(text.per_layer_config[layer]) for layer in range(num_layers))
+        numbers = sum(_kv_numbers(text.per_layer_config[layer], expands=expands) for layer in range(num_layers))
     else:
-        numbers = _num_with_keys(text, num_layers) * _kv_numbers(text)
+        numbers = _num_with_keys(text, num_layers) * _kv_numbers(text, expands=expands)
     return int(numbers * dtype.itemsize)
 
 
@@ -255,16 +259,20 @@ def _num_with_keys(text: Any, num_layers: int) -> int:
     return num_layers - sum(any(each in kind for each in (*STATEFUL_KINDS, "moe", "mlp")) for kind in kinds[:num_layers])
 
 
-def _kv_numbers(layer: Any) -> int:
-    """Numbers in the key and value of one token in a layer of this config."""
+def _kv_numbers(layer: Any, *, expands: bool = False) -> int:
+    """Numbers in the key and value of one token in a layer of this config. `expands`: its weights stay quantised in transformers'
+    code, so latents are kept as heads (`latent.py`)."""
     heads = getattr(layer, "num_attention_heads", None)
     if not heads:
         return 0
     kv_heads = getattr(layer, "num_key_value_heads", None) or heads
     if (rank := getattr(layer, "kv_lora_rank", None)) and getattr(layer, "v_head_dim", None):  # `models/latent.py`
-        if not type(layer).__module__.startswith(OWN_CODE):
-            return int(rank + layer.qk_rope_head_dim)
-        return int(heads * (layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim))
+        picked = layer.index_head_dim if getattr(layer, "index_topk", None) else 0  # an indexer's key, on transformers' cache
+        if picked:
+            expands = transformers.__version__.startswith(KEEPS_HEADS)
+        if expands or type(layer).__module__.startswith(OWN_CODE):
+            return int(heads * (layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim) + picked)
+        return int(rank + layer.qk_rope_head_dim + picked)
     head_size = getattr(layer, "head_dim", None) or layer.hidden_size // heads
     return int(kv_heads * head_size * 2)
 
