@@ -7,6 +7,7 @@ fed again.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Self, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from outrider.kv.states import State, StateCache
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.heads.mtp import MtpHead
+from outrider.models.loading.memory import layer_kv_bytes
 from outrider.models.stateful.state import OwnState
 
 S = TypeVar("S", bound=State)
@@ -28,7 +30,7 @@ class HeadStates(StateCache[S]):
     def of(cls, head: MtpHead) -> Self:
         """A cache for this head."""
         weight = next(head.parameters())
-        bytes_per_token = len(head.layers) * head.config.hidden_size * weight.element_size()  # about what a layer keeps
+        bytes_per_token = sum(layer_kv_bytes(head.layer(index).body.config, head.dtype) for index in range(len(head.layers)))
         return cls([], head.dtype, weight.device, bytes_per_token)
 
     def begin(self, row: int) -> S | None:
@@ -43,8 +45,29 @@ class HeadStates(StateCache[S]):
         return self.open(row) if len(line.snapshots) < 2 else line.state  # what is behind drafted tokens, nobody goes back to
 
 
-class MtpStatesLM(HeadLM):
-    """A head on transformers' own cache. Drafts are chains."""
+class RowByRow(HeadLM, ABC):
+    """A head whose passes take one row after another. Drafts are chains."""
+
+    def _pass(
+        self, tokens: Tensor, features: Tensor, parents: Tensor | None, first_row: int, columns: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        assert parents is None, "its drafts are chains"
+        width, feeds = tokens.shape[1], columns is None
+        counts = [width] if feeds else [min(width, len(given)) for given in self._given]
+        parts = [
+            self._row(first_row + line, tokens[line, :count], features[line, :count], feeds=feeds)
+            for line, count in enumerate(counts)
+        ]
+        states = torch.cat([F.pad(part, (0, 0, 0, width - part.shape[1])) for part in parts])
+        return self._carry(states), states if columns is None else self._logits(states[:, columns])
+
+    @abstractmethod
+    def _row(self, row: int, tokens: Tensor, features: Tensor, *, feeds: bool) -> Tensor:
+        """States (1, T, H) of one row's pairs behind what it holds. `feeds`: all of them will be committed."""
+
+
+class MtpStatesLM(RowByRow):
+    """A head on transformers' own cache."""
 
     kv: HeadStates[OwnState]
 
@@ -52,21 +75,8 @@ class MtpStatesLM(HeadLM):
         super().__init__(head, vocab_size, context_length, HeadStates[OwnState].of(head))
         self._own = head
 
-    def _pass(
-        self, tokens: Tensor, features: Tensor, parents: Tensor | None, first_row: int, columns: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        assert parents is None, "its drafts are chains"
-        goes_on = columns is not None and self._carried is not None
-        counts = [len(tokens[0])] if columns is None else [1 if goes_on else len(given) for given in self._given]
-        parts = [
-            self._row(first_row + line, tokens[line, :count], features[line, :count], goes_on=goes_on)
-            for line, count in enumerate(counts)
-        ]
-        states = torch.cat([F.pad(part, (0, 0, 0, tokens.shape[1] - part.shape[1])) for part in parts])
-        return self._carry(states), states if columns is None else self._logits(states[:, columns])
-
-    def _row(self, row: int, tokens: Tensor, features: Tensor, *, goes_on: bool) -> Tensor:
-        """States (1, T, H) of one row's pairs behind what it holds."""
+    def _row(self, row: int, tokens: Tensor, features: Tensor, *, feeds: bool) -> Tensor:
+        goes_on = not feeds and self._carried is not None
         state = (self.kv.go_on(row) if goes_on else self.kv.begin(row)) or OwnState()
         start = self.kv.reached(row)
         positions = torch.arange(start, start + len(tokens), device=self.device)[None]

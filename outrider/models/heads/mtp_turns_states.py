@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.models.heads.mtp import MtpHead
-from outrider.models.heads.mtp_states import HeadStates
+from outrider.models.heads.mtp_states import HeadStates, RowByRow
 from outrider.models.heads.mtp_turns import MtpTurnsLM
 from outrider.models.stateful.state import OwnState
 
@@ -44,7 +43,7 @@ class TurnStates(HeadStates[LayerStates]):
         self.lengths[row] += count
 
 
-class MtpTurnsStatesLM(MtpTurnsLM):
+class MtpTurnsStatesLM(RowByRow, MtpTurnsLM):
     """A head whose layers take turns, on transformers' own cache."""
 
     kv: TurnStates
@@ -56,19 +55,13 @@ class MtpTurnsStatesLM(MtpTurnsLM):
     def _pass(
         self, tokens: Tensor, features: Tensor, parents: Tensor | None, first_row: int, columns: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        assert parents is None, "its drafts are chains"
-        counts = [len(tokens[0])] if columns is None else [len(given) for given in self._given]
-        lag = 0 if columns is None else self.lag
-        parts = [
-            self._row(first_row + line, tokens[line, :count], features[line, :count], max(0, count - lag))
-            for line, count in enumerate(counts)
-        ]
-        states = torch.cat([F.pad(part, (0, 0, 0, tokens.shape[1] - part.shape[1])) for part in parts])
-        return self._carry(states), states if columns is None else self._logits(states[:, columns])
+        if self._turn == 0:
+            self._states_of.clear()  # rows of the turns before may have left
+        return super()._pass(tokens, features, parents, first_row, columns)
 
-    def _row(self, row: int, tokens: Tensor, features: Tensor, num_true: int) -> Tensor:
-        """States (1, T, H) of one row's pairs in this turn; the layer keeps the first `num_true`."""
-        start = self.kv.lengths[row]
+    def _row(self, row: int, tokens: Tensor, features: Tensor, *, feeds: bool) -> Tensor:
+        """States of this turn; the layer keeps those of positions that will be committed."""
+        start, num_true = self.kv.lengths[row], len(tokens) if feeds else max(0, len(tokens) - self.lag)
         if self._turn == 0:
             made = self.kv.begin(row) or LayerStates([OwnState() for _ in self._layers.layers])
             self._states_of[row] = made

@@ -21,7 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from outrider.build import Built, Options, build
 from outrider.draft_length import FixedLength
 from outrider.errors import CapabilityError
-from outrider.models.heads.mtp_files import ships_mtp
+from outrider.models.heads.mtp_files import ships_mtp, weigh_mtp
 from outrider.models.loading.load import load_config, load_module
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
@@ -171,22 +171,29 @@ def test_a_head_of_another_folder_says_how_far_it_knows(tmp_path: Path) -> None:
         assert [row.output for row in rows] == [row.output for row in write(built(folder, "native", drafter="none"))]
 
 
-@pytest.mark.parametrize(("family", "layout"), BESIDE_STATES)
-def test_beside_a_hybrid(tmp_path: Path, family: str, layout: str) -> None:
-    """The target keeps states; the head keeps its own keys and values."""
-    check(tmp_path, saved(tmp_path, partial(random_model, family), layout), "native")
+@pytest.mark.parametrize(
+    ("family", "layout", "runtime"),
+    [*((*each, "native") for each in BESIDE_STATES), *((*each, "auto") for each in ON_THEIR_OWN_CACHE)],
+)
+def test_targets_with_states(tmp_path: Path, family: str, layout: str, runtime: str) -> None:
+    """Beside a hybrid the head keeps keys and values of its own; else it runs on transformers' cache, too.
+
+    Catches an indexer's keys of rejected drafts, and a row that goes back to another state than the target's last word.
+    """
+    check(tmp_path, saved(tmp_path, partial(random_model, family), layout), runtime)
     assert ships_mtp(str(tmp_path))
     with pytest.raises(CapabilityError, match="states cannot branch"):
         built(tmp_path, drafter="mtp", drafter_options={"tree": "2x2x1"})
 
 
-@pytest.mark.parametrize(("family", "layout"), ON_THEIR_OWN_CACHE)
-def test_on_transformers_cache(tmp_path: Path, family: str, layout: str) -> None:
-    """Catches an indexer's keys of rejected drafts, and a row that goes back to another state than the target's last word."""
-    check(tmp_path, saved(tmp_path, partial(random_model, family), layout), "auto")
-    assert ships_mtp(str(tmp_path))
-    with pytest.raises(CapabilityError, match="states cannot branch"):
-        built(tmp_path, drafter="mtp", drafter_options={"tree": "2x2x1"})
+def test_a_head_on_transformers_cache_drafts_no_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target's layers have full attention and keep no states; the head's is sparse, as MiniMax M3's heads are."""
+    make, head = partial(random_model, "minimax_m3_vl_text"), {"head": str(tmp_path / "head")}
+    save_with_mtp(tmp_path / "head", make, "megatron", alone=True)
+    monkeypatch.setitem(CHANGED, "minimax_m3_vl_text", {"layer_types": ["full_attention"] * 2})
+    saved(tmp_path, make, "megatron")
+    with pytest.raises(CapabilityError, match="an MTP head on transformers' own cache drafts chains: leave tree=2x2x1 out"):
+        built(tmp_path, drafter="mtp", drafter_options={**head, "tree": "2x2x1"})
 
 
 @pytest.mark.parametrize("num_layers", [1, 3])
@@ -195,6 +202,8 @@ def test_a_row_on_transformers_cache_moves(tmp_path: Path, num_layers: int) -> N
     reference = saved(tmp_path, partial(random_model, "deepseek_v32"), "deepseek", num_layers=num_layers)
     made = built(tmp_path, drafter="mtp")
     seen, drafter = watched(made), made.decoder.drafter
+    weighed = weigh_mtp(str(tmp_path), reference.target.config, torch.float32)
+    assert drafter.lm.kv.bytes_per_token == weighed.kv_bytes_per_token  # type: ignore[attr-defined]
     for number, prompt in enumerate(PROMPTS):
         made.decoder.add(make_row(prompt, PARAMS, number=number))
     for _ in range(4):
