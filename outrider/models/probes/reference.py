@@ -35,7 +35,7 @@ def next_logits(module: Any, text: Sequence[int]) -> Tensor:
 
 def writes_otherwise(module: Any) -> bool:
     """Whether the model has a `generate` of its own, which may do anything."""
-    return type(module).generate is not transformers.GenerationMixin.generate
+    return getattr(type(module), "generate", None) not in (None, transformers.GenerationMixin.generate)
 
 
 def takes_positions(module: Any) -> bool:
