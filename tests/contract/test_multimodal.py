@@ -142,6 +142,25 @@ def test_it_generates(tmp_path: Path) -> None:
     assert found == expected[0, len(prompt) :].tolist()
 
 
+def test_one_layer_tells_whether_the_logits_are_the_same() -> None:
+    """Catches two passes over a whole model, a layer lost on the way, and a full device taken for code that needs a picture."""
+    whole = random_whole("gemma3")
+    layers, called = whole.model.language_model.layers, list[int]()
+    for index, layer in enumerate(layers):
+        layer.register_forward_pre_hook(lambda *_, index=index: called.append(index))
+    assert text_part(whole).model.layers is layers
+    assert set(called) == {0}
+    whole = random_whole("gemma3")
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    whole.register_forward_pre_hook(full)
+    with pytest.raises(torch.OutOfMemoryError):
+        text_part(whole)
+    assert len(whole.model.language_model.layers) == len(layers)
+
+
 def test_a_language_model_stays_as_it_is() -> None:
     module = tiny_llama(97)
     assert text_part(module) is module

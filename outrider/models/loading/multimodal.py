@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -59,14 +61,33 @@ def _alone(module: Any) -> Any | None:
 
 @torch.inference_mode()
 def _has_its_logits(alone: Any, module: Any) -> bool:
-    """Whether a language model has the logits of the model that it is a part of, which may not scale them (Aya Vision)."""
+    """Whether a language model has the logits of the model that it is a part of, which may not scale them (Aya Vision).
+
+    They share their layers, so the first one alone tells.
+    """
     tokens = probe_tokens(alone.config.vocab_size, 8, next(module.parameters()).device)
-    try:
-        whole = module(input_ids=tokens, use_cache=False).logits
-    except Exception:  # noqa: BLE001  code that takes no text without a picture
-        return True
-    own, dtype = alone(input_ids=tokens, use_cache=False).logits, alone.lm_head.weight.dtype
+    with _one_layer(alone.base_model):
+        try:
+            whole = module(input_ids=tokens, use_cache=False).logits
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # noqa: BLE001  code that takes no text without a picture
+            return True
+        own, dtype = alone(input_ids=tokens, use_cache=False).logits, alone.lm_head.weight.dtype
     return difference(own, whole, dtype, picks_experts=has_experts(alone.config)) <= tolerance(dtype)
+
+
+@contextmanager
+def _one_layer(decoder: Any) -> Iterator[None]:
+    """A decoder has only its first layer meanwhile, unless its layers are elsewhere than most have them."""
+    layers = getattr(decoder, "layers", None)
+    if layers is not None:
+        decoder.layers = layers[:1]
+    try:
+        yield
+    finally:
+        if layers is not None:
+            decoder.layers = layers
 
 
 @torch.inference_mode()
