@@ -26,9 +26,9 @@ def test_a_request_that_comes_in_while_a_turn_fails_ends_with_the_others(
     """Catches a row that nobody owns: ended with all the others, queued after all, and decoded for ever."""
     engine, late, step, failed = engine_of(), Answer(), Batch.step, []
 
-    def fails_once(batch: Batch) -> Any:
+    def fails_once(batch: Batch, drafts: Any) -> Any:
         if failed:
-            return step(batch)
+            return step(batch, drafts)
         failed.append(True)
         engine.submit(request(prompt(9, 2)), late)  # as another thread might, meanwhile
         raise RuntimeError("a bug of ours")

@@ -44,10 +44,10 @@ def test_a_step_that_hangs_fails_health_until_it_is_over(tmp_path: Path, monkeyp
     state.serve([engine], created=1)
     stuck, free, over, step = threading.Event(), threading.Event(), threading.Event(), Batch.step
 
-    def blocked(batch: Batch) -> Any:
+    def blocked(batch: Batch, drafts: Any) -> Any:
         stuck.set()
         assert free.wait(WAIT_S)
-        return step(batch)
+        return step(batch, drafts)
 
     def listen(update: Update) -> None:
         if update.finish is not None:
