@@ -95,10 +95,10 @@ class ModelHost:
             slots *= 2
         longest = max(lengths, default=1) + max(SLACK, PREFILL_CHUNK)
         capacity = -(-longest // BLOCK) * BLOCK
-        if slots * capacity * kv.bytes_per_token > budget:
+        if slots * kv.slot_bytes(capacity) > budget:
             return False
         grown_slots, grown = kv.size_for(len(lengths), longest)
-        if grown_slots * grown * kv.bytes_per_token > budget:  # what it has, and what doubling would add, is more than needed
+        if grown_slots * kv.slot_bytes(grown) > budget:  # what it has, and what doubling would add, is more than needed
             fewest = 1
             while fewest < kv.num_rows:
                 fewest *= 2

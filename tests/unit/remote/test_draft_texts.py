@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 
+from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.errors import ConfigError, NumericalError
+from outrider.kv.cache import BLOCK, KVCache, LayerShape
+from outrider.models.lm import PREFILL_CHUNK
 from outrider.remote.draft.hosted import HostedDrafter
+from outrider.remote.draft.model_host import ModelHost
 from outrider.remote.draft.settings import DraftLimits
 from outrider.remote.draft.texts import HostedTexts, Job, common
 from outrider.remote.protocol import messages
@@ -214,6 +220,17 @@ def test_idle_rows_are_forgotten(hosted: HostedDrafter, monkeypatch: pytest.Monk
     assert bench.texts.num_rows() == 1 == len(hosted.host.uids) == hosted.host.lm.kv.num_rows  # type: ignore[union-attr]
     assert bench.total("evictions") == 1
     assert trouble_of(bench.tell(reader, row=0, base_length=4, tokens=[9])) == messages.TROUBLE_UNKNOWN_ROW
+
+
+def test_windows_of_a_draft_model_save_memory() -> None:
+    """Catches texts that are refused, or forgotten, for memory that they would not take."""
+    kv = KVCache([LayerShape(1, 2, 2, window=16)] * 5 + [LayerShape(1, 2, 2)], torch.float32, "cpu")
+    host = ModelHost(cast(ModelDrafter, SimpleNamespace(lm=SimpleNamespace(kv=kv))), VOCAB)
+    needed = (9 + 5 * 2) * BLOCK * 4 * 4  # a block behind 4,000 tokens for passes; two where windows forget
+    assert not host.has_room([1], [4000], needed - 1)
+    assert host.has_room([1], [4000], needed)
+    kv.reserve(1, 4000 + PREFILL_CHUNK)
+    assert kv.allocated_bytes == needed
 
 
 def test_memory_is_kept_to(hosted: HostedDrafter) -> None:
