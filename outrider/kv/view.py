@@ -15,18 +15,13 @@ from torch import Tensor
 from outrider.kv.cache import KVCache
 
 
-class KVView(KVCache):
-    """A draft's view of the target's cache: it reads the target's keys and writes behind them.
-
-    Rows join and leave after the parent's, which moves the contents.
-    """
+class BorrowedCache(KVCache):
+    """Rows in the memory of another cache, with lengths of their own."""
 
     def __init__(self, parent: KVCache) -> None:  # no super().__init__: nothing is allocated
         self.parent = parent
-        self.layers, self.window = parent.layers, parent.window
+        self.layers, self.dtype, self.device, self.window = parent.layers, parent.dtype, parent.device, parent.window
         self._layer_bytes, self._window_bytes = parent._layer_bytes, parent._window_bytes
-        self.dtype = parent.dtype
-        self.device = parent.device
         self.lengths = []
 
     @property  # always the parent's present stores: it replaces them when it grows
@@ -57,13 +52,20 @@ class KVView(KVCache):
     def allocated_bytes(self) -> int:
         return 0
 
+    def reserve(self, num_rows: int, num_tokens: int) -> None:
+        """Make room in the parent."""
+        self.parent.reserve(max(num_rows, self.parent.num_rows), num_tokens)
+
+
+class KVView(BorrowedCache):
+    """A draft's view of the target's cache: it reads the target's keys and writes behind them.
+
+    Rows join and leave after the parent's, which moves the contents.
+    """
+
     def follow(self) -> None:
         """Forget the draft: every row is as long as the parent has committed it."""
         self.lengths = self.parent.lengths[: self.num_rows]
-
-    def reserve(self, num_rows: int, num_tokens: int) -> None:
-        """Make room in the parent."""
-        self.parent.reserve(num_rows, num_tokens)
 
     def make_room(self, first_row: int, num_rows: int, width: int) -> None:
         """Make room in the parent, which holds what windows reach from what it has committed."""

@@ -14,19 +14,19 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from outrider.kv import KVCache
+from outrider.kv.view import BorrowedCache
 from outrider.models.lm import LM
 
 
-class KVWindow(KVCache):
+class KVWindow(BorrowedCache):
     """Some rows of a cache, as a cache of their own. Rows neither join nor leave while it is open."""
 
-    def __init__(self, parent: KVCache, first: int, count: int) -> None:  # no super().__init__: nothing is allocated
-        self.parent, self.first, self.count = parent, first, count
-        self.layers, self.dtype, self.device, self.window = parent.layers, parent.dtype, parent.device, parent.window
-        self._layer_bytes, self._window_bytes = parent._layer_bytes, parent._window_bytes
+    def __init__(self, parent: KVCache, first: int, count: int) -> None:
+        super().__init__(parent)
+        self.first, self.count = first, count
         self.lengths = parent.lengths[first : first + count]
 
-    @property  # always the parent's present stores: it replaces them when it grows
+    @property
     def keys(self) -> list[Tensor]:  # type: ignore[override]
         return [store[self.first : self.first + self.count] for store in self.parent.keys]
 
@@ -41,18 +41,6 @@ class KVWindow(KVCache):
     @property
     def firsts(self) -> list[int]:  # type: ignore[override]
         return self.parent.firsts[self.first : self.first + self.count]
-
-    @property
-    def capacity(self) -> int:
-        return self.parent.capacity
-
-    @property
-    def window_capacity(self) -> int:
-        return self.parent.window_capacity
-
-    def reserve(self, num_rows: int, num_tokens: int) -> None:
-        """Make room in the parent."""
-        self.parent.reserve(self.parent.num_rows, num_tokens)
 
     def slide(self, first_row: int, committed: Sequence[int], lengths: Sequence[int], width: int) -> None:
         """Forget in the parent."""

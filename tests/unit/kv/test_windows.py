@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from outrider.kv.cache import BLOCK, KEPT_BACK, KVCache, LayerShape
 from outrider.kv.pages import PagePool
 from outrider.kv.view import KVView
+from outrider.remote.draft.window import KVWindow
 
 WINDOW, PAGE = 100, 32
 ROOM = 2 * BLOCK  # of a slot in layers with windows: what is held, a block before it, and passes
@@ -237,7 +238,20 @@ def test_a_view_moves_its_parents_rows() -> None:
     put_in(view, 0, [-2.0] * 40)
     assert parent.bases == [BLOCK]
     view.check_integrity()
+    assert view.slot_bytes(8 * BLOCK) == parent.slot_bytes(8 * BLOCK)
     assert held(view, 0, 0)[-40:] == [-1.0] * 40
+    assert held(parent, 0, 0)[-WINDOW:] == [float(n) for n in range(2 * BLOCK - 50)][-WINDOW:]
+
+
+def test_some_rows_move_alone() -> None:
+    """Catches a row of a cache's part that moves where the part begins, not where it stands."""
+    parent = grown(2 * BLOCK - 50)
+    parent.unpack(parent.add_row(), parent.pack(0))
+    part = KVWindow(parent, 1, 1)
+    grown(3 * BLOCK, part)
+    assert parent.bases == [0, BLOCK]
+    assert part.slot_bytes(8 * BLOCK) == parent.slot_bytes(8 * BLOCK)
+    assert held(part, 0, 0)[-WINDOW:] == [float(n) for n in range(3 * BLOCK)][-WINDOW:]
     assert held(parent, 0, 0)[-WINDOW:] == [float(n) for n in range(2 * BLOCK - 50)][-WINDOW:]
 
 
