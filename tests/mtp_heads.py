@@ -250,7 +250,7 @@ def _published(family: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def _named(layout: str, index: int, num_layers: int, parts: dict[str, Any], block: dict[str, Tensor]) -> dict[str, Tensor]:
     numbers = {"k": index, "n": num_layers + index}
     beside = zip(BESIDE, NAMES[layout], strict=True)
-    found = {}
+    found: dict[str, Tensor] = {}
     for part, name in beside:
         found |= {f"{name.format(**numbers)}.{own}": tensor for own, tensor in parts[part].state_dict().items()}
     if "embed_projection" in parts:

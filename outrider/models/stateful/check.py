@@ -2,8 +2,8 @@
 
 Tried are prefill, single tokens, chains, rejections and going on after them, on two rows in turns. What transformers' code gets
 wrong shows here: passes of several tokens that forget the state (Mamba, RecurrentGemma), caches that lose their place. A model
-that keeps no state, or whose cache cannot be trusted, reads every text anew; where one pass over a text does not tell what the
-model writes behind each of its tokens, it reads it anew for each of them (`AnewRun`).
+that keeps no state, or whose cache cannot be trusted, reads every text anew. Some models write, behind a token, something else
+than a pass over a longer text has there: these read the text anew for each token (`AnewRun`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from outrider.models.stateful.run import AnewRun, OwnCacheRun, find_held, messag
 
 UNKNOWN_LAYER = LayerShape(0, 0, 0)  # in the shape of a model whose layers are transformers' to know
 NUM_TOKENS = 14
+MIDDLE = NUM_TOKENS // 2
 # and whether it keeps a state
 WAYS = ((Feeding(), True), (Feeding(min_tokens=2), True), (Feeding(max_tokens=1), True), (Feeding(), False))
 LONG = 300  # tokens: more than a chunk of code that attends within chunks
@@ -41,7 +42,7 @@ def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device:
     try:
         with torch.inference_mode():
             plain = plain_logits(module, tokens)
-        is_plain = _tells_what_it_writes(OwnCacheRun(module, {}, keeps_state=False), tokens[0], dtype)
+        is_plain = _tells_what_it_writes(module, plain[:1, MIDDLE : MIDDLE + 1], tokens[0, : MIDDLE + 1], dtype)
         is_encoder = not is_decoder(module.config) and sees_later(module, tokens)
         held = find_held(module)
     except Exception as error:
@@ -62,7 +63,7 @@ def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device:
             lm = StateLM(run, shape, dtype, device, feeding=feeding, bytes_per_token=_bytes_per_token(run, tokens), why=why)
             worst = difference(_fed(lm, tokens), plain, lm.dtype, picks_experts=has_experts(module.config))
             is_right = worst <= tolerance(lm.dtype)
-            if is_right and (keeps_state or _tells_what_it_writes(run, _long_text(shape, device), dtype)):
+            if is_right and (keeps_state or _holds_in_a_long_text(run, _long_text(shape, device), dtype)):
                 return lm
         except Exception as error:  # foreign code: whatever it raises is reported
             if isinstance(error, torch.OutOfMemoryError):
@@ -81,14 +82,20 @@ def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device:
 
 
 @torch.inference_mode()
-def _tells_what_it_writes(run: OwnCacheRun, text: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a pass over a text has, behind each of its tokens, the logits that `generate` takes the next one from."""
-    if not hasattr(run.module, "prepare_inputs_for_generation"):  # a checkpoint's own class, which does not generate
+def _tells_what_it_writes(module: Any, passed: Tensor, text: Tensor, dtype: torch.dtype) -> bool:
+    """Whether logits (1, 1, V) behind a text, from a pass over more, are those that `generate` takes the next token from."""
+    if not hasattr(module, "prepare_inputs_for_generation"):  # a checkpoint's own class, which does not generate
         return True
-    columns = torch.tensor([len(text) // 2, len(text) - 1], device=text.device)
-    passed, _, _ = run.feed(None, 0, text.tolist(), columns)
-    written, _, _ = AnewRun(run.module).feed(None, 0, text.tolist(), columns)
-    return difference(passed, written, dtype, picks_experts=has_experts(run.module.config)) <= tolerance(dtype)
+    written, _, _ = AnewRun(module).feed(None, 0, text.tolist(), torch.tensor([len(text) - 1]))
+    return difference(passed, written, dtype, picks_experts=has_experts(module.config)) <= tolerance(dtype)
+
+
+@torch.inference_mode()
+def _holds_in_a_long_text(run: OwnCacheRun, text: Tensor, dtype: torch.dtype) -> bool:
+    """Whether passes over a long text, too, have the logits that `generate` takes the next token from."""
+    middle = len(text) // 2
+    passed, _, _ = run.feed(None, 0, text.tolist(), torch.tensor([middle], device=text.device))
+    return _tells_what_it_writes(run.module, passed, text[: middle + 1], dtype)
 
 
 @torch.inference_mode()

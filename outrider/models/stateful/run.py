@@ -92,7 +92,7 @@ class OwnCacheRun:
 class AnewRun(OwnCacheRun):
     """Passes of a model without a cache that tell one token each: `generate`'s passes over the whole text, for each token.
 
-    It takes no more than that the model writes. It may read a text in both directions (CPM-Ant), or a mask behind it (XLM).
+    The model only has to write with `generate`. It may read a text in both directions (CPM-Ant), or a mask behind it (XLM).
     """
 
     def __init__(self, module: Any) -> None:
@@ -103,7 +103,8 @@ class AnewRun(OwnCacheRun):
     ) -> tuple[Tensor, list[Tensor], None]:
         """Logits (1, K, V) of these columns. Raises CapabilityError where hidden states are asked for."""
         if layers:
-            raise CapabilityError("its passes tell one token each, so none has the hidden states of a text")
+            code = type(self.module).__name__
+            raise CapabilityError(f"a pass of {code} tells one token, so none has the hidden states of a whole text")
         ends = [column + 1 for column in columns.tolist()]
         return torch.stack([self.guarded(end, partial(next_logits, self.module, tokens[:end])) for end in ends], dim=1), [], None
 
