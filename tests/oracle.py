@@ -1,7 +1,7 @@
-"""The exact-law oracle of the tests: the enumerators that `outrider certify` gives to every user, under their names here.
+"""The oracle of exact distributions: the enumerators that `outrider certify` gives to every user, under their names here.
 
 One implementation (outrider/lab/certify/): what the certificate claims is what the contract tests test. A lossless verifier
-gives the target's own joint law, to rounding (TV < 1e-12 in fp64); the smallest bias of section 2 of the shared algorithms
+gives the target's joint distribution, to rounding (TV < 1e-12 in fp64); the smallest bias of section 2 of the shared algorithms
 page is 0.01, so nothing in between is left to argue about.
 
 Not covered: the keyed generator itself (tests/unit/sampling/test_rng.py), the Gumbel-max theorem (by integration in

@@ -1,4 +1,4 @@
-"""The exact-law oracle for trees: every tree a drafter can draw, with its probability, through the real verifiers.
+"""The oracle of exact distributions for trees: every tree a drafter can draw, with its probability, through the real verifiers.
 
 The implementation is the product's (outrider/lab/certify/); these are the names under which the tests know it.
 """

@@ -26,7 +26,8 @@ from gpu_stages.context import Context, OutOfTimeError, short_traceback
 MINUTES = 1.5
 REPOSITORY = Path(__file__).resolve().parents[2]
 TESTS = ("-m", "gpu", "tests/contract/test_on_gpu.py", "tests/unit/sampling/test_rng.py", "tests/unit/runtime/gpu")
-TINY_TESTS = ("tests/contract/test_exact_law.py", "-k", "test_law_is_the_targets and plain and sampled and token")
+TINY = "test_distribution_is_the_targets and plain and sampled and token"
+TINY_TESTS = ("tests/contract/test_exact_distribution.py", "-k", TINY)
 TESTS_SHARE = 0.5  # of the time of this stage
 SERVER_S = 60.0
 PROMPT = "Question: A shop sells 3 pens for 2 dollars each. How much are they?\nAnswer:"

@@ -3,7 +3,7 @@
 Small random models, so that agreement is a statement about code, not about weights. Compared are a whole prefill, a
 prefill in chunks, ragged batches, chains, trees (each path against that path run alone), and a row that goes on after
 keeping a path that was scattered over the tree. fp32 for all; fp64 for the kinds of attention there are, where agreement
-to 1e-9 leaves no room for a mask that is wrong in one place. Sliding windows are shorter than the texts.
+to 1e-9 leaves no room for a mask that is wrong at one position. Sliding windows are shorter than the texts.
 
 The second half is what must be refused, by name, before the first token. What runs on transformers' own cache:
 `test_transformers_cache.py`.

@@ -134,9 +134,9 @@ class ChangingLength(FixedLength):
 
     def choose(self, rows: Rows) -> list[int]:
         self._step += 1
-        lengths, place = self._lengths, self._step % (len(self._lengths) + 1)
+        lengths, turn = self._lengths, self._step % (len(self._lengths) + 1)
         ragged = [lengths[(self._step + index) % len(lengths)] for index in range(len(rows))]
-        wanted = ragged if place == len(lengths) else [lengths[place]] * len(rows)
+        wanted = ragged if turn == len(lengths) else [lengths[turn]] * len(rows)
         return [row.clamp_draft(length) for row, length in zip(rows, wanted, strict=True)]
 
 
@@ -201,7 +201,7 @@ class Bench:
         params = SamplingParams(max_tokens=60)
         texts = [self.alone(self.decoder(PLAIN), number, params).output for number in range(len(PROMPTS))]
         self.predictions = [
-            [*said[:7], said[7] % 256 + 1, *said[8:15], *said[17:24], 65, 66, 67, *said[24:]] for said in texts
+            [*text[:7], text[7] % 256 + 1, *text[8:15], *text[17:24], 65, 66, 67, *text[24:]] for text in texts
         ]
 
     def alone(self, decoder: Decoder, number: int, params: SamplingParams, *, text: bool = False) -> Row:

@@ -2,7 +2,7 @@
 
 Rows marked BUG of the shared algorithms page, section 2, as far as they apply to chains, and bugs found in
 other engines (litgpt, DeepSpec, section 5). Each mutation states a floor for its total variation distance,
-the largest over a few random model pairs; our code stays below 1e-12 on the same pairs (test_exact_law.py),
+the largest over a few random model pairs; our code stays below 1e-12 on the same pairs (test_exact_distribution.py),
 a gap of ten orders of magnitude.
 """
 
@@ -63,27 +63,27 @@ def drop_unlikely(drafter: oracle.TableModel) -> oracle.Proposals:
     return oracle.Proposals(paths, list(shortened.values()), draft)
 
 
-def raw_laws(proposals: oracle.Proposals, told: oracle.TableModel) -> oracle.Proposals:
-    """Replace the laws a drafter reports; the drafts and their true weights stay."""
-    draft = replace(proposals.draft, probs=told.probs_along(proposals.paths, GAMMA))
+def report_probs_of(proposals: oracle.Proposals, model: oracle.TableModel) -> oracle.Proposals:
+    """Replace the distributions a drafter reports; the drafts and their true weights stay."""
+    draft = replace(proposals.draft, probs=model.probs_along(proposals.paths, GAMMA))
     return replace(proposals, draft=draft)
 
 
 def top_k_draw_raw_q(drafter: oracle.TableModel) -> oracle.Proposals:
     """BUG: tokens drawn from top-2 of q, ratio and residual use the unfiltered q."""
     filtered = oracle.TableModel(drafter.logits, SamplingParams(temperature=1.0, top_k=2), drafter.prompt)
-    return raw_laws(oracle.sampled_drafts(filtered, GAMMA), drafter)
+    return report_probs_of(oracle.sampled_drafts(filtered, GAMMA), drafter)
 
 
 def cold_draw_warm_q(drafter: oracle.TableModel) -> oracle.Proposals:
     """BUG: tokens drawn at temperature 0.5, the reported q is at temperature 1."""
     cold = oracle.TableModel(drafter.logits, SamplingParams(temperature=0.5), drafter.prompt)
-    return raw_laws(oracle.sampled_drafts(cold, GAMMA), drafter)
+    return report_probs_of(oracle.sampled_drafts(cold, GAMMA), drafter)
 
 
 def greedy_draft_soft_q(drafter: oracle.TableModel) -> oracle.Proposals:
     """BUG: argmax drafts reported as if they had been drawn from the soft q. Looks FASTER."""
-    return raw_laws(oracle.greedy_draft(drafter, GAMMA), drafter)
+    return report_probs_of(oracle.greedy_draft(drafter, GAMMA), drafter)
 
 
 DRAFT_BUGS = [
@@ -191,7 +191,7 @@ def accept_when_likelier(draft: Draft, target_probs: Tensor, rng: Randomness, po
 
 
 def shifted_by_one(draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
-    """BUG: the draft's laws belong to the neighbouring node."""
+    """BUG: the draft's distributions belong to the neighbouring node."""
     shifted = replace(draft, probs=draft.probs.roll(1, dims=1))
     return token_rule(shifted, target_probs, rng, positions)
 
@@ -280,19 +280,19 @@ def test_the_rules_with_exchangeable_parts_are_sound_when_nothing_is_broken() ->
         assert oracle.bias(rule, target, oracle.sampled_drafts(drafter, GAMMA)) < 1e-12
 
 
-# ------------------------------------------------ bugs of the law
+# ------------------------------------------------ bugs of the distribution
 
 
 class PenaltiesOncePerPass(oracle.TableModel):
     """BUG: every node is penalised for the committed history only, not for the path that leads to it."""
 
     def probs_along(self, drafts: list[oracle.Path], width: int) -> Tensor:
-        laws = super().probs_along(drafts, width)
+        probs = super().probs_along(drafts, width)
         for row, draft in enumerate(drafts):
             for output in range(len(draft) + 1):
                 bare = oracle.TableModel({(): self.logits[draft[:output]]}, self.params, self.prompt)
-                laws[row, output] = bare.probs(())
-        return laws
+                probs[row, output] = bare.probs(())
+        return probs
 
 
 class SoftGreedy(oracle.TableModel):
@@ -310,7 +310,7 @@ PENALTIES = SamplingParams(temperature=1.0, presence_penalty=1.5, repetition_pen
     ("broken", "params", "floor"),
     [(PenaltiesOncePerPass, PENALTIES, 0.05), (SoftGreedy, SamplingParams(), 0.2)],
 )
-def test_law_bug_is_seen(
+def test_distribution_bug_is_seen(
     verifier: str, broken: type[oracle.TableModel], params: SamplingParams, floor: float
 ) -> None:
     def measure(seed: int) -> float:
@@ -334,8 +334,8 @@ def test_block_verification_with_position_keyed_coins_is_biased() -> None:
     them.
     """
     target, drafter = small_pair()
-    law = oracle.interval_joint(verifier_named("block"), target, drafter, 2, keyed_by_position, num_steps=2)
-    assert oracle.total_variation(law, target.joint(3)) > 0.003
+    joint = oracle.interval_joint(verifier_named("block"), target, drafter, 2, keyed_by_position, num_steps=2)
+    assert oracle.total_variation(joint, target.joint(3)) > 0.003
 
 
 def test_token_level_rule_survives_position_keyed_coins() -> None:
@@ -343,8 +343,8 @@ def test_token_level_rule_survives_position_keyed_coins() -> None:
     only there.
     """
     target, drafter = small_pair()
-    law = oracle.interval_joint(verifier_named("token"), target, drafter, 2, keyed_by_position, num_steps=2)
-    assert oracle.total_variation(law, target.joint(3)) < 1e-12
+    joint = oracle.interval_joint(verifier_named("token"), target, drafter, 2, keyed_by_position, num_steps=2)
+    assert oracle.total_variation(joint, target.joint(3)) < 1e-12
 
 
 def small_pair() -> list[oracle.TableModel]:

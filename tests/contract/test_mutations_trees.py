@@ -39,7 +39,7 @@ def worst_bias(name: str, propose: Callable[[oracle.TableModel], oracle.Proposal
 
 
 def not_renormalised(drafter: oracle.TableModel) -> oracle.Proposals:
-    """BUG: siblings drawn without replacement, verified as if each had been drawn from the whole law."""
+    """BUG: siblings drawn without replacement, verified as if each had been drawn from the whole distribution."""
     proposals = tree_drafts(drafter, shape(FORK, "sssss"))
     return replace(proposals, draft=replace(proposals.draft, replacement=True))
 
@@ -102,7 +102,7 @@ class ForgetsTheMass(tree.Residuals):
 
 
 class ForgetsTheSibling(tree.Residuals):
-    """BUG: the residual after a rejection is not taken: the next sibling is tried against the law itself."""
+    """BUG: the residual after a rejection is not taken: the next sibling is tried against the distribution itself."""
 
     def reject(self, rows: Tensor, node: Tensor) -> None:
         before = self.weights.clone()
@@ -114,11 +114,11 @@ class CertainSiblings(tree.Residuals):
     """BUG: q = 1 for every child (EAGLE's rule for deterministic children, applied to drawn ones)."""
 
     def ratio(self, rows: Tensor, node: Tensor) -> Tensor:
-        laws, self._laws = self._laws, None
+        probs, self._laws = self._laws, None
         try:
             return super().ratio(rows, node)
         finally:
-            self._laws = laws
+            self._laws = probs
 
 
 @pytest.mark.parametrize(
@@ -138,5 +138,5 @@ def test_verifying_bug_is_seen(
 
 @pytest.mark.parametrize("verifier", ["typical", "top-k"])
 def test_lossy_rules_are_what_they_are_called(verifier: str) -> None:
-    """Lossy rules change the law visibly. An oracle that missed them would miss everything."""
+    """Lossy rules change the distribution visibly. An oracle that missed them would miss everything."""
     assert worst_bias(verifier, lambda drafter: tree_drafts(drafter, shape(FORK, "sssss"))) > 0.05

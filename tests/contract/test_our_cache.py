@@ -104,12 +104,12 @@ def test_greedy_texts(name: str) -> None:
             decoder.add(make_row(prompt, SamplingParams(max_tokens=LENGTH, ignore_eos=True), number=number))
         return [row.output for row in run_to_end(decoder)]
 
-    said = written(NoDrafter(), 0, "block")
+    expected = written(NoDrafter(), 0, "block")
     if lm.limits.exact_rows:
-        assert written(OracleThatErrs(said), GAMMA, "block") == said
+        assert written(OracleThatErrs(expected), GAMMA, "block") == expected
     if lm.limits.exact_trees:
-        assert written(TreesThatErr(said), 2 * GAMMA, "traversal") == said
+        assert written(TreesThatErr(expected), 2 * GAMMA, "traversal") == expected
     alone = REFERENCE.module(name).generate(
         torch.tensor(PROMPTS[1:2]), max_new_tokens=LENGTH, do_sample=False, eos_token_id=None, pad_token_id=0
     )
-    REFERENCE.same_text(name, PROMPTS[1], said[1], alone[0, len(PROMPTS[1]) :].tolist())
+    REFERENCE.same_text(name, PROMPTS[1], expected[1], alone[0, len(PROMPTS[1]) :].tolist())

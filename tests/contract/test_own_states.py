@@ -140,7 +140,7 @@ def test_rejections_at_every_depth(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", EACH)
 def test_rows_move(name: str) -> None:
-    """Catches a state that stays behind when its row takes another's place, leaves, comes back, or serves as a prefix twice."""
+    """Catches a state that stays behind when its row takes another's slot, leaves, comes back, or serves as a prefix twice."""
     lm = subject(name)
     texts = [text_of(length, seed=50 + length) for length in TEXTS]
     draft = text_of(GAMMA, seed=9)
@@ -209,13 +209,13 @@ def written(name: str, drafter: Drafter, gamma: int, length: int) -> list[list[i
 @pytest.mark.parametrize(("name", "length"), TEXTS_OF_EACH)
 def test_greedy_texts(name: str, length: int) -> None:
     """Catches any of the above that a few passes do not show: a state that drifts."""
-    said = written(name, NoDrafter(), 0, length)
-    assert written(name, OracleThatErrs(said), GAMMA, length) == said
+    expected = written(name, NoDrafter(), 0, length)
+    assert written(name, OracleThatErrs(expected), GAMMA, length) == expected
     theirs = make(name).generate(
         torch.tensor([PROMPTS[1]]), max_new_tokens=length, do_sample=False, eos_token_id=None, pad_token_id=0,
         use_cache=name not in STEPS_DIFFER,
     )  # fmt: skip
-    assert said[1] == theirs[0, len(PROMPTS[1]) :].tolist()
+    assert expected[1] == theirs[0, len(PROMPTS[1]) :].tolist()
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -87,7 +87,7 @@ def test_the_width_of_a_pass(lm: LM) -> None:
 
 
 def test_rows_beside(lm: LM) -> None:
-    """Catches arithmetic that depends on how many rows share the pass, or on which place a row has."""
+    """Catches arithmetic that depends on how many rows share the pass, or on which slot a row has."""
     reference = logits_of(lm, [PREFIX], 8, 0)
     for num_rows in (2, 3, 5, 7, 9):
         for row in {0, num_rows - 1}:
@@ -98,8 +98,8 @@ def test_rows_beside(lm: LM) -> None:
 def test_one_row_more_than_a_pass_holds(lm: LM) -> None:
     """Catches a last row that is left to a pass of its own, where a single token takes other kernels."""
     reference = logits_of(lm, [PREFIX], 8, 0)
-    most = lm.limits.max_tokens_per_pass
-    same_bits(lm, reference, [PREFIX] * (most + 1), 1, most)
+    max_rows = lm.limits.max_tokens_per_pass
+    same_bits(lm, reference, [PREFIX] * (max_rows + 1), 1, max_rows)
 
 
 def test_a_long_neighbour(lm: LM) -> None:

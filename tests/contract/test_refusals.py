@@ -24,7 +24,7 @@ from tests.helpers import save_checkpoint, word_tokenizer
 OWN_CODE = "in transformers computes attention itself"
 STATE = "keep one running state"
 BIASES = "with ALiBi position biases"
-SAID: dict[str, tuple[str, ...]] = {  # of each, words that must be there
+REASONS: dict[str, tuple[str, ...]] = {  # of each, words that must be there
     "xglm": ("XGLMForCausalLM", OWN_CODE),
     "mpt": ("MptForCausalLM", OWN_CODE, BIASES),
     "mamba": (STATE, "2 of 2 layers (first: layer 0, linear_attention)"),
@@ -36,15 +36,15 @@ SAID: dict[str, tuple[str, ...]] = {  # of each, words that must be there
 }
 
 
-@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("name", REASONS)
 def test_the_reason_for_another_cache_is_true_of_the_model(name: str) -> None:
     """Catches "keeps no keys and values" of a model that keeps them, and ALiBi where there is none."""
-    said = build_lm(make(name), name, torch.float32, torch.device("cpu")).why_own_cache
-    assert said is not None
-    assert all(words in said for words in SAID[name]), said
+    reason = build_lm(make(name), name, torch.float32, torch.device("cpu")).why_own_cache
+    assert reason is not None
+    assert all(words in reason for words in REASONS[name]), reason
     for other in (OWN_CODE, STATE, BIASES):
-        assert (other in said) == (other in SAID[name]), said
-    assert len(said.splitlines()) == 1
+        assert (other in reason) == (other in REASONS[name]), reason
+    assert len(reason.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ class BrokenLlama(transformers.LlamaForCausalLM):
 def test_code_that_fails_with_our_attention_runs_without(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BrokenLlama, "when", (when,))
     module = BrokenLlama(transformers.LlamaConfig(**GROUPED)).eval()
-    said = build_lm(module, "mine", torch.float32, torch.device("cpu")).why_own_cache
-    assert said == "the code of BrokenLlama fails in a pass over a few tokens (KeyError: 'no such thing')"
+    reason = build_lm(module, "mine", torch.float32, torch.device("cpu")).why_own_cache
+    assert reason == "the code of BrokenLlama fails in a pass over a few tokens (KeyError: 'no such thing')"
 
 
 def test_failing_code_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,8 +110,8 @@ def test_code_that_fails_later_is_one_line() -> None:
     lm.kv.add_row()
     with pytest.raises(CapabilityError) as caught, torch.inference_mode():
         lm.forward(torch.ones(1, 129, dtype=torch.int64))
-    said = "the code of ShortSighted in transformers fails in a pass over 129 tokens (RuntimeError: too long)"
-    assert str(caught.value) == said
+    reason = "the code of ShortSighted in transformers fails in a pass over 129 tokens (RuntimeError: too long)"
+    assert str(caught.value) == reason
 
 
 class Biased(transformers.LlamaForCausalLM):
@@ -129,10 +129,10 @@ class Biased(transformers.LlamaForCausalLM):
 def test_other_logits_than_our_attention_gives() -> None:
     """What our attention does not compute, transformers' own does."""
     module = Biased(transformers.LlamaConfig(**GROUPED)).eval()
-    said = build_lm(module, "mine", torch.float32, torch.device("cpu")).why_own_cache
-    assert said is not None
-    assert "compute something that Outrider's attention does not (position biases or a mask" in said
-    assert "differs from the model's own logits by" in said
+    reason = build_lm(module, "mine", torch.float32, torch.device("cpu")).why_own_cache
+    assert reason is not None
+    assert "compute something that Outrider's attention does not (position biases or a mask" in reason
+    assert "differs from the model's own logits by" in reason
 
 
 def test_rounding_is_no_missing_feature(monkeypatch: pytest.MonkeyPatch) -> None:

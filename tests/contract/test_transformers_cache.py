@@ -104,7 +104,7 @@ def test_rejections_at_every_depth(name: str) -> None:
 
 @pytest.mark.parametrize("name", EACH)
 def test_rows_move(name: str) -> None:
-    """Catches a state that stays behind when its row takes another's place, leaves, comes back, or serves as a prefix twice."""
+    """Catches a state that stays behind when its row takes another's slot, leaves, comes back, or serves as a prefix twice."""
     lm = subject(name)
     texts = [text_of(length, seed=50 + length) for length in TEXTS]
     begin(lm, *texts)
@@ -233,7 +233,7 @@ def compare_texts(name: str, found: list[list[int]], expected: list[list[int]]) 
 
 
 @pytest.mark.parametrize("name", [param for param in EACH if param.values[0] in ONE_AT_A_TIME | FOR_EACH_TOKEN])
-def test_exact_to_the_bit_where_it_is_said(name: str) -> None:
+def test_exact_to_the_bit_where_it_claims_to_be(name: str) -> None:
     """Catches a token that is fed again, or for the first time, in a pass of another width."""
     lm = subject(name)
     for text in (text_of(12, seed=3), text_of(1, seed=4)):
@@ -244,13 +244,13 @@ def test_exact_to_the_bit_where_it_is_said(name: str) -> None:
             plain.append(score(lm, [token])[0, 0])
             lm.kv.keep(0, [0])
         begin(lm, text)
-        said = [*rest]
+        ahead = [*rest]
         drafted, pending = [], text[-1]
         for kept in (0, 2, 1, 3):  # of a draft that is right so far, and wrong behind
-            draft = [*said[:kept], *text_of(GAMMA - kept, seed=90 + kept)]
+            draft = [*ahead[:kept], *text_of(GAMMA - kept, seed=90 + kept)]
             drafted += list(score(lm, [pending, *draft])[0, : kept + 1])
             lm.kv.keep(0, range(kept + 1))
-            pending, said = said[kept] if kept < len(said) else 0, said[kept + 1 :]
+            pending, ahead = ahead[kept] if kept < len(ahead) else 0, ahead[kept + 1 :]
         assert all(torch.equal(one, other) for one, other in zip(plain, drafted, strict=False))
 
 

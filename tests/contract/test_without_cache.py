@@ -49,9 +49,9 @@ def test_greedy_texts_are_those_of_generate(name: str, length: int, tmp_path: Pa
         )
         assert text == theirs[0, len(prompt) :].tolist()
     assert llm.config["exact"] is True
-    said = [note for note in llm.notes if "reads its whole text anew for each token" in note]
-    assert len(said) == 1
-    assert "Drafts save no passes: use --drafter none" in said[0]
+    notes = [note for note in llm.notes if "reads its whole text anew for each token" in note]
+    assert len(notes) == 1
+    assert "Drafts save no passes: use --drafter none" in notes[0]
 
 
 def test_a_model_of_several_decoders(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from outrider.trees.plan import TreePlan, TreeSettings
 from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
 from tests import oracle
-from tests.contract.test_exact_law import FILTERS
+from tests.contract.test_exact_distribution import FILTERS
 from tests.unit.drafters.enumerated import all_drafts, batch
 
 V, LEVELS, PROMPT = 3, 2, [0, 2]

@@ -10,7 +10,7 @@ from outrider.trees.merge import Merged, merge_drafts, part_output, part_verdict
 from outrider.trees.token_tree import TokenTree, to_draft
 from outrider.types import Draft, TargetOutput, Verdict, VerdictLists
 from tests import oracle
-from tests.contract.test_exact_law import EXACT, FILTERS, pair, verifier_named
+from tests.contract.test_exact_distribution import EXACT, FILTERS, pair, verifier_named
 from tests.oracle_trees import tree_accepted, tree_bias
 
 TREE_VERIFIERS = ("traversal", "multi-round", "gumbel")
@@ -134,7 +134,7 @@ def merged_proposals(drawn: oracle.Proposals, foreign: list[int]) -> oracle.Prop
 @pytest.mark.parametrize("verifier", TREE_VERIFIERS)
 @pytest.mark.parametrize("filters", ["plain", "top_k", "penalties", "greedy"])
 @pytest.mark.parametrize("foreign", [[0], [1, 2], [2, 0]])
-def test_law_is_the_targets(verifier: str, filters: str, foreign: list[int]) -> None:
+def test_distribution_is_the_targets(verifier: str, filters: str, foreign: list[int]) -> None:
     """A drawn chain beside somebody else's path, whichever tokens they share: no bias at all."""
     target, drafter = pair(3, 3, 2, FILTERS[filters], PLAIN)
     assert tree_bias(verifier_named(verifier), target, merged_proposals(oracle.sampled_drafts(drafter, 2), foreign)) < EXACT

@@ -1,6 +1,6 @@
 """Rows of one batch under different verifiers: every row is decided as if it were alone, to the bit.
 
-Alone, every verifier has the exact distribution (tests/contract/test_exact_law.py), so in company it has, too.
+Alone, every verifier has the exact distribution (tests/contract/test_exact_distribution.py), so in company it has, too.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("universal", {"method": "reencode"}),
     ("suffix", {"tree": True}),
 ]
-ELSEWHERE = ("remote",)  # needs a service: tests/contract/test_exact_law_remote.py
+ELSEWHERE = ("remote",)  # needs a service: tests/contract/test_exact_distribution_remote.py
 IDLE = ("none", "prediction")  # draft nothing for a workload
 EVERY: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in DRAFTERS.names() if name not in (*IDLE, *ELSEWHERE)), *VARIANTS

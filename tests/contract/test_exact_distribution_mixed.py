@@ -1,7 +1,7 @@
-"""Rows of one batch under different verifiers: each emits exactly its target's joint law, with any neighbours.
+"""Rows of one batch under different verifiers: each emits exactly its target's joint distribution, with any neighbours.
 
 Every proposal stands in the batch once under each rule; the real `verdict_by_rule` groups, slices and merges, and all
-outcomes of all rows are enumerated at once. The law of the rows of each rule must be the target's own.
+outcomes of all rows are enumerated at once. The distribution of the rows of each rule must be the target's own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outrider.verifiers import VERIFIERS
 from outrider.verifiers.base import Verifier
 from outrider.verifiers.batch import verdict_by_rule
 from tests import oracle
-from tests.contract.test_exact_law import EXACT, FILTERS, pair
+from tests.contract.test_exact_distribution import EXACT, FILTERS, pair
 from tests.oracle_trees import probs_on, shape, tree_drafts
 
 
@@ -48,16 +48,16 @@ class SomeRows:
         return outcome
 
 
-def enumerate_mixed(rules: list[Verifier], proposals: oracle.Proposals, laws: Tensor) -> oracle.Outcomes:
+def enumerate_mixed(rules: list[Verifier], proposals: oracle.Proposals, probs: Tensor) -> oracle.Outcomes:
     """`oracle.enumerate_step` with one rule per proposal."""
     proposal, plan = torch.arange(len(proposals.weights)), list[Tensor]()
     while True:
-        whole = oracle.Enumeration(torch.tensor(proposals.weights, dtype=torch.float64)[proposal], [], laws[proposal])
-        rng = SomeRows(whole, laws[proposal], list(plan), list(range(len(proposal))))
+        whole = oracle.Enumeration(torch.tensor(proposals.weights, dtype=torch.float64)[proposal], [], probs[proposal])
+        rng = SomeRows(whole, probs[proposal], list(plan), list(range(len(proposal))))
         draft = oracle.select_rows(proposals.draft, proposal)
         try:
             chosen = [rules[index] for index in proposal.tolist()]
-            verdict = verdict_by_rule(chosen, draft, laws[proposal], rng, [7] * len(proposal))  # type: ignore[arg-type]
+            verdict = verdict_by_rule(chosen, draft, probs[proposal], rng, [7] * len(proposal))  # type: ignore[arg-type]
             return oracle.Outcomes(proposal, whole.weights, verdict)
         except oracle.NeedsOutcomesError as need:
             num_rows, num_outcomes = len(proposal), len(need.outcomes)
@@ -74,25 +74,25 @@ def doubled(proposals: oracle.Proposals) -> oracle.Proposals:
 
 
 def worst_bias(
-    names: tuple[str, str], target: oracle.TableModel, proposals: oracle.Proposals, laws: Tensor, horizon: int
+    names: tuple[str, str], target: oracle.TableModel, proposals: oracle.Proposals, probs: Tensor, horizon: int
 ) -> float:
-    """The larger of the two rules' distances from the target's law."""
+    """The larger of the two rules' distances from the target's distribution."""
     num, both = len(proposals.weights), doubled(proposals)
     rules = [rule for rule in (VERIFIERS.load(name)() for name in names) for _ in range(num)]
-    outcomes = enumerate_mixed(rules, both, torch.cat([laws, laws]))
+    outcomes = enumerate_mixed(rules, both, torch.cat([probs, probs]))
     texts = oracle.emitted_tokens(outcomes, both)
     found: list[oracle.Joint] = [{}, {}]
     for text, origin, weight in zip(texts, outcomes.proposal.tolist(), outcomes.weights.tolist(), strict=True):
-        law = found[origin // num]
-        law[text] = law.get(text, 0.0) + weight
+        emitted = found[origin // num]
+        emitted[text] = emitted.get(text, 0.0) + weight
     joint = target.joint(horizon)
-    return max(oracle.total_variation(oracle.continued(law, target, horizon), joint) for law in found)
+    return max(oracle.total_variation(oracle.continued(emitted, target, horizon), joint) for emitted in found)
 
 
 @pytest.mark.parametrize("names", [("block", "token"), ("block", "gumbel"), ("gumbel", "traversal")])
 @pytest.mark.parametrize("kinds", ["", "sd"])
 def test_chains(names: tuple[str, str], kinds: str) -> None:
-    """Catches one rule's verdict, coins or law handed to the other's rows."""
+    """Catches one rule's verdict, coins or distribution handed to the other's rows."""
     target, drafter = pair(6, 2, 2, FILTERS["plain"], FILTERS["plain"])
     proposals = oracle.sampled_drafts(drafter, 2, kinds=kinds)
     assert worst_bias(names, target, proposals, target.probs_along(proposals.paths, 2), 3) < EXACT

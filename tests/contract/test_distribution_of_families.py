@@ -71,7 +71,7 @@ def distributions(logits: Tensor) -> Tensor:
 @torch.inference_mode()
 def expected(family: str) -> Joint:
     """The joint distribution of the next tokens, from transformers' passes over whole texts."""
-    module, law = made(family), {(): 1.0}
+    module, joint = made(family), {(): 1.0}
 
     def behind(texts: Tensor) -> Tensor:
         if family in ASKED_BY_GENERATING:
@@ -79,14 +79,14 @@ def expected(family: str) -> Joint:
         return module(input_ids=texts, use_cache=False).logits[:, -1]
 
     for _ in range(HORIZON):
-        paths = list(law)
+        paths = list(joint)
         texts = torch.tensor([[*PROMPT, *(ALLOWED[index] for index in path)] for path in paths])
         found = distributions(behind(texts))
-        law = {
-            (*path, index): law[path] * float(found[row, index])
+        joint = {
+            (*path, index): joint[path] * float(found[row, index])
             for row, path in enumerate(paths) for index in range(len(ALLOWED))
         }  # fmt: skip
-    return law
+    return joint
 
 
 def drafted(path: Path) -> list[int]:
@@ -116,21 +116,21 @@ def walk(lm: Any, rng: IntervalRandomness) -> Path:
 
 def speculated(lm: Any) -> Joint:
     """The joint distribution of what speculative steps emit."""
-    law: Joint = {}
+    joint: Joint = {}
     script: list[int] | None = []
     while script is not None:
         rng = IntervalRandomness(keyed_by_step, script)
         path = walk(lm, rng)
-        law[path] = law.get(path, 0.0) + rng.weight
+        joint[path] = joint.get(path, 0.0) + rng.weight
         script = next_script(script, rng.branches)
-    return law
+    return joint
 
 
 @pytest.mark.parametrize("family", EACH)
 def test_sampled_text_has_the_targets_distribution(family: str) -> None:
-    law = speculated(served(family))
-    assert sum(law.values()) == pytest.approx(1.0)
-    assert total_variation(law, expected(family)) < TOLERANCE
+    joint = speculated(served(family))
+    assert sum(joint.values()) == pytest.approx(1.0)
+    assert total_variation(joint, expected(family)) < TOLERANCE
 
 
 def test_a_state_that_keeps_rejected_tokens_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

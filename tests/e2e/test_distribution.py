@@ -1,13 +1,13 @@
-"""The law of whole texts out of the real engine, against the law transformers gives them.
+"""The distribution of whole texts out of the real engine, against the one transformers gives them.
 
-A random transformer of 12 tokens runs through everything that could bend its law: cache, roll-back, batches of rows with
+A random transformer of 12 tokens runs through everything that could bend its distribution: cache, roll-back, batches of rows with
 their own prompts and options, draft model, verifier, keyed random streams. The first three tokens of thousands of texts
 are counted and compared with exact probabilities: transformers' forward over all 144 two-token continuations, its own
 logits processors (and OpenAI's formula for presence and frequency penalties).
 
 What is measured, and what it can see. G = 2 sum O ln(O/E) over the joint of the first three tokens
-(outcomes expected fewer than 10 times are counted together), and over the first two. Under the right law G
-is chi-squared; a law at total variation TV gives it a noncentrality of at least 4 N TV^2. Pairs fill 25 to
+(outcomes expected fewer than 10 times are counted together), and over the first two. Under the right distribution G
+is chi-squared; a distribution at total variation TV gives it a noncentrality of at least 4 N TV^2. Pairs fill 25 to
 45 cells here, so at N = 2500 and a level of 1.7e-4 (Holm's strictest of six) TV = 0.09 is noticed with odds
 above 0.95 (the classic bug, resampling from p, is off by 0.11 to 0.19 in the first token alone); the nightly
 version, N = 16 000 and up to 100 cells, notices TV = 0.04 as surely (`test_power_is_as_stated` computes
@@ -76,17 +76,17 @@ CASES = (
 
 @dataclass
 class World:
-    """The models in the engine, and the target's exact laws."""
+    """The models in the engine, and the target's exact distributions."""
 
     built: Built
     target: LlamaForCausalLM
     draft: LlamaForCausalLM
 
-    def law(self, model: LlamaForCausalLM, case: Case, output: tuple[int, ...]) -> np.ndarray:
-        """(V,) the exact law after prompt + output."""
-        return self.laws(model, case, [output])[0]
+    def probs(self, model: LlamaForCausalLM, case: Case, output: tuple[int, ...]) -> np.ndarray:
+        """(V,) the exact distribution after prompt + output."""
+        return self.all_probs(model, case, [output])[0]
 
-    def laws(self, model: LlamaForCausalLM, case: Case, outputs: list[tuple[int, ...]]) -> np.ndarray:
+    def all_probs(self, model: LlamaForCausalLM, case: Case, outputs: list[tuple[int, ...]]) -> np.ndarray:
         """(len(outputs), V) by transformers alone; outputs of one length."""
         ids = torch.tensor([[*case.prompt, *output] for output in outputs])
         with torch.inference_mode():
@@ -98,8 +98,8 @@ class World:
         total = np.ones(())
         for length in range(depth):
             outputs = list(itertools.product(range(V), repeat=length))
-            law = self.laws(self.target, case, outputs).reshape((V,) * (length + 1))
-            total = total[..., None] * law
+            probs = self.all_probs(self.target, case, outputs).reshape((V,) * (length + 1))
+            total = total[..., None] * probs
         return total
 
 
@@ -122,7 +122,7 @@ def processed(scores: Tensor, ids: Tensor, num_prompt: int, params: SamplingPara
 @pytest.fixture(scope="module")
 def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """On the runtime that is this fixture's parameter, if it has one."""
-    root, threads = tmp_path_factory.mktemp("law"), torch.get_num_threads()
+    root, threads = tmp_path_factory.mktemp("distribution"), torch.get_num_threads()
     target = tiny_llama(V, seed=3, sharpness=2.0, **SIZES)
     draft = disturbed(target, 0.35)
     for name, model in (("target", target), ("draft", draft)):
@@ -137,7 +137,7 @@ def world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     )
     built = build(options)
     for loaded in (built.target, built.draft):
-        loaded.lm.limits = PassLimits()  # whole batches in one pass: the law does not hang on the last bit
+        loaded.lm.limits = PassLimits()  # whole batches in one pass: the distribution does not hang on the last bit
     yield World(built, target, draft)
     torch.set_num_threads(threads)
 
@@ -150,8 +150,8 @@ class ResamplesFromTarget(Verifier):
     def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
         accepted = rng.bernoulli(acceptance(target_probs, draft), Purpose.ACCEPT, positions)
         num_accepted = accepted.long().cumprod(dim=1).sum(dim=1)
-        law = target_probs[torch.arange(len(num_accepted)), num_accepted]
-        return chain_verdict(draft, num_accepted, rng.categorical(law, Purpose.RESAMPLE, positions, 0))
+        probs = target_probs[torch.arange(len(num_accepted)), num_accepted]
+        return chain_verdict(draft, num_accepted, rng.categorical(probs, Purpose.RESAMPLE, positions, 0))
 
 
 def make_decoder(
@@ -180,13 +180,13 @@ def sample(decoder: Decoder, num_texts: int) -> dict[str, Counter]:
 
 
 def p_value(counts: Counter, joint: np.ndarray) -> float:
-    """G-test of counted beginnings against their exact joint law (V,) * depth."""
+    """G-test of counted beginnings against their exact joint distribution (V,) * depth."""
     depth, num_texts = joint.ndim, sum(counts.values())
     observed = np.zeros_like(joint)
     for beginning, count in counts.items():
         observed[beginning[:depth]] += count
     if observed[joint < 1e-12].any():
-        return 0.0  # said something impossible
+        return 0.0  # emitted something impossible
     expected = joint * num_texts
     rare = expected < 10
     cells = [(o, e) for o, e in zip(observed[~rare], expected[~rare], strict=True)]
@@ -235,7 +235,7 @@ CLOSELY = [
     ("world", "drafter", "options", "verifier", "nodes"), [("eager", *BY_DAY[0]), *(("auto", *pair) for pair in BY_DAY)],
     indirect=["world"],
 )
-def test_texts_follow_the_target_law(
+def test_texts_follow_the_target_distribution(
     world: World, drafter: str, options: dict[str, str], verifier: str, nodes: int
 ) -> None:
     """Catches what no unit of the engine shows alone: stale keys, coins met twice, rows that share a stream."""
@@ -244,7 +244,7 @@ def test_texts_follow_the_target_law(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("drafter", "options", "verifier", "nodes"), [*BY_DAY, *CLOSELY])
-def test_texts_follow_the_target_law_closely(
+def test_texts_follow_the_target_distribution_closely(
     world: World, drafter: str, options: dict[str, str], verifier: str, nodes: int
 ) -> None:
     """The same and more pairs, with six times the texts: sees a third of the deviation."""
@@ -252,7 +252,7 @@ def test_texts_follow_the_target_law_closely(
 
 
 def test_a_wrong_residual_is_noticed(world: World) -> None:
-    """Catches a law test that cannot fail: resampling from p must be seen in every case."""
+    """Catches a distribution test that cannot fail: resampling from p must be seen in every case."""
     p_values = verdicts(world, make_decoder(world, "draft-model", ResamplesFromTarget()), 1500)
     assert len(holm(p_values)) == len(p_values), p_values
 
@@ -289,8 +289,8 @@ def survival(world: World, case: Case, weigh: Callable[[np.ndarray, np.ndarray, 
     result = []
     for _ in range(GAMMA):
         following = {}
-        laws = (world.laws(model, case, list(alive)) for model in (world.target, world.draft))
-        for (prefix, (drafted, weight)), p, q in zip(alive.items(), *laws, strict=True):
+        all_probs = (world.all_probs(model, case, list(alive)) for model in (world.target, world.draft))
+        for (prefix, (drafted, weight)), p, q in zip(alive.items(), *all_probs, strict=True):
             for token in np.flatnonzero(q):
                 following[*prefix, token] = (drafted * q[token], weigh(p[token], q[token], weight))
         alive = following
@@ -323,9 +323,9 @@ def test_acceptance_identity(world: World, verifier: str, case: Case) -> None:
 def test_shared_noise_accepts_within_its_bounds(world: World) -> None:
     """Catches a drafter that ignores the shared noise: then agreement falls to sum p q, below the guaranteed floor."""
     case, num_texts = CASES[0], 3000
-    p, q = (world.law(model, case, ()) for model in (world.target, world.draft))
+    p, q = (world.probs(model, case, ()) for model in (world.target, world.draft))
     overlap = np.minimum(p, q).sum()
     measured = (accepted_in_first_step(world, "gumbel", case, num_texts) >= 1).mean()
     error = 4.5 * np.sqrt(0.25 / num_texts)
     assert overlap / (2 - overlap) - error <= measured <= overlap + error
-    assert (p * q).sum() < overlap / (2 - overlap) - error, "the floor proves nothing for these two laws"
+    assert (p * q).sum() < overlap / (2 - overlap) - error, "the floor proves nothing for these two distributions"

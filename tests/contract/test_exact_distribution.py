@@ -1,4 +1,4 @@
-"""Every verifier emits exactly the target's joint law: verifier x kind of draft x filter, without random
+"""Every verifier emits exactly the target's joint distribution: verifier x kind of draft x filter, without random
 numbers.
 
 The oracle (tests/oracle.py) enumerates all outcomes of the real verifier on the real `distribution`,
@@ -47,7 +47,7 @@ def stop_after_unlikely(drafter: oracle.TableModel) -> oracle.Stop:
 
 
 def stop_before_uncertain(drafter: oracle.TableModel) -> oracle.Stop:
-    """Stop before a draw whose law is flat."""
+    """Stop before a draw whose distribution is flat."""
     return lambda path: float(drafter.probs(path).max()) < 0.5
 
 
@@ -93,7 +93,7 @@ lossless = pytest.mark.parametrize(
 @lossless
 @pytest.mark.parametrize("drafts", DRAFTS)
 @pytest.mark.parametrize("filters", FILTERS)
-def test_law_is_the_targets(verifier: str, drafts: str, filters: str) -> None:
+def test_distribution_is_the_targets(verifier: str, drafts: str, filters: str) -> None:
     """Any bias at all: wrong residual, wrong ratio, filters on one side only, padding looked at, stop rule
     leaks.
     """
@@ -104,8 +104,8 @@ def test_law_is_the_targets(verifier: str, drafts: str, filters: str) -> None:
 @lossless
 @pytest.mark.parametrize("drafts", ["sampled", "mixed_kinds", "stop_after"])
 @pytest.mark.parametrize("seed", range(3))
-def test_longer_drafts_and_foreign_laws(verifier: str, drafts: str, seed: int) -> None:
-    """gamma = 3, V = 3, and a drafter with another law than the filtered target's (also q = 0 where p > 0)."""
+def test_longer_drafts_and_foreign_distributions(verifier: str, drafts: str, seed: int) -> None:
+    """gamma = 3, V = 3, and a drafter with another distribution than the filtered target's (also q = 0 where p > 0)."""
     target, drafter = pair(seed, 3, 3, FILTERS["plain"], FILTERS["top_k"])
     assert oracle.bias(verifier_named(verifier), target, DRAFTS[drafts](drafter, 3)) < EXACT
 
@@ -120,7 +120,7 @@ def test_largest_case(verifier: str) -> None:
 @lossless
 @pytest.mark.parametrize("filters", ["greedy", "greedy_penalties"])
 def test_greedy_target_with_a_sampling_drafter(verifier: str, filters: str) -> None:
-    """T = 0 must hold whatever the drafter's law is."""
+    """T = 0 must hold whatever the drafter's distribution is."""
     target, drafter = pair(3, 3, 2, FILTERS[filters], FILTERS["plain"])
     assert oracle.bias(verifier_named(verifier), target, DRAFTS["sampled"](drafter, 2)) < EXACT
 
@@ -146,8 +146,8 @@ def accepted_at_least(
     verifier: str, target: oracle.TableModel, proposals: oracle.Proposals, num: int
 ) -> float:
     width = proposals.draft.num_nodes
-    laws = target.probs_along(proposals.paths, width)
-    outcomes = oracle.enumerate_step(verifier_named(verifier), proposals, laws)
+    probs = target.probs_along(proposals.paths, width)
+    outcomes = oracle.enumerate_step(verifier_named(verifier), proposals, probs)
     return float(outcomes.weights[outcomes.verdict.num_accepted >= num].sum())
 
 
@@ -199,8 +199,8 @@ def test_toy_of_the_block_verification_paper() -> None:
     """p = (1/3, 2/3), q = (2/3, 1/3) at every position, gamma = 2: 10/9 accepted tokens become 11/9."""
     params = SamplingParams(temperature=1.0)
     paths: list[oracle.Path] = [(), *[(a,) for a in (0, 1)], *[(a, b) for a in (0, 1) for b in (0, 1)]]
-    p, q = (torch.tensor(law, dtype=torch.float64).log() for law in ([1 / 3, 2 / 3], [2 / 3, 1 / 3]))
-    target, drafter = (oracle.TableModel(dict.fromkeys(paths, law), params, [0]) for law in (p, q))
+    p, q = (torch.tensor(probs, dtype=torch.float64).log() for probs in ([1 / 3, 2 / 3], [2 / 3, 1 / 3]))
+    target, drafter = (oracle.TableModel(dict.fromkeys(paths, logits), params, [0]) for logits in (p, q))
     proposals = oracle.sampled_drafts(drafter, 2)
     assert oracle.expected_accepted(verifier_named("token"), target, proposals) == pytest.approx(
         10 / 9, abs=EXACT
@@ -224,8 +224,8 @@ def test_steps_in_a_row_with_keyed_numbers(verifier: str) -> None:
     bias.
     """
     target, drafter = pair(2, 2, 2, FILTERS["plain"], FILTERS["plain"])
-    law = oracle.interval_joint(verifier_named(verifier), target, drafter, 2, keyed_by_step, num_steps=2)
-    assert oracle.total_variation(law, target.joint(3)) < EXACT
+    joint = oracle.interval_joint(verifier_named(verifier), target, drafter, 2, keyed_by_step, num_steps=2)
+    assert oracle.total_variation(joint, target.joint(3)) < EXACT
 
 
 # ------------------------------------------------ the coupled verifier does not see the drafter
@@ -263,7 +263,7 @@ def decode_with_noise(
     while len(text) < 3:
         drafted = guess[len(text) : 2]
         draft = Draft(torch.tensor([drafted], dtype=torch.int64).view(1, -1), torch.tensor([len(drafted)]))
-        laws = torch.stack([target.probs(text + drafted[:n]) for n in range(len(drafted) + 1)])[None]
-        verdict: Verdict = verify(draft, laws, rng, torch.tensor([len(text)]))
+        probs = torch.stack([target.probs(text + drafted[:n]) for n in range(len(drafted) + 1)])[None]
+        verdict: Verdict = verify(draft, probs, rng, torch.tensor([len(text)]))
         text = (*text, *drafted[: int(verdict.num_accepted)], int(verdict.next_token))
     return text

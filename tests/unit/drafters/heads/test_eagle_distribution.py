@@ -1,4 +1,4 @@
-"""Sampled texts drafted by an EAGLE-3 head with a reduced vocabulary, against the target's exact law, as in `e2e/test_law.py`."""
+"""Texts drafted by an EAGLE-3 head of a reduced vocabulary, against the target's distribution (`e2e/test_distribution.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outrider.draft_length import FixedLength
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.models.lm import PassLimits
 from outrider.parts import choose_parts
-from tests.e2e.test_law import CASES, SIZES, World, holm, p_value, sample
+from tests.e2e.test_distribution import CASES, SIZES, World, holm, p_value, sample
 from tests.heads import random_eagle
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
 
@@ -24,11 +24,11 @@ NUM_TEXTS = 1200  # of each kind: a total variation of 0.13 in the first two tok
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("settings", "verifier", "nodes"), [({}, "block", 3), ({"tree": "2x2"}, "traversal", 6)])
-def test_texts_follow_the_target_law(settings: dict[str, Any], verifier: str, nodes: int, tmp_path: Path) -> None:
-    """Catches a law that is not the one drawn from: over the head's own ids, of another node, or before the filters."""
+def test_texts_follow_the_target_distribution(settings: dict[str, Any], verifier: str, nodes: int, tmp_path: Path) -> None:
+    """Catches a distribution that is not the one drawn from: over the head's own ids, of another node, or before the filters."""
     target = tiny_llama(V, seed=3, sharpness=2.0, **SIZES)
     save_checkpoint(tmp_path / "target", target, word_tokenizer(V))
-    # a head whose laws overlap the target's, and that cannot say three of its tokens
+    # a head whose distributions overlap the target's, and that cannot emit three of its tokens
     save_eagle(random_eagle("eagle3", target.config, draft_vocab=9, logit_scale=0.2, num_key_value_heads=2), tmp_path / "head")
     threads = torch.get_num_threads()
     head = {"head": str(tmp_path / "head")}

@@ -1,4 +1,4 @@
-"""Every tree verifier emits exactly the target's joint law, whichever way siblings are chosen and trees are grown."""
+"""Every tree verifier emits exactly the target's joint distribution, whichever way siblings are chosen and trees are grown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.sampling.rng import KeyedStreams
 from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
 from tests import oracle
-from tests.contract.test_exact_law import EXACT, FILTERS, pair, verifier_named
+from tests.contract.test_exact_distribution import EXACT, FILTERS, pair, verifier_named
 from tests.oracle_trees import Growth, Nodes, probs_on, shape, tree_accepted, tree_bias, tree_drafts
 
 TREE_VERIFIERS = [
@@ -36,14 +36,14 @@ def follow_the_likely(drafter: oracle.TableModel) -> Growth:
     the likelier of the two. It looks at drawn tokens that stay in the tree, never at one it then withholds."""
 
     def growth(nodes: Nodes) -> tuple[int, str] | None:
-        law = drafter.probs(())
+        probs = drafter.probs(())
         if not nodes:
             return -1, "s"
-        first = float(law[nodes[0][1]])
+        first = float(probs[nodes[0][1]])
         if len(nodes) == 1:
-            return (-1, "s") if first < float(law.max()) else (0, "s")
+            return (-1, "s") if first < float(probs.max()) else (0, "s")
         if len(nodes) == 2 and nodes[1][0] == -1 and nodes[1][1] != 0:
-            return (0 if first > float(law[nodes[1][1]]) else 1), "s"
+            return (0 if first > float(probs[nodes[1][1]]) else 1), "s"
         return None
 
     return growth
@@ -52,8 +52,8 @@ def follow_the_likely(drafter: oracle.TableModel) -> Growth:
 @every_verifier
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("filters", FILTERS)
-def test_law_is_the_targets(verifier: str, name: str, filters: str) -> None:
-    """Any bias at all: wrong residual, wrong sibling law, penalties of another branch, padding looked at."""
+def test_distribution_is_the_targets(verifier: str, name: str, filters: str) -> None:
+    """Any bias at all: wrong residual, wrong sibling distribution, penalties of another branch, padding looked at."""
     target, drafter = pair(11, 3, 2, FILTERS[filters], FILTERS[filters])
     proposals = tree_drafts(drafter, shape(*SHAPES[name]))
     assert tree_bias(verifier_named(verifier), target, proposals) < EXACT
@@ -81,8 +81,8 @@ def test_trees_that_follow_what_was_drawn(verifier: str, seed: int) -> None:
 
 @every_verifier
 @pytest.mark.parametrize("seed", range(3))
-def test_foreign_laws_and_depth(verifier: str, seed: int) -> None:
-    """Depth 3, a drafter whose law lacks tokens that the target has."""
+def test_foreign_distributions_and_depth(verifier: str, seed: int) -> None:
+    """Depth 3, a drafter whose distribution lacks tokens that the target has."""
     target, drafter = pair(seed, 3, 3, FILTERS["plain"], FILTERS["top_k"])
     for parents, kinds in (([-1, 0, 0, 1], "ssss"), ([-1, -1, 1, 2], "dsss")):
         assert tree_bias(verifier_named(verifier), target, tree_drafts(drafter, shape(parents, kinds))) < EXACT
@@ -90,7 +90,7 @@ def test_foreign_laws_and_depth(verifier: str, seed: int) -> None:
 
 @every_verifier
 def test_greedy_target(verifier: str) -> None:
-    """T = 0 must hold whatever the drafter's law is."""
+    """T = 0 must hold whatever the drafter's distribution is."""
     target, drafter = pair(3, 3, 2, FILTERS["greedy"], FILTERS["plain"])
     for kinds in ("sssss", "ddddd"):
         assert tree_bias(verifier_named(verifier), target, tree_drafts(drafter, shape(FORK, kinds))) < EXACT
@@ -138,7 +138,7 @@ def test_on_a_chain_traversal_is_block_and_multi_round_is_token(seed: int) -> No
 
 @pytest.mark.parametrize(("ours", "theirs"), [("traversal", "block"), ("multi-round", "token")])
 def test_the_same_coins_give_the_same_verdict_on_a_chain(ours: str, theirs: str) -> None:
-    """Not only the law: with the same streams the very same tokens, so a tree of one branch changes no seeded text."""
+    """Not only the distribution: with the same streams the very same tokens, so a tree of one branch changes no seeded text."""
     generator = torch.Generator().manual_seed(1)
     p, q = (torch.randn(200, 5, 30, generator=generator, dtype=torch.float64).softmax(-1) for _ in range(2))
     rng, start = KeyedStreams(list(range(200))), torch.arange(200) + 3

@@ -2,8 +2,8 @@
 numbers.
 
 The oracle enumerates everything that is drawn: what a service draws for a prepared tree (through the messages and all checks),
-and every outcome of the real verifier in each of the following steps. Laws of four halvings are exact in fp32, so what remains
-is rounding in fp64.
+and every outcome of the real verifier in each of the following steps. Probabilities of four halvings are exact in fp32, so
+what remains is rounding in fp64.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def received(tree: DraftTree, base: int, nodes: Sequence[messages.Node]) -> Draf
 class Step:
     """One step: the replies that have come before it, as (how many tokens were committed then, plan); nodes it may propose."""
 
-    most: int
+    max_nodes: int
     arrived: tuple[tuple[int | None, Plan], ...] = ()  # None: behind the text as it is now
 
 
@@ -104,7 +104,7 @@ def distribution_of_steps(
             found[text[:HORIZON]] = found.get(text[:HORIZON], 0.0) + weight
             continue
         for ready, share in arrivals(text, tree, distribution_of, steps[number].arrived):
-            for tokens, after, chance in outcomes(verify, target, text, ready, min(steps[number].most, HORIZON - len(text))):
+            for tokens, after, chance in outcomes(verify, target, text, ready, min(steps[number].max_nodes, HORIZON - len(text))):
                 open_states.append(((*text, *tokens), after, weight * share * chance, number + 1))
     return oracle.continued(found, target, HORIZON)
 
@@ -127,10 +127,10 @@ def arrivals(
 
 
 def outcomes(
-    verify: oracle.Verify, target: oracle.TableModel, text: oracle.Path, tree: DraftTree, most: int
+    verify: oracle.Verify, target: oracle.TableModel, text: oracle.Path, tree: DraftTree, max_nodes: int
 ) -> list[tuple[oracle.Path, DraftTree, float]]:
     """Every outcome of a step that proposes the tree's chain: tokens, the tree behind them, probability."""
-    nodes = tree.chain(most)
+    nodes = tree.chain(max_nodes)
     path = tuple(node.token for node in nodes)
     draft = draft_of([nodes], V, torch.device("cpu"))
     if draft.probs is not None:
@@ -173,8 +173,8 @@ def target_model(seed: int = 4) -> oracle.TableModel:
 @pytest.mark.parametrize("verifier", CHAINS)
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("distribution_of", [cut, whole], ids=["cut", "whole"])
-def test_law_is_the_targets(verifier: str, steps: str, distribution_of: DistributionOf) -> None:
-    """Any bias of grafting, re-rooting, choosing between draws, or of laws on their way."""
+def test_distribution_is_the_targets(verifier: str, steps: str, distribution_of: DistributionOf) -> None:
+    """Any bias of grafting, re-rooting, choosing between draws, or of distributions on their way."""
     if distribution_of is whole and "walked" not in steps and "anew" not in steps:
         pytest.skip("the cut distribution is the harder case")
     target = target_model()
@@ -192,7 +192,7 @@ def biased(monkeypatch: pytest.MonkeyPatch, steps: str, name: str, wrong: object
 
 
 def test_a_choice_between_draws_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutation: the larger of two draws at one place is proposed, instead of the first."""
+    """Mutation: the larger of two draws at one position is proposed, instead of the first."""
     drawn = DraftTree._drawn
 
     def larger(self, parent, token, distribution):  # noqa: ANN001, ANN202
@@ -203,7 +203,7 @@ def test_a_choice_between_draws_would_be_found(monkeypatch: pytest.MonkeyPatch) 
     assert biased(monkeypatch, "late, and drawn anew", "_drawn", larger) > 1e-3
 
 
-def test_a_law_that_was_not_drawn_from_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_distribution_that_was_not_drawn_from_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: the node keeps its token and gets another distribution."""
     drawn = DraftTree._drawn
 
@@ -217,8 +217,8 @@ def test_a_draw_taken_for_placed_for_its_value_would_be_found(monkeypatch: pytes
     """Mutation: a drawn node is proposed only where it is likely, which looks at its value."""
     chain = DraftTree.chain
 
-    def likely(self, most):  # noqa: ANN001, ANN202
-        nodes = chain(self, most)
+    def likely(self, max_nodes):  # noqa: ANN001, ANN202
+        nodes = chain(self, max_nodes)
         return nodes[:1] if len(nodes) > 1 and nodes[1].distribution is not None and nodes[1].token == 0 else nodes
 
     assert biased(monkeypatch, "one tree, walked", "chain", likely) > 1e-3
