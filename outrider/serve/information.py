@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,8 +13,18 @@ from outrider.serve.api.exchange import check_ids
 from outrider.serve.api.generating import ERRORS
 from outrider.serve.errors import ApiError, unavailable
 from outrider.serve.ignored import ignored_fields
+from outrider.serve.refusals import asks_as_anthropic
 from outrider.serve.routing import check_open, model_named, served_named
-from outrider.serve.schema.answers import ErrorAnswer, Health, ModelCard, ModelList, Ready, Version
+from outrider.serve.schema.answers import (
+    AnthropicModel,
+    AnthropicModels,
+    ErrorAnswer,
+    Health,
+    ModelCard,
+    ModelList,
+    Ready,
+    Version,
+)  # fmt: skip
 from outrider.serve.schema.tokens import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
 from outrider.serve.served import Served, ServerState
 from outrider.version import __version__
@@ -25,15 +36,19 @@ def information_routes(state: ServerState) -> APIRouter:
     router = APIRouter(tags=["information"])
 
     @router.get("/v1/models", responses={401: ERRORS[401], 503: ERRORS[503]})
-    async def models() -> ModelList:
-        """What `model` may be."""
+    async def models(request: Request) -> ModelList | AnthropicModels:
+        """What `model` may be. In Anthropic's form where the request has its header `anthropic-version`."""
         check_open(state)
-        return ModelList(data=[_card(state, name) for name in state.names])
+        cards = [_card(state, name) for name in state.names]
+        if not asks_as_anthropic(request.scope):
+            return ModelList(data=cards)
+        return AnthropicModels(data=[_as_anthropic(card) for card in cards], first_id=cards[0].id, last_id=cards[-1].id)
 
     @router.get("/v1/models/{model:path}", responses={n: ERRORS[n] for n in (401, 404, 503)})
-    async def model(model: str) -> ModelCard:
+    async def model(model: str, request: Request) -> ModelCard | AnthropicModel:
         """One of them."""
-        return _card(state, model_named(state, model))
+        card = _card(state, model_named(state, model))
+        return _as_anthropic(card) if asks_as_anthropic(request.scope) else card
 
     @router.post("/tokenize", responses={n: ERRORS[n] for n in (400, 401, 404, 413, 503)})
     async def tokenize(body: TokenizeBody, request: Request) -> TokenizeAnswer:
@@ -106,6 +121,11 @@ def _card(state: ServerState, name: str) -> ModelCard:
         id=name, created=served.created, root=name, max_model_len=engine.context, drafters=engine.drafters,
         num_draft_tokens=engine.config.get("num_draft_tokens"), lossless=engine.lossless,
     )  # fmt: skip
+
+
+def _as_anthropic(card: ModelCard) -> AnthropicModel:
+    created = datetime.fromtimestamp(card.created, UTC).isoformat()
+    return AnthropicModel(id=card.id, display_name=card.id, created_at=created, max_input_tokens=card.max_model_len)
 
 
 async def _tokens(served: Served, body: TokenizeBody) -> list[int]:

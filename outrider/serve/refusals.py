@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -33,8 +34,13 @@ def install(app: FastAPI) -> None:
 def answer(error: ApiError, scope: MutableMapping[str, Any]) -> JSONResponse:
     """The refusal of the request in `scope`, in the shape that its clients read; the log finds the reason in the scope."""
     scope.setdefault("state", {})["reason"] = _reason(error)
-    body = error.anthropic_body() if scope["path"].startswith(ANTHROPIC) else error.body()
+    body = error.anthropic_body() if asks_as_anthropic(scope) else error.body()
     return JSONResponse(body, error.status, headers=error.headers)
+
+
+def asks_as_anthropic(scope: MutableMapping[str, Any]) -> bool:
+    """Whether one of Anthropic's clients sent this request, as its path or its header tells."""
+    return scope["path"].startswith(ANTHROPIC) or "anthropic-version" in Headers(scope=scope)
 
 
 def reason_of(scope: MutableMapping[str, Any]) -> str | None:

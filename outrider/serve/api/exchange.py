@@ -173,8 +173,8 @@ def check_prompt(prompt: Sequence[int], served: Served) -> None:
         raise ApiError("the prompt is empty: there is nothing to continue", param="prompt")
     if len(prompt) >= context:
         raise ApiError(
-            f"this model's context holds {context} tokens, the prompt has {len(prompt)}, and one must be left to answer",
-            param="prompt", code="context_length_exceeded",
+            f"prompt is too long: {len(prompt)} tokens > {context - 1} maximum. This model's maximum context length is {context} "
+            "tokens, and one must be left to answer", param="prompt", code="context_length_exceeded",
         )  # fmt: skip
     check_ids(prompt, served, "prompt")
 

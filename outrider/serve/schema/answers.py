@@ -206,6 +206,26 @@ class ModelList(Part):
     data: list[ModelCard]
 
 
+class AnthropicModel(Part):
+    """One model, as Anthropic's clients read it."""
+
+    id: str
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int | None = None
+
+
+class AnthropicModels(Part):
+    """All of them on one page."""
+
+    data: list[AnthropicModel]
+    first_id: str
+    last_id: str
+    has_more: Literal[False] = False
+
+
 class Health(Part):
     """`replicas`: by model, where answers come from other processes."""
 

@@ -120,7 +120,7 @@ REFUSED_IN_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [1, "a"]}, "prompt", "valid"),
     ({"prompt": [999]}, "prompt", "outside the vocabulary of 257"),
     ({"prompt": [10**30]}, "prompt", "outside the vocabulary"),
-    ({"prompt": "x" * 300}, "prompt", "context holds 200 tokens"),
+    ({"prompt": "x" * 300}, "prompt", "maximum context length is 200 tokens"),
     ({"best_of": 1, "n": 2}, "best_of", "at least n = 2"),
     ({"best_of": 2, "stream": True}, "best_of", "streamed"),
     ({"max_tokens": 0}, "max_tokens", "echo only"),
@@ -196,9 +196,13 @@ def test_harmless_values_of_other_servers_are_taken() -> None:
         assert client.post(CHAT, json=chat(**fields)).status_code == 200
 
 
-def test_too_long_a_prompt_has_openais_code() -> None:
+def test_too_long_a_prompt_is_known_by_code_and_by_words() -> None:
+    """Agents shorten a conversation when they read OpenAI's code, or OpenAI's or Anthropic's words."""
     with serving(FakeEngine()) as client:
-        assert error_of(client.post(COMPLETIONS, json={"prompt": "x" * 300}), 400)["code"] == "context_length_exceeded"
+        error = error_of(client.post(COMPLETIONS, json={"prompt": "x" * 300}), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert error["message"].startswith("prompt is too long: 300 tokens > 199 maximum")
+    assert "This model's maximum context length is 200 tokens" in error["message"]
 
 
 @pytest.mark.parametrize(

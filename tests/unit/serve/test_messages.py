@@ -209,3 +209,13 @@ def test_what_has_no_effect_is_named() -> None:
         "messages[].content[].cache_control", "messages[].content[].thinking", "tools[].cache_control", "thinking.display",
     }  # fmt: skip
     assert json.loads(response.text)["stop_reason"] == "end_turn"
+
+
+def test_models_as_the_package_lists_them(client: Any) -> None:
+    """Its pages and its errors, although the path is OpenAI's, too; `anthropic-version` tells them apart."""
+    [listed] = list(client.models.list(limit=5))
+    assert (listed.id, listed.display_name, listed.type, listed.max_input_tokens) == ("fake", "fake", "model", 2000)
+    assert client.models.retrieve("fake") == listed
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        client.models.retrieve("fable")
+    assert caught.value.body["error"]["type"] == "not_found_error"
