@@ -44,8 +44,8 @@ def arguments(models: tuple[Path, Path], *more: str) -> list[str]:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the lab was asked for; it answers with `told["verdict"]`."""
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the lab was asked for; it answers with `asked["verdict"]`."""
     seen: dict[str, Any] = {"verdict": "lossless"}
 
     def answer(subject: Any, workload: Any, prompts: Any, plan: Any, units: Any, command: str) -> CertifyResult:
@@ -58,36 +58,36 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("verdict", "code"), [("lossless", 0), ("not lossless", 1), ("lossy", 1), ("inconclusive", 1)])
 def test_the_exit_code_is_zero_for_lossless_only(
-    cli: Cli, here: Path, models: tuple[Path, Path], told: dict[str, Any], verdict: str, code: int
+    cli: Cli, here: Path, models: tuple[Path, Path], asked: dict[str, Any], verdict: str, code: int
 ) -> None:
-    told["verdict"] = verdict
+    asked["verdict"] = verdict
     found = cli(*arguments(models))
     assert found.code == code
     assert verdict.split()[0] in found.out.lower()
     assert list(here.iterdir()) == []
 
 
-def test_options_reach_the_lab(cli: Cli, here: Path, models: tuple[Path, Path], told: dict[str, Any]) -> None:
+def test_options_reach_the_lab(cli: Cli, here: Path, models: tuple[Path, Path], asked: dict[str, Any]) -> None:
     """Catches an option that is ignored."""
     sampling = ("--temperature", "0.7", "--set", "top_k=5", "--seed", "11", "--set", "stop=w3")
     assert cli(*arguments(models, *sampling, "--verifier", "token", "--num-draft-tokens", "3")).code == 0
-    plan, subject = told["plan"], told["subject"]
+    plan, subject = asked["plan"], asked["subject"]
     assert (plan.samples, plan.seed) == (80, 11)
     assert (plan.sampling.temperature, plan.sampling.top_k, plan.sampling.max_tokens, plan.sampling.stop) == (0.7, 5, 6, ["w3"])
     assert plan.drawing == plan.sampling
     assert (subject.speculative.verifier.name, subject.max_drafted) == ("token", 3)
-    assert told["prompts"] == [[5, 9, 5, 9]]
+    assert asked["prompts"] == [[5, 9, 5, 9]]
 
 
-def test_how_much_is_drawn(cli: Cli, here: Path, models: tuple[Path, Path], told: dict[str, Any]) -> None:
+def test_how_much_is_drawn(cli: Cli, here: Path, models: tuple[Path, Path], asked: dict[str, Any]) -> None:
     """Defaults, and what is asked for."""
     base = [*arguments(models)[:6], "--set", "runtime=eager"]
     plans = []
     for more in ([], ["--samples", "123", "--max-tokens", "9"]):
         assert cli(*base, *more).code == 0
-        plans.append((told["plan"].samples, told["plan"].sampling.max_tokens))
+        plans.append((asked["plan"].samples, asked["plan"].sampling.max_tokens))
     assert plans == [(4000, 128), (123, 9)]
-    assert told["plan"].drawing.temperature == 1.0
+    assert asked["plan"].drawing.temperature == 1.0
 
 
 @pytest.mark.parametrize(("more", "words"), [
@@ -154,25 +154,25 @@ def test_an_interrupted_run_goes_on(
 
 
 def test_a_form_of_answers_reaches_the_lab(
-    cli: Cli, here: Path, models: tuple[Path, Path], told: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    cli: Cli, here: Path, models: tuple[Path, Path], asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Subject, "constraint", lambda subject, output, params: None)  # these words have no grammar library
     (here / "schema.json").write_text('{"type": "string"}')
     assert cli(*arguments(models)).code == 0
-    assert told["subject"].grammar is None
+    assert asked["subject"].grammar is None
     assert cli(*arguments(models, "--set", "json_schema=schema.json")).code == 0
-    assert told["subject"].grammar.form == "json_schema"
+    assert asked["subject"].grammar.form == "json_schema"
 
 
-@pytest.mark.parametrize(("more", "said"), [
+@pytest.mark.parametrize(("more", "message"), [
     (("--set", "regex=a", "--set", "json_schema=schema.json"), "an answer has one form"),
     (("--set", "json_schema=nowhere.json"), "--set json_schema=nowhere.json cannot be read: No such file"),
     (("--set", "json_schema=schema.json"), "--set json_schema=schema.json is not JSON"),
 ])  # fmt: skip
 def test_a_wrong_form_is_refused_by_name(
-    cli: Cli, here: Path, models: tuple[Path, Path], more: tuple[str, ...], said: str
+    cli: Cli, here: Path, models: tuple[Path, Path], more: tuple[str, ...], message: str
 ) -> None:
     (here / "schema.json").write_text("{")
     result = cli(*arguments(models, *more))
     assert result.code == 2
-    assert said in result.err
+    assert message in result.err

@@ -35,7 +35,7 @@ def test_commands(cli: Callable[..., Any], fake: Any) -> None:
 
 
 def test_messages_in_another_encoding(cli: Callable[..., Any], fake: Any) -> None:
-    """One line, no traceback; what was said before was answered. Python reads such bytes as an error or as halves of letters."""
+    """One line, no traceback; what was typed before was answered. Python reads such bytes as an error or as halves of letters."""
     result = cli("chat", "demo", stdin=b"M\xfcnchen\n")
     assert (result.code, fake.prompts) == (2, [])
     assert result.err.startswith("error: standard input is not UTF-8 text")
@@ -52,7 +52,7 @@ def test_system_message_survives_reset(cli: Callable[..., Any], fake: Any) -> No
     assert fake.prompts[0] == fake.prompts[1] > fake.prompts[2]
 
 
-def test_no_chat_template_is_said_before_the_first_message(cli: Callable[..., Any], fake: Any) -> None:
+def test_no_chat_template_is_reported_before_the_first_message(cli: Callable[..., Any], fake: Any) -> None:
     fake.has_chat_template = False
     result = cli("chat", "demo", stdin="hello\n")
     assert (result.code, result.out, fake.prompts) == (2, "", [])

@@ -159,14 +159,14 @@ def test_a_result_gives_the_second_best_and_a_settings_file_cannot(cli: Run, set
 
 
 def test_our_own_look_ups_reach_every_engine(cli: Run, settings: Run) -> None:
-    """Drafters that no engine has: as plug-ins, told where each engine looks."""
+    """Drafters that no engine has: as plug-ins, with their settings where each engine looks."""
     file = str(settings(drafter="composite", num_draft_tokens=5, drafter_options={"parts": "suffix,ngram"}))
-    told = {"outrider": {"drafter": "composite", "drafter_options": {"parts": "suffix,ngram"}}}
+    settings = {"outrider": {"drafter": "composite", "drafter_options": {"parts": "suffix,ngram"}}}
     command = words(cli("deploy", "vllm", "--settings", file).out)
     assert json.loads(after("--speculative-config", command))["method"] == "custom_class"
-    assert json.loads(after("--additional-config", command)) == told
+    assert json.loads(after("--additional-config", command)) == settings
     content = yaml.safe_load(cli("deploy", "ray", "--settings", file).out)
-    assert content["applications"][0]["args"]["llm_configs"][0]["engine_kwargs"]["additional_config"] == told
+    assert content["applications"][0]["args"]["llm_configs"][0]["engine_kwargs"]["additional_config"] == settings
     command = words(cli("deploy", "sglang", "--settings", file).out)
     assert command[:2] == ["env", "OUTRIDER_DRAFTER=composite"]
     assert after("--speculative-algorithm", command) == "OUTRIDER"
@@ -215,12 +215,12 @@ def local(tmp_path: Path, settings: Run) -> Path:
     )  # fmt: skip
 
 
-def test_files_of_this_machine_get_places_in_the_container(cli: Run, local: Path, tmp_path: Path) -> None:
+def test_files_of_this_machine_get_paths_in_the_container(cli: Run, local: Path, tmp_path: Path) -> None:
     """A path that is not mounted would be found missing after the start; two folders of one name must stay two."""
     text = cli("deploy", "compose", "--settings", str(local)).out
     [service] = yaml.safe_load(text)["services"].values()
-    places = {one["source"]: one["target"] for one in service["volumes"] if one["type"] == "bind"}
-    assert places == {
+    targets = {one["source"]: one["target"] for one in service["volumes"] if one["type"] == "bind"}
+    assert targets == {
         f"{tmp_path}/a/model": "/models/model", f"{tmp_path}/b/model": "/models/model-2",
         f"{tmp_path}/corpus.txt": "/models/corpus.txt",
     }  # fmt: skip

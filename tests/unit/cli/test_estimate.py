@@ -93,7 +93,7 @@ def test_results_and_reports_are_written(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "--alpha 0.8"),
         (["--alpha", ".8"], "enough is one of: --c 0.1;"),
@@ -107,10 +107,10 @@ def test_results_and_reports_are_written(cli: Cli, tmp_path: Path) -> None:
         (["--alhpa", ".8"], "Did you mean '--alpha'"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_teaching_line(cli: Cli, arguments: list[str], said: str) -> None:
+def test_bad_input_is_one_teaching_line(cli: Cli, arguments: list[str], message: str) -> None:
     found = cli("estimate", *arguments)
     assert found.code == 2
-    assert said in found.err
+    assert message in found.err
     assert found.err.count("\n") == 1
 
 
@@ -144,7 +144,7 @@ def test_a_draft_service_by_the_formulas_of_its_page(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("--alpha 0.8 --c 0.1 --remote-rtt-ms 5", "--target-ms"),
         ("--alpha 0.8 --c 0.1 --set hit_rate=0.5", "--remote-rtt-ms"),
@@ -152,11 +152,11 @@ def test_a_draft_service_by_the_formulas_of_its_page(cli: Cli) -> None:
         ("--alpha 0.8 --target-ms 9 --draft-ms 1 --remote-rtt-ms=-5", "at least 0"),
     ],
 )
-def test_bad_questions_about_a_draft_service(cli: Cli, arguments: str, said: str) -> None:
+def test_bad_questions_about_a_draft_service(cli: Cli, arguments: str, message: str) -> None:
     """Each is one teaching line."""
     found = cli("estimate", *arguments.split())
     assert found.code == 2
-    assert said in found.err
+    assert message in found.err
 
 
 def test_dtypes_are_the_librarys() -> None:

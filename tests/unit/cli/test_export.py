@@ -52,9 +52,9 @@ def test_every_layout(
     """Written, recognised as its kind, and every tensor read back."""
     out = tmp_path / "out"
     assert run(command(trained, kind, layout, out, "--check")) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(f"{kind} written to")
-    assert ("tensors of" in said) or ("computes the logits" in said)
+    output = capsys.readouterr().out
+    assert output.startswith(f"{kind} written to")
+    assert ("tensors of" in output) or ("computes the logits" in output)
     assert {"config.json", *files} <= {path.name for path in out.iterdir()}
     if kind == "eagle3" and layout == "raw":
         tensors = load_file(out / "model.safetensors")

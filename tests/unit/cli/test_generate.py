@@ -47,7 +47,7 @@ def test_a_seeded_answer_says_by_what_it_was_verified(cli: Callable[..., Any], f
 
 
 def test_the_form_of_an_answer(cli: Callable[..., Any], fake: Any, tmp_path: Path) -> None:
-    """Each way to ask for one; what is wrong is said by the option's name before a model is loaded."""
+    """Each way to ask for one; what is wrong is reported by the option's name before a model is loaded."""
     (tmp_path / "schema.json").write_text('{"type": "object"}')
     (tmp_path / "yes.gbnf").write_text('root ::= "yes"')
     for setting, kind in (
@@ -256,7 +256,7 @@ def test_a_second_ctrl_c_does_not_wait(cli: Callable[..., Any], fake: Any) -> No
 
 
 def test_failure_in_the_middle_ends_the_line_first(cli: Callable[..., Any], fake: Any) -> None:
-    """NaN logits at step 2: what was said stays readable, then one error line, exit code 1."""
+    """NaN logits at step 2: what was printed stays readable, then one error line, exit code 1."""
 
     def fail(number: int) -> None:
         if number == 1:

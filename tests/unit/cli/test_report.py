@@ -62,7 +62,7 @@ def test_two_files_are_compared_old_first(cli: Callable[..., Any], saved: Callab
     assert "✗ worse" in result.out
 
 
-def test_bad_input_is_said_in_one_line(cli: Callable[..., Any], saved: Callable[..., str], tmp_path: Path) -> None:
+def test_bad_input_is_reported_in_one_line(cli: Callable[..., Any], saved: Callable[..., str], tmp_path: Path) -> None:
     good = saved("a.json", 1.0)
     (tmp_path / "no.json").write_text("{}")
     (tmp_path / "damaged.json").write_text(Path(good).read_text().replace('"value": 1.0', '"value": "much"'))

@@ -83,7 +83,7 @@ def test_file_and_command_line(cli: Callable[..., Any], started: list[ServerSett
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "name a model"),
         (["demo", "--port", "70000"], "port must be between"),
@@ -102,9 +102,9 @@ def test_file_and_command_line(cli: Callable[..., Any], started: list[ServerSett
         (["demo", "--prot", "1"], "Did you mean '--port'?"),
     ],
 )
-def test_mistakes_are_lines(cli: Callable[..., Any], started: list[ServerSettings], arguments: list[str], said: str) -> None:
+def test_mistakes_are_lines(cli: Callable[..., Any], started: list[ServerSettings], arguments: list[str], message: str) -> None:
     done = cli("serve", *arguments)
     assert done.code == 2
-    assert said in done.err
+    assert message in done.err
     assert done.err.count("\n") == 1
     assert not started

@@ -1,4 +1,4 @@
-"""What cannot be written is said before any work: files, folders, and every verb that leaves some."""
+"""What cannot be written is reported before any work: files, folders, and every verb that leaves some."""
 
 from __future__ import annotations
 

@@ -28,10 +28,10 @@ def test_a_second_call_beside_a_stream_is_refused(tmp_path: Path) -> None:
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     expected = llm.generate([[5, 6, 7]], params)[0].token_ids
     stream = llm.stream([5, 6, 7], params)
-    said = next(stream).token_ids
+    emitted = next(stream).token_ids
     with pytest.raises(RequestError, match="still runs"):
         llm.generate([[8, 9]], params)
-    assert said + [token for chunk in stream for token in chunk.token_ids] == expected
+    assert emitted + [token for chunk in stream for token in chunk.token_ids] == expected
     left = llm.stream([5, 6, 7], params)
     next(left)
     left.close()

@@ -27,13 +27,13 @@ TARGET = "outrider/demo/models/target"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with weights of an odd number of bytes, their archive and a config."""
-    place = tmp_path / TARGET
-    place.mkdir(parents=True)
+    target = tmp_path / TARGET
+    target.mkdir(parents=True)
     weights = torch.randn(300, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
-    save_file({"weights": weights, "flags": torch.zeros(3, dtype=torch.uint8)}, place / WEIGHTS)
-    (place / "config.json").write_text("{}")
-    pack(place)
-    return place
+    save_file({"weights": weights, "flags": torch.zeros(3, dtype=torch.uint8)}, target / WEIGHTS)
+    (target / "config.json").write_text("{}")
+    pack(target)
+    return target
 
 
 def block(folder: Path) -> None:
@@ -137,11 +137,11 @@ def test_where_nothing_can_be_written_the_error_says_what_helps(
         with_weights(folder)
 
 
-@pytest.mark.parametrize("place", [0.1, 0.9, -10])
-def test_a_damaged_archive_is_recognised(folder: Path, place: float) -> None:
+@pytest.mark.parametrize("point", [0.1, 0.9, -10])
+def test_a_damaged_archive_is_recognised(folder: Path, point: float) -> None:
     """Catches a flipped byte of either half, or of the table of contents."""
     data = bytearray((folder / PACKED).read_bytes())
-    data[int(place * len(data)) if place > 0 else int(place)] ^= 255
+    data[int(point * len(data)) if point > 0 else int(point)] ^= 255
     (folder / PACKED).write_bytes(data)
     (folder / WEIGHTS).unlink()
     with pytest.raises(CheckpointError, match=r"is damaged .* git checkout"):
@@ -154,12 +154,12 @@ def test_a_damaged_archive_is_recognised(folder: Path, place: float) -> None:
 def test_a_wheel_gets_the_native_runtime(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_compile: bool
 ) -> None:
-    """A wheel with compiled parts says for which system it is; without a compiler it is as pure as before, and that is told."""
-    told: list[str] = []
+    """A wheel with compiled parts says for which system it is; without a compiler it is pure as before, and reports that."""
+    warnings: list[str] = []
 
     class Interface:
         def __init__(self, root: str) -> None:
-            self.root, self.app = root, SimpleNamespace(display_warning=told.append)
+            self.root, self.app = root, SimpleNamespace(display_warning=warnings.append)
 
     module = ModuleType("hatchling.builders.hooks.plugin.interface")
     module.__dict__["BuildHookInterface"] = Interface
@@ -181,7 +181,7 @@ def test_a_wheel_gets_the_native_runtime(
         assert data["tag"].startswith("py3-none-linux")
     else:
         assert "pure_python" not in data
-        assert "C++ compiler" in told[0]
+        assert "C++ compiler" in warnings[0]
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
@@ -206,8 +206,8 @@ def test_a_wheel_gets_the_weights_unpacked(
         assert not data["force_include"]
         assert (folder / WEIGHTS).read_bytes() == original
     else:
-        ((source, place),) = data["force_include"].items()
-        assert place == f"{TARGET}/{WEIGHTS}"
+        ((source, destination),) = data["force_include"].items()
+        assert destination == f"{TARGET}/{WEIGHTS}"
         assert Path(source).read_bytes() == original
 
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]

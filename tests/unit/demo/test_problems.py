@@ -46,11 +46,11 @@ def test_every_step_and_the_answer_are_right(grade: int) -> None:
 
 @pytest.mark.parametrize("grade", GRADES)
 def test_numbers_of_the_first_step_come_from_the_question(grade: int) -> None:
-    """Catches a family that uses a number it never told the reader ("twice", "half" and 100 % apart)."""
+    """Catches a family that uses a number it never gave the reader ("twice", "half" and 100 % apart)."""
     for problem in _sample(grade):
-        told = set(re.findall(r"\d+", problem.question)) | {"2", "3", "4", "100"}
+        given = set(re.findall(r"\d+", problem.question)) | {"2", "3", "4", "100"}
         used = re.findall(r"\d+", _STEP.search(problem.solution)[1])  # type: ignore[index]
-        assert set(used) <= told, problem
+        assert set(used) <= given, problem
 
 
 @pytest.mark.parametrize(("grade", "steps"), [(1, {1}), (2, {2}), (3, {3}), (4, {4}), (5, {3, 4})])

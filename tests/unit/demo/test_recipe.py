@@ -53,7 +53,7 @@ def _recipe(tmp_path: Path, out: str, **changes: object) -> recipe.Recipe:
 
 @pytest.mark.slow
 def test_recipe_end_to_end_and_resume_gives_the_same_weights(tmp_path: Path) -> None:
-    """Catches state missing from the checkpoint: momentum, step, schedule, or the reader's place."""
+    """Catches state missing from the checkpoint: momentum, step, schedule, or the reader's position."""
     whole = _recipe(tmp_path, "whole")
     recipe.run(whole)
     cut = replace(PLAN, stop_after=3)

@@ -1,4 +1,4 @@
-"""A world without model and clock: how many nodes are kept is drawn from a seeded law, what a step costs is a formula.
+"""A world without model and clock: how many nodes are kept is drawn at random with a seed, what a step costs is a formula.
 
 The controller's score is that of its choices: expected tokens and seconds of every length it asked for, so that the luck of
 one run hides nothing.
@@ -91,7 +91,7 @@ class Run:
         for row, accepted in zip(self.rows, kept, strict=True):
             row.stats.steps += 1
             seconds += 10 * (row.stats.steps == 1)  # the prompt
-            row.max_tokens -= accepted + 1  # as if they had been said
+            row.max_tokens -= accepted + 1  # as if they had been emitted
         facts = StepFacts(self.rows, gamma, _draft(drafted), _verdict(drafted, kept), self.unit * seconds, 0.0)  # type: ignore[arg-type]
         self._length.observe(facts)
         self.asked.append(max(gamma))

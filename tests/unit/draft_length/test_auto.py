@@ -55,7 +55,7 @@ def test_what_a_look_up_keeps_says_nothing_of_the_model() -> None:
     assert late.count(0) > 40
 
 
-def test_nobody_is_asked_for_more_than_its_own_most() -> None:
+def test_nobody_is_asked_for_more_than_its_own_limit() -> None:
     each = control()
     for _ in range(80):
         asked = step(each, rows_of("copy", "model"), {"model": True, "copy": True})

@@ -102,12 +102,12 @@ def test_asking_what_is_predicted_changes_nothing() -> None:
     assert asked.asked == left_alone.asked
 
 
-# ------------------------------------------------ what it was told beforehand
+# ------------------------------------------------ what it was given beforehand
 
 
 @pytest.mark.parametrize("slow", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize(("alpha", "best"), [(0.95, 8), (0.1, 0)])
-def test_told_what_steps_cost_it_need_not_find_out(slow: float, alpha: float, best: int) -> None:
+def test_given_what_steps_cost_it_need_not_find_out(slow: float, alpha: float, best: int) -> None:
     """From another hour, when the machine was faster or slower: right after a handful of steps, not after dozens."""
     world = World(alpha, linear(0.05, 0.02), noise=0.03)
     rates = []
@@ -121,7 +121,7 @@ def test_told_what_steps_cost_it_need_not_find_out(slow: float, alpha: float, be
     assert mean(rates) > 0.95 * best_rate(world, CHAIN)
 
 
-def test_what_it_was_told_is_corrected() -> None:
+def test_what_it_was_given_is_corrected() -> None:
     """A file from a machine on which drafts cost nothing: here they cost half a pass each."""
     world, control = World(0.3, linear(0.5), noise=0.03), Goodput(8, trees=False)
     control.learn_costs(1, {size: 1.0 for size in CHAIN})
@@ -153,7 +153,7 @@ def test_each_number_of_rows_has_its_own_best() -> None:
 
 def test_eight_rows_as_they_were_traced_on_a_server() -> None:
     """Milliseconds by width, and what was kept, of a 100M target on two cores: nothing or two nodes are best, and close; one node
-    is the worst of the short ones, since the first draft token of a crowd is dear. It must not stay there."""
+    is the worst of the short ones, since the first draft token of a crowd is expensive. It must not stay there."""
     costs = {0: 10.3, 1: 18.9, 2: 23.4, 3: 29.0, 4: 38.0, 5: 40.0, 6: 42.0, 7: 44.0, 8: 46.0}
     world = World(0.75, lambda width, rows: costs[width], noise=0.08, outliers=0.02)
     runs = []
@@ -301,7 +301,7 @@ def test_what_a_step_asked_for_is_counted_once_it_was_taken() -> None:
 
 
 def test_a_crowd_never_seen_compares_sizes_as_the_nearest_one_does() -> None:
-    """Told what one and eight rows cost, seven are right from the first step, however fast they are."""
+    """Given what one and eight rows cost, seven are right from the first step, however fast they are."""
     control = Goodput(8, trees=False)
     control.learn_costs(1, {size: 1.0 + 0.01 * size for size in CHAIN})
     control.learn_costs(8, {size: 5.0 + 4.0 * size for size in CHAIN})

@@ -35,7 +35,7 @@ def test_a_table_is_read_and_written() -> None:
 
 @pytest.mark.parametrize("text", ["5:3", "2:5,4:3", "1:5,4:3,4:0", "1:5,8:2,4:3", "1:5,4", "1:5,4:x", "1:5,4:-1", "1:5,", "1:"])
 def test_what_is_no_table(text: str) -> None:
-    """A gap, a place that is given twice, a half-written line: none of them may be guessed at."""
+    """A gap, a number of rows that is given twice, a half-written line: none of them may be guessed at."""
     with pytest.raises(ConfigError, match="must be a number, 'auto' or 'auto:N', got"):
         DraftLength.parse(text, 5)
 

@@ -28,7 +28,7 @@ def batch(prompt: list[int], params: SamplingParams, num_rows: int, vocab_size: 
 
 
 def all_drafts(drafted: Drafting, prompt: list[int], params: SamplingParams, vocab_size: int) -> Proposals:
-    """Probabilities are as exact as the drafter's laws (fp32)."""
+    """Probabilities are as exact as the drafter's distributions (fp32)."""
     num_rows, plan = 1, []
     while True:
         rows = batch(prompt, params, num_rows, vocab_size)

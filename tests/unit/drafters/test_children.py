@@ -1,4 +1,4 @@
-"""Children of a tree's nodes that scores alone rank, against those that laws rank."""
+"""Children of a tree's nodes that scores alone rank, against those that distributions rank."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def batch() -> Rows:
     return rows
 
 
-def test_rows_whose_laws_are_more_than_a_softmax_are_left_out() -> None:
+def test_rows_whose_distributions_are_more_than_a_softmax_are_left_out() -> None:
     assert ranked_by_scores(batch()) == [True, True, False, False]
 
 
-def test_scores_rank_as_their_laws_do() -> None:
+def test_scores_rank_as_their_distributions_do() -> None:
     """Of a draft with a wider vocabulary; greedy rows at temperature 1, sampled ones at their own."""
-    scores, places, counts = 3 * torch.randn(4, 5, VOCAB + 3), [[0, 4], [2], [], []], [[3, 1], [2], [], []]
-    found = likeliest_scores(TopTokens(), batch(), scores, places, counts)
+    scores, columns, counts = 3 * torch.randn(4, 5, VOCAB + 3), [[0, 4], [2], [], []], [[3, 1], [2], [], []]
+    found = likeliest_scores(TopTokens(), batch(), scores, columns, counts)
     assert found is not None
     for row, heat in enumerate((1.0, 0.4)):
-        expected = likeliest(torch.softmax(scores[row, places[row], :VOCAB] / heat, dim=-1), counts[row])
+        expected = likeliest(torch.softmax(scores[row, columns[row], :VOCAB] / heat, dim=-1), counts[row])
         for ours, theirs in zip(found[row], expected, strict=True):
             assert [child.token for child in ours] == [child.token for child in theirs]
             assert [child.prob for child in ours] == pytest.approx([child.prob for child in theirs])
@@ -44,6 +44,6 @@ def test_scores_rank_as_their_laws_do() -> None:
 
 
 def test_broken_scores_rank_nothing() -> None:
-    """Catches children of a node whose scores are no numbers: the law says what is wrong with them."""
+    """Catches children of a node whose scores are no numbers: the distribution says what is wrong with them."""
     scores = torch.full((4, 1, VOCAB), torch.nan)
     assert likeliest_scores(TopTokens(), batch(), scores, [[0], [], [], []], [[2], [], [], []]) is None

@@ -29,15 +29,15 @@ class Scripted(Drafter):
 
     requires = Requirements(logits=True)  # its own nodes' alone
 
-    def __init__(self, jump: int = 1, most: int = 99) -> None:
-        self.jump, self.most = jump, most
+    def __init__(self, jump: int = 1, limit: int = 99) -> None:
+        self.jump, self.limit = jump, limit
         self.budgets: list[list[int]] = []
         self.heard: list[tuple[list[int], list[int]]] = []  # nodes drafted, nodes accepted, per row
         self.closed = False
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         self.budgets.append(list(gamma))
-        lengths = [min(budget, self.most) for budget in gamma]
+        lengths = [min(budget, self.limit) for budget in gamma]
         start = torch.tensor([[row.tokens[-1]] for row in rows])
         tokens = (start + self.jump * torch.arange(1, max(lengths) + 1)) % rows.vocab_size
         return Draft(tokens, torch.tensor(lengths))
@@ -66,7 +66,7 @@ def batch(drafter: Drafter, num_rows: int = 1) -> Rows:
 
 def test_what_a_free_part_leaves_over_goes_to_the_model() -> None:
     """A budget held for a look-up that finds nothing would shorten the model's draft for nothing."""
-    model, free = Scripted(), Scripted(jump=2, most=1)
+    model, free = Scripted(), Scripted(jump=2, limit=1)
     drafter = composite("merge", free=(free, False), model=(model, True))
     rows = batch(drafter, 2)
     draft = step(drafter, rows, [6, 3], successor)
@@ -88,7 +88,7 @@ def test_nodes_go_where_they_are_likeliest_kept() -> None:
 
 
 def test_a_part_is_judged_row_by_row() -> None:
-    """Rows that move to another place in the batch keep their record, and a new one does not inherit it."""
+    """Rows that move to another slot of the batch keep their record, and a new one does not inherit it."""
     model, free = Scripted(), Scripted(jump=7)
     drafter = composite("merge", model=(model, True), free=(free, False))
     rows = batch(drafter, 3)
@@ -103,22 +103,22 @@ def test_a_part_is_judged_row_by_row() -> None:
     step(drafter, rows, [4, 4, 4], successor)
 
 
-def paths(draft: Draft, row: int, most: int) -> set[tuple[int, ...]]:
-    """Those of a row's tree that asking for `most` nodes brings."""
+def paths(draft: Draft, row: int, limit: int) -> set[tuple[int, ...]]:
+    """Those of a row's tree that asking for `limit` nodes brings."""
     assert draft.budgets is not None
     tokens, parents = draft.lists[0][row], draft.parent_lists[row]
     found: dict[int, tuple[int, ...]] = {-1: ()}
     for node in range(draft.lists[1][row]):
-        if draft.budgets[row][node] <= most:
+        if draft.budgets[row][node] <= limit:
             found[node] = (*found[parents[node]], tokens[node])  # a parent never needs more than its child
     return set(found.values())
 
 
-@pytest.mark.parametrize("most", [0, 2, 9])
-def test_a_smaller_tree_is_what_its_nodes_say(most: int) -> None:
+@pytest.mark.parametrize("limit", [0, 2, 9])
+def test_a_smaller_tree_is_what_its_nodes_say(limit: int) -> None:
     """`auto` counts what smaller trees would have kept by it: also where parts run out, or guess the same."""
-    free = (Scripted(jump=2, most=most), False)
-    drafter = composite("merge", model=(Scripted(), True), free=free, copy=(Scripted(most=3), False))
+    free = (Scripted(jump=2, limit=limit), False)
+    drafter = composite("merge", model=(Scripted(), True), free=free, copy=(Scripted(limit=3), False))
     rows = batch(drafter, 2)
     for _ in range(5):
         step(drafter, rows, [6, 6], successor)
@@ -202,7 +202,7 @@ def test_close_and_notes_reach_every_part() -> None:
 
 
 class Reading(Scripted):
-    """Reads hidden states, and the texts of rows only when told that it may."""
+    """Reads hidden states, and the texts of rows only where it may."""
 
     def __init__(self, layers: tuple[int, ...], unread: set[int] = frozenset()) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ def test_every_part_hears_the_layers_it_asked_for_and_no_others() -> None:
 @pytest.mark.parametrize("mode", ["merge", "best"])
 def test_while_a_model_still_reads_a_text_the_others_draft_for_it(mode: str) -> None:
     """And only in the step that was prepared so: the next one asks the model again."""
-    model, free = Reading((), unread={0}), Scripted(jump=2, most=3)
+    model, free = Reading((), unread={0}), Scripted(jump=2, limit=3)
     drafter = CompositeDrafter([Part("model", model, True), Part("free", free, False)], mode)
     rows = batch(drafter, 2)
     assert drafter.prepare(rows, [4, 4], 256) == [4, 4]

@@ -1,7 +1,7 @@
 """A draft whose tokenizer lacks a few of the target's last tokens, or has a few more: it drafts, and never those.
 
 QwQ's <think> is unknown to Qwen2.5 0.5B. The target still emits it, the text goes on behind it, greedy texts are plain decoding's
-and sampled ones have the target's law.
+and sampled ones have the target's distribution.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_greedy_texts_are_plain_ones(folders: Path, target: str, draft: str, dra
     assert not [token for token, origin in emitted if token in differing and origin == "accepted"]
 
 
-def test_it_is_said_once_and_by_name(folders: Path) -> None:
+def test_it_is_reported_once_and_by_name(folders: Path) -> None:
     llm = LLM(folders / "full", draft=folders / "cut", **QUIET)
     assert llm.notes.count(
         f"the draft '{folders / 'cut'}' and the target differ in 2 tokens ('w94', 'w95'): these are never drafted"
@@ -84,7 +84,7 @@ def test_it_is_said_once_and_by_name(folders: Path) -> None:
 @pytest.mark.parametrize(("width", "verifier"), [
     (11, "block"), (12, "gumbel"), *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in ((12, "block"), (11, "gumbel"))),
 ])  # fmt: skip
-def test_sampled_texts_have_the_targets_law(width: int, verifier: str, tmp_path: Path) -> None:
+def test_sampled_texts_have_the_targets_distribution(width: int, verifier: str, tmp_path: Path) -> None:
     """Two tokens of 3000 texts against transformers' own probabilities; the draft lacks a token that the target likes."""
     model = speaking(tiny_llama(12, sharpness=0.5), (11,))
     target = save_checkpoint(tmp_path / "target", model, word_tokenizer(12))

@@ -11,19 +11,19 @@ from outrider.drafters.requirements import lengths_for_any
 from outrider.models.draft_loop import DraftLoop
 
 
-@pytest.mark.parametrize("most", range(1, 9))
-def test_two_calls_make_up_any_length_to_eight(most: int) -> None:
+@pytest.mark.parametrize("limit", range(1, 9))
+def test_two_calls_make_up_any_length_to_eight(limit: int) -> None:
     """Each further call costs: catches a program missing between the long one and that of one token, and drafts too long."""
     lm: Any = SimpleNamespace(kv=SimpleNamespace(device="cpu"))
     program: Any = None
-    loop = DraftLoop(lm, dict.fromkeys(lengths_for_any(most), program))
-    for wanted in range(1, most + 1):
+    loop = DraftLoop(lm, dict.fromkeys(lengths_for_any(limit), program))
+    for wanted in range(1, limit + 1):
         assert len(loop._calls(wanted)) <= 2
         assert loop.length(wanted) == wanted
 
 
 def test_lengths_made_of_others() -> None:
-    """Catches a loop that makes another number of tokens than its program, or that calls programs in vain."""
+    """Catches a loop that makes another number of tokens than its program, or that calls programs for nothing."""
     lm: Any = SimpleNamespace(kv=SimpleNamespace(device="cpu"))
 
     def calls(programs: tuple[int, ...], wanted: int) -> list[int]:

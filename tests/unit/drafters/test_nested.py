@@ -18,7 +18,7 @@ from outrider.drafters.lookup.suffix_array import SuffixArray
 from outrider.rows import Rows
 from tests.unit.drafters.fake_target import join, step
 
-VOCAB, MOST = 6, 12
+VOCAB, MAX_NODES = 6, 12
 TEXT = np.random.default_rng(3).integers(0, VOCAB, 300)
 
 
@@ -30,7 +30,7 @@ def retrieval() -> Drafter:
 KINDS: dict[str, Callable[[], Drafter]] = {
     "ngram": lambda: NgramDrafter(NgramSettings(min_ngram=1, tree=3)),
     "ngram-cache": lambda: NgramCacheDrafter(NgramCacheSettings(min_ngram=1, branches=3, min_probability=0.001)),
-    "recycling": lambda: RecyclingDrafter(VOCAB, MOST, RecyclingSettings(top_k=3)),
+    "recycling": lambda: RecyclingDrafter(VOCAB, MAX_NODES, RecyclingSettings(top_k=3)),
     "retrieval": retrieval,
 }
 
@@ -41,14 +41,14 @@ def test_a_smaller_tree_is_the_beginning_of_a_larger_one(kind: str) -> None:
     join(drafter, rows, TEXT[:120].tolist())
     branching = 0
     for _ in range(8):
-        largest = drafter.propose(rows, [MOST])
+        largest = drafter.propose(rows, [MAX_NODES])
         assert largest.budgets == [list(range(1, largest.num_nodes + 1))]
         branching += largest.parents is not None
-        for asked in range(MOST):
+        for asked in range(MAX_NODES):
             smaller = drafter.propose(rows, [asked])
             length = smaller.lists[1][0]
             assert length == min(asked, largest.lists[1][0])
             assert smaller.lists[0][0] == largest.lists[0][0][:length]
             assert smaller.parent_lists[0] == largest.parent_lists[0][:length]
-        step(drafter, rows, [MOST], lambda token: (5 * token + 2) % VOCAB)
+        step(drafter, rows, [MAX_NODES], lambda token: (5 * token + 2) % VOCAB)
     assert branching

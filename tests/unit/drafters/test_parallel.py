@@ -1,4 +1,4 @@
-"""Chains and trees from laws that are all there at once: honest laws, counted out against the target's law."""
+"""Chains and trees from distributions that are all there at once: honest, and counted out against the target's."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.contract.test_exact_distribution import FILTERS
 from tests.unit.drafters.enumerated import all_drafts, batch
 
 V, LEVELS, PROMPT = 3, 2, [0, 2]
-EXACT = 1e-6  # the drafts' laws are fp32
+EXACT = 1e-6  # the drafts' distributions are fp32
 CHAIN_VERIFIERS = ["token", "block"]
 TREE_VERIFIERS = ["traversal"]
 
 
 @dataclass
 class Table:
-    """One law per level, and a correction for the token before: what a block head with a Markov head says."""
+    """One distribution per level, and a correction for the token before: what a block head with a Markov head says."""
 
     base: Tensor  # (levels, V)
     markov: Tensor  # (V, V): [previous]
@@ -52,8 +52,8 @@ def bias(drafts: oracle.Proposals, verifier: str, params: SamplingParams, seed: 
 
 @pytest.mark.parametrize("verifier", CHAIN_VERIFIERS)
 @pytest.mark.parametrize("filters", FILTERS)
-def test_chains_keep_the_law(verifier: str, filters: str) -> None:
-    """Any bias: a law that is not the one a token was drawn from, the wrong token before it, penalties of another path."""
+def test_chains_keep_the_distribution(verifier: str, filters: str) -> None:
+    """Any bias: another distribution than that a token was drawn from, the wrong token before it, penalties of another path."""
     guesses, params = table(1), FILTERS[filters]
     drafts = all_drafts(lambda rows: draft_chain(rows, [LEVELS] * len(rows), guesses), PROMPT, params, V)
     assert abs(sum(drafts.weights) - 1) < EXACT
@@ -62,7 +62,7 @@ def test_chains_keep_the_law(verifier: str, filters: str) -> None:
 
 @pytest.mark.parametrize("stop", ["entropy", "product"])
 @pytest.mark.parametrize("verifier", CHAIN_VERIFIERS)
-def test_stopping_early_keeps_the_law(verifier: str, stop: str) -> None:
+def test_stopping_early_keeps_the_distribution(verifier: str, stop: str) -> None:
     """Catches a rule that looks at the token it decides about; and a rule that never stops would test nothing."""
     guesses, params = table(1), FILTERS["plain"]
     settings = ConfidenceSettings(stop=stop, stop_below=0.56 if stop == "entropy" else 0.3)
@@ -77,7 +77,7 @@ def test_stopping_early_keeps_the_law(verifier: str, stop: str) -> None:
 
 @pytest.mark.parametrize("tree", ["2x1", "3", "sequoia", "best-first", "parallel:2"])
 @pytest.mark.parametrize("filters", ["plain", "top_k", "penalties", "everything", "greedy"])
-def test_trees_keep_the_law(tree: str, filters: str) -> None:
+def test_trees_keep_the_distribution(tree: str, filters: str) -> None:
     """Any bias: siblings drawn from the wrong rest, a drawn node that was chosen by its score, another branch's penalties."""
     guesses, params = table(2), FILTERS[filters]
     plan = TreePlan(TreeSettings(tree=tree))
@@ -87,7 +87,7 @@ def test_trees_keep_the_law(tree: str, filters: str) -> None:
 
 
 def test_cold_trees_are_placed() -> None:
-    """Catches drawn nodes below `sample_from`, where the likeliest are better, and laws claimed for placed nodes."""
+    """Catches drawn nodes below `sample_from`, where the likeliest are better, and distributions claimed for placed nodes."""
     plan = TreePlan(TreeSettings(tree="best-first", min_gain=0.0))
     rows = batch(PROMPT, SamplingParams(temperature=0.3, max_tokens=9), 2, V)
     draft, _ = draft_tree(rows, [4, 2], table(2, levels=3), plan)

@@ -17,8 +17,8 @@ class Keeping(Drafter):
         return Draft.empty(len(rows), rows.device)
 
 
-def test_the_last_row_takes_the_place_of_one_that_leaves() -> None:
-    """Catches a drafter that answers for its neighbour's text, and the last row, which has nobody to take its place."""
+def test_the_last_row_takes_the_slot_of_one_that_leaves() -> None:
+    """Catches a drafter that answers for its neighbour's text, and the last row, which has nobody to take its slot."""
     drafter = Keeping()
     drafter.stop(1)
     assert (drafter.names, drafter.sizes) == (["a", "d", "c"], [1, 4, 3])

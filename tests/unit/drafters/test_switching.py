@@ -22,11 +22,11 @@ from outrider.types import Draft
 from tests.unit.drafters.fake_target import join, step
 
 VOCAB, GAMMA, WRONG, NODE_S, HEAD_S = 64, 5, 7, 0.02, 0.06
-Chance = Callable[[int], float]  # of a guess at this place of the text
+Chance = Callable[[int], float]  # of a guess at this position of the text
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """Time that passes when a test says so."""
 
     now = 0.0
 
@@ -35,7 +35,7 @@ class Clock:
 
 
 class Chancy(Drafter):
-    """Guesses right with the chance of the place."""
+    """Guesses right with the chance of the position."""
 
     def __init__(self, chance: Chance, clock: Clock, seconds: float) -> None:
         self._chance, self._clock, self._seconds, self._rng = chance, clock, seconds, random.Random(5)
@@ -45,8 +45,8 @@ class Chancy(Drafter):
         lines = []
         for row in rows:
             line = [row.tokens[-1]]
-            for place in range(max(gamma)):
-                is_right = self._rng.random() < self._chance(len(row.tokens) + place)
+            for position in range(max(gamma)):
+                is_right = self._rng.random() < self._chance(len(row.tokens) + position)
                 line.append((line[-1] + (1 if is_right else WRONG)) % VOCAB)
             lines.append(line[1:])
         return Draft(torch.tensor(lines, dtype=torch.int64).view(len(gamma), max(gamma)), torch.tensor(gamma))
@@ -91,7 +91,7 @@ def run(
 
 
 def share(steps: list[Step], part: str, first: int, last: int) -> float:
-    """Of the steps between these places, those in which a part drafted."""
+    """Of the steps between these positions, those in which a part drafted."""
     inside = [one for one in steps if first <= one.start < last]
     return sum(part in one.drafted for one in inside) / len(inside)
 
@@ -101,17 +101,17 @@ def rate(chance: float, seconds: float) -> float:
     return (1 + sum(chance**level for level in range(1, GAMMA + 1))) / (1 + GAMMA * (NODE_S + seconds))
 
 
-def fading(place: int) -> float:
-    return max(0.1, 0.9 - 0.8 * place / 1500)
+def fading(position: int) -> float:
+    return max(0.1, 0.9 - 0.8 * position / 1500)
 
 
-def even(place: int) -> float:
+def even(position: int) -> float:
     return 0.5
 
 
 def test_rows_leave_a_head_that_gets_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each when its own text is so long that the look-up is better: from about 450 tokens on. The loss against the better part
-    at every place, known beforehand, is a few percent."""
+    at every position, known beforehand, is a few percent."""
     rows = run(monkeypatch, "best", fading, even, 2000, num_rows=2)
     for steps in rows:
         assert share(steps, "head", 0, 250) > 0.7
@@ -124,14 +124,14 @@ def test_rows_leave_a_head_that_gets_worse(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("mode", ["best", "merge"])
 def test_a_look_up_that_was_useless_is_used_once_it_is_right(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     """Catches a part that is never measured again because it gets no nodes."""
-    (steps,) = run(monkeypatch, mode, lambda place: 0.75, lambda place: 0.02 if place < 800 else 0.97, 1200)
+    (steps,) = run(monkeypatch, mode, lambda position: 0.75, lambda position: 0.02 if position < 800 else 0.97, 1200)
     assert share(steps, "free", 500, 800) < 0.4
     assert share(steps, "free", 900, 1200) > 0.95
 
 
 def test_a_head_that_recovers_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a try after `TRY_AFTER` steps, which goes on while it is mostly right."""
-    (steps,) = run(monkeypatch, "best", lambda place: 0.05 if place < 600 else 0.95, even, 1300)
+    (steps,) = run(monkeypatch, "best", lambda position: 0.05 if position < 600 else 0.95, even, 1300)
     assert share(steps, "head", 300, 600) < 0.1
     assert share(steps, "head", 900, 1300) > 0.9
 
@@ -159,7 +159,7 @@ def test_a_row_begins_with_what_was_better_in_texts_of_its_length(monkeypatch: p
     after some ten steps."""
     clock = Clock()
     monkeypatch.setattr(composite, "time", clock)
-    head, free = Chancy(lambda place: 0.9 if place < 1000 else 0.05, clock, HEAD_S), Chancy(even, clock, 0.0)
+    head, free = Chancy(lambda position: 0.9 if position < 1000 else 0.05, clock, HEAD_S), Chancy(even, clock, 0.0)
     parts = [Part("head", head, True), Part("free", free, False)]
     drafter, rows = CompositeDrafter(parts, "best"), Rows(VOCAB, torch.device("cpu"))
 

@@ -1,4 +1,4 @@
-"""Small engines on random models, and callers that collect what they are told."""
+"""Small engines on random models, and callers that collect what they are sent."""
 
 from __future__ import annotations
 
@@ -128,4 +128,4 @@ def ask(engine: Engine, *requests: Request) -> list[Answer]:
 
 def prompt(length: int, seed: int = 0) -> list[int]:
     """Some token ids of the byte tokenizer."""
-    return [(seed * 31 + place * 7 + place * place // 3) % 250 + 1 for place in range(length)]
+    return [(seed * 31 + index * 7 + index * index // 3) % 250 + 1 for index in range(length)]

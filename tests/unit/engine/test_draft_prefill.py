@@ -1,4 +1,4 @@
-"""What reading a prompt into a draft model costs, told to the control of whoever drafts for the row."""
+"""What reading a prompt into a draft model costs, reported to the control of what drafts for the row."""
 
 from __future__ import annotations
 

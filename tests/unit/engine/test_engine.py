@@ -56,7 +56,7 @@ def test_seeded_texts_do_not_depend_on_load_drafter_or_length(engine_of: MakeEng
 
 
 def test_a_preempted_request_comes_back_as_it_was(engine_of: MakeEngine, models: Models) -> None:
-    """An urgent request takes the only place; the first one's text does not show it."""
+    """An urgent request takes the only slot; the first one's text does not show it."""
     first, urgent = prompt(40, 1), prompt(12, 2)
     engine = engine_of(max_num_seqs=1)
     slow = ask(engine, request(first, max_tokens=400, priority=1))[0]
@@ -101,7 +101,7 @@ def test_a_prompt_seen_before_is_not_read_again(
     first = prompt(600, 3)
     answer = ask(engine, request(first))[0]
     assert answer.finish.cached_tokens == 0
-    assert sum(drafts_read) == 601, "the prompt and two tokens said meanwhile, the pending one not"
+    assert sum(drafts_read) == 601, "the prompt and two tokens emitted meanwhile, the pending one not"
     drafts_read.clear()
     second = [*first, *answer.token_ids, *prompt(20, 4)]
     again = ask(engine, request(second))[0]
@@ -164,7 +164,7 @@ def test_text_held_back_for_a_stop_string_is_sent_when_time_is_up(engine_of: Mak
     assert answer.text == "a" * len(answer.token_ids)
 
 
-def test_a_request_is_told_whether_its_text_can_be_had_again(engine_of: MakeEngine) -> None:
+def test_an_answer_reports_whether_its_text_can_be_had_again(engine_of: MakeEngine) -> None:
     """Greedy and seeded ones always; sampled ones that asked for the usual verification never."""
     engine = engine_of(lossy=("typical",))
     kinds = [
@@ -217,7 +217,7 @@ class BrokenConstraint:
 
 
 def test_a_request_that_breaks_a_step_ends_alone(engine_of: MakeEngine, models: Models) -> None:
-    """Its neighbours say what they would have said."""
+    """Its neighbours' texts are what they would have been."""
     engine = engine_of(max_num_seqs=4)
     tokens = [prompt(20, 1), prompt(31, 2), prompt(8, 3)]
     good = ask(engine, *(request(one) for one in tokens[:2]))
@@ -252,7 +252,7 @@ def test_too_many_waiting_are_turned_away_with_a_time(engine_of: MakeEngine) -> 
 
 
 def test_room_is_asked_for_by_the_rule_of_the_queue(engine_of: MakeEngine) -> None:
-    """What there is room for is taken to the last one; what there will never be room for is told so, not to come again."""
+    """What there is room for is taken to the last one; what there will never be room for is refused for good, not for now."""
     engine = engine_of(max_num_seqs=1, max_queue=3, start=False)
     with pytest.raises(RequestError, match=r"4 answers .* at most 3 requests .*--set max_queue"):
         engine.check_room(4)
@@ -298,13 +298,13 @@ def test_logprobs_of_prompt_and_answer(engine_of: MakeEngine, models: Models) ->
     """The prompt's come once, and agree with those of an answer that says the same."""
     engine = engine_of(draft=False, drafter="none")
     first = prompt(20, 2)
-    said = ask(engine, request(first, logprobs=3, max_tokens=12))[0]
-    told = [entry for update in said.wait().updates for entry in update.logprobs]
-    again = ask(engine, request([*first, *said.token_ids], prompt_logprobs=3, max_tokens=2))[0]
+    answer = ask(engine, request(first, logprobs=3, max_tokens=12))[0]
+    logprobs = [entry for update in answer.wait().updates for entry in update.logprobs]
+    again = ask(engine, request([*first, *answer.token_ids], prompt_logprobs=3, max_tokens=2))[0]
     [asked] = [update.prompt_logprobs for update in again.wait().updates if update.prompt_logprobs is not None]
     assert len(asked) == 32
     assert asked[0] is None
-    for mine, theirs, token in zip(asked[20:], told, said.token_ids, strict=True):
+    for mine, theirs, token in zip(asked[20:], logprobs, answer.token_ids, strict=True):
         assert mine is not None
         assert mine[token] == pytest.approx(theirs[token], abs=1e-4)
 
@@ -343,19 +343,19 @@ def test_a_storm_of_requests_leaves_nothing_behind(engine_of: MakeEngine, models
     engine = engine_of(max_num_seqs=6, max_queue=400, kv_memory=4 << 20, extra=("ngram",))
     prompts = [prompt(rng.choice([3, 17, 64, 290]), seed) for seed in range(12)]
     expected = alone(models, prompts)
-    told: list[tuple[int, Answer]] = []
+    sent: list[tuple[int, Answer]] = []
     for number in range(300):
         which = rng.randrange(12)
         kind = rng.choice([Speculation(), Speculation(mode="off"), Speculation(drafter="ngram")])
         one = request(prompts[which], priority=rng.choice([0, 0, 1]), speculation=kind)
-        told.append((which, ask(engine, one)[0]))
+        sent.append((which, ask(engine, one)[0]))
         if number % 7 == 0:
             engine.cancel(one.id)
         if number % 5 == 0:
             time.sleep(0.01)
-    for which, answer in told:
+    for which, answer in sent:
         if answer.finish.reason == "length":
             assert answer.token_ids == expected[which]
         else:
             assert answer.finish.reason == "abort"
-    assert sum(answer.finish.reason == "length" for _, answer in told) > 200
+    assert sum(answer.finish.reason == "length" for _, answer in sent) > 200

@@ -58,7 +58,7 @@ def test_a_failure_between_two_turns_is_survived(engine_of: MakeEngine, monkeypa
     assert engine.snapshot().failed is None
 
 
-def test_everybody_is_told_when_the_device_is_broken(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_request_ends_when_the_device_is_broken(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches clients that wait for ever: after a CUDA assert nothing works any more, not even taking a row out."""
 
     def broken(*_: Any) -> Any:

@@ -85,7 +85,7 @@ MAKERS: dict[str, Callable[[int], Any]] = {
 
 @pytest.mark.parametrize("where", MAKERS)
 def test_a_request_may_name_the_mtp_head_of_the_checkpoint(tmp_path: Path, where: str) -> None:
-    """Catches an extra drafter that is not told where its head is, or that the target's tables are needed for it."""
+    """Catches an extra drafter that does not get its head's path, or that the target's tables are needed for it."""
     save_with_mtp(tmp_path, MAKERS[where], "deepseek")
     byte_tokenizer().save_pretrained(tmp_path)
     options = Options(target=str(tmp_path), drafter="ngram", dtype="float32", num_draft_tokens=3)

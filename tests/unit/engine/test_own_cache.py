@@ -60,7 +60,7 @@ def alone(plain: LLM, tokens: list[int], count: int) -> list[int]:
 
 
 def test_a_preempted_row_takes_its_state_along(engine_of: MakeEngine, plain: LLM) -> None:
-    """Three rows drafted for by a hybrid, an urgent one that takes a place."""
+    """Three rows drafted for by a hybrid, an urgent one that takes a slot."""
     engine = engine_of(max_num_seqs=2, runtime=plain.config["runtime"])
     slow = ask(engine, *(request(prompt(40, seed), max_tokens=60, priority=1) for seed in (1, 2)))
     assert all(answer.begun.wait(60) for answer in slow)
@@ -113,17 +113,17 @@ def test_a_draft_model_and_a_look_up_take_turns_in_one_batch(models: Models, pla
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [
+    ("options", "reason"), [
         ({"drafter": "early-exit"}, "drafts on the target's own keys and values"),
         ({"drafter": "ngram", "drafter_options": {"tree": 2}}, "drafts trees, and states cannot branch"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("runtime", ["native", "eager"])
-def test_what_it_cannot_have_is_refused_by_name(options: dict[str, Any], said: str, models: Models, runtime: str) -> None:
+def test_what_it_cannot_have_is_refused_by_name(options: dict[str, Any], reason: str, models: Models, runtime: str) -> None:
     which = {"native": "some of its layers keep one running state", "eager": "1 of 2 layers (first: layer 0, conv) keep one"}
     with pytest.raises(CapabilityError) as caught:
         LLM(models.target, threads=1, runtime=runtime, **options)
-    assert said in str(caught.value)
+    assert reason in str(caught.value)
     assert which[runtime] in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -132,12 +132,12 @@ def test_a_runtime_that_does_not_know_its_layers_is_refused_by_name(tmp_path: Pa
     folder = save_checkpoint(tmp_path / "zaya", make("zaya", vocab_size=257), byte_tokenizer())
     with pytest.raises(CapabilityError, match=r"does not run on runtime 'native' \(torch's 'convolution'\): 2 of 2 layers"):
         LLM(folder, threads=1, runtime="native", drafter="none")
-    said = LLM(folder, threads=1, drafter="none").notes[0]
-    assert "keep more than keys and values of each token" in said
-    assert "; the native runtime does not run it: torch's 'convolution'" in said
+    reason = LLM(folder, threads=1, drafter="none").notes[0]
+    assert "keep more than keys and values of each token" in reason
+    assert "; the native runtime does not run it: torch's 'convolution'" in reason
 
 
-def test_it_is_said_once(models: Models) -> None:
+def test_it_is_reported_once(models: Models) -> None:
     llm = LLM(Path(models.target), drafter="ngram", threads=1, runtime="eager")
     assert [note for note in llm.notes if "runs on transformers' own cache, which is slower" in note] == llm.notes[:1]
     assert llm.config["exact"] is False

@@ -92,7 +92,7 @@ def chain(tokens: list[list[int]], lengths: list[int]) -> Draft:
         ((), ("block",), "auto", "'block' is lossless"),
     ],
 )
-def test_what_a_server_cannot_have_is_said_before_models_are_read(
+def test_what_a_server_cannot_have_is_reported_before_models_are_read(
     extra: tuple[str, ...], allow_lossy: tuple[str, ...], verifier: str, message: str
 ) -> None:
     """Guards against minutes of loading for one line, and a verifier that is replaced without a word."""
@@ -111,14 +111,14 @@ def test_no_drafter_is_asked_for_more_than_it_was_built_for(engine_of: MakeEngin
 
     engine = engine_of(drafter="ngram", draft=False, num_draft_tokens=12, extra=("suffix",), observer=Watching())
     text = [1, 2, 3, 4] * 12
-    for drafter, most in (("suffix", SMALL_TREE), ("ngram", 12)):
+    for drafter, max_nodes in (("suffix", SMALL_TREE), ("ngram", 12)):
         asked.clear()
         (answer,) = ask(engine, request(text, max_tokens=40, speculation=Speculation(drafter=drafter)))
         answer.wait()
-        assert max(asked) == most
+        assert max(asked) == max_nodes
 
 
-def test_a_drafter_hears_what_was_said_in_rows_that_are_not_its_own() -> None:
+def test_a_drafter_observes_what_rows_that_are_not_its_own_emit() -> None:
     """As if it had drafted nothing there."""
     own = chain([[5, 6], [0, 0]], [2, 0])
     draft = chain([[5, 6, 0], [7, 8, 9]], [2, 3])

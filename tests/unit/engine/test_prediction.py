@@ -15,7 +15,7 @@ LENGTH = 48
 
 
 @pytest.fixture(scope="module")
-def said(models: Models) -> list[list[int]]:
+def plain_texts(models: Models) -> list[list[int]]:
     """Plain decoding's answers to four prompts."""
     llm = LLM(models.target, drafter="none")
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
@@ -32,17 +32,17 @@ def edited(tokens: list[int]) -> list[int]:
     pytest.param("draft-model", (), "auto", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_predicted_rows_beside_others(
-    engine_of: MakeEngine, said: list[list[int]], drafter: str, extra: tuple[str, ...], length: object
+    engine_of: MakeEngine, plain_texts: list[list[int]], drafter: str, extra: tuple[str, ...], length: object
 ) -> None:
     """Right, nearly right, wrong, none, and off: five texts as if nothing was predicted, and each drafted for as it asked."""
     engine = engine_of(drafter=drafter, extra=extra, draft=drafter == "draft-model", num_draft_tokens=length, max_num_seqs=3)
-    predictions = [said[0], edited(said[1]), said[1], None]
+    predictions = [plain_texts[0], edited(plain_texts[1]), plain_texts[1], None]
     asked = [
         request(prompt(20, seed), max_tokens=LENGTH, prediction=prediction) for seed, prediction in enumerate(predictions)
     ]
-    off = request(prompt(20, 0), max_tokens=LENGTH, prediction=said[0], speculation=Speculation(mode="off"))
+    off = request(prompt(20, 0), max_tokens=LENGTH, prediction=plain_texts[0], speculation=Speculation(mode="off"))
     answers = ask(engine, *asked, off)
-    assert [answer.token_ids for answer in answers] == [*said, said[0]]
+    assert [answer.token_ids for answer in answers] == [*plain_texts, plain_texts[0]]
     right, near, wrong, none, plain = (answer.finish for answer in answers)
     assert [one.drafter for one in (right, near, wrong)] == ["prediction"] * 3
     assert (none.drafter, plain.drafter, plain.stats.drafted) == (drafter, drafter, 0)
@@ -54,30 +54,30 @@ def test_predicted_rows_beside_others(
         assert wrong.stats.accepted < near.stats.accepted / 2
 
 
-def test_seeded_texts_do_not_show_a_prediction(engine_of: MakeEngine, said: list[list[int]]) -> None:
+def test_seeded_texts_do_not_show_a_prediction(engine_of: MakeEngine, plain_texts: list[list[int]]) -> None:
     """Sampled with a seed: the prediction of something else, and of itself."""
     engine = engine_of(max_num_seqs=4)
     sampling = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "max_tokens": LENGTH}
     plain = ask(engine, request(prompt(20, 0), speculation=Speculation(mode="off"), **sampling))[0].token_ids
-    for prediction in (said[0], plain):
+    for prediction in (plain_texts[0], plain):
         answer = ask(engine, request(prompt(20, 0), prediction=prediction, **sampling))[0]
         assert answer.token_ids == plain
     assert answer.finish.stats.accepted > LENGTH / 2
 
 
-def test_lengths_are_the_requests_own(engine_of: MakeEngine, said: list[list[int]]) -> None:
+def test_lengths_are_the_requests_own(engine_of: MakeEngine, plain_texts: list[list[int]]) -> None:
     """A bound, a number, more than the usual drafter's, and more than there can be."""
     engine = engine_of(max_num_seqs=1)
     kinds = [Speculation(max_draft_tokens=2), Speculation(mode="fixed", max_draft_tokens=15), Speculation(drafter="prediction")]
     answers = ask(engine, *(
-        request(prompt(20, 0), max_tokens=LENGTH, prediction=said[0], speculation=kind) for kind in kinds
+        request(prompt(20, 0), max_tokens=LENGTH, prediction=plain_texts[0], speculation=kind) for kind in kinds
     ))  # fmt: skip
     assert [answer.finish.stats.steps for answer in answers] == [LENGTH // 3, LENGTH // 16, LENGTH // 8]
     with pytest.raises(ConfigError, match="at most 31"):
         ask(engine, request(prompt(5), prediction=[1], speculation=Speculation(max_draft_tokens=32)))
 
 
-def test_a_preempted_row_finds_its_place_again(engine_of: MakeEngine, models: Models) -> None:
+def test_a_preempted_row_finds_its_position_again(engine_of: MakeEngine, models: Models) -> None:
     """It left in the middle of the prediction; a more urgent request took its place."""
     params = SamplingParams(max_tokens=240, ignore_eos=True)
     [plain] = LLM(models.target, drafter="none").generate(prompt(20, 0), params)
@@ -111,21 +111,21 @@ def test_another_drafter_beside_a_prediction_is_refused(engine_of: MakeEngine) -
 # ---------------------------------------------------------------- LLM
 
 
-def test_llm_takes_a_text_or_tokens_for_each_prompt(models: Models, said: list[list[int]]) -> None:
+def test_llm_takes_a_text_or_tokens_for_each_prompt(models: Models, plain_texts: list[list[int]]) -> None:
     llm = LLM(models.target, drafter="prediction")
     params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
     prompts = [prompt(20, seed) for seed in range(4)]
-    text = byte_tokenizer().decode(said[0])
-    found = llm.generate(prompts, params, prediction=[text, said[1], None, []])
-    assert [one.token_ids for one in found] == said
+    text = byte_tokenizer().decode(plain_texts[0])
+    found = llm.generate(prompts, params, prediction=[text, plain_texts[1], None, []])
+    assert [one.token_ids for one in found] == plain_texts
     assert found[1].stats.steps == LENGTH // 16
     assert found[0].stats.drafted > 0
     assert [one.stats.drafted for one in found[2:]] == [0, 0]
-    [again] = llm.generate(prompts[1], params, prediction=said[1])
+    [again] = llm.generate(prompts[1], params, prediction=plain_texts[1])
     assert again.stats.steps == LENGTH // 16
-    *_, last = llm.stream(prompts[1], params, prediction=said[1])
+    *_, last = llm.stream(prompts[1], params, prediction=plain_texts[1])
     assert last.completion is not None
-    assert last.completion.token_ids == said[1]
+    assert last.completion.token_ids == plain_texts[1]
     assert last.completion.stats.steps == LENGTH // 16
 
 
@@ -142,10 +142,11 @@ def test_llm_refuses_what_would_be_ignored(models: Models) -> None:
         follower.generate([prompt(5)], prediction=[300])
 
 
-def test_a_composite_goes_on_with_another_part(models: Models, said: list[list[int]]) -> None:
+def test_a_composite_goes_on_with_another_part(models: Models, plain_texts: list[list[int]]) -> None:
     """Half of the answer is predicted; the draft model says the rest."""
     options = {"parts": "draft-model,prediction"}
     llm = LLM(models.target, drafter="composite", draft=models.draft, drafter_options=options)
-    [done] = llm.generate(prompt(20, 0), SamplingParams(max_tokens=LENGTH, ignore_eos=True), prediction=said[0][: LENGTH // 2])
-    assert done.token_ids == said[0]
+    params = SamplingParams(max_tokens=LENGTH, ignore_eos=True)
+    [done] = llm.generate(prompt(20, 0), params, prediction=plain_texts[0][: LENGTH // 2])
+    assert done.token_ids == plain_texts[0]
     assert done.stats.accepted > LENGTH // 2

@@ -1,4 +1,4 @@
-"""A request that goes on behind tokens of another engine says what one engine would have said, wherever it was cut."""
+"""A request that goes on behind tokens of another engine gets the text of one engine, wherever it was cut."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def asked(name: str, committed: list[int], grammar: Any = None, **params: Any) -
     )  # fmt: skip
 
 
-def said(engine: Engine, name: str, committed: list[int], grammar: Any = None, **params: Any) -> Answer:
+def answered(engine: Engine, name: str, committed: list[int], grammar: Any = None, **params: Any) -> Answer:
     return ask(engine, asked(name, committed, grammar, **params))[0].wait()
 
 
-def laws(answer: Answer) -> list[dict[int, float]]:
-    return [law for update in answer.updates for law in update.logprobs]
+def logprobs_of(answer: Answer) -> list[dict[int, float]]:
+    return [entry for update in answer.updates for entry in update.logprobs]
 
 
 def pieces(answer: Answer) -> list[str]:
@@ -61,13 +61,13 @@ def test_a_text_may_be_cut_anywhere(engine_of: MakeEngine, case: str) -> None:
     """Tokens, text, log-probabilities, the reason of the end and what ended it, for every cut and both engines warm or cold."""
     params = CASES[case]
     first, second = engine_of(), engine_of(drafter="ngram", draft=False)
-    whole = said(first, "whole", [], **params)
+    whole = answered(first, "whole", [], **params)
     tokens = whole.token_ids
     for cut in range(len(tokens) + 1):
-        rest = said(second, f"cut {cut}", tokens[:cut], **params)
+        rest = answered(second, f"cut {cut}", tokens[:cut], **params)
         assert rest.token_ids == tokens[cut:], f"cut at {cut}"
         assert "".join(pieces(whole)[:cut]) + rest.text == whole.text
-        assert laws(rest) == laws(whole)[cut:]
+        assert logprobs_of(rest) == logprobs_of(whole)[cut:]
         assert (rest.finish.reason, rest.finish.stop_reason) == (whole.finish.reason, whole.finish.stop_reason)
         assert rest.finish.stats.emitted == len(tokens) - cut
         assert rest.finish.prompt_tokens == len(TOKENS)
@@ -75,7 +75,7 @@ def test_a_text_may_be_cut_anywhere(engine_of: MakeEngine, case: str) -> None:
 
 def test_characters_are_split_over_the_cut(engine_of: MakeEngine) -> None:
     """The case above is worth nothing unless some cut falls into a character: bytes are tokens here."""
-    whole = said(engine_of(), "whole", [], **SEEDED)
+    whole = answered(engine_of(), "whole", [], **SEEDED)
     assert "" in pieces(whole)[:-1]
 
 
@@ -83,27 +83,27 @@ def test_characters_are_split_over_the_cut(engine_of: MakeEngine) -> None:
 def test_stop_strings_span_the_cut(engine_of: MakeEngine, sampling: dict[str, Any]) -> None:
     """Text that is held back on one side decides on the other."""
     first, second = engine_of(), engine_of()
-    text = said(first, "free", [], **sampling).text
+    text = answered(first, "free", [], **sampling).text
     for include in (False, True):
         params = {**sampling, "stop": [stop_spanning(text)], "include_stop_str_in_output": include}
-        whole = said(first, "whole", [], **params)
+        whole = answered(first, "whole", [], **params)
         assert whole.finish.reason == "stop"
         for cut in range(len(whole.token_ids) + 1):
-            rest = said(second, f"cut {cut}", whole.token_ids[:cut], **params)
+            rest = answered(second, f"cut {cut}", whole.token_ids[:cut], **params)
             assert "".join(pieces(whole)[:cut]) + rest.text == whole.text, f"cut at {cut}"
             assert rest.finish.stop_reason == whole.finish.stop_reason
 
 
 @pytest.mark.parametrize("sampling", [{}, SEEDED], ids=["greedy", "seeded"])
 def test_grammars_go_on(engine_of: MakeEngine, sampling: dict[str, Any]) -> None:
-    """A pattern half said on one side is finished on the other."""
+    """A pattern half matched on one side is finished on the other."""
     first, second = engine_of(), engine_of()
     grammars = Grammars(first.tokenizer, first.vocab_size, first.eos_token_ids)
     spec = regex("[a-f]{4}-[0-9]{3}(x|yz)")
     params = {**sampling, "ignore_eos": False}
-    whole = said(first, "whole", [], grammars.constraint(spec), **params)
+    whole = answered(first, "whole", [], grammars.constraint(spec), **params)
     for cut in range(len(whole.token_ids) + 1):
-        rest = said(second, f"cut {cut}", whole.token_ids[:cut], grammars.constraint(spec), **params)
+        rest = answered(second, f"cut {cut}", whole.token_ids[:cut], grammars.constraint(spec), **params)
         assert rest.token_ids == whole.token_ids[cut:]
         assert "".join(pieces(whole)[:cut]) + rest.text == whole.text
         assert rest.finish.reason == "stop"
@@ -121,7 +121,7 @@ def test_long_answers_are_read_as_they_were_written(engine_of: MakeEngine) -> No
 
 
 def test_a_sampled_text_without_a_seed_goes_on(engine_of: MakeEngine) -> None:
-    """Its law is what counts; it ends where it should."""
+    """Its distribution is what counts; it ends where it should."""
     engine = engine_of()
     params = SamplingParams(max_tokens=24, ignore_eos=True, temperature=1.0, seed=3)
     free = Speculation(invariant=False)
@@ -132,11 +132,11 @@ def test_a_sampled_text_without_a_seed_goes_on(engine_of: MakeEngine) -> None:
     assert not rest.finish.reproducible
 
 
-def test_nothing_is_read_where_all_was_said(engine_of: MakeEngine) -> None:
+def test_nothing_is_read_where_all_was_emitted(engine_of: MakeEngine) -> None:
     """The end lies exactly at the cut: one update, which is the finish."""
     engine = engine_of()
-    whole = said(engine, "whole", [])
-    rest = said(engine, "rest", whole.token_ids)
+    whole = answered(engine, "whole", [])
+    rest = answered(engine, "rest", whole.token_ids)
     assert [update.token_ids for update in rest.updates] == [[]]
     assert rest.finish.reason == "length"
     assert rest.finish.stats.steps == 0
@@ -160,7 +160,7 @@ def test_impossible_beginnings_are_refused(
         engine_of().submit(asked("no", committed, **params), Answer())
 
 
-def test_grammars_refuse_what_they_never_said(engine_of: MakeEngine) -> None:
+def test_grammars_refuse_what_they_never_allowed(engine_of: MakeEngine) -> None:
     """Tokens of another grammar, or of none."""
     engine = engine_of()
     grammars = Grammars(engine.tokenizer, engine.vocab_size, engine.eos_token_ids)
@@ -172,7 +172,7 @@ def test_grammars_refuse_what_they_never_said(engine_of: MakeEngine) -> None:
 def test_prompt_logprobs_are_of_the_prompt_alone(engine_of: MakeEngine) -> None:
     """Whoever asks for them again gets the same ones."""
     engine = engine_of()
-    whole = said(engine, "whole", [], logprobs=2)
-    rest = said(engine, "rest", whole.token_ids[:7], logprobs=2)
+    whole = answered(engine, "whole", [], logprobs=2)
+    rest = answered(engine, "rest", whole.token_ids[:7], logprobs=2)
     assert rest.updates[0].prompt_logprobs == whole.updates[0].prompt_logprobs
     assert len(rest.updates[0].prompt_logprobs or []) == len(TOKENS)

@@ -79,7 +79,7 @@ def test_a_broken_file_is_as_good_as_none(text: str) -> None:
     assert StepTimes.load(FACTS).seconds == {}
 
 
-def test_a_folder_that_cannot_be_written_is_said(
+def test_a_folder_that_cannot_be_written_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It costs the next start some time, and this one nothing."""
@@ -135,10 +135,10 @@ def test_other_kernels_are_timed_anew(models: Models, monkeypatch: pytest.Monkey
 def test_a_second_start_takes_no_time(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one times every length; the second one reads the file and makes no step."""
     monkeypatch.setattr(warmup, "BUDGET_ALONE_S", 600.0)  # on a busy machine the usual one is over before all lengths were
-    said: list[str] = []
+    lines: list[str] = []
     arguments = {"draft": str(models.draft), "num_draft_tokens": "auto:4"}
-    first = LLM(str(models.target), status=said.append, **arguments)  # type: ignore[arg-type]
-    assert sum("timing steps" in line for line in said) == 1
+    first = LLM(str(models.target), status=lines.append, **arguments)  # type: ignore[arg-type]
+    assert sum("timing steps" in line for line in lines) == 1
     assert set(StepTimes.load(facts_for(options_of(models))).seconds[1]) == {0, 1, 2, 3, 4}
     assert first.control == {"chosen": {}, "by_rows": {}}, "no user asked for these steps"
 
@@ -170,13 +170,13 @@ def test_timing_leaves_no_trace(models: Models) -> None:
 
 
 def test_fixed_lengths_are_not_timed(models: Models) -> None:
-    said: list[str] = []
-    LLM(str(models.target), drafter="ngram", num_draft_tokens=3, status=said.append)
-    assert not any("timing" in line for line in said)
+    lines: list[str] = []
+    LLM(str(models.target), drafter="ngram", num_draft_tokens=3, status=lines.append)
+    assert not any("timing" in line for line in lines)
     assert not warmup.folder().exists()
 
 
-def test_a_decoder_by_hand_may_be_told_too(models: Models) -> None:
+def test_a_decoder_by_hand_may_be_given_costs_too(models: Models) -> None:
     """Benchmarks build decoders of their own."""
     options, parts = choose(options_of(models))
     built = assemble(load_models(options, Needs.of(parts)), parts)

@@ -58,7 +58,7 @@ def prompt(length: int, seed: int) -> list[int]:
 
 
 def test_prefixes(engine_of: MakeEngine) -> None:
-    """A prompt's pages serve at every place; an answer's where it ended. Catches zeros of layers that have forgotten."""
+    """A prompt's pages serve at every position; an answer's where it ended. Catches zeros of layers that have forgotten."""
     engine = engine_of()
     first = prompt(1700, 1)
     answer = ask(engine, request(first, max_tokens=900))[0]

@@ -92,9 +92,9 @@ def test_answers_keep_their_grammar(built: Built, drafter: str, settings: dict[s
     done = answers(built, drafter, settings, rows())
     texts = [TOKENIZER.decode(row.output, skip_special_tokens=True) for row in done]
     for text in texts[:2]:
-        said = json.loads(text)
-        assert set(said) == {"a", "b"}
-        assert 10 <= said["a"] <= 999
+        value = json.loads(text)
+        assert set(value) == {"a", "b"}
+        assert 10 <= value["a"] <= 999
     assert texts[2] in ("yes", "no", "yesterday")
     assert re.fullmatch(r"([ab]c)*[ab]?d?", texts[3])
     assert [row.finish_reason for row in done[:3]] == ["stop"] * 3
@@ -114,7 +114,7 @@ def test_a_draft_model_under_the_same_grammar_is_kept_often(built: Built) -> Non
 
 
 def test_a_draft_without_the_token_that_is_asked_for_stops(built: Built) -> None:
-    """Catches a universal draft with nothing left to say: its law would be none, and the whole batch would fail."""
+    """Catches a universal draft with nothing left to emit: its distribution would be none, and the whole batch would fail."""
     parts = choose_parts("universal", {"method": "shared"}, "auto", {}, 4, lossy=False)
     drafter = parts.make_drafter(built.target, built.draft)
     drafter._is_foreign[TOKENIZER("3")["input_ids"]] = True

@@ -94,7 +94,7 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "match"), WRONG)
-def test_a_wrong_schema_is_refused_with_the_place(schema: Any, match: str) -> None:
+def test_a_wrong_schema_is_refused_with_the_path(schema: Any, match: str) -> None:
     """Catches a keyword that is ignored, and an error that leaves a client to search a schema of pages."""
     with pytest.raises(RequestError, match=match):
         GRAMMARS.constraint(json_schema(schema))
@@ -121,7 +121,7 @@ def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
     """Unigram-like BPE with bytes and `▁`, as Llama 2 has it."""
     letters = ["▁", *'{}":,[]abcdefghijklmnopqrstuvwxyz0123456789', "▁a", "ab"]
     vocab = {"</s>": 0, **{f"<0x{byte:02X}>": 1 + byte for byte in range(256)}}
-    vocab |= {letter: 257 + place for place, letter in enumerate(letters)}
+    vocab |= {letter: 257 + index for index, letter in enumerate(letters)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "a"), ("a", "b")], byte_fallback=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     tokenizer.decoder = decoders.Sequence(

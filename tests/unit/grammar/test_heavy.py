@@ -1,4 +1,4 @@
-"""Grammars that use up what llguidance allows them: the rows to blame are told so, all others are served.
+"""Grammars that use up what llguidance allows them: the rows to blame are refused, all others are served.
 
 A broken matcher of llguidance raises nothing. It counts as stopped and allows the end token alone, so without the code under test
 each of these texts would just end early, as if it were complete.
@@ -23,7 +23,7 @@ TOKENIZER = byte_tokenizer()
 A, B, C = TOKENIZER("abc")["input_ids"]
 HEAVY = regex(r"((a{1,100}){1,100}){1,100}")  # its lexer is full behind about 30 letters
 TOO_HEAVY = "regex takes more work than one answer may cost .*too many expressions"
-BRANCHING = r"[ab]*a[ab]{12}c"  # a state of the lexer for every set of places where an "a" stood
+BRANCHING = r"[ab]*a[ab]{12}c"  # a state of the lexer for every set of positions where an "a" stood
 
 
 def say(constraint: Matcher, count: int) -> None:
@@ -58,7 +58,7 @@ def test_neither_neighbours_nor_later_texts_pay_for_it() -> None:
 
 def test_masks_of_a_row_that_began_anew_are_right() -> None:
     """Draft paths use the lexer up, again and again; what was committed and each path by itself do not. Catches a row that comes
-    back without its text, or at another place of it."""
+    back without its text, or at another position of it."""
     index = index_vocabulary(TOKENIZER, 257, [EOS])
     text = llguidance.grammar_from("regex", BRANCHING)
 

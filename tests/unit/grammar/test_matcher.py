@@ -1,4 +1,4 @@
-"""Masks along draft paths, and the law they give: constrained speculative decoding is constrained plain decoding."""
+"""Masks along draft paths, and the distribution they give: constrained speculative decoding is constrained plain decoding."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def test_a_forbidden_token_is_refused() -> None:
         fresh().commit([A, A])
 
 
-# ---------------------------------------------------------------- the law
+# ---------------------------------------------------------------- the distribution
 
 
 @dataclass
 class Constrained(oracle.TableModel):
-    """A table model under the grammar; `law` commits, `probs_on` asks along the draft, both through `distribution`."""
+    """A table model under the grammar; `probs` commits, `probs_on` asks along the draft, both through `distribution`."""
 
     asked: dict[oracle.Path, Tensor] = field(default_factory=dict)
 
@@ -107,8 +107,8 @@ def pair(seed: int, gamma: int) -> tuple[Constrained, Constrained, oracle.TableM
 
 @pytest.mark.parametrize("verifier", [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless])
 @pytest.mark.parametrize("seed", range(2))
-def test_the_law_is_that_of_constrained_plain_decoding(verifier: str, seed: int) -> None:
-    """Catches a mask of the wrong node, one side without a mask, a law renormalised twice, an end that is no end."""
+def test_the_distribution_is_that_of_constrained_plain_decoding(verifier: str, seed: int) -> None:
+    """Catches a mask of the wrong node, one side without a mask, a distribution renormalised twice, an end that is no end."""
     target, drafter, free = pair(seed, 2)
     verify = VERIFIERS.load(verifier)().verify
     assert sum(len(names(target.probs(path))) for path in [(), (A,), (A, B)]) == 8, "the grammar bites, by path"
@@ -117,7 +117,7 @@ def test_the_law_is_that_of_constrained_plain_decoding(verifier: str, seed: int)
 
 
 @pytest.mark.parametrize("verifier", ["traversal", "multi-round"])
-def test_the_law_on_trees(verifier: str) -> None:
+def test_the_distribution_on_trees(verifier: str) -> None:
     """Catches masks taken along a chain where the draft branches."""
     target, drafter, _ = pair(5, 2)
     verify = VERIFIERS.load(verifier)().verify
@@ -125,7 +125,7 @@ def test_the_law_on_trees(verifier: str) -> None:
 
 
 def test_greedy_is_the_largest_allowed() -> None:
-    """Catches the fast path of greedy rows leaving the grammar aside, and a drafter's law at one node being another's."""
+    """Catches the fast path of greedy rows leaving the grammar aside, and the draft distribution of another node."""
     draft = Draft(torch.tensor([[A, B]]), torch.tensor([2]))
     logits = torch.tensor([[[9.0, 1, 2, 0], [9, 8, 1, 2], [0, 1, 9, 2]]])
     sampling = BatchSampling.of([SamplingParams()], 4, constraints=[fresh()])

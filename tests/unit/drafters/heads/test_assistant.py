@@ -127,7 +127,7 @@ def test_the_first_draft_is_that_of_generate(tmp_path: Path, monkeypatch: pytest
 
 
 def test_it_finds_what_windows_have_not_passed(tmp_path: Path) -> None:
-    """Rows of a target with windows begin at places of their own; it sees the keys that it sees in whole rows."""
+    """Rows of a target with windows begin at positions of their own; it sees the keys that it sees in whole rows."""
     model, module = saved(tmp_path)
     lm = build_lm(model, "target", torch.float32, torch.device("cpu"))
     layers = read_layers(model.config)

@@ -1,4 +1,4 @@
-"""The block drafter: its confidence stops drafting without bending the law, its context is that of the text, refusals."""
+"""The block drafter: its confidence stops drafting without bending the distribution, its context is the text's, refusals."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def recurrence(head: BlockHead, states: Tensor, path: list[int]) -> Tensor:
     """Scores (V,) of the token behind this path (pending token first), written out from DSpark's RNN head."""
     weights, memory = head.markov_head.state_dict(), torch.zeros(head.config.markov_rank)
     for state, token in zip(states, path, strict=False):
-        told = torch.cat([memory, weights["markov_w1.weight"][token], state])
-        gate, candidate, output = (weights["joint_proj.weight"] @ told + weights["joint_proj.bias"]).chunk(3)
+        joined = torch.cat([memory, weights["markov_w1.weight"][token], state])
+        gate, candidate, output = (weights["joint_proj.weight"] @ joined + weights["joint_proj.bias"]).chunk(3)
         memory = gate.sigmoid() * memory + (1 - gate.sigmoid()) * candidate.tanh()
     return head.lm_head.weight @ states[len(path) - 1] + weights["markov_w2.weight"] @ output.tanh()
 
@@ -89,8 +89,8 @@ class CheatingStop(ConfidenceStop):
 
     needs_probs = True
 
-    def after(self, law: Tensor, token: Tensor) -> None:
-        self.dropped = law.gather(1, token[:, None])[:, 0] < 0.4
+    def after(self, probs: Tensor, token: Tensor) -> None:
+        self.dropped = probs.gather(1, token[:, None])[:, 0] < 0.4
 
 
 def drafts(stop_below: float, *, cheating: bool = False) -> oracle.Proposals:
@@ -124,7 +124,7 @@ def survivals() -> list[float]:
 
 
 @pytest.mark.parametrize("verifier", ["token", "block"])
-def test_stopping_by_confidence_keeps_the_law(verifier: str) -> None:
+def test_stopping_by_confidence_keeps_the_distribution(verifier: str) -> None:
     """Thresholds between all survivals the head can give: nothing drafted, some chains stopped, none stopped."""
     found = survivals()
     thresholds = [0.0, *((low + high) / 2 for low, high in pairwise(found)), 1.0]
@@ -190,14 +190,14 @@ def test_nothing_is_drafted_beyond_the_heads_own_context(target: Path, tree: str
     assert any("knows 20 positions, its target" in note and "beyond 20 nothing is drafted" in note for note in built.notes)
     decoder = built.decoder
     for length in (4, 17):
-        decoder.add(make_row([5 + place for place in range(length)], SamplingParams(max_tokens=30)))
+        decoder.add(make_row([5 + index for index in range(length)], SamplingParams(max_tokens=30)))
     for _ in range(40):
         room = [max(0, 20 - len(row.tokens)) for row in decoder.rows]
         with torch.inference_mode():
             decoder.catch_up()
             draft = decoder.drafter.propose(decoder.rows, [4] * len(room))
-        assert all(count <= most for count, most in zip(draft.lengths.tolist(), room, strict=True))
-        assert [count > 0 for count in draft.lengths.tolist()] == [most > 0 for most in room]
+        assert all(count <= limit for count, limit in zip(draft.lengths.tolist(), room, strict=True))
+        assert [count > 0 for count in draft.lengths.tolist()] == [limit > 0 for limit in room]
         decoder.drafter.context.settle()
         if not any(room):
             return

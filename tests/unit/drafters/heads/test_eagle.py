@@ -106,9 +106,9 @@ def check_draft(target: LoadedModel, head: EagleHead, tokens: list[int], draft: 
             known = torch.cat([known, head.carry(states[-1:])])
             text = [*text, token]
             states = plain_states(head, text, known)
-        law = (head.in_full(head.logits(states[-1])) / (0.3 if index == 2 else 1.0)).softmax(-1)
-        mine = law[draft.lists[0][index][node]]
-        rank = int((law > mine * (1 + 1e-4)).sum())
+        probs = (head.in_full(head.logits(states[-1])) / (0.3 if index == 2 else 1.0)).softmax(-1)
+        mine = probs[draft.lists[0][index][node]]
+        rank = int((probs > mine * (1 + 1e-4)).sum())
         assert rank <= (0 if draft.parents is None else 3) or mine == 0, (node, rank)  # among impossible ones nothing ranks
     return nodes
 
@@ -180,8 +180,8 @@ def test_nothing_is_drafted_beyond_the_heads_own_context(tmp_path: Path, tree: s
         room = [max(0, 20 - len(row.tokens)) for row in decoder.rows]
         with torch.inference_mode():
             lengths = drafter.propose(decoder.rows, [4, 4, 4]).lengths.tolist()
-        assert [count > 0 for count in lengths] == [most > 0 for most in room]
-        assert tree != "chain" or all(count <= most for count, most in zip(lengths, room, strict=True))
+        assert [count > 0 for count in lengths] == [limit > 0 for limit in room]
+        assert tree != "chain" or all(count <= limit for count, limit in zip(lengths, room, strict=True))
         decoder.step()
     before = list(drafter.lm.kv.lengths)
     assert before[2] == 0
@@ -201,8 +201,8 @@ def test_a_head_that_does_not_say_what_it_knows_drafts_to_the_end(tmp_path: Path
     assert drafter.lm.shape.context_length == target.lm.shape.context_length
 
 
-def test_sampled_laws_are_zero_outside_the_draft_vocabulary(tmp_path: Path) -> None:
-    """Catches a law over the head's own ids handed over as one over the target's (pitfall 8)."""
+def test_sampled_distributions_are_zero_outside_the_draft_vocabulary(tmp_path: Path) -> None:
+    """Catches a distribution over the head's own ids handed over as one over the target's (pitfall 8)."""
     target = loaded_target()
     drafter = drafter_of(target, saved_head(tmp_path, "eagle3", draft_vocab=20), "eagle3")
     ids = drafter.lm.head.draft_ids.tolist()
@@ -219,7 +219,7 @@ def test_sampled_laws_are_zero_outside_the_draft_vocabulary(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("tree", ["chain", "best-first", "2x2x1"])
-def test_tokens_the_head_does_not_know_can_be_all_that_may_be_said(tmp_path: Path, tree: str) -> None:
+def test_tokens_the_head_does_not_know_can_be_all_that_may_be_emitted(tmp_path: Path, tree: str) -> None:
     """Catches a request that fails because its grammar, or its allowed tokens, leave nothing of a reduced draft vocabulary."""
     target = loaded_target()
     drafter = drafter_of(target, saved_head(tmp_path, "eagle3", draft_vocab=20), "eagle3", tree=tree)

@@ -259,7 +259,7 @@ def test_a_checkpoint_that_takes_pictures(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("family", "layout", "num_layers"), SEVERAL)
 def test_several_layers_take_turns(tmp_path: Path, family: str, layout: str, num_layers: int) -> None:
-    """Catches a layer at the wrong place, one whose turn did not come before a commit, guesses kept in a deeper layer's cache."""
+    """Catches a layer at the wrong position, one not run before a commit, guesses kept in a deeper layer's cache."""
     reference = saved(tmp_path, partial(random_model, family), layout, num_layers=num_layers)
     check(tmp_path, reference, "auto")
     made = built(tmp_path, drafter="mtp")

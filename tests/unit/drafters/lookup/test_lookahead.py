@@ -49,8 +49,8 @@ def test_window_as_nodes() -> None:
     assert tree.parents == [-1, 0, -1, 2, 3, 2, 5, 6]
 
 
-def test_every_place_is_found_where_nodes_are_shared() -> None:
-    """Catches places mapped by counting nodes: equal siblings are one node, of the window and of a candidate."""
+def test_every_position_is_found_where_nodes_are_shared() -> None:
+    """Catches positions mapped by counting nodes: equal siblings are one node, of the window and of a candidate."""
     window, tree = _window([99, 1, 2], [1, 2, 5], [2, 6, 7]), TokenTree()
     tree.add_path([1, 2, 3], budget=100)  # a candidate; column 0 is its beginning, column 1 starts like it
     window.plant(tree, budget=100)
@@ -77,8 +77,8 @@ def test_window_follows_the_text(num_taken: int) -> None:
     window = _window([10, 11, 12], [11, 12, 13], [12, 13, 14])
     window.move([13, 14, 15], num_taken, text=[7] * 9 + [10 + num_taken])
     kept = 3 - (num_taken - 1)
-    for place, column in enumerate(window.columns[:kept]):
-        assert column == [10 + num_taken + place + level for level in range(3)]
+    for index, column in enumerate(window.columns[:kept]):
+        assert column == [10 + num_taken + index + level for level in range(3)]
     assert len(window.columns) == 3
     assert window.columns[0][0] == 10 + num_taken  # the pending token, whatever was guessed there
 
@@ -113,7 +113,7 @@ def test_each_row_gets_no_more_than_it_may() -> None:
     drafter, rows = _drafter([[1, 2, 3, 1, 2, 3, 1], [4, 5, 6], [7, 8, 9]])
     for gamma in ([3, 0, 20], [0, 0, 0], [31, 1, 2]):
         draft = step(drafter, rows, gamma, _cycle)
-        assert all(length <= most for length, most in zip(draft.lengths.tolist(), gamma, strict=True))
+        assert all(length <= limit for length, limit in zip(draft.lengths.tolist(), gamma, strict=True))
 
 
 def test_all_columns_run_with_as_many_nodes_as_the_settings_have() -> None:
@@ -125,7 +125,7 @@ def test_all_columns_run_with_as_many_nodes_as_the_settings_have() -> None:
     assert None not in drafter._rows[0].window.ends(nodes)
 
 
-def test_window_finds_ngrams_that_were_never_said() -> None:
+def test_window_finds_ngrams_that_were_never_emitted() -> None:
     """Catches a harvest of wrong n-grams: in the orbit's first lap nothing repeats, so only the window can know the future."""
     drafter, rows = _drafter([[5, 14, 2, 11, 1]], pool_from_text=False)
     row = rows[0]

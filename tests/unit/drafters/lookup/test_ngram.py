@@ -40,7 +40,7 @@ def _copy(text: list[int], count: int, **settings: object) -> list[int]:
 
 
 def test_most_recent_match_wins() -> None:
-    """With equal lengths and counts, what was said last is likelier; the original's first occurrence would copy 7."""
+    """With equal lengths and counts, what came last is likelier; the original's first occurrence would copy 7."""
     assert _copy([1, 2, 7, 1, 2, 8, 1, 2], 1) == [8]
 
 
@@ -56,7 +56,7 @@ def test_many_short_matches_win_over_one_long_match() -> None:
     assert _copy([*once, *[6, 1, 2, 8] * 2, 5, 1, 2], 1, min_ngram=2) == [7]
 
 
-def test_count_wins_over_recency_unless_told_otherwise() -> None:
+def test_count_wins_over_recency_unless_set_otherwise() -> None:
     """Catches a setting without effect: 8 followed twice, 9 last."""
     text = [1, 2, 8, 3, 1, 2, 8, 4, 1, 2, 9, 5, 1, 2]
     assert _copy(text, 1) == [8]
@@ -64,7 +64,7 @@ def test_count_wins_over_recency_unless_told_otherwise() -> None:
 
 
 def test_votes_are_counted_again_at_every_token() -> None:
-    """Catches a copy that stays with one place: all three agree on 7, then two older ones outvote the most recent."""
+    """Catches a copy that stays with one occurrence: all three agree on 7, then two older ones outvote the most recent."""
     assert _copy([1, 2, 7, 5, 8, 1, 2, 7, 5, 9, 1, 2, 7, 3, 4, 1, 2], 2, min_ngram=2) == [7, 5]
 
 
@@ -87,7 +87,7 @@ def test_unlikely_tokens_are_not_drafted() -> None:
     assert lengths == [4, 3, 1, 0]  # 2/3, 4/9, 8/27, 16/81
 
 
-def test_branches_where_places_disagree() -> None:
+def test_branches_where_occurrences_disagree() -> None:
     """A tree holds both continuations below what they share, likelier first; a chain only the likelier one."""
     text = [1, 2, 7, 8, 5, 1, 2, 7, 9, 6, 1, 2]
     tree = _guess(text, 5, tree=2, min_ngram=2)
@@ -126,8 +126,8 @@ def test_incremental_index_equals_a_fresh_one() -> None:
     assert vars(grown) == vars(fresh)
 
 
-def test_only_so_many_places_vote() -> None:
-    """Catches a step that costs more the longer the text is; the most recent places are the ones kept."""
+def test_only_so_many_occurrences_vote() -> None:
+    """Catches a step that costs more the longer the text is; the most recent occurrences are the ones kept."""
     index = NgramIndex(1, 1)
     index.update([7] * 1000)
     assert list(index.matches([7] * 1000)) == [999, 998, 997, 996, 995, 994, 993, 992]

@@ -103,7 +103,7 @@ def test_one_branch_is_a_chain() -> None:
     assert not NgramCacheDrafter.requirements(NgramCacheSettings(branches=1)).trees
 
 
-def test_what_one_row_said_helps_the_next() -> None:
+def test_what_one_row_emitted_helps_the_next() -> None:
     """Catches a cache that is per row: the second row must be drafted for from the first row's output."""
     drafter, rows = _drafter([[1, 2]])
     while len(rows[0].output) < 25:

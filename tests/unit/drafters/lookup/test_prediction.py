@@ -27,7 +27,7 @@ BYTES = byte_tokenizer()
 
 
 def after(prediction: Sequence[int], answer: Sequence[int], **options: int) -> Alignment:
-    """Where a drafter is that was told of the answer token by token."""
+    """Where a drafter is that followed the answer token by token."""
     alignment = Alignment(prediction, len(PROMPT), PredictionSettings(**options))
     for end in range(len(answer) + 1):
         alignment.update([*PROMPT, *answer[:end]])
@@ -59,7 +59,7 @@ def steps_for(prediction: Sequence[int] | None, answer: Sequence[int], gamma: in
     return row.stats
 
 
-# ---------------------------------------------------------------- one place after another
+# ---------------------------------------------------------------- one position after another
 
 
 def test_it_begins_at_the_beginning_and_goes_on() -> None:
@@ -89,7 +89,7 @@ def test_an_insertion_is_left_where_the_old_text_goes_on() -> None:
 
 
 def test_one_inserted_token_costs_one_wrong_guess_only() -> None:
-    """The guess "replaced" was wrong: the place it left is still ahead of the last sure one."""
+    """The guess "replaced" was wrong: the position it left is still ahead of the last sure one."""
     assert coming(TEXT, [*TEXT[:9], 77, 10]) == [11, 12, 13, 14]
 
 
@@ -98,7 +98,7 @@ def test_a_deletion_is_jumped_over() -> None:
 
 
 def test_a_single_token_counts_nearby_only() -> None:
-    """Token 28 is 19 places ahead: two tokens must agree there, unless told otherwise."""
+    """Token 28 is 19 positions ahead: two tokens must agree there, unless set otherwise."""
     answer = [*TEXT[:9], 77, 78, 28]
     assert coming(TEXT, answer) == []
     assert coming(TEXT, answer, near=30) == [29, 30]
@@ -116,14 +116,14 @@ def test_the_longest_agreement_wins_then_the_nearest() -> None:
 
 
 def test_a_moved_part_is_found_behind() -> None:
-    """The second half comes first: then the place behind is found where SURE tokens agree, not before."""
+    """The second half comes first: then the position behind is found where SURE tokens agree, not before."""
     answer = [*TEXT[15:], *TEXT[:15]]
     assert coming(TEXT, answer[:1]) == [17, 18, 19, 20]
     assert coming(TEXT, answer[: 15 + SURE - 1]) == []
     assert coming(TEXT, answer[: 15 + SURE]) == [5, 6, 7, 8]
 
 
-def test_a_chance_agreement_does_not_lose_the_place() -> None:
+def test_a_chance_agreement_does_not_lose_the_position() -> None:
     """Two tokens agree far ahead, then the text goes on where it was. Catches an anchor that follows every agreement."""
     prediction = [*TEXT, 200, 201]
     answer = [*TEXT[:9], 200, 201, 10]
@@ -179,10 +179,10 @@ def test_multibyte_text_with_an_edit_inside_a_character() -> None:
     """Tokens are bytes: 'é' becomes 'è', which share their first one; nothing of what follows is lost or drafted wrongly."""
     before, answer = (BYTES(text)["input_ids"] for text in ("naïve café, 日本語 😀 fin", "naïve cafè, 日本語 😁 fin"))
     assert len(before) == len(answer)
-    changed = [place for place, (old, new) in enumerate(zip(before, answer, strict=True)) if old != new]
-    for place in changed:
-        found = after(before, answer[: place + 1]).coming(3)
-        assert list(found) == before[place + 1 : place + 4]
+    changed = [position for position, (old, new) in enumerate(zip(before, answer, strict=True)) if old != new]
+    for position in changed:
+        found = after(before, answer[: position + 1]).coming(3)
+        assert list(found) == before[position + 1 : position + 4]
     assert steps_for(before, answer).steps <= len(answer) / 9 + len(changed) + 1
 
 
@@ -192,7 +192,7 @@ TOKENS = st.lists(st.integers(1, 6), max_size=40)
 @settings(max_examples=200, deadline=None)
 @given(prediction=TOKENS, answer=TOKENS, cuts=st.lists(st.integers(0, 40), max_size=5))
 def test_steps_leave_no_trace(prediction: list[int], answer: list[int], cuts: list[int]) -> None:
-    """Commit is total: however the answer arrived, one that starts on it now is in the same place, to the last field."""
+    """Commit is total: however the answer arrived, one that starts on it now is at the same position, to the last field."""
     bursts = Alignment(prediction, len(PROMPT), PredictionSettings())
     for end in sorted({min(cut, len(answer)) for cut in cuts} | {len(answer)}):
         bursts.update([*PROMPT, *answer[:end]])
@@ -204,7 +204,7 @@ def test_steps_leave_no_trace(prediction: list[int], answer: list[int], cuts: li
 
 @settings(max_examples=200, deadline=None)
 @given(prediction=TOKENS, answer=TOKENS)
-def test_a_place_is_in_the_prediction(prediction: list[int], answer: list[int]) -> None:
+def test_a_position_is_in_the_prediction(prediction: list[int], answer: list[int]) -> None:
     """Catches an index off its end, and a draft that is no part of the prediction."""
     found = after(prediction, answer)
     if found.position is not None:
@@ -212,14 +212,14 @@ def test_a_place_is_in_the_prediction(prediction: list[int], answer: list[int]) 
         assert list(found.coming(5)) == prediction[found.position : found.position + 5]
 
 
-def test_a_departure_looks_at_so_many_places_only() -> None:
-    """Catches a step whose cost grows with the prediction. The places looked at are the nearest ones."""
+def test_a_departure_looks_at_so_many_positions_only() -> None:
+    """Catches a step whose cost grows with the prediction. The positions looked at are the nearest ones."""
     looked: list[int] = []
 
     class Watched(Alignment):
-        def _agreement(self, tokens: Sequence[int], end: int, place: int) -> int:
-            looked.append(place)
-            return super()._agreement(tokens, end, place)
+        def _agreement(self, tokens: Sequence[int], end: int, position: int) -> int:
+            looked.append(position)
+            return super()._agreement(tokens, end, position)
 
     alignment = Watched([7] * 5000, len(PROMPT), PredictionSettings(near=0))
     alignment.update([*PROMPT, *[7] * 1000, 1, 1, 7])

@@ -36,28 +36,28 @@ def _next(token: int) -> int:
     return (token + 7) % V
 
 
-def _chance(shape: list[ShapeNode], place: int) -> float:
+def _chance(shape: list[ShapeNode], node: int) -> float:
     path = []
-    while place >= 0:
-        path.append(RANK_ACCEPTANCE[shape[place].rank])
-        place = shape[place].parent
+    while node >= 0:
+        path.append(RANK_ACCEPTANCE[shape[node].rank])
+        node = shape[node].parent
     return prod(path)
 
 
 def test_shape_by_hand() -> None:
-    """The first places under (0.5, 0.15, 0.08, ...): 0.5, 0.25, 0.15, 0.125, 0.08, then 0.075 twice."""
+    """The first nodes under (0.5, 0.15, 0.08, ...): 0.5, 0.25, 0.15, 0.125, 0.08, then 0.075 twice."""
     expected = [(-1, 0), (0, 0), (-1, 1), (1, 0), (-1, 2), (0, 1), (2, 0)]
-    assert [tuple(place) for place in tree_shape(7, 8)] == expected
+    assert [tuple(node) for node in tree_shape(7, 8)] == expected
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 8])
-def test_shape_takes_the_likeliest_places(top_k: int) -> None:
-    """Catches a shape that is not the best for its size, repeats a place, or puts a child before its parent."""
+def test_shape_takes_the_likeliest_nodes(top_k: int) -> None:
+    """Catches a shape that is not the best for its size, repeats a node, or puts a child before its parent."""
     shape = tree_shape(40, top_k)
     assert len(set(shape)) == 40
-    chances = [_chance(shape, place) for place in range(40)]
+    chances = [_chance(shape, node) for node in range(40)]
     assert chances == sorted(chances, reverse=True)
-    assert all(parent < place for place, (parent, _) in enumerate(shape))
+    assert all(parent < node for node, (parent, _) in enumerate(shape))
     left_out = {(p, rank) for p in range(-1, 40) for rank in range(top_k)} - set(shape)
     best = max((1.0 if p < 0 else _chance(shape, p)) * RANK_ACCEPTANCE[rank] for p, rank in left_out)
     assert best <= chances[-1] * (1 + 1e-9)
@@ -69,7 +69,7 @@ def test_smaller_shapes_begin_larger_ones() -> None:
 
 
 def test_unknown_favourites_leave_holes() -> None:
-    """Catches a guess of token -1, and places whose parent is missing hung somewhere else."""
+    """Catches a guess of token -1, and nodes whose parent is missing hung somewhere else."""
     table = FollowerTable(V, 2)
     table.update([1, 2], np.array([[2, 3], [4, UNKNOWN]], dtype=np.int32))
     nodes = ((-1, 0), (-1, 1), (0, 0), (0, 1), (1, 0), (2, 0), (3, 0))
@@ -80,7 +80,7 @@ def test_unknown_favourites_leave_holes() -> None:
 
 
 def test_known_branches_take_the_room_of_unknown_ones() -> None:
-    """Catches nodes wasted on places that cannot be filled: behind 1 all is known, behind its favourite 8 nothing."""
+    """Catches nodes wasted where no token is known: behind 1 all is known, behind its favourite 8 nothing."""
     drafter, rows = _drafter([[1]], num_nodes=3)
     step(drafter, rows, [0], _next)
     rows[0].tokens[-1] = 1
@@ -136,7 +136,7 @@ def test_everything_is_accepted_once_everything_was_seen() -> None:
 
 
 def test_a_prompt_stands_in_until_a_token_was_fed() -> None:
-    """Catches a prompt that overwrites what the target said, or is not used."""
+    """Catches a prompt that overwrites what the target emitted, or is not used."""
     drafter, rows = _drafter([[1]])
     step(drafter, rows, [0], _next)
     join(drafter, rows, [1, 2, 3])

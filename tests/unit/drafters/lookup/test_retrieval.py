@@ -82,7 +82,7 @@ def test_occurrences_are_thinned_evenly() -> None:
 
 
 def test_a_target_that_says_the_corpus_accepts_it(tmp_path: Path) -> None:
-    """Catches drafts made from another place than the one that matched: they would still be lossless, and useless."""
+    """Catches drafts made from another occurrence than the one that matched: they would still be lossless, and useless."""
     lm = build_lm(tiny_llama(257, sharpness=2.0), "tiny", torch.float32, torch.device("cpu"))
     params, prompt = SamplingParams(max_tokens=60), [50, 60, 70]
 

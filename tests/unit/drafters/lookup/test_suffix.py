@@ -139,7 +139,7 @@ def test_discount_takes_most_of_the_overconfidence_away() -> None:
 
 
 def test_past_outputs_are_drafted_from() -> None:
-    """Catches a memory that is never asked, or that holds prompts: only what was said counts."""
+    """Catches a memory that is never asked, or that holds prompts: only what was emitted counts."""
     drafter = SuffixDrafter(SuffixSettings(), VOCABULARY)
     row = row_of([50, 1, 2, 3])
     drafter.start(row)
@@ -197,7 +197,7 @@ def build(cache: Path, vocab_size: int = VOCABULARY, **settings: Any) -> SuffixD
 
 def test_cache_survives_a_restart(tmp_path: Path) -> None:
     """Catches a file that is not read, not written, appended to, or whose budget is not this run's."""
-    cache = tmp_path / "said.json"
+    cache = tmp_path / "texts.json"
     first = build(cache)
     say(first, [1, 2, 3])
     say(first, [4, 5, 6])
@@ -210,12 +210,12 @@ def test_cache_survives_a_restart(tmp_path: Path) -> None:
     second.close()
     second.close()
     assert build(cache, max_tokens=5).memory.sequences == [[4, 5, 6]]
-    assert [file.name for file in tmp_path.iterdir()] == ["said.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["texts.json"]
 
 
 def test_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a half-written cache, and leftovers beside it."""
-    cache = tmp_path / "said.json"
+    cache = tmp_path / "texts.json"
     drafter = build(cache)
     say(drafter, [1, 2, 3])
     drafter.close()
@@ -226,10 +226,10 @@ def test_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(json, "dump", full)
-    with pytest.raises(CheckpointError, match=r"said\.json.*No space left"):
+    with pytest.raises(CheckpointError, match=r"texts\.json.*No space left"):
         drafter.close()
     assert cache.read_bytes() == before
-    assert [file.name for file in tmp_path.iterdir()] == ["said.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["texts.json"]
 
 
 GOOD = {"format": "outrider suffix memory", "version": 1, "vocab_size": VOCABULARY, "sequences": [[1, 2], [3]]}
@@ -254,17 +254,17 @@ GOOD = {"format": "outrider suffix memory", "version": 1, "vocab_size": VOCABULA
 )
 def test_damaged_file_is_named(tmp_path: Path, content: str, message: str) -> None:
     """Catches a traceback, a silent fresh start, and token ids that would break the target's embedding."""
-    cache = tmp_path / "said.json"
+    cache = tmp_path / "texts.json"
     cache.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(CheckpointError, match=message) as error:
         build(cache)
-    assert "said.json" in str(error.value)
+    assert "texts.json" in str(error.value)
 
 
-def test_unusable_place_is_refused_before_the_first_token(tmp_path: Path) -> None:
+def test_unusable_path_is_refused_before_the_first_token(tmp_path: Path) -> None:
     """Catches an hour of answers that cannot be saved at its end."""
     with pytest.raises(ConfigError, match="does not exist"):
-        build(tmp_path / "missing" / "said.json")
+        build(tmp_path / "missing" / "texts.json")
     with pytest.raises(ConfigError, match="is a folder"):
         build(tmp_path)
 

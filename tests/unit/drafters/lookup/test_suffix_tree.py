@@ -46,8 +46,8 @@ def nodes(node: SuffixNode) -> Iterator[SuffixNode]:
         yield from nodes(child)
 
 
-def some_text(rng: random.Random, vocabulary: int, most: int) -> list[int]:
-    return [rng.randrange(vocabulary) for _ in range(rng.randrange(1, most))]
+def some_text(rng: random.Random, vocabulary: int, limit: int) -> list[int]:
+    return [rng.randrange(vocabulary) for _ in range(rng.randrange(1, limit))]
 
 
 @pytest.mark.parametrize("max_depth", [2, 3, 7])

@@ -1,4 +1,4 @@
-"""Trees of a draft model: what is drawn and what is placed, laws that belong to their nodes, and the model's own cache."""
+"""Trees of a draft model: what is drawn and what is placed, each node's own distribution, and the model's own cache."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def proposed(decoder: Decoder, params: list[SamplingParams], num_nodes: int) -> 
 
 
 def test_warm_rows_are_drawn_and_cold_ones_placed(decoder_for: Callable[..., Decoder]) -> None:
-    """Catches laws claimed for tokens that were not drawn from them, or the switch at the wrong temperature."""
+    """Catches distributions claimed for tokens that were not drawn from them, or the switch at the wrong temperature."""
     draft = proposed(decoder_for(6, tree="2x2"), [WARM, COLD, GREEDY], 6)
     assert draft.lengths.tolist() == [6, 6, 6]
     assert draft.parents.tolist() == [[-1, -1, 0, 0, 1, 1]] * 3
@@ -56,8 +56,8 @@ def test_warm_rows_are_drawn_and_cold_ones_placed(decoder_for: Callable[..., Dec
     assert proposed(decoder_for(6, tree="2x2"), [COLD, GREEDY], 6).probs is None
 
 
-def test_every_drawn_node_has_the_law_it_was_drawn_from(decoder_for: Callable[..., Decoder]) -> None:
-    """Catches a law at a neighbour's place: each is the draft model's own, run on the node's path alone."""
+def test_every_drawn_node_has_the_distribution_it_was_drawn_from(decoder_for: Callable[..., Decoder]) -> None:
+    """Catches a distribution at a neighbour's position: each is the draft model's own, run on the node's path alone."""
     decoder = decoder_for(6, tree="2x2")
     draft = proposed(decoder, [WARM], 6)
     lm, tokens = decoder.drafter.lm, draft.tokens[0].tolist()
@@ -73,7 +73,7 @@ def test_every_drawn_node_has_the_law_it_was_drawn_from(decoder_for: Callable[..
         assert len({tokens[node] for node in siblings}) == len(siblings), "drawn without replacement"
 
 
-def test_a_law_with_fewer_tokens_than_children(decoder_for: Callable[..., Decoder]) -> None:
+def test_a_distribution_with_fewer_tokens_than_children(decoder_for: Callable[..., Decoder]) -> None:
     """Catches a draw from nothing: top-k 2 leaves no third child to draw, so a placed guess fills the shape."""
     decoder = decoder_for(3, tree="3")
     draft = proposed(decoder, [SamplingParams(temperature=1.0, top_k=2, max_tokens=30)], 3)
@@ -83,7 +83,7 @@ def test_a_law_with_fewer_tokens_than_children(decoder_for: Callable[..., Decode
 
 
 def test_best_first_takes_the_likeliest_first_token(decoder_for: Callable[..., Decoder]) -> None:
-    """Catches growth on the wrong law: the best single node is the draft's argmax; with more, products only fall."""
+    """Catches growth on the wrong distribution: the best single node is the draft's argmax; with more, products only fall."""
     one = proposed(decoder_for(1, tree="best-first"), [GREEDY], 1)
     chain = proposed(decoder_for(1), [GREEDY], 1)
     assert one.tokens.tolist() == chain.tokens.tolist()

@@ -136,7 +136,7 @@ def test_bad_settings(settings: dict[str, object], message: str) -> None:
     ],
 )
 def test_layers_that_do_not_exist(folder: Path, settings: dict[str, object], message: str) -> None:
-    """The valid range is told before the first token."""
+    """The valid range is reported before the first token."""
     with pytest.raises(ConfigError, match=message):
         built(folder, **settings)
 

@@ -66,8 +66,8 @@ def test_eight_bits_are_nearly_always_right(folder: Path, dtype: str) -> None:
     assert stats.accepted > 0.8 * stats.tested
 
 
-def test_memory_is_told_and_weighed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a copy nobody was told about, and one that is made where it does not fit."""
+def test_memory_is_reported_and_weighed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a copy that no note reports, and one that is made where it does not fit."""
     drafter = built(folder, bits=8).decoder.drafter
     parameters = sum(p.numel() for p in tiny_llama(257).parameters() if p.dim() > 1) - 257 * 64  # embeddings are shared
     assert parameters < drafter.added_bytes < 1.1 * parameters

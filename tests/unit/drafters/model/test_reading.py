@@ -30,7 +30,7 @@ LONG, SHORT, NODES = 700, 40, 3
 
 
 def text(length: int, seed: int = 0) -> list[int]:
-    return [(seed * 31 + place * 7 + place * place // 3) % 250 + 1 for place in range(length)]
+    return [(seed * 31 + index * 7 + index * index // 3) % 250 + 1 for index in range(length)]
 
 
 def loaded(name: str, module: Any) -> LoadedModel:
@@ -60,13 +60,13 @@ def decoder(request: pytest.FixtureRequest, pair: tuple[LoadedModel, LoadedModel
 
 def plain(lm: LM, tokens: list[int], count: int) -> list[int]:
     """Greedy, in one pass each: the oracle."""
-    twin, said = lm.twin(), list(tokens)
+    twin, text = lm.twin(), list(tokens)
     twin.kv.add_row()
     with torch.inference_mode():
         for _ in range(count):
-            twin.catch_up([said])
-            said.append(int(twin.forward(torch.tensor([said[-1:]]))[0, 0].argmax()))
-    return said[len(tokens) :]
+            twin.catch_up([text])
+            text.append(int(twin.forward(torch.tensor([text[-1:]]))[0, 0].argmax()))
+    return text[len(tokens) :]
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""A draft model with another tokenizer: same texts as plain decoding, honest laws, and a cache that follows its own tokens."""
+"""A draft model with another tokenizer: plain decoding's texts, honest distributions, and a cache that follows its own tokens."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def outputs(decoder: Decoder, target: LoadedModel, *numbers: int) -> list[list[i
 
 @pytest.mark.parametrize("method", METHODS)
 def test_texts_are_plain_decodings(target: LoadedModel, draft: LoadedModel, method: str) -> None:
-    """Catches a draft reported with a law it was not drawn from, or that changes what is said in any other way.
+    """Catches a draft reported with a distribution it was not drawn from, or that changes the text in any other way.
 
     Greedy text is compared; sampled text under shared noise, where a seed has one text whoever drafts.
     """
@@ -109,23 +109,23 @@ def test_the_cache_is_that_of_the_drafts_own_tokens(target: LoadedModel, draft: 
     for _ in range(14):
         decoder.step()
         lengths = drafter.lm.kv.lengths
-        told = [state.context.tokens for state in drafter._rows]
-        assert all(length < len(tokens) for length, tokens in zip(lengths, told, strict=True))
-        for _ in told:
+        texts = [state.context.tokens for state in drafter._rows]
+        assert all(length < len(tokens) for length, tokens in zip(lengths, texts, strict=True))
+        for _ in texts:
             fresh.kv.add_row()
-        fresh.catch_up([tokens[: length + 1] for tokens, length in zip(told, lengths, strict=True)])
+        fresh.catch_up([tokens[: length + 1] for tokens, length in zip(texts, lengths, strict=True)])
         for ours, theirs in zip(drafter.lm.kv.keys, fresh.kv.keys, strict=True):
             for row, length in enumerate(lengths):
                 torch.testing.assert_close(ours[row, :length], theirs[row, :length], rtol=1e-4, atol=1e-4)
-        for _ in told:
+        for _ in texts:
             fresh.kv.swap_remove(0)
     while len(decoder.rows):
         decoder.remove(0)
 
 
 @torch.inference_mode()
-def test_shared_laws_are_the_drafts_own_restricted(target: LoadedModel, draft: LoadedModel) -> None:
-    """Catches mass on a token the draft does not have, on a wrong one, or laws that are not what was drawn from."""
+def test_shared_distributions_are_the_drafts_own_restricted(target: LoadedModel, draft: LoadedModel) -> None:
+    """Catches mass on a token the draft does not have, on a wrong one, or distributions that are not what was drawn from."""
     drafter = drafter_of(target, draft, "shared")
     decoder = Decoder(target.lm, drafter, BlockVerifier(), FixedLength(3))
     decoder.add(row_of(target, 0, SamplingParams(temperature=1.0)))
@@ -134,22 +134,22 @@ def test_shared_laws_are_the_drafts_own_restricted(target: LoadedModel, draft: L
     shared = drafter.pair.to_draft
     foreign = [token for token in range(target.lm.shape.vocab_size) if token not in shared]
     assert foreign
-    told = draft.tokenizer(PROMPTS[0])["input_ids"]
-    told += [shared[token] for token in proposal.lists[0][0]]
+    ids = draft.tokenizer(PROMPTS[0])["input_ids"]
+    ids += [shared[token] for token in proposal.lists[0][0]]
     fresh = LM(draft.lm.run, draft.lm.shape, torch.float32, torch.device("cpu"))
     fresh.kv.add_row()
-    logits = fresh.forward(torch.tensor([told]))[0]
+    logits = fresh.forward(torch.tensor([ids]))[0]
     ours, theirs = map(list, zip(*shared.items(), strict=True))
     for node in range(3):
-        law = proposal.probs[0, node]
-        expected = torch.softmax(logits[len(told) - 4 + node, theirs], dim=-1)
-        torch.testing.assert_close(law[ours], expected, rtol=1e-4, atol=1e-6)
-        assert not law[foreign].any()
+        probs = proposal.probs[0, node]
+        expected = torch.softmax(logits[len(ids) - 4 + node, theirs], dim=-1)
+        torch.testing.assert_close(probs[ours], expected, rtol=1e-4, atol=1e-6)
+        assert not probs[foreign].any()
     decoder.remove(0)
 
 
 def test_no_shared_token_allowed_means_no_draft(target: LoadedModel, draft: LoadedModel) -> None:
-    """Catches an error about masked-out laws, in the whole batch, because of what one row may say."""
+    """Catches an error about masked-out distributions, in the whole batch, because of what one row may emit."""
     drafter = drafter_of(target, draft, "shared")
     foreign = [t for t in range(target.lm.shape.vocab_size) if t not in drafter.pair.to_draft][:2]
     params = [SamplingParams(temperature=1.0, max_tokens=6, allowed_token_ids=foreign), MIXED[0]]
