@@ -1,6 +1,6 @@
 """What every test may count on: no network, a cache folder of this run instead of the user's, and where real models lie.
 
-`../shared` holds real checkpoints beside the repository (`OUTRIDER_SHARED` names another place). Tests that
+`../shared` holds real checkpoints beside the repository (`OUTRIDER_SHARED` names another folder). Tests that
 need them skip where they are absent; nothing is ever downloaded.
 """
 

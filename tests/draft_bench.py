@@ -24,7 +24,7 @@ from outrider.rows import Rows
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 
 VOCAB = 257
-MOST_TURNS = 200
+MAX_TURNS = 200
 
 
 def save_draft(folder: Path, **changes: Any) -> Path:
@@ -72,14 +72,14 @@ class Bench:
         return self.texts.receive(reader, messages.RowRequest(**fields))
 
     def turns(self, reader: Reader, row: int) -> list[messages.RowReply]:
-        """Turns until this row's draft is finished; all that was said of it."""
-        for _ in range(MOST_TURNS):
+        """Turns until this row's draft is finished; all that was reported of it."""
+        for _ in range(MAX_TURNS):
             self.worker.turn()
             found = [reply for reply in reader.replies if reply.row == row]
             if found and found[-1].finished:
                 reader.replies = [reply for reply in reader.replies if reply.row != row]
                 return found
-        raise AssertionError(f"no finished draft of row {row} after {MOST_TURNS} turns")
+        raise AssertionError(f"no finished draft of row {row} after {MAX_TURNS} turns")
 
     def ask(self, reader: Reader, row: int, **fields: Any) -> list[messages.RowReply]:
         """Tell, and the replies."""

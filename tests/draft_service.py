@@ -1,4 +1,4 @@
-"""A draft service for tests: it keeps to the protocol, guesses as it is told, and misbehaves on demand.
+"""A draft service for tests: it keeps to the protocol, guesses as a test asks, and misbehaves on demand.
 
     with FakeDraftService(tmp_path, Known([prompt + answer])) as service:
         llm = LLM("demo", drafter="remote", drafter_options={"endpoint": service.address})
@@ -56,7 +56,7 @@ class Known:
 
 
 class MadeUp:
-    """A law for every text, from its last token alone: honest, and nothing the target would say."""
+    """A distribution for every text, from its last token alone: honest, and nothing the target would say."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -64,7 +64,7 @@ class MadeUp:
     def distribution(self, text: Sequence[int]) -> dict[int, float]:
         first = text[-1] * 7 % self.vocab_size
         tokens = [(first + step) % self.vocab_size for step in range(min(DISTRIBUTION_SIZE, self.vocab_size))]
-        weights = [2.0 ** -place for place in range(len(tokens))]
+        weights = [2.0 ** -rank for rank in range(len(tokens))]
         return {token: weight / sum(weights) for token, weight in zip(tokens, weights, strict=True)}
 
     def ranked(self, text: Sequence[int]) -> list[int]:
@@ -72,15 +72,15 @@ class MadeUp:
 
 
 class Repeating:
-    """What followed the last token when it was said before."""
+    """What followed the last token when it last occurred."""
 
     def ranked(self, text: Sequence[int]) -> list[int]:
-        found = [text[place + 1] for place in range(len(text) - 2, -1, -1) if text[place] == text[-1]]
+        found = [text[index + 1] for index in range(len(text) - 2, -1, -1) if text[index] == text[-1]]
         return list(dict.fromkeys(found))
 
     def distribution(self, text: Sequence[int]) -> dict[int, float]:
         ranked = self.ranked(text)[:DISTRIBUTION_SIZE]
-        weights = [2.0 ** -place for place in range(len(ranked))]
+        weights = [2.0 ** -rank for rank in range(len(ranked))]
         return {token: weight / sum(weights) for token, weight in zip(ranked, weights, strict=True)}
 
 
@@ -223,23 +223,23 @@ class FakeDraftService:
         return messages.RowReply(row=row, base_length=base, nodes=nodes, **fields)
 
     def drafted(
-        self, text: Text, said: Sequence[int], parent: int, count: int, nodes: list[messages.Node], first: int = 0
+        self, text: Text, known: Sequence[int], parent: int, count: int, nodes: list[messages.Node], first: int = 0
     ) -> None:
-        """A chain of `count` nodes behind the text `said`, added to `nodes`, of which the first is number `first`."""
-        said = list(said)
+        """A chain of `count` nodes behind the text `known`, added to `nodes`, of which the first is number `first`."""
+        known = list(known)
         for _ in range(count):
-            node = self.node(text, said, parent)
+            node = self.node(text, known, parent)
             if node is None:
                 return
             parent = first + len(nodes)
             nodes.append(node)
-            said.append(node.token)
+            known.append(node.token)
 
-    def node(self, text: Text, said: Sequence[int], parent: int) -> messages.Node | None:
+    def node(self, text: Text, known: Sequence[int], parent: int) -> messages.Node | None:
         if not text.draws:
-            ranked = self.guess.ranked(said)
+            ranked = self.guess.ranked(known)
             return messages.Node(parent=parent, token=ranked[0]) if ranked else None
-        distribution = self.guess.distribution(said)
+        distribution = self.guess.distribution(known)
         if not distribution:
             return None
         tokens, probs = list(distribution), list(distribution.values())
@@ -251,10 +251,10 @@ class FakeDraftService:
         """Behind each part of the chain the likeliest other tokens, and a chain behind each."""
         nodes: list[messages.Node] = []
         for kept in range(len(chain) + 1):
-            said = [*text.tokens, *(node.token for node in chain[:kept])]
+            known = [*text.tokens, *(node.token for node in chain[:kept])]
             taken = {chain[kept].token} if kept < len(chain) else set()
-            for token in [token for token in self.guess.ranked(said)[:3] if token not in taken]:
+            for token in [token for token in self.guess.ranked(known)[:3] if token not in taken]:
                 number = len(chain) + len(nodes)
                 nodes.append(messages.Node(parent=kept - 1, token=token))
-                self.drafted(text, [*said, token], number, count, nodes, len(chain))
+                self.drafted(text, [*known, token], number, count, nodes, len(chain))
         return nodes

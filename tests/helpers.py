@@ -132,17 +132,17 @@ def make_row(
 
 
 class OracleThatErrs(Drafter):
-    """Knows what will be said, but for a wrong token at a place that wanders from step to step."""
+    """Knows what will be emitted, but for a wrong token at a position that wanders from step to step."""
 
-    def __init__(self, said: list[list[int]]) -> None:
-        self._said = said
+    def __init__(self, texts: list[list[int]]) -> None:
+        self._texts = texts
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         width = max(gamma)
         tokens = torch.zeros(len(rows), width, dtype=torch.int64)
         for index, row in enumerate(rows):
             done = len(row.output)
-            known = self._said[row.request][done : done + width]
+            known = self._texts[row.request][done : done + width]
             tokens[index, : len(known)] = torch.tensor(known)
             if (wrong := done * 7 % (width + 2)) < width:
                 tokens[index, wrong] = (tokens[index, wrong] + 1 + done) % rows.vocab_size

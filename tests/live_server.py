@@ -79,5 +79,5 @@ def wait_until_ready(address: str, process: subprocess.Popen[bytes], log: Path) 
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
-    said = log.read_text(encoding="utf-8", errors="replace")[-4000:]
-    raise RuntimeError(f"the server did not get ready (exit status {process.poll()}):\n{said}")
+    output = log.read_text(encoding="utf-8", errors="replace")[-4000:]
+    raise RuntimeError(f"the server did not get ready (exit status {process.poll()}):\n{output}")

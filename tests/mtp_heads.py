@@ -59,9 +59,9 @@ class MtpReference:
             drafted.append(int(logits.argmax()))
             scores.append(logits)
             carried = states if self.layout in UNNORMED else layer["norm"](states)
-            if len(self.layers) == 1:  # the same layer goes on one place further
+            if len(self.layers) == 1:  # the same layer goes on one position further
                 tokens, features = tokens + drafted[-1:], torch.cat([features, carried[:, -1:]], dim=1)
-            else:  # the next layer reads what this one made of the same places
+            else:  # the next layer reads what this one made of the same positions
                 tokens, features = tokens[1:] + drafted[-1:], carried
         return drafted, torch.stack(scores)
 

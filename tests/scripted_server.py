@@ -1,4 +1,4 @@
-"""A server that speaks as ours does and answers from a script: what the playground shows can be told in advance.
+"""A server that speaks as ours does and answers from a script: what the playground shows is known in advance.
 
 The last message chooses the scene: "break", "busy", "differ", "html", "refuse", "slow", "unknown"; anything else gets STORY.
 """
@@ -29,7 +29,7 @@ STORY: list[Step] = [
     [(" So", "plain")],
     [(" 19", "accepted"), (".", "accepted"), ("", "correction")],
 ]
-TOLD = "".join(piece for step in STORY for piece, _ in step)
+STORY_TEXT = "".join(piece for step in STORY for piece, _ in step)
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>&lt;b&gt;\u202e\x1b[31m"
 KEY = "sesame"
 FILE = "/models/second.gguf"
@@ -138,8 +138,8 @@ async def stream(state: Scripted, body: dict[str, Any], asked: str, form: str) -
 def chunk(step: Step, form: str, *, known: bool, reason: str | None = None) -> dict[str, Any]:
     text = "".join(piece for piece, _ in step)
     origins = {"token_origins": [list(token) for token in step]} if known else {}
-    said = {"delta": {"content": text}} if form == "chat" else {"text": text}
-    return {"choices": [{"index": 0, "finish_reason": reason, **said, **origins}]}
+    fields = {"delta": {"content": text}} if form == "chat" else {"text": text}
+    return {"choices": [{"index": 0, "finish_reason": reason, **fields, **origins}]}
 
 
 def last(steps: list[Step]) -> dict[str, Any]:

@@ -41,20 +41,20 @@ class DeviceTensor(Tensor):
     the driver. To Python, and so to all code under test, it is on CUDA."""
 
     inner: Tensor  # the same numbers on the CPU; views share memory as they would on a device
-    place: torch.device
+    own_device: torch.device
 
     @staticmethod
-    def __new__(cls: type[DeviceTensor], inner: Tensor, place: torch.device) -> DeviceTensor:
+    def __new__(cls: type[DeviceTensor], inner: Tensor, device: torch.device) -> DeviceTensor:
         with torch.inference_mode(False):  # an ordinary tensor, whatever mode it is used in
             made = torch.Tensor._make_wrapper_subclass(
                 cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype, device="cpu"
             )
-        made.inner, made.place = inner, place
+        made.inner, made.own_device = inner, device
         return made
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return self.place
+        return self.own_device
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
@@ -71,7 +71,7 @@ class DeviceTensor(Tensor):
 
     def numpy(self, *, force: bool = False) -> Any:
         if not force:
-            raise TypeError(f"can't convert {self.place} device type tensor to numpy. Use Tensor.cpu() first.")
+            raise TypeError(f"can't convert {self.own_device} device type tensor to numpy. Use Tensor.cpu() first.")
         return _on_host(self).numpy()
 
     def cpu(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -91,7 +91,7 @@ class DeviceTensor(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.to and len(args) > 1 and isinstance(args[1], DeviceTensor):  # C++ would ask `other` for its device
-            args = (args[0], args[1].place, args[1].dtype, *args[2:])
+            args = (args[0], args[1].own_device, args[1].dtype, *args[2:])
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -218,7 +218,7 @@ class SimulatedCuda(TorchDispatchMode):
         if func._schema.name == "aten::to":  # its own C++ asks the driver for the device
             return self._to(func, args, kwargs)
         if func.has_kernel_for_dispatch_key(COMPOSITE) and func is not ATTENTION:  # made of others: look at those
-            return self._decomposed(func, args, kwargs, here[0].place if here else wanted)
+            return self._decomposed(func, args, kwargs, here[0].own_device if here else wanted)
         self._check(func, here, tensors, wanted)
         args, kwargs = tree_map(_bare, (args, kwargs))
         if wanted is not None and wanted.type == "cuda":
@@ -226,15 +226,15 @@ class SimulatedCuda(TorchDispatchMode):
         with torch.inference_mode(False), torch.no_grad():
             result = func(*args, **kwargs)
         self.launches += 1
-        place = wanted if wanted is not None and wanted.type == "cuda" else here[0].place
-        if self._recording is not None and self._is_recording(place):
+        device = wanted if wanted is not None and wanted.type == "cuda" else here[0].own_device
+        if self._recording is not None and self._is_recording(device):
             self._recording.graph.steps.append((func, args, kwargs, result))
         if here and wanted is not None and wanted.type == "cpu":
             return result
-        return tree_map(lambda leaf: self._on_device(leaf, here, place), result)
+        return tree_map(lambda leaf: self._on_device(leaf, here, device), result)
 
-    def _decomposed(self, func: Any, args: Any, kwargs: dict[str, Any], place: torch.device) -> Any:
-        self._own.composite.append(place)
+    def _decomposed(self, func: Any, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:
+        self._own.composite.append(device)
         try:
             with self:
                 return func.decompose(*args, **kwargs)
@@ -258,11 +258,11 @@ class SimulatedCuda(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         host = [tensor for tensor in tensors if not isinstance(tensor, DeviceTensor)]
         if here and name not in MAY_MIX and any(tensor.dim() for tensor in host):
-            shapes, where = [tuple(tensor.shape) for tensor in host], here[0].place
+            shapes, where = [tuple(tensor.shape) for tensor in host], here[0].own_device
             raise RuntimeError(f"Expected all tensors to be on the same device: {name} got {shapes} on cpu beside {where}")
-        places = {tensor.place for tensor in here}
-        if len(places) > 1 and name not in ("copy_", "_to_copy"):
-            raise RuntimeError(f"Expected all tensors to be on the same device: {name} got {places}")
+        devices = {tensor.own_device for tensor in here}
+        if len(devices) > 1 and name not in ("copy_", "_to_copy"):
+            raise RuntimeError(f"Expected all tensors to be on the same device: {name} got {devices}")
         if name == "copy_" and not isinstance(tensors[0], DeviceTensor) and here:
             self._wait(f"{name} to cpu")
         elif name in MAY_MIX and (host or not here):
@@ -348,12 +348,12 @@ class SimulatedCuda(TorchDispatchMode):
             used[device] = before
 
     @staticmethod
-    def _on_device(leaf: Any, here: list[DeviceTensor], place: torch.device) -> Any:
+    def _on_device(leaf: Any, here: list[DeviceTensor], device: torch.device) -> Any:
         """The result as a device tensor; an argument written in place is the same object again."""
         if not isinstance(leaf, Tensor):
             return leaf
         same = [tensor for tensor in here if tensor.inner is leaf]
-        return same[0] if same else DeviceTensor(leaf, place)
+        return same[0] if same else DeviceTensor(leaf, device)
 
 
 def _on_host(tensor: DeviceTensor) -> Tensor:

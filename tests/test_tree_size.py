@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-MOST_MB = 50  # all of it
-MOST_MB_OF_RESULTS = 1.6
+MAX_MB = 50  # all of it
+MAX_MB_OF_RESULTS = 1.6
 NUM_NAMED = 8
 
 
@@ -27,26 +27,26 @@ def tracked(root: Path) -> dict[Path, int]:
     return {file: file.lstat().st_size for file in files if file.exists()}
 
 
-def complaint(sizes: dict[Path, int], most_mb: float, root: Path) -> str:
+def complaint(sizes: dict[Path, int], max_mb: float, root: Path) -> str:
     """What is too large, with its biggest files; empty where it is small enough."""
     total = sum(sizes.values()) / 1e6
-    if total <= most_mb:
+    if total <= max_mb:
         return ""
     biggest = sorted(sizes, key=lambda file: -sizes[file])[:NUM_NAMED]
     listed = "\n".join(f"  {sizes[file] / 1e6:6.2f} MB  {file.relative_to(root)}" for file in biggest)
-    return f"{total:.1f} MB are tracked, at most {most_mb:g} are allowed; the biggest files:\n{listed}"
+    return f"{total:.1f} MB are tracked, at most {max_mb:g} are allowed; the biggest files:\n{listed}"
 
 
 def test_all_tracked_files_are_small_together() -> None:
-    said = complaint(tracked(ROOT), MOST_MB, ROOT)
-    assert not said, said
+    message = complaint(tracked(ROOT), MAX_MB, ROOT)
+    assert not message, message
 
 
 def test_results_are_small_together() -> None:
     """Catches results of measurements that pile up, which models and code would hide: keep the newest, or compress them."""
     sizes = {file: size for file, size in tracked(ROOT).items() if file.is_relative_to(RESULTS)}
-    said = complaint(sizes, MOST_MB_OF_RESULTS, ROOT)
-    assert not said, said
+    message = complaint(sizes, MAX_MB_OF_RESULTS, ROOT)
+    assert not message, message
 
 
 def test_the_biggest_files_are_named(tmp_path: Path) -> None:

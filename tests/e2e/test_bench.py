@@ -107,7 +107,7 @@ def test_ctrl_c_and_resume(tmp_path: Path) -> None:
     assert cells[0]["configurations"][1]["identity"] is None, "sampled texts differ by design"
 
 
-def test_nothing_to_resume_is_said_before_a_model_is_loaded(
+def test_nothing_to_resume_is_reported_before_a_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -30,7 +30,7 @@ def servers() -> Iterator[tuple[str, str]]:
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of its own, a key in the environment, and nobody at the keyboard."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     monkeypatch.setenv("BENCH_KEY", KEY)
@@ -44,9 +44,9 @@ def test_tune_compares_two_of_our_servers(
     """To its end: a length for each load from counters and clocks, the words for serve, a file that is read again."""
     plain, speculative = servers
     assert app.run(["tune", speculative, "--baseline-url", plain, *SMALL, "--out", "t.json", "--out", "t.html"]) == 0
-    said = capsys.readouterr().out
-    assert "Draft tokens by load" in said
-    assert "draft tokens" in said or "do not speculate" in said
+    output = capsys.readouterr().out
+    assert "Draft tokens by load" in output
+    assert "draft tokens" in output or "do not speculate" in output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.html", "t.json"], "the journal of a complete run is gone"
     result = read_result(Path("t.json"))
     assert isinstance(result, ServerResult)
@@ -54,7 +54,7 @@ def test_tune_compares_two_of_our_servers(
     assert all(one.measured is not None and one.measured > 0 for one in result.advice)
     assert all(0 <= nodes <= 4 for _, nodes in result.table)
     words = ",".join(f"{rows}:{nodes}" for rows, nodes in result.table) if len(result.table) > 1 else str(result.table[0][1])
-    assert f"outrider serve ... --num-draft-tokens {words}" in said
+    assert f"outrider serve ... --num-draft-tokens {words}" in output
     assert app.run(["report", "t.json"]) == 0
 
 

@@ -110,8 +110,8 @@ def test_logprobs(stories: Path, cli: Callable[..., Outcome]) -> None:
     run = cli("generate", str(stories), PROMPT, "--max-tokens", "5", "--json", "--set", "logprobs=2", *PLAIN)
     found = json.loads(run.out)
     assert len(found["logprobs"]) == 5
-    for token, law in zip(found["token_ids"], found["logprobs"], strict=True):
-        assert law[str(token)] == max(law.values()) <= 0
+    for token, logprobs in zip(found["token_ids"], found["logprobs"], strict=True):
+        assert logprobs[str(token)] == max(logprobs.values()) <= 0
 
 
 def test_chat(stories: Path, tmp_path: Path, cli: Callable[..., Outcome]) -> None:
@@ -125,7 +125,7 @@ def test_chat(stories: Path, tmp_path: Path, cli: Callable[..., Outcome]) -> Non
 
 
 def test_chat_without_a_template(stories: Path, cli: Callable[..., Outcome]) -> None:
-    """This model has none: said before the first message."""
+    """This model has none: reported before the first message."""
     run = cli("chat", str(stories), *PLAIN, stdin="hello\n")
     assert (run.code, run.out) == (2, "")
     assert "no chat template" in run.errors
@@ -181,7 +181,7 @@ def test_draft_of_another_vocabulary(
 
 @pytest.mark.slow
 def test_ctrl_c(stories: Path) -> None:
-    """A real SIGINT in the middle of a stream: what was said, its stats, exit code 130."""
+    """A real SIGINT in the middle of a stream: what was written, its stats, exit code 130."""
     options = ("--max-tokens", "450", "--temperature", "1", "--seed", "1", "--drafter", "none", *PLAIN)
     with start("generate", str(stories), PROMPT, *options) as process:
         assert process.stdout is not None

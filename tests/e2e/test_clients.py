@@ -1,6 +1,6 @@
 """Real clients against a real server: the `openai` package, LangChain and curl, with the demo pair.
 
-The demo's target answers word problems and is sure of its answers, so texts can be told in advance.
+The demo's target answers word problems and is sure of its answers, so texts are known in advance.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def ask(client: Any, question: str = LEMONS, **fields: Any) -> Any:
     return client.chat.completions.create(model="demo", messages=[{"role": "user", "content": question}], **fields)
 
 
-def said(answer: Any) -> str:
+def text_of(answer: Any) -> str:
     return str(answer.choices[0].message.content)
 
 
@@ -68,16 +68,16 @@ def test_other_interfaces_give_the_same_answer(address: str, client: Any) -> Non
     """A conversation that goes on, in three interfaces: greedy text is one text, and drafts are made for all."""
     first = ask(client)
     one = client.responses.create(model="demo", input=LEMONS, temperature=0, max_output_tokens=80)
-    assert one.output_text == said(first)
+    assert one.output_text == text_of(first)
     turns = [
-        {"role": "user", "content": LEMONS}, {"role": "assistant", "content": said(first)}, {"role": "user", "content": EGGS},
+        {"role": "user", "content": LEMONS}, {"role": "assistant", "content": text_of(first)}, {"role": "user", "content": EGGS},
     ]  # fmt: skip
     ask_again: dict[str, Any] = {"model": "demo", "temperature": 0}
     second = client.chat.completions.create(messages=turns, max_completion_tokens=80, **ask_again)
     events = list(
         client.responses.create(input=EGGS, previous_response_id=one.id, max_output_tokens=80, stream=True, **ask_again)
     )
-    assert events[-1].response.output_text == said(second)
+    assert events[-1].response.output_text == text_of(second)
     assert events[-1].response.usage.input_tokens == second.usage.prompt_tokens
     assert one.model_extra["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] > 0
     anthropic = pytest.importorskip("anthropic")
@@ -85,7 +85,7 @@ def test_other_interfaces_give_the_same_answer(address: str, client: Any) -> Non
     fields: dict[str, Any] = {"model": "demo", "messages": turns, "extra_body": {"temperature": 0}}
     with other.messages.stream(max_tokens=80, **fields) as stream:
         message = stream.get_final_message()
-    assert "".join(block.text for block in message.content) == said(second)
+    assert "".join(block.text for block in message.content) == text_of(second)
     assert message.stop_reason == "end_turn"
     count = other.messages.count_tokens(model="demo", messages=turns).input_tokens
     assert count == second.usage.prompt_tokens
@@ -94,7 +94,7 @@ def test_other_interfaces_give_the_same_answer(address: str, client: Any) -> Non
 def test_chat_answers_and_counts(client: Any) -> None:
     """Usage that does not add up, or numbers of speculation that are not this request's."""
     answer = ask(client)
-    assert "#### 19" in said(answer)
+    assert "#### 19" in text_of(answer)
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
     drafting = answer.model_extra["metrics"]["speculative_decoding"]
@@ -109,8 +109,8 @@ def test_speculation_changes_no_text(client: Any) -> None:
         assert plain.model_extra["metrics"]["speculative_decoding"] is None
         for length in (1, 4):
             fixed = {"speculation": {"mode": "fixed", "max_draft_tokens": length}}
-            assert said(ask(client, EGGS, **fields, extra_body=fixed)) == said(plain)
-        assert said(ask(client, EGGS, **fields)) == said(plain)
+            assert text_of(ask(client, EGGS, **fields, extra_body=fixed)) == text_of(plain)
+        assert text_of(ask(client, EGGS, **fields)) == text_of(plain)
 
 
 def test_a_prediction_is_drafted_from_and_changes_no_text(client: Any) -> None:
@@ -118,16 +118,16 @@ def test_a_prediction_is_drafted_from_and_changes_no_text(client: Any) -> None:
     for fields in ({"temperature": 0}, {"temperature": 1, "seed": 11}):
         plain = ask(client, EGGS, **fields, extra_body=OFF)
         assert plain.usage.completion_tokens_details is None
-        wrong = "".join("7" if letter.isdigit() else letter for letter in said(plain))
+        wrong = "".join("7" if letter.isdigit() else letter for letter in text_of(plain))
         counts = []
-        for text in (said(plain), wrong):
+        for text in (text_of(plain), wrong):
             answer = ask(client, EGGS, **fields, prediction={"type": "content", "content": text})
-            assert said(answer) == said(plain)
+            assert text_of(answer) == text_of(plain)
             assert answer.model_extra["metrics"]["drafter"] == "prediction"
             counts.append(answer.usage.completion_tokens_details.accepted_prediction_tokens)
         assert counts[0] > plain.usage.completion_tokens * 0.7  # seven of eight, in the best case
         assert 0 < counts[1] < counts[0]
-        off = ask(client, EGGS, **fields, prediction={"type": "content", "content": said(plain)}, extra_body=OFF)
+        off = ask(client, EGGS, **fields, prediction={"type": "content", "content": text_of(plain)}, extra_body=OFF)
         details = off.usage.completion_tokens_details
         assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (0, 0)
 
@@ -136,7 +136,7 @@ def test_stream_is_the_same_answer_in_pieces(client: Any) -> None:
     chunks = list(ask(client, stream=True, stream_options={"include_usage": True}))
     choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
     whole = ask(client)
-    assert "".join(choice.delta.content or "" for choice in choices) == said(whole)
+    assert "".join(choice.delta.content or "" for choice in choices) == text_of(whole)
     assert len(choices) > 3
     assert choices[0].delta.role == "assistant"
     assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["stop"]
@@ -148,9 +148,9 @@ def test_stream_is_the_same_answer_in_pieces(client: Any) -> None:
 def test_a_conversation_goes_on_and_reuses_its_prompt(client: Any) -> None:
     first = [{"role": "user", "content": EGGS}]
     one = client.chat.completions.create(model="demo", messages=first, temperature=0, max_tokens=80)
-    then = [*first, {"role": "assistant", "content": said(one)}, {"role": "user", "content": LEMONS}]
+    then = [*first, {"role": "assistant", "content": text_of(one)}, {"role": "user", "content": LEMONS}]
     two = client.chat.completions.create(model="demo", messages=then, temperature=0, max_tokens=80)
-    assert "####" in said(two)
+    assert "####" in text_of(two)
     assert two.usage.prompt_tokens > one.usage.prompt_tokens
     target = build(Options("demo", drafter="none")).target.lm
     few_are_shared = reads_any_way(target)  # else only whole chunks of 512: on some processors a text's bits follow its cuts
@@ -165,19 +165,19 @@ def test_length_limit_is_kept_and_named(client: Any) -> None:
 
 def test_stop_ends_the_text_before_it(client: Any) -> None:
     """A stop string in the middle of accepted draft tokens is where it slips through."""
-    whole = said(ask(client))
+    whole = text_of(ask(client))
     stopped = ask(client, stop=["####"])
-    assert said(stopped) == whole[: whole.index("####")]
+    assert text_of(stopped) == whole[: whole.index("####")]
     assert stopped.choices[0].finish_reason == "stop"
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in ask(client, stop=["####"], stream=True))
-    assert streamed == said(stopped)
+    assert streamed == text_of(stopped)
 
 
 def test_n_answers_with_seeds_of_their_own(client: Any) -> None:
     """Answer i of a seeded request is the answer to seed + i, and all arrive under their index."""
     several = ask(client, EGGS, n=3, temperature=1.5, seed=5)
     assert [choice.index for choice in several.choices] == [0, 1, 2]
-    alone = [said(ask(client, EGGS, temperature=1.5, seed=5 + number)) for number in range(3)]
+    alone = [text_of(ask(client, EGGS, temperature=1.5, seed=5 + number)) for number in range(3)]
     assert [choice.message.content for choice in several.choices] == alone
     assert len(set(alone)) > 1
 
@@ -186,7 +186,7 @@ def test_logprobs_are_the_targets_own(client: Any) -> None:
     """Greedy tokens are the likeliest of their alternatives; the tokens make up the text."""
     answer = ask(client, logprobs=True, top_logprobs=3)
     entries = answer.choices[0].logprobs.content
-    assert "".join(entry.token for entry in entries if entry.token != "</s>") == said(answer)
+    assert "".join(entry.token for entry in entries if entry.token != "</s>") == text_of(answer)
     for entry in entries:
         likeliest = max(entry.top_logprobs, key=lambda top: top.logprob)
         assert entry.logprob == pytest.approx(likeliest.logprob)
@@ -217,7 +217,7 @@ def test_logit_bias_is_obeyed(client: Any, address: str) -> None:
     word = "####"
     tokens = post(address, "/tokenize", {"prompt": word, "add_special_tokens": False})["tokens"]
     answer = ask(client, logit_bias={str(tokens[0]): -100})
-    assert word not in said(answer)
+    assert word not in text_of(answer)
 
 
 # ---- openai: many at once
@@ -233,11 +233,11 @@ def test_async_answers_do_not_depend_on_their_company(client: Any, address: str)
         if "top_k" in kind:
             kind["extra_body"] = {"top_k": kind.pop("top_k")}
     jobs = [(question, kind) for question in (LEMONS, EGGS) for kind in kinds]
-    alone = [said(ask(client, question, **kind)) for question, kind in jobs]
+    alone = [text_of(ask(client, question, **kind)) for question, kind in jobs]
 
     async def together() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0, timeout=120) as many:
-            return [said(answer) for answer in await asyncio.gather(*(ask(many, question, **kind) for question, kind in jobs))]
+            return [text_of(answer) for answer in await asyncio.gather(*(ask(many, question, **kind) for question, kind in jobs))]
 
     assert asyncio.run(together()) == alone
 
@@ -321,9 +321,9 @@ def test_structured_output_is_parsed(client: Any) -> None:
 def test_json_mode(client: Any) -> None:
     answer = ask(client, response_format={"type": "json_object"}, max_completion_tokens=300)
     if answer.choices[0].finish_reason == "stop":
-        assert isinstance(json.loads(said(answer)), dict)
+        assert isinstance(json.loads(text_of(answer)), dict)
     else:
-        assert said(answer).lstrip().startswith("{")
+        assert text_of(answer).lstrip().startswith("{")
 
 
 def test_tools_are_refused_where_the_model_could_not_see_them(client: Any) -> None:

@@ -50,7 +50,7 @@ def ask(client: Any, *messages: Any, **fields: Any) -> Any:
     return client.chat.completions.create(model="demo", messages=list(messages), **fields)
 
 
-def said(answer: Any) -> str:
+def text_of(answer: Any) -> str:
     return str(answer.choices[0].message.content)
 
 
@@ -61,9 +61,9 @@ HOW = [{}, {"exclude_none": False}, {"exclude_unset": True}]
 def test_an_answer_goes_back_as_the_package_dumps_it(client: Any, how: dict[str, Any]) -> None:
     """With `annotations: null` and all the rest; what is null must not reach the template either."""
     message = ask(client, QUESTION).choices[0].message
-    plain = said(ask(client, QUESTION, {"role": "assistant", "content": message.content}, QUESTION))
-    assert said(ask(client, QUESTION, message.model_dump(**how), QUESTION)) == plain
-    assert said(ask(client, QUESTION, message, QUESTION)) == plain
+    plain = text_of(ask(client, QUESTION, {"role": "assistant", "content": message.content}, QUESTION))
+    assert text_of(ask(client, QUESTION, message.model_dump(**how), QUESTION)) == plain
+    assert text_of(ask(client, QUESTION, message, QUESTION)) == plain
 
 
 @pytest.mark.parametrize("how", HOW, ids=str)
@@ -76,7 +76,7 @@ def test_a_call_and_its_result_go_back_as_the_package_dumps_them(client: Any, ho
     second = raw.create(model="demo", messages=[QUESTION, message.model_dump(**how), result], temperature=0, **fields)
     assert HEADER not in second.headers
     last = second.parse().choices[0].message.model_dump(**how)
-    assert said(ask(client, QUESTION, message.model_dump(**how), result, last, QUESTION))
+    assert text_of(ask(client, QUESTION, message.model_dump(**how), result, last, QUESTION))
 
 
 def test_langchain_carries_calls_and_results(address: str) -> None:
@@ -116,9 +116,9 @@ def test_every_chunk_counts_when_asked(client: Any) -> None:
 
 
 def test_nearly_zero_is_greedy(client: Any) -> None:
-    greedy = said(ask(client, QUESTION))
+    greedy = text_of(ask(client, QUESTION))
     nearly = ({"temperature": 1e-8}, {"temperature": 9e-5}, {"temperature": 1, "top_p": 0}, {"max_completion_tokens": 40.0})
-    assert [said(ask(client, QUESTION, **fields)) for fields in nearly] == [greedy] * 4
+    assert [text_of(ask(client, QUESTION, **fields)) for fields in nearly] == [greedy] * 4
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -67,10 +67,10 @@ def problems(tmp_path_factory: Any) -> Path:
     records = [json.loads(line) for line in source[: NUM_PROBLEMS + 2]]
     file = tmp_path_factory.mktemp("task") / "problems.jsonl"
     with file.open("w", encoding="utf-8") as out:
-        for place in range(NUM_PROBLEMS):
-            others = records[place : place + 3]
+        for index in range(NUM_PROBLEMS):
+            others = records[index : index + 3]
             choices = [other["solution"] for other in others]
-            out.write(json.dumps({**records[place], "choices": choices}) + "\n")
+            out.write(json.dumps({**records[index], "choices": choices}) + "\n")
     return file
 
 
@@ -119,7 +119,7 @@ def test_lm_eval_scores_the_same_with_and_without_speculation(
 
 
 def test_lm_eval_likelihoods(address: str, problems: Path, tmp_path: Path) -> None:
-    """Echoed log-probabilities, shifted by one token or read from the wrong place, choose at random."""
+    """Echoed log-probabilities, shifted by one token or read from the wrong position, choose at random."""
     found = score(address, tmp_path, "demo_choose", CHOOSE.format(task="demo_choose", data=problems))
     assert found["results"]["acc,none"] == 1
 
@@ -184,11 +184,11 @@ def test_odd_but_almost_valid_bodies(address: str, path: str) -> None:
     for _ in range(NUM_BODIES):
         chosen = chance.sample(sorted(edges), chance.randint(1, 4))
         body = {**base, "max_tokens": 9, **{field: chance.choice(edges[field]) for field in chosen}}
-        status, said = status_of(address, path, body)
-        assert status in (200, 400), (body, said)
-        assert "server_error" not in said, (body, said)  # a stream says it inside
+        status, body_text = status_of(address, path, body)
+        assert status in (200, 400), (body, body_text)
+        assert "server_error" not in body_text, (body, body_text)  # a stream says it inside
         if status == 400:
-            assert json.loads(said)["error"]["message"]
+            assert json.loads(body_text)["error"]["message"]
         statuses.append(status)
     assert statuses.count(200) >= NUM_BODIES // 5
     assert status_of(address, path, {**base, "max_tokens": 5})[0] == 200

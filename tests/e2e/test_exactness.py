@@ -75,7 +75,7 @@ class Subject:
 
 
 class OracleThatErrs(Drafter):
-    """Knows the plain text and proposes it, but for a wrong token at a place that wanders from step to step."""
+    """Knows the plain text and proposes it, but for a wrong token at a position that wanders from step to step."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -84,11 +84,11 @@ class OracleThatErrs(Drafter):
         width = max(gamma)
         tokens = torch.zeros(len(rows), width, dtype=torch.int64)
         for index, row in enumerate(rows):
-            said = len(row.output)
-            known = self._subject.plain[row.request][said : said + width]
+            done = len(row.output)
+            known = self._subject.plain[row.request][done : done + width]
             tokens[index, : len(known)] = torch.tensor(known)
-            if (wrong := said * 7 % (width + 2)) < width:
-                tokens[index, wrong] = (tokens[index, wrong] + 1 + said) % rows.vocab_size
+            if (wrong := done * 7 % (width + 2)) < width:
+                tokens[index, wrong] = (tokens[index, wrong] + 1 + done) % rows.vocab_size
         return Draft(tokens, torch.tensor(gamma))
 
 
@@ -210,7 +210,7 @@ OTHERS = cases(
 
 @pytest.mark.parametrize(("subject", "drafter", "gamma", "together"), OTHERS, indirect=["subject"])
 def test_other_drafters(subject: Subject, drafter: str, gamma: int, together: bool) -> None:
-    """Catches a rejected token that leaves something behind: strangers are rejected always, the oracle at every place."""
+    """Catches a rejected token that leaves something behind: strangers are rejected always, the oracle at every position."""
     same_texts(subject, drafter, "stranger", gamma, together=together)
 
 
@@ -252,7 +252,7 @@ def test_on_the_native_runtime(dtype: str) -> None:
     for done in (together, alone):
         assert [c.token_ids for c in done] == [c.token_ids for c in plain]
         assert sum(c.stats.accepted for c in done) > 0
-    sampled = replace(WITHOUT_END, temperature=0.8, top_p=0.9, seed=7)  # laws and verdicts by kernels, where those serve
+    sampled = replace(WITHOUT_END, temperature=0.8, top_p=0.9, seed=7)  # distributions and verdicts by kernels, where those serve
     for verifier in ("block", "gumbel"):
         llm = LLM(demo.target, draft=demo.draft, num_draft_tokens=3, verifier=verifier, **options)
         texts = [llm.generate(prompt, sampled)[0].token_ids for prompt in prompts]

@@ -55,20 +55,20 @@ def test_greedy_text_with_speculation_is_greedy_text(
 @pytest.mark.slow
 def test_the_command_line_takes_a_file(tiny: Path) -> None:
     with start("generate", str(tiny), "the 1 cat", "--max-tokens", "4", "--set", "runtime=eager") as process:
-        _, said = process.communicate(timeout=600)
-    assert process.returncode == 0, said
-    assert "keeps its weights in their blocks (Q4_0, Q8_0)" in said
+        _, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    assert "keeps its weights in their blocks (Q4_0, Q8_0)" in errors
 
 
 def test_a_damaged_file_is_one_line(tiny: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(tiny.read_bytes()[:-1000])
     with start("generate", str(broken), "x") as process:
-        _, said = process.communicate(timeout=600)
+        _, errors = process.communicate(timeout=600)
     assert process.returncode == 2
-    assert said.startswith("error: ")
-    assert "is damaged" in said
-    assert len(said.splitlines()) == 1
+    assert errors.startswith("error: ")
+    assert "is damaged" in errors
+    assert len(errors.splitlines()) == 1
 
 
 @pytest.mark.slow

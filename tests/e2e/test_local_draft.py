@@ -20,8 +20,8 @@ def test_idle_cores_draft(monkeypatch: pytest.MonkeyPatch, draft: str | None) ->
     monkeypatch.setattr(DraftWait, "expects", lambda self, asked_s, silent_since_s, now_s, deadline_s: now_s < deadline_s)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     plain = LLM("demo", drafter="none", threads=1, runtime="eager").generate(PROMPT, params)[0]
-    said: list[str] = []
-    with LLM("demo", draft=draft, draft_endpoint="local", threads=1, runtime="eager", status=said.append) as llm:
+    lines: list[str] = []
+    with LLM("demo", draft=draft, draft_endpoint="local", threads=1, runtime="eager", status=lines.append) as llm:
         for _ in range(2):  # a look-up drafter has the first answer to copy from
             done = llm.generate(PROMPT, params)[0]
             assert done.token_ids == plain.token_ids
@@ -32,5 +32,5 @@ def test_idle_cores_draft(monkeypatch: pytest.MonkeyPatch, draft: str | None) ->
         assert len(sampled.token_ids) == 20
         children = [child for child in psutil.Process().children() if "service" in child.cmdline()]
         assert len(children) == 1
-    assert "starting the draft service of this machine" in said
+    assert "starting the draft service of this machine" in lines
     assert not children[0].is_running() or children[0].status() == psutil.STATUS_ZOMBIE

@@ -19,7 +19,7 @@ from playwright.sync_api import sync_playwright
 
 from tests.live_server import KEY as REAL_KEY
 from tests.live_server import live_server
-from tests.scripted_server import FILE, HOSTILE, KEY, TOLD, Scripted, scripted_server
+from tests.scripted_server import FILE, HOSTILE, KEY, STORY_TEXT, Scripted, scripted_server
 
 CHROMIUM = os.environ.get("OUTRIDER_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 FLAGS = [
@@ -97,10 +97,10 @@ def slide(page: Any, field: str, key: str, times: int) -> None:
 def test_answer_streams_in_coloured_by_fate_and_counted(page: Any) -> None:
     """Text lost between chunks, a fate in the wrong colour, or τ and α by another definition."""
     turn = ask(page, "tell me")
-    assert turn.locator(".tokens").text_content() == TOLD
+    assert turn.locator(".tokens").text_content() == STORY_TEXT
     spans = turn.locator(".tokens span")
     assert spans.count() == 13  # the end token has no text
-    assert [spans.nth(place).get_attribute("class") for place in (0, 2, 4, 5, 10)] == [
+    assert [spans.nth(index).get_attribute("class") for index in (0, 2, 4, 5, 10)] == [
         "accepted", "bonus", "correction", "accepted", "plain",
     ]  # fmt: skip
     shown = numbers(turn)
@@ -128,22 +128,23 @@ def test_both_sides_get_the_same_seed_and_are_compared(page: Any, server: Script
     """Two random answers put side by side prove nothing."""
     page.check("#compare")
     turn = ask(page, "tell me")
-    assert turn.locator(".tokens").all_text_contents() == [TOLD, TOLD]
+    assert turn.locator(".tokens").all_text_contents() == [STORY_TEXT, STORY_TEXT]
     assert [body["speculation"]["mode"] for body in server.bodies] == ["auto", "off"]
     assert server.bodies[0]["seed"] == server.bodies[1]["seed"]
-    assert turn.locator(".good").inner_text().startswith(f"Same text, character for character ({len(TOLD)} characters, seed ")
+    same = f"Same text, character for character ({len(STORY_TEXT)} characters, seed "
+    assert turn.locator(".good").inner_text().startswith(same)
     assert "times as many tokens per second with speculation" in turn.locator(".good").inner_text()
 
     page.check("#at-once")
     assert "speeds do not tell" in ask(page, "tell me").locator(".good").inner_text()
 
 
-def test_texts_that_differ_are_said_to_differ_and_where(page: Any) -> None:
+def test_texts_that_differ_are_reported_with_where_they_differ(page: Any) -> None:
     """A verdict that cannot be "different" is none."""
     page.check("#compare")
     turn = ask(page, "differ")
-    place = TOLD.index(".", TOLD.index("19"))
-    assert f"differ from character {place + 1} on" in turn.locator(".bad").inner_text()
+    position = STORY_TEXT.index(".", STORY_TEXT.index("19"))
+    assert f"differ from character {position + 1} on" in turn.locator(".bad").inner_text()
     assert turn.locator(".differs").all_text_contents() == [".", " Thus"]
 
 
@@ -157,7 +158,7 @@ def test_text_of_a_model_is_never_html(page: Any) -> None:
     assert page.title() == "Outrider playground"
 
 
-def test_refusals_are_told_in_the_servers_words(page: Any) -> None:
+def test_refusals_are_shown_in_the_servers_words(page: Any) -> None:
     """"Failed to fetch", or nothing at all."""
     assert ask(page, "refuse").locator("[role=alert]").inner_text() == "temperature must be at most 2, got <9>"
     assert page.input_value("#message") == "refuse"  # to be mended and sent again
@@ -190,7 +191,7 @@ def test_key_is_asked_for_sent_and_kept_in_this_tab_only(open_page: Any, server:
     page.fill("#key", KEY)
     page.press("#key", "Tab")
     page.wait_for_selector("#about:has-text('tale-teller')")
-    assert ask(page, "hello").locator(".tokens").text_content() == TOLD
+    assert ask(page, "hello").locator(".tokens").text_content() == STORY_TEXT
     page.reload()
     page.wait_for_selector("#about:has-text('tale-teller')")
     assert KEY not in page.url
@@ -203,7 +204,7 @@ def test_page_waits_for_models_that_are_still_loading(open_page: Any, server: Sc
     page = open_page(viewport={"width": 1280, "height": 850})
     assert page.inner_text("#about") == "The server is loading its models. This page waits for them."
     page.wait_for_selector("#about:has-text('tale-teller')")
-    assert ask(page, "hello").locator(".tokens").text_content() == TOLD
+    assert ask(page, "hello").locator(".tokens").text_content() == STORY_TEXT
 
 
 def test_a_file_is_called_by_its_name_and_asked_for_by_its_path(page: Any, server: Scripted) -> None:
@@ -270,7 +271,7 @@ def test_conversation_goes_on_and_reset_forgets_it(page: Any, server: Scripted) 
     """A chat that forgets, or one that cannot."""
     ask(page, "one")
     ask(page, "two")
-    assert [message["content"] for message in server.bodies[-1]["messages"]] == ["one", TOLD, "two"]
+    assert [message["content"] for message in server.bodies[-1]["messages"]] == ["one", STORY_TEXT, "two"]
     page.click("#reset")
     assert page.locator(".turn").count() == 0
     ask(page, "three")
@@ -298,7 +299,7 @@ def test_a_setting_that_cannot_be_used_is_refused_here(page: Any, server: Script
 def test_a_server_that_says_no_fates(page: Any) -> None:
     """Against a server without token origins the text is still shown, and nothing is made up."""
     turn = ask(page, "unknown")
-    assert turn.locator(".tokens").text_content() == TOLD
+    assert turn.locator(".tokens").text_content() == STORY_TEXT
     assert turn.locator(".accepted").count() == 0
     assert numbers(turn)["tokens"] == "14"
 

@@ -81,20 +81,20 @@ class Deployment:
     def is_ready(self) -> bool:
         """Whether the coordinator answers and uses all replicas."""
         ended = [name for name, process in self.processes.items() if process.poll() is not None]
-        assert not ended, "\n".join(f"{name} ended: {self.said(name)}" for name in ended)
+        assert not ended, "\n".join(f"{name} ended: {self.log_of(name)}" for name in ended)
         try:
             with urllib.request.urlopen(f"{self.address}/ready", timeout=10):
                 return set(self.standings().values()) == {"ready"}
         except OSError:
             return False
 
-    def said(self, name: str) -> str:
+    def log_of(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")[-3000:]
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         limit = time.monotonic() + START_S
         while not holds():
-            assert time.monotonic() < limit, f"waited for {what}:\n" + "\n".join(self.said(name) for name in self.processes)
+            assert time.monotonic() < limit, f"waited for {what}:\n" + "\n".join(self.log_of(name) for name in self.processes)
             time.sleep(0.1)
 
     def stop(self) -> None:
@@ -113,9 +113,9 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     try:
         for name in ("first", "second"):
             made.start_target(name)
-        places = ",".join(f"127.0.0.1:{made.ports[name]}" for name in ("first", "second"))
+        endpoints = ",".join(f"127.0.0.1:{made.ports[name]}" for name in ("first", "second"))
         made.start(
-            "coordinator", "coordinator", "--model", f"tiny={model}", "--target-endpoint", f"tiny={places}",
+            "coordinator", "coordinator", "--model", f"tiny={model}", "--target-endpoint", f"tiny={endpoints}",
             "--set", "stall_timeout=5",
         )  # fmt: skip
         made.until(made.is_ready, "the coordinator and both replicas")
@@ -217,7 +217,7 @@ def test_a_drained_service_finishes_what_it_has(deployment: Deployment, alone: A
     answers = crowd(deployment, prompts, lambda answers: deployment.kill("first", signal.SIGTERM))
     check(answers, prompts, alone)
     assert deployment.processes["first"].wait(60) == 0
-    assert "lost" not in deployment.said("coordinator").split("request_id")[-1]
+    assert "lost" not in deployment.log_of("coordinator").split("request_id")[-1]
     deployment.start_target("first")
     deployment.until(deployment.is_ready, "it to come back")
 
@@ -241,7 +241,7 @@ def test_other_weights_are_refused(deployment: Deployment, tmp_path: Path) -> No
     deployment.processes["first"].wait(30)
     deployment.start_target("first", other)
     deployment.until(lambda: deployment.standings()["first"] == "refused", "the refusal")
-    assert "weights" in deployment.said("coordinator")
+    assert "weights" in deployment.log_of("coordinator")
     deployment.kill("first")
     deployment.processes["first"].wait(30)
     deployment.start_target("first")

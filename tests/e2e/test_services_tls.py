@@ -53,15 +53,15 @@ class Parts:
         certificate, key = authority.signed(name, f"DNS:{name}")
         return {"ca": self.ours.certificate, "cert": certificate, "key": key}
 
-    def said(self, name: str) -> str:
+    def log_of(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         limit = time.monotonic() + START_S
         while not holds():
             dead = [name for name, process in self.processes.items() if process.poll() is not None]
-            assert not dead, "\n".join(f"{name} ended: {self.said(name)[-3000:]}" for name in dead)
-            ends = "\n".join(self.said(name)[-3000:] for name in self.processes)
+            assert not dead, "\n".join(f"{name} ended: {self.log_of(name)[-3000:]}" for name in dead)
+            ends = "\n".join(self.log_of(name)[-3000:] for name in self.processes)
             assert time.monotonic() < limit, f"waited for {what}:\n{ends}"
             time.sleep(0.2)
 
@@ -153,7 +153,7 @@ def expected(model: Path) -> str:
 
 
 def health(address: str, files: dict[str, Path]) -> tuple[int, str]:
-    """Exit status and what was said."""
+    """Exit status and output."""
     command = [sys.executable, "-m", "outrider", "service", "health", address, *caller_options(files)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, done.stdout + done.stderr
@@ -191,9 +191,9 @@ def test_a_target_whose_draft_service_does_not_trust_it(parts: Parts, drafts: st
     assert complete(http) == expected
     assert counted(http, "remote_draft_nodes_total") == 0
     assert counted(http, "remote_draft_troubles_total") > 0
-    said = parts.said("serve")
-    assert "a certificate of an authority that it trusts" in said
-    assert "Traceback" not in said
+    output = parts.log_of("serve")
+    assert "a certificate of an authority that it trusts" in output
+    assert "Traceback" not in output
     parts.stop("serve")
 
 
@@ -211,7 +211,7 @@ def test_a_coordinator_that_targets_do_not_trust_names_the_reason(parts: Parts, 
     )  # fmt: skip
     address, files = f"grpcs://127.0.0.1:{target}", parts.asking("probe", parts.ours)
     parts.until(lambda: is_listening("127.0.0.1", target) and health(address, files)[0] == 0, "the target")
-    parts.until(lambda: "a certificate of an authority that it trusts" in parts.said("coordinator"), "the reason in the log")
+    parts.until(lambda: "a certificate of an authority that it trusts" in parts.log_of("coordinator"), "the reason in the log")
     (replica,) = json.loads(get_any(http, "/health"))["replicas"]["tiny"]
     assert replica["standing"] == "away"
     assert "a certificate of an authority that it trusts" in replica["reason"]
@@ -228,20 +228,20 @@ def get_any(port: int, path: str) -> str:
 
 
 @pytest.mark.slow
-def test_callers_that_do_not_fit_are_told_in_one_line(parts: Parts, drafts: str, model: Path, tmp_path: Path) -> None:
+def test_callers_that_do_not_fit_are_refused_in_one_line(parts: Parts, drafts: str, model: Path, tmp_path: Path) -> None:
     """By `service health`, and by verbs with a draft service: what a person has to mend is exit status 2."""
     fits, strange = parts.asking("fits", parts.ours), parts.asking("strange", parts.others)
-    status, said = health(drafts, fits)
-    assert (status, "ms there and back" in said) == (0, True)
+    status, output = health(drafts, fits)
+    assert (status, "ms there and back" in output) == (0, True)
     for files in (strange, {"ca": parts.ours.certificate}):
-        status, said = health(drafts, files)
-        assert (status, len(said.splitlines())) == (1, 1)
-        assert "a certificate of an authority that it trusts (mutual TLS)" in said
-    status, said = health(drafts, {**fits, "ca": parts.others.certificate})
-    assert (status, "its certificate is of no authority that is trusted here" in said) == (1, True)
+        status, output = health(drafts, files)
+        assert (status, len(output.splitlines())) == (1, 1)
+        assert "a certificate of an authority that it trusts (mutual TLS)" in output
+    status, output = health(drafts, {**fits, "ca": parts.others.certificate})
+    assert (status, "its certificate is of no authority that is trusted here" in output) == (1, True)
     swapped = {**fits, "key": strange["key"]}
-    status, said = health(drafts, swapped)
-    assert (status, len(said.splitlines()), "are not of one pair" in said) == (2, 1, True)
+    status, output = health(drafts, swapped)
+    assert (status, len(output.splitlines()), "are not of one pair" in output) == (2, 1, True)
     command = ["generate", str(model / "target"), "abc", "--draft-endpoint", drafts, *FAST, *drafter_options(swapped)]
     done = subprocess.run([sys.executable, "-m", "outrider", *command], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2

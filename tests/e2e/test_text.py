@@ -50,8 +50,8 @@ def test_three_emoji_behind_emoji(client: TestClient, mode: str) -> None:
     pieces = [chunk["choices"][0]["text"] for chunk in events(ask(client, **body, stream=True))]
     assert "".join(pieces) == text
     assert ask(client, **body, stop=[text[1:3]]).json()["choices"][0]["text"] == text[: text.index(text[1:3])]
-    law = ask(client, **body, logprobs=0, echo=True).json()["choices"][0]
-    assert [law["text"][place:] for place in law["logprobs"]["text_offset"][-13:-1:4]] == [text[at:] for at in range(3)]
+    choice = ask(client, **body, logprobs=0, echo=True).json()["choices"][0]
+    assert [choice["text"][offset:] for offset in choice["logprobs"]["text_offset"][-13:-1:4]] == [text[at:] for at in range(3)]
 
 
 def test_sentencepiece_tokens_have_their_spaces(client: TestClient) -> None:

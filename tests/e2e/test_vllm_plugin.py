@@ -193,7 +193,7 @@ except Exception as error:
 
 
 def test_the_new_runner_is_offered_ours_only_when_asked(target: Path) -> None:
-    """vLLM's own configuration: by itself it takes the old runner for us; told to take the new one, it no longer names
+    """vLLM's own configuration: by itself it takes the old runner for us; set to take the new one, it no longer names
     custom_class as a reason against it. Other custom classes are refused as ever."""
     script = f"""
 from vllm.engine.arg_utils import EngineArgs

@@ -24,14 +24,14 @@ from typing import Any
 
 CLONE_NEWNET = 0x40000000
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
-PREFIX = "10.77.0."  # the place number is the last byte; these addresses exist inside the namespaces only
+PREFIX = "10.77.0."  # the host number is the last byte; these addresses exist inside the namespaces only
 LARGEST = 65536
 QUEUE_S = 0.5  # what a slow wire keeps waiting; more is dropped, as a router does
 
 
 @dataclass
 class Wire:
-    """One direction between two places: what it does to packets, and what it did."""
+    """One direction between two hosts: what it does to packets, and what it did."""
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
@@ -117,9 +117,9 @@ class Carrier:
 
     def _deliver(self) -> None:
         while self._waiting and self._waiting[0][0] <= time.monotonic():
-            _, _, wire, place, packet = heapq.heappop(self._waiting)
+            _, _, wire, host, packet = heapq.heappop(self._waiting)
             try:
-                os.write(self.devices[place], packet)
+                os.write(self.devices[host], packet)
                 wire.carried += 1
             except BlockingIOError:
                 wire.lost += 1
@@ -134,7 +134,7 @@ def _checked(result: int, what: str) -> None:
 
 
 def _tun(number: int) -> int:
-    """A device of this namespace with the place's address, up, like the loopback."""
+    """A device of this namespace with the host's address, up, like the loopback."""
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", b"wire", IFF_TUN | IFF_NO_PI))
     for command in ("link set lo up", f"addr add {PREFIX}{number + 1}/24 dev wire", "link set wire up"):
@@ -143,7 +143,7 @@ def _tun(number: int) -> int:
 
 
 def main() -> None:
-    """Arguments: number of places, seed. The first line says where the namespaces are."""
+    """Arguments: number of hosts, seed. The first line says where the namespaces are."""
     with suppress(OSError):  # a wire that waits for a processor is a slower wire than asked for
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     carrier = Carrier(int(sys.argv[1]), int(sys.argv[2]))

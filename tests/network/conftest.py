@@ -1,4 +1,4 @@
-"""Tests that need places and wires skip, with the reason, where the machine cannot have them."""
+"""Tests that need hosts and wires skip, with the reason, where the machine cannot have them."""
 
 from __future__ import annotations
 

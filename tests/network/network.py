@@ -1,12 +1,12 @@
-"""Places with addresses of their own on one machine, and wires between them that tests make slow, lossy or cut.
+"""Hosts with addresses of their own on one machine, and wires between them that tests make slow, lossy or cut.
 
     with Network("client", "service", round_trip_s=0.01) as network:
         process = network.start("service", ["python", "-m", "http.server"])
-        with network.inside("client"):      # sockets opened here belong to that place
+        with network.inside("client"):      # sockets opened here belong to that host
             urllib.request.urlopen(f"http://{network.address('service')}:8000")
         network.change(cut=True)
 
-A place is a network namespace of Linux; `carrier.py` carries the packets. Everything ends with the block, and with the test
+A host is a network namespace of Linux; `carrier.py` carries the packets. Everything ends with the block, and with the test
 process however it ends: the namespaces have no names, and processes started here are killed when their parent dies.
 """
 
@@ -37,7 +37,7 @@ def outliving_nobody(command: Sequence[str]) -> list[str]:
 
 
 def why_not() -> str | None:
-    """Why this machine cannot have places and wires; None where it can."""
+    """Why this machine cannot have hosts and wires; None where it can."""
     if sys.platform != "linux":
         return "network namespaces exist on Linux only"
     if os.geteuid() != 0:
@@ -54,13 +54,13 @@ def why_not() -> str | None:
 
 
 class Network:
-    """Places by name, each of which reaches each other one over a wire."""
+    """Hosts by name, each of which reaches each other one over a wire."""
 
-    def __init__(self, *places: str, round_trip_s: float = 0.0, loss: float = 0.0, seed: int = 0) -> None:
-        self.places = places
+    def __init__(self, *hosts: str, round_trip_s: float = 0.0, loss: float = 0.0, seed: int = 0) -> None:
+        self.hosts = hosts
         self._processes: list[subprocess.Popen[bytes]] = []
         self._carrier = subprocess.Popen(
-            outliving_nobody([sys.executable, str(CARRIER), str(len(places)), str(seed)]),
+            outliving_nobody([sys.executable, str(CARRIER), str(len(hosts)), str(seed)]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -71,15 +71,15 @@ class Network:
             self.close()
             raise
 
-    def address(self, place: str) -> str:
-        """The IPv4 address of a place."""
-        return f"{PREFIX}{self.places.index(place) + 1}"
+    def address(self, host: str) -> str:
+        """The IPv4 address of a host."""
+        return f"{PREFIX}{self.hosts.index(host) + 1}"
 
     def change(
         self, *between: str, round_trip_s: float | None = None, jitter_s: float | None = None, loss: float | None = None,
         bytes_per_s: float | None = None, cut: bool | None = None,
     ) -> None:  # fmt: skip
-        """Change the wires between the named places (none named: all), both ways alike; what is None stays.
+        """Change the wires between the named hosts (none named: all), both ways alike; what is None stays.
 
         A packet takes half of `round_trip_s` one way and up to `jitter_s` more, is lost with probability `loss`, and waits for
         those before it where `bytes_per_s` limits the wire (0: no limit). `cut` loses all, those on the way included.
@@ -93,11 +93,11 @@ class Network:
         return self._tell(between, {})
 
     @contextmanager
-    def inside(self, place: str) -> Iterator[None]:
-        """Sockets that this thread opens in the block, and processes that it starts, belong to the place."""
+    def inside(self, host: str) -> Iterator[None]:
+        """Sockets that this thread opens in the block, and processes that it starts, belong to the host."""
         libc = ctypes.CDLL(None, use_errno=True)
         home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-        there = os.open(self._namespaces[self.places.index(place)], os.O_RDONLY)
+        there = os.open(self._namespaces[self.hosts.index(host)], os.O_RDONLY)
         try:
             if libc.setns(there, CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -109,10 +109,10 @@ class Network:
             os.close(there)
 
     def start(
-        self, place: str, command: Sequence[str], log: Path | None = None, environment: Mapping[str, str] | None = None
+        self, host: str, command: Sequence[str], log: Path | None = None, environment: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """A process in a place, its output appended to `log`; killed when the network ends, if it still runs."""
-        with self.inside(place), open(os.devnull if log is None else log, "ab") as output:
+        """A process on a host, its output appended to `log`; killed when the network ends, if it still runs."""
+        with self.inside(host), open(os.devnull if log is None else log, "ab") as output:
             process = subprocess.Popen(
                 outliving_nobody(command),
                 stdin=subprocess.DEVNULL,
@@ -124,7 +124,7 @@ class Network:
         return process
 
     def close(self) -> None:
-        """Kill what still runs in the places, then cut everything down."""
+        """Kill what still runs on the hosts, then cut everything down."""
         for process in self._processes:
             with suppress(ProcessLookupError):
                 process.kill()
@@ -148,7 +148,7 @@ class Network:
         self.close()
 
     def _tell(self, between: Sequence[str], changes: dict[str, Any]) -> dict[str, Any]:
-        numbers = [self.places.index(name) for name in between or self.places]
+        numbers = [self.hosts.index(name) for name in between or self.hosts]
         command = {"pairs": list(itertools.permutations(numbers, 2)), "set": changes}
         assert self._carrier.stdin is not None
         self._carrier.stdin.write(json.dumps(command).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Parts of a deployment as real processes in the places of a test network, and a client that stands in one of them.
+"""Parts of a deployment as real processes on the hosts of a test network, and a client that stands on one of them.
 
 Started with the machine's own Python and one thread each, they are killed with the network at the latest.
 """
@@ -33,7 +33,7 @@ class Part:
     """One process of `outrider`: it can be killed and started again at the same address."""
 
     network: Network
-    place: str
+    host: str
     command: Sequence[str]  # behind `outrider`
     port: int
     log: Path
@@ -43,14 +43,14 @@ class Part:
     @property
     def address(self) -> str:
         """As other parts reach it by gRPC."""
-        return f"grpc://{self.network.address(self.place)}:{self.port}"
+        return f"grpc://{self.network.address(self.host)}:{self.port}"
 
     def start(self) -> Part:
         """Begin; `wait` tells when it is ready."""
         paths = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **self.environment}
         command = [sys.executable, "-m", "outrider", *self.command]
-        self.process = self.network.start(self.place, command, self.log, environment)
+        self.process = self.network.start(self.host, command, self.log, environment)
         return self
 
     def wait(self) -> Part:
@@ -60,7 +60,7 @@ class Part:
             if self._is_ready():
                 return self
             time.sleep(0.2)
-        raise RuntimeError(f"{' '.join(self.command)} did not get ready:\n{self.said()[-4000:]}")
+        raise RuntimeError(f"{' '.join(self.command)} did not get ready:\n{self.log_text()[-4000:]}")
 
     def kill(self) -> None:
         """As a crash of the machine would: no signal that it could catch."""
@@ -68,36 +68,36 @@ class Part:
         self.process.kill()
         self.process.wait()
 
-    def said(self) -> str:
+    def log_text(self) -> str:
         """What it has logged so far."""
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
     def _is_ready(self) -> bool:
         if self.port == HTTP_PORT:
             try:
-                return bool(get(self.network, self.place, self.network.address(self.place), "/ready"))
+                return bool(get(self.network, self.host, self.network.address(self.host), "/ready"))
             except (urllib.error.URLError, OSError):
                 return False
         command = [sys.executable, "-m", "outrider", "service", "health", self.address]
-        with self.network.inside(self.place):
-            if not is_listening(self.network.address(self.place), self.port):
+        with self.network.inside(self.host):
+            if not is_listening(self.network.address(self.host), self.port):
                 return False
             return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
 
 
-def get(network: Network, place: str, address: str, path: str, port: int = HTTP_PORT) -> str:
-    """GET from a server, as a client in `place`."""
-    with network.inside(place), urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=ANSWER_S) as answer:
+def get(network: Network, host: str, address: str, path: str, port: int = HTTP_PORT) -> str:
+    """GET from a server, as a client on `host`."""
+    with network.inside(host), urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=ANSWER_S) as answer:
         return str(answer.read().decode())
 
 
-def complete(network: Network, place: str, address: str, **body: Any) -> dict[str, Any]:
-    """The answer to `/v1/completions`, asked by a client in `place`."""
+def complete(network: Network, host: str, address: str, **body: Any) -> dict[str, Any]:
+    """The answer to `/v1/completions`, asked by a client on `host`."""
     data = json.dumps(body).encode()
     request = urllib.request.Request(
         f"http://{address}:{HTTP_PORT}/v1/completions", data, {"Content-Type": "application/json"}
     )
-    with network.inside(place), urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+    with network.inside(host), urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
         found: dict[str, Any] = json.loads(answer.read())
     return found
 

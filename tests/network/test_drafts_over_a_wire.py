@@ -95,7 +95,7 @@ def _mended(deployment: Deployment) -> Iterator[None]:
     yield
     deployment.network.change(round_trip_s=0.0, jitter_s=0.0, loss=0.0, cut=False)
     assert deployment.server.process is not None
-    assert deployment.server.process.poll() is None, deployment.server.said()[-4000:]
+    assert deployment.server.process.poll() is None, deployment.server.log_text()[-4000:]
 
 
 def test_texts_are_those_of_one_process(deployment: Deployment) -> None:

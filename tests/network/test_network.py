@@ -29,7 +29,7 @@ def wire(**settings: float | bool) -> Wire:
 
 @contextmanager
 def echo(network: Network, kind: socket.SocketKind) -> Iterator[socket.socket]:
-    """A socket at place `a` towards one at `b` that returns whatever it gets."""
+    """A socket at host `a` towards one at `b` that returns whatever it gets."""
     with network.inside("b"):
         there = socket.socket(socket.AF_INET, kind)
         there.bind((network.address("b"), PORT))
@@ -102,7 +102,7 @@ def test_a_slow_wire_takes_a_packet_after_another_and_drops_what_waits_too_long(
     assert slow.due(0.6 - QUEUE_S + 0.01, 1000) == pytest.approx(0.7)
 
 
-# ------------------------------------------------------------------ places and wires of this machine
+# ------------------------------------------------------------------ hosts and wires of this machine
 
 
 @pytest.mark.usefixtures("_wires")
@@ -169,7 +169,7 @@ def test_packets_are_lost_and_tcp_survives_it() -> None:
 
 
 @pytest.mark.usefixtures("_wires")
-def test_places_do_not_reach_the_machine_and_the_machine_not_them() -> None:
+def test_hosts_do_not_reach_the_machine_and_the_machine_not_them() -> None:
     with socket.create_server(("127.0.0.1", 0)) as own, Network("a", "b") as network:
         with network.inside("a"), pytest.raises(ConnectionRefusedError):  # its own loopback, where nobody listens
             socket.create_connection(own.getsockname(), timeout=5)

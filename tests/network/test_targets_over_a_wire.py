@@ -24,7 +24,7 @@ from tools.demo_models.problems import problems
 pytestmark = [pytest.mark.usefixtures("_wires"), pytest.mark.slow]
 AT_ONCE = 12
 MANY = 1000
-MOST_KILLS = 20
+MAX_KILLS = 20
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Deployment:
     def count(self, name: str) -> float:
         """The sum of a metric over the targets' pages."""
         pages = [
-            get(self.network, "front", self.network.address(part.place), "/metrics", METRICS_PORT)
+            get(self.network, "front", self.network.address(part.host), "/metrics", METRICS_PORT)
             for part in self.targets
         ]
         return sum(metric(page, f"outrider:{name}") for page in pages)
@@ -87,8 +87,8 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         command += ["--metrics-port", str(METRICS_PORT)]
         environment = {"DRAFT_ENDPOINT": service.address, "MAX_DRAFT_TOKENS": "4"}
         targets = [
-            Part(network, place, command, TARGET_PORT, folder / f"{place}.log", environment).start()
-            for place in ("one", "two")
+            Part(network, host, command, TARGET_PORT, folder / f"{host}.log", environment).start()
+            for host in ("one", "two")
         ]
         environment = {"TARGET_ENDPOINT": ",".join(part.address for part in targets), "MODEL": f"demo={target}"}
         command = ["service", "coordinator", *anywhere, str(HTTP_PORT)]
@@ -124,7 +124,7 @@ def _mended(deployment: Deployment) -> Iterator[None]:
             target.start()
         target.wait()
     assert deployment.coordinator.process is not None
-    assert deployment.coordinator.process.poll() is None, deployment.coordinator.said()[-4000:]
+    assert deployment.coordinator.process.poll() is None, deployment.coordinator.log_text()[-4000:]
 
 
 def test_texts_are_those_of_one_process(deployment: Deployment) -> None:
@@ -171,7 +171,7 @@ def test_a_thousand_requests_outlive_both_targets_one_after_the_other(deployment
         checked = pool.submit(deployment.check, range(MANY))
         kills = 0
         while (
-            not checked.done() and kills < MOST_KILLS
+            not checked.done() and kills < MAX_KILLS
         ):  # from this thread: a process ends with the thread that started it
             victim = deployment.targets[kills % 2]
             victim.kill()

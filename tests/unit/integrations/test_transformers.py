@@ -176,7 +176,7 @@ def test_sampling_follows_torch_seed(target: LlamaForCausalLM, draft: LlamaForCa
         {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.4},
     ],
 )
-def test_sampling_options_reach_the_law(options: dict[str, Any], target: LlamaForCausalLM, loop: Speculative) -> None:
+def test_sampling_options_reach_the_distribution(options: dict[str, Any], target: LlamaForCausalLM, loop: Speculative) -> None:
     """A sampling option dropped on the way: first tokens counted against transformers' own processors."""
     num = 200
     prompt = ids(PROMPT)
@@ -184,11 +184,11 @@ def test_sampling_options_reach_the_law(options: dict[str, Any], target: LlamaFo
     torch.manual_seed(0)
     drawn = target.generate(**call, num_return_sequences=num, custom_generate=loop)[:, -1]
     plain = target.generate(**call, return_dict_in_generate=True, output_scores=True)
-    law = torch.softmax(plain.scores[0][0], dim=-1)
+    probs = torch.softmax(plain.scores[0][0], dim=-1)
     counts = torch.bincount(drawn, minlength=V)
-    assert not counts[law == 0].any()
-    spread = (num * law * (1 - law)).sqrt()
-    assert ((counts - num * law).abs() <= 5 * spread + 1).all()  # 24 tokens: false alarm below 2e-5
+    assert not counts[probs == 0].any()
+    spread = (num * probs * (1 - probs)).sqrt()
+    assert ((counts - num * probs).abs() <= 5 * spread + 1).all()  # 24 tokens: false alarm below 2e-5
 
 
 def test_custom_processors_that_have_an_equal(target: LlamaForCausalLM, loop: Speculative) -> None:

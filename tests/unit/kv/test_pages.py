@@ -17,9 +17,9 @@ def cache_of(tokens: list[int]) -> KVCache:
     """A row whose keys and values are a function of everything before them, as in a model."""
     cache = KVCache(LAYERS, torch.float64, "cpu")
     cache.add_row()
-    told = torch.tensor([hash(tuple(tokens[: place + 1])) % 9973 for place in range(len(tokens))], dtype=torch.float64)
+    values = torch.tensor([hash(tuple(tokens[: index + 1])) % 9973 for index in range(len(tokens))], dtype=torch.float64)
     for store in (*cache.keys, *cache.values):
-        store[0, : len(tokens)] = told[:, None, None]
+        store[0, : len(tokens)] = values[:, None, None]
     cache.advance(0, len(tokens))
     return cache
 

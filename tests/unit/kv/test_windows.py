@@ -119,7 +119,7 @@ class WindowHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
     def move_elsewhere(self, data: st.DataObject) -> None:
-        """The copy takes the row's place, so that nothing has changed."""
+        """The copy takes the row's slot, so that nothing has changed."""
         row = self.any_row(data)
         packed = self.cache.pack(row)
         self.cache.unpack(self.cache.add_row(), packed)

@@ -95,7 +95,7 @@ def parts_of(rng: np.random.Generator, spread: np.ndarray, speed: float) -> dict
     """Tokens and seconds of each prompt: prompts differ by `spread`, runs by 2 %."""
     tokens = 100.0
     seconds = tokens / (50.0 * speed * spread) * np.exp(rng.normal(0, 0.02, len(spread)))
-    return {str(place): (tokens, float(one)) for place, one in enumerate(seconds)}
+    return {str(index): (tokens, float(one)) for index, one in enumerate(seconds)}
 
 
 def test_pairs_tell_small_changes_and_cover() -> None:
@@ -229,7 +229,7 @@ def test_the_report_says_machines_first_and_counts_verdicts() -> None:
         "a, x ↑", "✗ worse", "x 0.900 [0.887, 0.914]", "1.00 [0.99, 1.01]", "0.900 [0.890, 0.910]",
     ]  # fmt: skip
     assert tables["All numbers"].marked == {0}
-    said = [block.text for block in blocks if isinstance(block, Paragraph)]
-    assert "Of 2 numbers: 1 worse, 1 without evidence of a change." in said
+    texts = [block.text for block in blocks if isinstance(block, Paragraph)]
+    assert "Of 2 numbers: 1 worse, 1 without evidence of a change." in texts
     same = document(compare(old, old)).blocks
     assert [block.tone for block in same if isinstance(block, Paragraph)] == ["plain", "plain"]

@@ -13,7 +13,7 @@ NAMES = st.sampled_from(["tree", "max_depth", "stop", "parts"])
 VALUES = st.text(st.characters(categories=("Ll", "Nd")), min_size=1, max_size=6)
 
 
-def test_every_word_finds_its_place() -> None:
+def test_every_word_finds_its_field() -> None:
     found = Configuration.parse(" draft-model  k=8 tree=sequoia verifier=multi-round verifier.strict=yes ")
     assert found == Configuration("draft-model", 8, {"tree": "sequoia"}, "multi-round", {"strict": "yes"})
 

@@ -18,15 +18,15 @@ class Machine:
     shares: list[float]
     now: float = 0.0
     runs: int = 0
-    said: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def run(self) -> float:
         self.now += 10.0
         self.runs += 1
         return self.shares.pop(0) if len(self.shares) > 1 else self.shares[0]
 
-    def take(self, repeats: Repeats, most: int = 3) -> tuple[float, int]:
-        return repeats.calmest(self.run, lambda share: share, most)
+    def take(self, repeats: Repeats, limit: int = 3) -> tuple[float, int]:
+        return repeats.calmest(self.run, lambda share: share, limit)
 
 
 @pytest.fixture
@@ -51,9 +51,9 @@ def test_the_calmest_of_all_attempts_counts(machine_of: Callable[..., Machine]) 
 
 def test_what_may_not_run_twice_runs_once(machine_of: Callable[..., Machine]) -> None:
     machine = machine_of(0.9)
-    repeats = Repeats(0.1, machine.said.append)
-    assert [machine.take(repeats, most=0) for _ in range(9)] == [(0.9, 1)] * 9
-    assert machine.said == []
+    repeats = Repeats(0.1, machine.notes.append)
+    assert [machine.take(repeats, limit=0) for _ in range(9)] == [(0.9, 1)] * 9
+    assert machine.notes == []
 
 
 def test_nothing_is_repeated_when_the_time_is_up(machine_of: Callable[..., Machine]) -> None:
@@ -81,16 +81,16 @@ def test_a_calm_run_makes_repeating_worth_it_again(machine_of: Callable[..., Mac
     assert machine.take(repeats) == (0.6, 4)
 
 
-def test_the_user_is_told_at_once_and_then_seldom(machine_of: Callable[..., Machine]) -> None:
+def test_the_user_gets_a_note_at_once_and_then_seldom(machine_of: Callable[..., Machine]) -> None:
     """How much others use and what is done about it, at a bounded rate."""
     machine = machine_of(0.6)
-    repeats = Repeats(0.1, machine.said.append)
-    machine.take(repeats, most=1)
-    assert machine.said == ["other processes use 60% of the processors: disturbed runs are repeated"]
+    repeats = Repeats(0.1, machine.notes.append)
+    machine.take(repeats, limit=1)
+    assert machine.notes == ["other processes use 60% of the processors: disturbed runs are repeated"]
     for _ in range(50):
-        machine.take(repeats, most=1)
-    assert len(machine.said) <= 1 + machine.now / SILENCE_S
-    assert machine.said[-1] == (
+        machine.take(repeats, limit=1)
+    assert len(machine.notes) <= 1 + machine.now / SILENCE_S
+    assert machine.notes[-1] == (
         "other processes use 60% of the processors: repeating runs has not helped, so they count as they are and are called "
         "disturbed"
     )

@@ -101,7 +101,7 @@ def test_the_end_of_the_work_is_not_the_end_of_the_journal(tmp_path: Path) -> No
     assert journal.path.exists()
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         Journal.open(tmp_path / "file" / "j", PLAN, resume=False)

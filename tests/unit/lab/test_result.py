@@ -110,10 +110,10 @@ def test_a_folder_that_cannot_be_written(one: ProbeResult, tmp_path: Path) -> No
 
 def test_every_kind_that_is_there_says_its_own_name() -> None:
     """A table entry that points at another class would read files as something else."""
-    for kind, place in results.KINDS.items():
+    for kind, path in results.KINDS.items():
         if kind == "probe":
             continue
-        module, name = place.split(":")
+        module, name = path.split(":")
         try:
             found = __import__("importlib").import_module(module)
         except ModuleNotFoundError:

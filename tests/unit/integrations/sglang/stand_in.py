@@ -97,12 +97,12 @@ def step(worker: Any, requests: list[Request]) -> None:
     for request, row in zip(requests, tokens.reshape(len(requests), number).tolist(), strict=True):
         text = request.tokens
         assert row[0] == text[-1], "the root is the text's last token"
-        said = [rule(text)]
+        emitted = [rule(text)]
         for token in row[1:]:
-            if token != said[-1]:
+            if token != emitted[-1]:
                 break
-            said.append(rule([*text, *said]))
+            emitted.append(rule([*text, *emitted]))
         request.output_ids.extend(request.accepted)
-        request.accepted = said
-        request.kept += len(said) - 1
+        request.accepted = emitted
+        request.kept += len(emitted) - 1
         request.asked += 1

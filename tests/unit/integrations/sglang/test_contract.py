@@ -104,7 +104,7 @@ def test_its_preparation_of_drafts_works_with_ours(overlap: bool) -> None:
     lookups = Lookups(drafting, NUMBER, CONTEXT)
     worker = SimpleNamespace(draft_token_num=NUMBER, max_trie_depth=18, enable_overlap=overlap, ngram_corpus=lookups)
     worker._efficient_concat_last_n = lambda *given: names["_efficient_concat_last_n"](worker, *given)
-    prompt = [(7 * place) % VOCABULARY for place in range(20)]
+    prompt = [(7 * index) % VOCABULARY for index in range(20)]
     requests = [Request(f"r{n}", [*prompt, n], accepted=[rule([*prompt, n])]) for n in range(3)]
     for _ in range(25):
         if not overlap:
@@ -112,11 +112,11 @@ def test_its_preparation_of_drafts_works_with_ours(overlap: bool) -> None:
                 one.output_ids.extend(one.accepted)
                 one.accepted = []
         padded = [one.accepted + [0] * (NUMBER - len(one.accepted)) for one in requests]
-        said = SimpleNamespace(
+        spec_info = SimpleNamespace(
             accept_tokens=torch.tensor(padded, dtype=torch.int32).flatten(),
             accept_lens=torch.tensor([len(one.accepted) for one in requests]),
         )
-        batch = SimpleNamespace(reqs=requests, grammar_needs_sync=lambda: False, spec_info=said)
+        batch = SimpleNamespace(reqs=requests, grammar_needs_sync=lambda: False, spec_info=spec_info)
         lookups.see(requests)
         tokens, _ = names["_prepare_draft_tokens"](worker, batch)
         for one, row in zip(requests, tokens.reshape(-1, NUMBER).tolist(), strict=True):

@@ -37,7 +37,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 
 def request(name: str, seed: int, length: int = 20) -> Request:
-    """A prompt and the token that its pass said."""
+    """A prompt and the token that its pass emitted."""
     random = Random(seed)
     prompt = [random.randrange(stand_in.VOCABULARY) for _ in range(length)]
     return Request(name, prompt, accepted=[rule(prompt)])
@@ -54,7 +54,7 @@ def plain(one: Request, length: int) -> list[int]:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_texts_are_the_target_s_and_drafts_are_kept(make: Any, drafter: str, overlap: bool) -> None:
-    """Requests join, leave, change places, and come back; two ranks draft alike throughout."""
+    """Requests join, leave, change slots, and come back; two ranks draft alike throughout."""
     ranks = [make(drafter, DRAFTERS[drafter], overlap=overlap) for _ in range(2)]
     batches = [[request(f"r{i}", i) for i in range(6)] for _ in ranks]
     random = Random(7)
@@ -228,7 +228,7 @@ def test_wrong_arguments_are_refused_at_the_start(sglang: dict[str, Any], monkey
         check(SimpleNamespace())
 
 
-def test_an_sglang_without_a_registry_is_told_of(sglang: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_sglang_without_a_registry_is_reported(sglang: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(sys.modules[plugin.REGISTRY], "CustomSpecAlgo")
     with pytest.raises(CapabilityError, match="cannot be registered"):
         plugin.register()

@@ -48,7 +48,7 @@ class Request:
     end: int  # length at which it is over
     unread: int = 0  # steps until its prompt is read
     draft: list[int] = field(default_factory=list)
-    said: list[int] = field(default_factory=list)  # in this step
+    emitted: list[int] = field(default_factory=list)  # in this step
 
 
 class Runner:
@@ -68,9 +68,9 @@ class Runner:
     def step(self) -> list[list[int]]:
         """One pass, and the drafts for the next one, by row."""
         for request in self.rows:
-            request.said = [] if request.unread else self._verified(request)
+            request.emitted = [] if request.unread else self._verified(request)
             request.unread = max(0, request.unread - 1)
-            request.tokens += request.said
+            request.tokens += request.emitted
         drafts = self._ask()
         for request, draft in zip(self.rows, drafts, strict=True):
             request.draft = draft
@@ -92,14 +92,14 @@ class Runner:
         self.rows.append(request)
 
     def _verified(self, request: Request) -> list[int]:
-        said: list[int] = []
+        emitted: list[int] = []
         for token in [*request.draft, -1]:
-            said.append(rule(request.tokens + said))
-            if said[-1] != token or len(request.tokens) + len(said) >= CONTEXT:
+            emitted.append(rule(request.tokens + emitted))
+            if emitted[-1] != token or len(request.tokens) + len(emitted) >= CONTEXT:
                 break
         self.drafted += len(request.draft)
-        self.accepted += len(said) - 1
-        return said
+        self.accepted += len(emitted) - 1
+        return emitted
 
     def _ask(self) -> list[list[int]]:
         table = np.full(
@@ -109,7 +109,7 @@ class Runner:
         for index, request in enumerate(self.rows):
             table[index, : len(request.tokens)] = request.tokens
             lengths[index] = len(request.tokens)
-        said = [list(request.said) for request in self.rows]
-        answers = [proposer.propose(said, lengths, table, slot_mappings=None) for proposer in self.proposers]
+        emitted = [list(request.emitted) for request in self.rows]
+        answers = [proposer.propose(emitted, lengths, table, slot_mappings=None) for proposer in self.proposers]
         assert all(answer == answers[0] for answer in answers), "ranks disagree"
         return answers[0]

@@ -10,7 +10,7 @@ from outrider.errors import ConfigError
 from outrider.integrations.vllm.options import Chosen, read_options
 
 
-def test_nothing_said() -> None:
+def test_no_options() -> None:
     assert read_options({}, {}) == Chosen("suffix", {})
     assert read_options(None, {"HOME": "/root"}) == Chosen("suffix", {})
 

@@ -156,8 +156,8 @@ def test_ours_is_built_where_it_is_asked_for(vllm: SimpleNamespace, monkeypatch:
     runner_v2.enable()
     runner_v2.enable()  # vLLM may load plug-ins again
     made = vllm.config(OURS)
-    for place in (vllm.package, vllm.runner):
-        assert place.init_speculator(made, "cpu", "states") == ("ours", made, "cpu", "states")
+    for module in (vllm.package, vllm.runner):
+        assert module.init_speculator(made, "cpu", "states") == ("ours", made, "cpu", "states")
     assert made._get_v2_model_runner_unsupported_features() == ["something else"]
 
 

@@ -35,12 +35,12 @@ def prompt_of(number: int) -> list[int]:
 
 def happen(runner: Runner, events: list[tuple[str, int]]) -> list[tuple[list[list[int]], list[list[int]]]]:
     """Let all that happen; returns the texts and drafts of each step, by row."""
-    seen, said = [], [prompt_of(0)]
+    seen, texts = [], [prompt_of(0)]
     for event, number in events:
         if event == "join":
             runner.join(prompt_of(number), 10 + number % 40, unread=number % 3)
         elif event == "reuse":  # the next turn of a conversation, or the same question again
-            runner.join(said[number % len(said)], 20)
+            runner.join(texts[number % len(texts)], 20)
         elif event == "shuffle":
             runner.shuffle(Random(number))
         elif event == "preempt" and runner.rows:
@@ -50,8 +50,8 @@ def happen(runner: Runner, events: list[tuple[str, int]]) -> list[tuple[list[lis
         elif event == "step" and runner.rows:
             rows = list(runner.rows)
             drafts = runner.step()
-            seen.append(([list(row.tokens) if row.said else [] for row in rows], drafts))
-            said += [row.tokens[: CONTEXT // 2] for row in rows]
+            seen.append(([list(row.tokens) if row.emitted else [] for row in rows], drafts))
+            texts += [row.tokens[: CONTEXT // 2] for row in rows]
     return seen
 
 
@@ -123,7 +123,7 @@ def test_texts_are_what_they_are_without_drafts() -> None:
     assert runner.accepted > 20
 
 
-def test_what_was_said_helps_later_requests() -> None:
+def test_what_was_emitted_helps_later_requests() -> None:
     """The suffix memory learns a text as soon as its row is gone, so the same question is answered in fewer steps."""
     runner = Runner([proposer("suffix", 8)])
     steps = []
@@ -163,8 +163,8 @@ def test_a_rejected_draft_is_not_learned() -> None:
     assert runner.drafted > runner.accepted
     runner.join([5], 2)
     runner.step()
-    (said,) = made._drafting.drafter.memory.sequences
-    assert said == request.tokens[8:]
+    (text,) = made._drafting.drafter.memory.sequences
+    assert text == request.tokens[8:]
 
 
 def test_a_text_that_went_on_without_us_begins_again() -> None:
@@ -180,7 +180,7 @@ def test_a_text_that_went_on_without_us_begins_again() -> None:
 
 
 def test_a_token_outside_the_vocabulary_ends_a_draft() -> None:
-    """Texts may hold the places of images, which no model can say."""
+    """Texts may hold the placeholders of images, which no model can emit."""
     text = [4, 5, 6, VOCABULARY + 3, 7, 4, 5]
     assert fresh("ngram", text) == [6]
 

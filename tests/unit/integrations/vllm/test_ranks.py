@@ -41,13 +41,13 @@ class Channel:
     """A group whose first rank speaks before the others listen."""
 
     def __init__(self) -> None:
-        self.said: Any = None
+        self.sent: Any = None
 
     def broadcast_object(self, obj: Any, src: int) -> Any:
         assert src == 0
         if obj is not None:
-            self.said = obj
-        return self.said
+            self.sent = obj
+        return self.sent
 
 
 def test_one_rank_drafts_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

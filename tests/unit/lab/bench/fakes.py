@@ -93,7 +93,7 @@ class FakeContender:
         for prompt, one in zip(prompts, several, strict=True):
             takes = [self.pace] * (one.max_tokens // self.pace)
             gaps = [0.1, *[pace_s * (1 + sum(prompt) % 5 / 10)] * (len(takes) - 1)]
-            tokens = [sum(prompt) + place + self.wrong * (place > 4) for place in range(sum(takes))]
+            tokens = [sum(prompt) + index + self.wrong * (index > 4) for index in range(sum(takes))]
             found.append(
                 trace_of(
                     takes,

@@ -97,13 +97,13 @@ def test_context_lengths_must_leave_room_for_the_answer() -> None:
         gather(workload("a"), fake_tokenizer(), plan(context_lengths=(32, 57)), context=64)
     found = gather(workload("a", "a"), fake_tokenizer(), plan(context_lengths=(56,)), context=64)
     cells = [CellKey("a", 0.0, 1, None), CellKey("a", 0.0, 1, 56)]
-    assert [[len(one.tokens) for one in found.prompts(place)] for place in cells] == [[4, 4], [56, 56]]
+    assert [[len(one.tokens) for one in found.prompts(cell)] for cell in cells] == [[4, 4], [56, 56]]
 
 
 def test_tasks_with_too_few_prompts_for_a_batch_are_left_out_by_name() -> None:
     found = gather(workload("a", "a", "b"), fake_tokenizer(), plan(), context=64)
     keys, notes = runnable_cells(plan(batch_sizes=(1, 2)), found)
-    assert [(place.task, place.batch_size) for place in keys] == [("a", 1), ("a", 2), ("b", 1)]
+    assert [(key.task, key.batch_size) for key in keys] == [("a", 1), ("a", 2), ("b", 1)]
     assert notes == ["b: 1 prompts are no batch of 2; left out"]
     with pytest.raises(ConfigError, match="raise --prompts"):
         runnable_cells(plan(batch_sizes=(4,)), found)

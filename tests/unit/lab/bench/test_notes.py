@@ -110,7 +110,7 @@ def test_times_of_a_group_add_up_to_its_wall_time() -> None:
 
 
 def test_steps_in_which_a_row_is_missing_have_no_width() -> None:
-    """The second row ends first; what a step costs is told of full batches."""
+    """The second row ends first; what a step costs is reported of full batches."""
     long, short = trace_of([3, 3, 2], [0.6, 0.02, 0.02], rows=2), trace_of([3, 3], [0.6, 0.02], rows=2)
     alone = Trace(long.completion, [*long.steps[:-1], replace(long.steps[-1], rows=1)], long.began_s, 0.0)
     assert [note.widths for note in notes_of([alone, short], 0, [0, 1], 0, 1)] == [[2, None], [2]]

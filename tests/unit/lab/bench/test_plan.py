@@ -57,7 +57,7 @@ def test_a_grid_wants_two_axes(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("grid", [False, True])
 def test_keys_of_cells_tell_them_apart(grid: bool) -> None:
     found = plan(temperatures=(0.0, 1.0), batch_sizes=(1, 8), context_lengths=(64,), grid=grid).cell_keys(["code", "chat"])
-    assert len({place.key for place in found}) == len({place.label for place in found}) == len(found)
+    assert len({cell.key for cell in found}) == len({cell.label for cell in found}) == len(found)
 
 
 def test_seeds_differ_by_prompt_and_round_and_not_by_configuration() -> None:

@@ -42,7 +42,7 @@ def test_two_servers_make_one_result() -> None:
 
 
 def test_ctrl_c_leaves_what_was_answered() -> None:
-    """The signal comes with the fourth request, one of them a warm-up: the two answers that came are told."""
+    """The signal comes with the fourth request, one of them a warm-up: the two answers that came are reported."""
 
     def stop(number: int) -> None:
         if number == 3:

@@ -153,11 +153,11 @@ def test_the_paired_interval_is_symmetric_and_holds_its_value(more: int, less: i
 @pytest.mark.parametrize(("more", "less"), [(0.1, 0.1), (0.05, 0.2), (0.02, 0.02), (0.4, 0.1)])
 def test_the_paired_interval_covers_what_it_says(more: float, less: float) -> None:
     """By enumeration of all outcomes of 20 prompts."""
-    law, covered = multinomial(20, [more, less, 1 - more - less]), 0.0
+    distribution, covered = multinomial(20, [more, less, 1 - more - less]), 0.0
     for a in range(21):
         for b in range(21 - a):
             found = paired_difference(a, b, 20)
-            covered += law.pmf([a, b, 20 - a - b]) * (found.low <= more - less <= found.high)
+            covered += distribution.pmf([a, b, 20 - a - b]) * (found.low <= more - less <= found.high)
     assert 0.93 <= covered <= 1 + 1e-9
 
 

@@ -28,8 +28,8 @@ class ResamplesFromTarget(Verifier):
     def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
         accepted = rng.bernoulli(acceptance(target_probs, draft), Purpose.ACCEPT, positions)
         num_accepted = accepted.long().cumprod(dim=1).sum(dim=1)
-        law = target_probs[torch.arange(len(num_accepted)), num_accepted]
-        return chain_verdict(draft, num_accepted, rng.categorical(law, Purpose.RESAMPLE, positions, 0))
+        probs = target_probs[torch.arange(len(num_accepted)), num_accepted]
+        return chain_verdict(draft, num_accepted, rng.categorical(probs, Purpose.RESAMPLE, positions, 0))
 
 
 class DropsUnlikely(Verifier):
@@ -101,7 +101,7 @@ class RaisesOnMixed(BlockVerifier):
 
 
 class NotInvariant(CoupledVerifier):
-    """Calls itself drafter-invariant and takes another position's noise wherever something was drafted; its law is right."""
+    """Calls itself drafter-invariant, takes another position's noise where something was drafted; its distribution is right."""
 
     name: ClassVar[str] = "not-invariant"
 

@@ -88,7 +88,7 @@ def test_numbers_used_twice_are_seen() -> None:
 
 
 def test_a_verifier_that_raises_has_failed() -> None:
-    """With what it said, and without ending the certificate."""
+    """With its message, and without ending the certificate."""
     found = section(broken.RaisesOnMixed())
     assert found.status == "failed"
     assert "IndexError: no such node" in found.why
@@ -97,7 +97,7 @@ def test_a_verifier_that_raises_has_failed() -> None:
 
 
 def test_exact_on_small_vocabularies_passes_here() -> None:
-    """What this section cannot see is the sampled law's and the first token's to find."""
+    """What this section cannot see is the sampled distribution's and the first token's to find."""
     assert section(broken.ClipsRare()).status == "passed"
 
 

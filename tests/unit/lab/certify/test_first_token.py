@@ -1,4 +1,4 @@
-"""The first token's law, exactly: what is added up must be what the verifier does."""
+"""The first token's distribution, exactly: what is added up must be what the verifier does."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def random_distributions(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def excess(verifier: Verifier, p: Tensor, q: Tensor | None, token: int = 3) -> float:
-    _, law = emitted_probs(verifier, p, q, token, as_tree=verifier.shape == "tree")
-    return float((law - p.double()).clamp(min=0).sum())
+    _, probs = emitted_probs(verifier, p, q, token, as_tree=verifier.shape == "tree")
+    return float((probs - p.double()).clamp(min=0).sum())
 
 
 @pytest.mark.parametrize("name", [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless])
@@ -31,9 +31,9 @@ def excess(verifier: Verifier, p: Tensor, q: Tensor | None, token: int = 3) -> f
 def test_sound_verifiers_emit_p(name: str, kind: str) -> None:
     p, q = random_distributions()
     verifier = VERIFIERS.load(name)()
-    covered, law = emitted_probs(verifier, p, q if kind == "drawn" else None, 3, as_tree=verifier.shape == "tree")
+    covered, probs = emitted_probs(verifier, p, q if kind == "drawn" else None, 3, as_tree=verifier.shape == "tree")
     assert covered == pytest.approx(1, abs=1e-6)
-    assert torch.allclose(law, p.double(), atol=1e-6)
+    assert torch.allclose(probs, p.double(), atol=1e-6)
 
 
 def test_the_classic_bug_in_closed_form() -> None:
@@ -41,8 +41,8 @@ def test_the_classic_bug_in_closed_form() -> None:
     p, q = random_distributions()
     kept = torch.minimum(p, q).double()
     expected = kept + (1 - kept.sum()) * p.double()
-    _, law = emitted_probs(broken.ResamplesFromTarget(), p, q, 0, as_tree=False)
-    assert torch.allclose(law, expected, atol=1e-6)
+    _, probs = emitted_probs(broken.ResamplesFromTarget(), p, q, 0, as_tree=False)
+    assert torch.allclose(probs, expected, atol=1e-6)
     assert excess(broken.ResamplesFromTarget(), p, q) > 0.05
 
 
@@ -55,12 +55,12 @@ def test_clipping_of_rare_tokens_is_seen_exactly() -> None:
 
 
 def test_what_is_left_out_cannot_accuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With only the likeliest draft tokens the covered share is told, and a sound verifier stays innocent."""
+    """With only the likeliest draft tokens the covered share is reported, and a sound verifier stays innocent."""
     monkeypatch.setattr(module, "MAX_WORK", 10 * V)
     p, q = random_distributions()
-    covered, law = emitted_probs(VERIFIERS.load("block")(), p, q, 0, as_tree=False)
+    covered, probs = emitted_probs(VERIFIERS.load("block")(), p, q, 0, as_tree=False)
     assert covered == pytest.approx(float(q.topk(10).values.sum()), abs=1e-6)
-    assert float(law.sum()) == pytest.approx(covered)
+    assert float(probs.sum()) == pytest.approx(covered)
     assert excess(VERIFIERS.load("block")(), p, q) < 1e-6
     assert excess(broken.ResamplesFromTarget(), p, q) > 0.01
 
@@ -73,7 +73,7 @@ def test_rules_without_coins_are_refused_not_judged(verifier: Verifier) -> None:
 
 
 def test_batches_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One batch or many: the same law."""
+    """One batch or many: the same distribution."""
     p, q = random_distributions()
     whole = emitted_probs(VERIFIERS.load("block")(), p, q, 0, as_tree=False)[1]
     monkeypatch.setattr(module, "MAX_NUMBERS", 7 * V)

@@ -25,15 +25,15 @@ def statistic(num: int, df: int) -> GStatistic:
     return GStatistic(num_draws=num, num_uncertain=num, num_cells=df + 1, g=0.0, df=df, p_value=1.0, impossible=0)
 
 
-def table_of(seed: int, true: np.ndarray, told: np.ndarray, draft: np.ndarray, most: int = 150) -> PositionTable:
-    """Draws from `true` tested against `told`, some distributions often and some rarely."""
+def table_of(seed: int, true: np.ndarray, claimed: np.ndarray, draft: np.ndarray, max_draws: int = 150) -> PositionTable:
+    """Draws from `true` tested against `claimed`, some distributions often and some rarely."""
     rng, table = np.random.default_rng(seed), PositionTable()
-    for number, (probs, said, guess) in enumerate(zip(true, told, draft, strict=True)):
-        table.add(said, rng.choice(V, size=max(2, most // (number + 1)), p=probs).tolist(), rng, guess)
+    for number, (probs, expected, guess) in enumerate(zip(true, claimed, draft, strict=True)):
+        table.add(expected, rng.choice(V, size=max(2, max_draws // (number + 1)), p=probs).tolist(), rng, guess)
     return table
 
 
-def test_p_values_are_uniform_under_the_right_law() -> None:
+def test_p_values_are_uniform_under_the_right_distribution() -> None:
     """Catches a wrong number of degrees of freedom, cells chosen by what was drawn, and quantiles that are not uniform."""
     own, draft = distributions(1), distributions(2)
     tables = [table_of(seed, own, own, draft) for seed in range(300)]
@@ -66,11 +66,11 @@ def test_a_bias_towards_the_draft_shows_in_the_order_of_its_preference() -> None
     p, q = distributions(1, spread=0.3), distributions(2, spread=0.3)
     kept = np.minimum(p, q)
     emitted = kept + (1 - kept.sum(axis=1, keepdims=True)) * p  # the classic bug, one token
-    table = table_of(0, emitted, p, q, most=400)
+    table = table_of(0, emitted, p, q, max_draws=400)
     assert table.preference().p_value < 1e-4 < table.tokens().p_value
 
 
-def test_tokens_that_the_law_forbids_end_the_matter() -> None:
+def test_tokens_of_probability_zero_end_the_matter() -> None:
     probs = np.array([0.5, 0.5, 0.0])
     table = PositionTable()
     table.add(probs, [0] * 20 + [1] * 20 + [2], np.random.default_rng(0))
@@ -78,7 +78,7 @@ def test_tokens_that_the_law_forbids_end_the_matter() -> None:
     assert table.tokens().p_value == 0
 
 
-def test_a_certain_law_has_nothing_to_test() -> None:
+def test_a_certain_distribution_has_nothing_to_test() -> None:
     table = PositionTable()
     table.add(np.array([1.0, 0.0]), [0] * 50, np.random.default_rng(0), np.array([0.5, 0.5]))
     found = table.tokens()
@@ -88,7 +88,7 @@ def test_a_certain_law_has_nothing_to_test() -> None:
     assert detectable(PositionTable().tokens(), 1e-3, 0.9) is None
 
 
-def test_a_nearly_certain_law_goes_by_places() -> None:
+def test_a_nearly_certain_distribution_goes_by_quantiles() -> None:
     """0.98 and 0.02, 100 draws: two cells are too many. A sampler that is wrong every tenth time must be seen all the same."""
     probs, rng, table = np.array([0.98, 0.02]), np.random.default_rng(0), PositionTable()
     for _ in range(4):  # as many beginnings
@@ -111,8 +111,8 @@ def test_cells_hold_everything_once(seed: int, num: int, spread: float) -> None:
 
 @given(st.integers(0, 10_000))
 @settings(max_examples=30, deadline=None)
-def test_places_follow_their_order(seed: int) -> None:
-    """A token's place lies in its own interval, behind all tokens of higher score."""
+def test_quantiles_follow_their_order(seed: int) -> None:
+    """A token's quantile lies in its own interval, behind all tokens of higher score."""
     probs, score = distributions(seed, 1)[0], distributions(seed + 1, 1)[0]
     found = quantiles(probs, np.arange(V), np.random.default_rng(seed), score)
     before = np.array([probs[score > score[token]].sum() for token in range(V)])

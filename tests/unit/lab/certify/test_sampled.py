@@ -1,4 +1,4 @@
-"""The sampled law: drawn through the real engine, compared with teacher-forced conditionals."""
+"""The sampled distribution: drawn through the real engine, compared with teacher-forced conditionals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_sound_decoding_passes(open_subject: Open, drafter: str, verifier: str, 
     assert views == ({"tokens", "preference"} if drafter == "draft-model" else {"tokens"})
 
 
-def test_the_users_options_are_the_law_that_is_tested(open_subject: Open) -> None:
+def test_the_users_options_make_the_distribution_that_is_tested(open_subject: Open) -> None:
     """Penalties and filters on both sides."""
     assert section(open_subject(), params=PENALISED).status == "passed"
 
@@ -67,7 +67,7 @@ def test_biased_verifiers_fail(open_subject: Open, verifier: str) -> None:
 
 @pytest.mark.usefixtures("broken")
 def test_a_biased_drafter_fails(open_subject: Open) -> None:
-    """The verifier is sound; what it is told is not."""
+    """The verifier is sound; what it is given is not."""
     assert section(open_subject("withholding"), 1000).status == "failed"
 
 
@@ -101,7 +101,7 @@ def test_nothing_drafted_passes_nothing(open_subject: Open) -> None:
     assert "proposed nothing" in found.why
 
 
-def test_certain_laws_are_tested_by_every_draw(open_subject: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certain_distributions_are_tested_by_every_draw(open_subject: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly greedy: one token that the target never says is enough."""
     subject, cold = open_subject(runtime="eager"), SamplingParams(temperature=1e-4)
     spots = spots_of(subject, cold)
@@ -140,34 +140,34 @@ def test_conditionals_are_those_of_plain_decoding(open_subject: Open, params: Sa
     spot = Spot(0, PROMPTS[0], [44, 17], 3.0)
     found = dict(conditionals(subject, subject.target, spot, [(3, 9), (3, 44), (8,)], params))
     assert set(found) == {(), (3,), (3, 9), (3, 44), (8,)}
-    for beginning, law in found.items():
+    for beginning, probs in found.items():
         seen: list[torch.Tensor] = []
         subject.plain.watch = lambda rows, step, taken, seen=seen: seen.append(step.probs[0, 0])
         tokens = [*spot.tokens, *beginning]
         subject.plain.add(subject.row(0, tokens, len(spot.prompt), params, seed=0, room=2))
         subject.plain.step()
         subject.plain.remove(0)
-        assert np.allclose(law, seen[0].numpy(), atol=1e-5)
-        assert law.sum() == pytest.approx(1, abs=1e-12)
+        assert np.allclose(probs, seen[0].numpy(), atol=1e-5)
+        assert probs.sum() == pytest.approx(1, abs=1e-12)
     subject.plain.watch = None
     if params is BANNED:
         assert found[()][0] == found[(3,)][0] == 0 < found[(3, 9)][0], "by then it is long enough"
         assert found[(8,)][9] == 0 < found[()][9]
 
 
-def test_laws_along_an_answer_are_the_conditionals(open_subject: Open) -> None:
-    """Two ways to the same laws, the first in chunks."""
+def test_distributions_along_an_answer_are_the_conditionals(open_subject: Open) -> None:
+    """Two ways to the same distributions, the first in chunks."""
     subject = open_subject()
     answer = list(range(10, 50))
     along = list(probs_along(subject, PROMPTS[0], answer, PENALISED))
     assert len(along) == 40
-    for place in (0, 5, 31, 32, 39):
-        law = dict(conditionals(subject, subject.target, Spot(0, PROMPTS[0], answer[:place], 0.0), [()], PENALISED))[()]
-        assert np.allclose(along[place], law, atol=1e-5)
+    for position in (0, 5, 31, 32, 39):
+        probs = dict(conditionals(subject, subject.target, Spot(0, PROMPTS[0], answer[:position], 0.0), [()], PENALISED))[()]
+        assert np.allclose(along[position], probs, atol=1e-5)
     assert subject.target.kv.num_rows == 0
 
 
-def test_places_are_where_something_is_drafted(open_subject: Open) -> None:
+def test_spots_are_where_something_is_drafted(open_subject: Open) -> None:
     subject = open_subject("ngram", "block")
     spots = spots_of(subject, count=5)
     assert 1 <= len(spots) <= 5

@@ -174,7 +174,7 @@ def test_costs_come_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "is not JSON"),
         ("[]", "the whole"),
@@ -184,12 +184,12 @@ def test_costs_come_from_a_file(tmp_path: Path) -> None:
         ('{"kind": "bench"}', "result of kind 'bench'"),
     ],
 )
-def test_bad_files_are_explained(tmp_path: Path, content: str, said: str) -> None:
+def test_bad_files_are_explained(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "costs.json"
     file.write_text(content)
     with pytest.raises(ConfigError, match="num_tokens") as caught:  # each message shows the form
         read_costs(file)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_no_file(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_whole_steps() -> None:
     assert result.lengths[5].curve.tokens_per_s == pytest.approx(2 * tau(0.8, 5) / 0.03)
 
 
-def test_noisy_measurements_are_said() -> None:
+def test_noisy_measurements_are_reported() -> None:
     noisy = StepCosts(target=CostPoints.of({1: 0.020, 4: 0.024, 13: 0.022}))
     assert any("taken for noise" in note for note in answer(alpha=0.8, costs=noisy).notes)
 
@@ -148,7 +148,7 @@ def test_sizes_alone_give_the_ratio() -> None:
         ({"draft": size_of("0", 0, "bfloat16"), "target": EIGHT, "hardware": MACHINE}, 0.0, 16 / 900),
     ],
 )
-def test_costs_from_several_places(asked: dict[str, Any], c: float, plain_s: float) -> None:
+def test_costs_from_several_sources(asked: dict[str, Any], c: float, plain_s: float) -> None:
     result = answer(alpha=0.8, max_draft_tokens=4, **asked)
     assert result.c == pytest.approx(c)
     assert result.lengths[0].curve.step_s == pytest.approx(plain_s)
@@ -178,8 +178,8 @@ def test_what_does_not_pay() -> None:
     curve = model(result, "curve")
     assert curve.break_even_alpha == pytest.approx(0.83)
     assert (curve.best_num_draft_tokens, curve.best_speedup) == (0, 1.0)
-    dear = answer(alpha=1.0, c=1.5)
-    assert (model(dear, "curve").break_even_alpha, model(dear, "curve").lowest_break_even_alpha) == (None, None)
+    expensive = answer(alpha=1.0, c=1.5)
+    assert (model(expensive, "curve").break_even_alpha, model(expensive, "curve").lowest_break_even_alpha) == (None, None)
 
 
 def test_lengths() -> None:
@@ -230,9 +230,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "said"), REFUSED, ids=[said for _, said in REFUSED])
-def test_what_is_missing_twice_or_without_effect_is_refused(asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+@pytest.mark.parametrize(("asked", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_is_missing_twice_or_without_effect_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         answer(**asked)
 
 

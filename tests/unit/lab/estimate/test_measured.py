@@ -39,15 +39,15 @@ def test_what_is_named(bench: Path, configuration: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("configuration", "cell", "said"),
+    ("configuration", "cell", "message"),
     [
         ("ngram k=55", None, "Did you mean 'ngram k=5'"),
         (None, "cooking", "has no cell 'cooking'"),
         ("draft-model k=7 tree=best-first", None, "has no configuration"),
     ],
 )
-def test_what_is_not_there(bench: Path, configuration: str | None, cell: str | None, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_not_there(bench: Path, configuration: str | None, cell: str | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         read_known(bench, configuration, cell)
 
 

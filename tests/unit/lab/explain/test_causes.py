@@ -56,7 +56,7 @@ def tables(seed: int, params: SamplingParams = OPEN, draft_params: SamplingParam
     return target, draft
 
 
-def law_at(target: TableModel, draft: TableModel, path: Tokens, token: int) -> Distributions:
+def distributions_at(target: TableModel, draft: TableModel, path: Tokens, token: int) -> Distributions:
     p, q = target.probs(path).numpy(), draft.probs(path).numpy()
     return Distributions(token, False, p, q, p, q, None, int(p.argmax()), int(q.argmax()), None)
 
@@ -79,8 +79,8 @@ def outcomes(
             proposals.draft.parent_lists[origin][:length] if is_tree else None, sampled[origin][:length].tolist(),
             lists.path[row][: lists.num_accepted[row]], lists.next_token[row], lists.all_accepted[row], len(text), 1, 0.0, 0.0,
         )  # fmt: skip
-        laws = [law_at(target, draft, text[:level], token) for level, token in enumerate(text)]
-        yield float(found.weights[row]), step, account(step, laws, 99, drafting)
+        distributions = [distributions_at(target, draft, text[:level], token) for level, token in enumerate(text)]
+        yield float(found.weights[row]), step, account(step, distributions, 99, drafting)
 
 
 def expected_parts(
@@ -146,7 +146,7 @@ def test_a_single_level_of_two_drawn_children_has_the_gap_of_optimal_transport()
 
 
 def test_the_next_token_of_a_draft_kept_whole() -> None:
-    """Length is charged what one more token would have brought: the overlap of the laws behind the draft."""
+    """Length is charged what one more token would have brought: the overlap of the distributions behind the draft."""
     pair = tables(3)
     for weight, step, one in outcomes("token", *pair, sampled_drafts(pair[1], 2), is_tree=False):
         if step.complete and weight > 0:
@@ -195,7 +195,7 @@ def test_parts_add_up(pair: tuple[str, str], configuration: str, params: Samplin
     ledger = found.ledger
     assert ledger.taken == len(found.text.output)
     assert ledger.parts.sum() == pytest.approx(ledger.ideal - ledger.taken, abs=1e-8)
-    ledger.split_ends(lambda place, levels, weight, drawn: 0.25 * levels)
+    ledger.split_ends(lambda index, levels, weight, drawn: 0.25 * levels)
     assert ledger.parts.sum() == pytest.approx(ledger.ideal - ledger.taken, abs=1e-8)
     assert np.isfinite(ledger.parts).all()
     if params.is_greedy:
@@ -230,9 +230,9 @@ def test_a_cut_vocabulary_is_named() -> None:
     p = np.array([0.4, 0.3, 0.2, 0.1])
     outside = np.array([False, True, False, True])
     q = np.where(outside, 0, p) / 0.6
-    law = Distributions(1, False, p, q, p, q, outside, 0, 0, None)
+    distributions = Distributions(1, False, p, q, p, q, outside, 0, 0, None)
     step = Step(0, 3, [2, 0, 0], None, [True] * 3, [], 1, False, 1, 1, 0.0, 0.0)
-    parts = account(step, [law], 99, Drafting(AcceptanceRule.PATHS)).parts[0]
+    parts = account(step, [distributions], 99, Drafting(AcceptanceRule.PATHS)).parts[0]
     assert parts[VOCABULARY] == pytest.approx(3 * 0.4)
     assert parts[DRAFT] == pytest.approx(0)
     assert parts[LUCK] == pytest.approx(3 * 0.6)
@@ -288,9 +288,9 @@ def test_a_tiny_tree_budget_is_named(tmp_path: Path) -> None:
 def test_a_path_that_ends_in_the_middle_of_a_tree() -> None:
     """The first child is a leaf, the second has a child: keeping the leaf loses the level that the tree has elsewhere."""
     p = np.array([0.0, 1.0, 0.0])
-    laws = [Distributions(1, True, p, p, p, p, None, 1, 1, 1), Distributions(2, True, p, p, p, p, None, 1, 1, 1)]
+    distributions = [Distributions(1, True, p, p, p, p, None, 1, 1, 1), Distributions(2, True, p, p, p, p, None, 1, 1, 1)]
     step = Step(0, 3, [1, 0, 2], [-1, -1, 1], None, [0], 2, True, 2, 1, 0.0, 0.0)
-    one = account(step, laws, 99, Drafting(AcceptanceRule.TOP_DOWN))
+    one = account(step, distributions, 99, Drafting(AcceptanceRule.TOP_DOWN))
     assert one.ideal == 3
     assert one.parts[1, TREE_BUDGET] == pytest.approx(1)
     assert one.parts.sum() == pytest.approx(1)

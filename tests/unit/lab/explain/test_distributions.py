@@ -1,4 +1,4 @@
-"""Laws that come afterwards are the distributions that the steps saw: at every tested node, with every sampling option and
+"""Distributions computed afterwards are those that the steps saw: at every tested node, with every sampling option and
 drafter."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def compare(contender: Contender, prompt: list[int], params: SamplingParams, tol
 
 @pytest.mark.parametrize("name", SAMPLING)
 def test_chains_of_a_draft_model(pair: tuple[str, str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches filters in another order, penalties that miss the path, a history off by one, chunks that lose their place."""
+    """Catches filters in another order, penalties that miss the path, a history off by one, chunks that lose their position."""
     monkeypatch.setattr(module, "CHUNK_NUMBERS", 257 * 7)  # several chunks, none as long as a step
     found = compare(contender_of(pair, "draft-model k=4"), PROMPTS[0], SAMPLING[name])
     assert all((probs.p_open is probs.p_soft) == (name not in ("T=0.7, top-k, top-p", "min-p and penalties")) for probs in found)
@@ -86,7 +86,7 @@ def test_a_drafter_without_model_is_asked(pair: tuple[str, str]) -> None:
     assert all(probs.q is not None for probs in found)
 
 
-def test_lookups_have_no_law(pair: tuple[str, str]) -> None:
+def test_lookups_have_no_distribution(pair: tuple[str, str]) -> None:
     found = compare(contender_of(pair, "ngram k=4"), PROMPTS[0], SAMPLING["T=1"])
     assert all(probs.q is None and probs.guess is None and probs.outside is None for probs in found)
 
@@ -111,7 +111,7 @@ def test_a_narrower_draft_cannot_say_everything(tmp_path: Path) -> None:
         assert np.flatnonzero(probs.outside).tolist() == list(range(200, 257))
 
 
-def test_opened_laws_are_those_without_filters(pair: tuple[str, str]) -> None:
+def test_opened_distributions_are_those_without_filters(pair: tuple[str, str]) -> None:
     params = SAMPLING["T=0.7, top-k, top-p"]
     contender = contender_of(pair, "draft-model k=4")
     trace = contender.run([PROMPTS[0]], params)[0]

@@ -117,14 +117,14 @@ def test_survival_given_the_text_is_that_of_the_verifier(verifier: str, mode: Mo
             joint[text[:length]] = joint.get(text[:length], 0.0) + float(found.weights[row])
     for text in itertools.product(range(3), repeat=3):
         walk = _walk_along(target, draft, text, mode)
-        chance = np.cumprod([float(target.probs(text[:place])[token]) for place, token in enumerate(text)])
+        chance = np.cumprod([float(target.probs(text[:index])[token]) for index, token in enumerate(text)])
         given = [joint.get(text[:length], 0.0) / chance[length - 1] for length in (1, 2, 3)]
         np.testing.assert_allclose(walk.survival(0, 3), given, atol=1e-9)
 
 
 def _walk_along(target: TableModel, draft: TableModel, text: Tokens, mode: Mode) -> TextWalk:
     p, q = (
-        np.array([float(model.probs(text[:place])[token]) for place, token in enumerate(text)]) for model in (target, draft)
+        np.array([float(model.probs(text[:index])[token]) for index, token in enumerate(text)]) for model in (target, draft)
     )
     return TextWalk(mode, 99, np.zeros(3), p / q, np.ones(3), q)
 

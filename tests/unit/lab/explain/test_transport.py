@@ -46,9 +46,9 @@ def sibling_sets(q: np.ndarray, children: Children) -> Iterator[tuple[tuple[int,
         if len(tokens) == len(children.tokens):
             yield tokens, prob
             return
-        place = len(tokens)
-        if not children.drawn[place]:
-            yield from grow((*tokens, children.tokens[place]), prob, _without(rest, children.tokens[place], children))
+        rank = len(tokens)
+        if not children.drawn[rank]:
+            yield from grow((*tokens, children.tokens[rank]), prob, _without(rest, children.tokens[rank], children))
             return
         for token in np.flatnonzero(rest):
             yield from grow((*tokens, int(token)), prob * rest[token], _without(rest, int(token), children))
@@ -84,9 +84,9 @@ def _star(q: np.ndarray, children: Children, tokens: tuple[int, ...], *, below: 
     nodes = [0, *tokens] if below else list(tokens)
     parents = [-1, *[0] * len(tokens)] if below else [-1] * len(tokens)
     drawn = [False, *children.drawn] if below else list(children.drawn)
-    laws = torch.tensor(np.stack([q] * (len(nodes) + 1)))
+    probs = torch.tensor(np.stack([q] * (len(nodes) + 1)))
     return Draft(
-        torch.tensor([nodes]), torch.tensor([len(nodes)]), torch.tensor([parents]), laws[None], torch.tensor([drawn]),
+        torch.tensor([nodes]), torch.tensor([len(nodes)]), torch.tensor([parents]), probs[None], torch.tensor([drawn]),
         replacement=children.replacement,
     )  # fmt: skip
 
@@ -135,7 +135,7 @@ def test_no_rule_beats_the_bound(seed: int, name: str, weight: float) -> None:
     assert kept_share(p, q, SETS[name], weight, seed) <= bound_share(p, q, SETS[name], weight, seed) + tolerance
 
 
-def test_one_drawn_child_is_worth_the_overlap_of_the_laws() -> None:
+def test_one_drawn_child_is_worth_the_overlap_of_the_distributions() -> None:
     p, q = probs(1), probs(2)
     one = Children.one(drawn=True)
     assert kept_share(p, q, one, 1.0, 0) == pytest.approx(np.minimum(p, q).sum())
@@ -151,8 +151,8 @@ def test_child_weight_is_the_path_weight_of_traversal(name: str) -> None:
         for tokens, _ in itertools.islice(sibling_sets(q, children), 20):
             coins = project_coins(p, q, children, tokens, weight)
             actual = Children(tokens, children.drawn, children.replacement)
-            for place in range(len(tokens)):
-                assert child_weight(p, q, actual, weight, place) == pytest.approx(coins[place], abs=1e-9)
+            for rank in range(len(tokens)):
+                assert child_weight(p, q, actual, weight, rank) == pytest.approx(coins[rank], abs=1e-9)
 
 
 def test_races_agree_as_often_as_simulated() -> None:

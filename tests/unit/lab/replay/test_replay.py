@@ -17,7 +17,7 @@ from outrider.stats import DecodeStats
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
 
 NUM_TOKENS = 40
-PROMPTS = [[1 + (7 * n + place * place) % (NUM_TOKENS - 1) for place in range(5 + n)] for n in range(5)]
+PROMPTS = [[1 + (7 * n + index * index) % (NUM_TOKENS - 1) for index in range(5 + n)] for n in range(5)]
 GREEDY = SamplingParams(max_tokens=60)
 SAMPLED = SamplingParams(max_tokens=60, temperature=0.3, seed=3)
 

@@ -13,8 +13,8 @@ from outrider.lab.replay import Text, default_configurations, replay, replayable
 from outrider.lab.replay.drafters import replayable_parts
 
 PERIOD = list(range(2, 14))
-SAID = Text([1, 20, 21], [*PERIOD, 40, 41])
-TWICE = [SAID, SAID]
+RECORDED = Text([1, 20, 21], [*PERIOD, 40, 41])
+TWICE = [RECORDED, RECORDED]
 
 
 def taus(order: str, texts: list[Text] = TWICE, label: str = "suffix k=8", **options: object) -> list[float | None]:
@@ -55,7 +55,7 @@ def test_refusals_say_why(label: str, message: str) -> None:
 
 def test_texts_without_tokens_are_refused() -> None:
     """Catches a division by zero far from its cause."""
-    for texts in ([], [SAID, Text([1], [])], [Text([], [1])]):
+    for texts in ([], [RECORDED, Text([1], [])], [Text([], [1])]):
         with pytest.raises(ConfigError, match="replay"):
             replay(texts, Configuration("ngram"))
 
@@ -66,7 +66,7 @@ def test_orders() -> None:
     assert again > fresh + 1
     assert taus("alone") == [fresh, fresh]
     other = Text([30], [31, 32, 33, 34, 35])
-    texts = [SAID, other, SAID]
+    texts = [RECORDED, other, RECORDED]
     by_seed = {tuple(taus("shuffled", texts, seed=seed)) for seed in range(6)}
     assert by_seed == {(fresh, 1.0, again), (again, 1.0, fresh)}
     numbers = replay(texts, Configuration("suffix"), order="shuffled", seed=1).order

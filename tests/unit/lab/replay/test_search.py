@@ -21,7 +21,7 @@ def texts(count: int = 24) -> list[Text]:
     """Rare repetitions of one token, long ones of three: short matches mislead."""
     made = []
     for n in range(count):
-        block = [100 + (n * 7 + place * (place + n)) % 60 for place in range(12)]
+        block = [100 + (n * 7 + index * (index + n)) % 60 for index in range(12)]
         noise = [7, 200 + n, 7, 300 + n, 7, 400 + n, 7, 500 + n]
         made.append(Text([1, *block, *noise], [*noise[::-1], 7, *block, 7, *block[:6]], task="ab"[n % 2], id=str(n)))
     return made

@@ -112,7 +112,7 @@ def test_intervals_hold_their_value(sums: list[tuple[int, int]]) -> None:
 
 def test_blocks_see_what_neighbours_share() -> None:
     """Catches texts resampled one by one where they rise and fall together: the interval would be too narrow."""
-    above = [10.0 if (place // 30) % 2 else 20.0 for place in range(1000)]
+    above = [10.0 if (index // 30) % 2 else 20.0 for index in range(1000)]
     below = [10.0] * 1000
     single, blocks = ratio_interval((above, below), blocks=False), ratio_interval((above, below), blocks=True)
     assert single is not None

@@ -52,7 +52,7 @@ class Fake:
     generated: int = 1000
     requests: int = 40
     in_flight: int = 0
-    most_in_flight: int = 0
+    max_in_flight: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     server: ThreadingHTTPServer | None = None
     on_request: Callable[[int], None] | None = None
@@ -93,7 +93,7 @@ class Fake:
                 self.steps += steps
                 self.drafted += DRAFT * steps
                 self.accepted += KEPT * steps
-                self.positions = [count + steps * (place < KEPT) for place, count in enumerate(self.positions)]
+                self.positions = [count + steps * (index < KEPT) for index, count in enumerate(self.positions)]
 
     def page(self) -> str:
         """/metrics."""
@@ -178,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
                 fake.found += 10 * (known in fake.prefix_cache)
                 fake.prefix_cache.add(known)
             fake.in_flight += 1
-            fake.most_in_flight = max(fake.most_in_flight, fake.in_flight)
+            fake.max_in_flight = max(fake.max_in_flight, fake.in_flight)
         self.is_counted = True
         try:
             if fake.on_request:
@@ -230,12 +230,12 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(fake.first_s)
         # the first word alone, then KEPT + 1 of them at a time
         cuts = [0, 1, *range(1 + KEPT + 1, len(words), KEPT + 1), len(words)]
-        for place, (start, end) in enumerate(pairwise(cuts)):
+        for index, (start, end) in enumerate(pairwise(cuts)):
             if end <= start:
                 continue
-            if place:
+            if index:
                 time.sleep(fake.chunk_s)
-            if place == 2 and self._misbehave(fault):
+            if index == 2 and self._misbehave(fault):
                 return
             text = " ".join(words[start:end]) + ("" if end == len(words) else " ")
             self._event({"choices": [{"index": 0, "delta": {"content": text}} if chat else {"index": 0, "text": text}]})

@@ -148,7 +148,7 @@ def test_usage_that_is_missing_is_not_made_up() -> None:
 
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tried again, as no server can notice that, and then told."""
+    """Tried again, as no server can notice that, and then reported."""
     pauses = []
     sleep = asyncio.sleep
 

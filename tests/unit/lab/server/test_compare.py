@@ -67,9 +67,9 @@ def test_percentiles() -> None:
 
 def test_tokens_of_others_are_noticed() -> None:
     answers = [answer(n, window=n) for n in range(3)]
-    for generated, is_said in ((40, True), (30, False)):
+    for generated, is_reported in ((40, True), (30, False)):
         measured = level(*answers, window=CounterWindow(speculation=SpeculationCounts(num_steps=3), num_generated=generated))
-        assert any("other traffic" in note for note in measured.notes) is is_said
+        assert any("other traffic" in note for note in measured.notes) is is_reported
 
 
 def test_speedup_is_a_ratio_of_sums() -> None:

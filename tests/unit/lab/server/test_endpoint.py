@@ -29,7 +29,7 @@ CONVERSATION = WorkloadRequest(id="2", messages=({"role": "user", "content": "He
     ],
 )
 def test_the_root_is_where_metrics_lie(url: str, root: str) -> None:
-    """A path that is cut in the wrong place asks /v1/v1/models."""
+    """A path that is cut at the wrong character asks /v1/v1/models."""
     assert ServerEndpoint.parse(url).root == root
 
 

@@ -38,7 +38,7 @@ def test_one_server_at_two_levels() -> None:
         assert len(warm) == 1 + 4, "as many as will be in flight"
         assert {body["max_tokens"] for body in warm} == {16}
         assert len(fake.seen) == len(warm) + 16
-        assert fake.most_in_flight == 4
+        assert fake.max_in_flight == 4
     one, four = result.levels
     assert result.complete
     assert (result.server.engine, result.server.version, result.baseline) == ("vllm", "1.2.3", None)
@@ -111,7 +111,7 @@ def test_only_one_of_two_servers_works_at_a_time() -> None:
         one.on_request = lambda number: overlaps.append(two.in_flight)
         two.on_request = lambda number: overlaps.append(one.in_flight)
         measure(one, two, number=12, concurrency=(2,))
-        assert max(one.most_in_flight, two.most_in_flight) == 2
+        assert max(one.max_in_flight, two.max_in_flight) == 2
     assert sum(overlaps) == 0
 
 
@@ -140,19 +140,19 @@ def test_sampled_texts_are_not_compared() -> None:
 @pytest.mark.parametrize("fault", ["drop", "close", "garbage", "500", "400"])
 def test_one_bad_request_does_not_end_the_run(fault: str) -> None:
     """It is reported, the others are kept; only what the server refused for good counts as settled."""
-    said: list[str] = []
+    lines: list[str] = []
 
     class Listener(Quiet):
         def say(self, line: str) -> None:
-            said.append(line)
+            lines.append(line)
 
     with Fake(faults={3: fault}) as fake:
         (result,) = measure(fake, progress=Listener())
     (level,) = result.levels
     assert [answer.id for answer in level.answers] == ["r0", "r1", "r3", "r4", "r5"]
     assert [failure.id for failure in level.failures] == ["r2"]
-    assert len(said) == 1
-    assert "r2" in said[0]
+    assert len(lines) == 1
+    assert "r2" in lines[0]
     assert result.complete == (fault == "400")
 
 

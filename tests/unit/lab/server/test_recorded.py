@@ -3,7 +3,7 @@
     vllm_before, _after.prom  /metrics of vLLM 0.32.0 around a bench of two levels, n-gram drafts of 3; cut down
     vllm_plain.prom           the same without speculation
     vllm.sse                  vLLM 0.32.0 with a draft model and --per-request-spec-decode-metrics summary
-    vllm_refusal.sse          vLLM 0.32.0: refused after it had said 200
+    vllm_refusal.sse          vLLM 0.32.0: refused after it had answered 200
     llama_cpp_python.sse      llama-cpp-python 0.3.36: no usage, whatever is asked for
 """
 
@@ -28,8 +28,8 @@ def played(name: str) -> Stream:
     """One event a second."""
     stream = Stream()
     lines = (FIXTURES / f"{name}.sse").read_text(encoding="utf-8").splitlines()
-    for place, line in enumerate(line for line in lines if line):
-        stream.feed(line.removeprefix("data: "), float(place + 1))
+    for index, line in enumerate(line for line in lines if line):
+        stream.feed(line.removeprefix("data: "), float(index + 1))
     return stream
 
 

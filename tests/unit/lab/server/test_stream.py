@@ -17,8 +17,8 @@ from outrider.lab.server.types import SpeculationCounts
 def played(*events: Any) -> Stream:
     """One event a second."""
     stream = Stream()
-    for place, event in enumerate(events):
-        stream.feed(event if isinstance(event, str) else json.dumps(event), float(place + 1))
+    for index, event in enumerate(events):
+        stream.feed(event if isinstance(event, str) else json.dumps(event), float(index + 1))
     return stream
 
 

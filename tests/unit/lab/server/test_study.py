@@ -80,7 +80,7 @@ def test_passes_without_a_draft_count() -> None:
         (SpeculationCounts(num_steps=0, num_draft_tokens=0, num_accepted_tokens=0), 10.0, "a pass with a draft"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_told_is_said(counts: SpeculationCounts | None, plain: float | None, missing: str) -> None:
+def test_what_cannot_be_known_is_reported(counts: SpeculationCounts | None, plain: float | None, missing: str) -> None:
     found = advise(measured(counts, 5.0), None if plain is None else measured(None, plain))
     assert found.best is None
     assert missing in found.why_not

@@ -93,7 +93,7 @@ def test_tasks_count_apart_and_together(journal: Journal) -> None:
     assert len(found.seconds) == found.texts == 5, "prompts of two tasks are not mixed up"
 
 
-def test_who_cannot_be_built_is_told_and_the_others_run(journal: Journal) -> None:
+def test_who_cannot_be_built_is_reported_and_the_others_run(journal: Journal) -> None:
     runner = FakeRunner(
         FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.010, 3), failing=(SLOW,)
     )

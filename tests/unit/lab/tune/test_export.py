@@ -118,8 +118,8 @@ def test_sglang_takes_look_ups_from_us() -> None:
     assert any("not yet run on a GPU" in note for note in found.notes)
 
 
-def test_vllm_samples_from_the_draft_s_law() -> None:
-    """Its default draws nothing: a sampled target would accept with p alone. So does its model runner V1 when told `block`."""
+def test_vllm_samples_from_the_draft_s_distribution() -> None:
+    """Its default draws nothing: a sampled target would accept with p alone. So does its model runner V1 when given `block`."""
     sampled = result(temperature=0.7)
     found = vllm_config(sampled)
     assert found["draft_sample_method"] == "probabilistic"
@@ -176,8 +176,8 @@ def test_an_engine_without_the_drafter_says_so() -> None:
     made = result("quantised k=2", {"quantised k=2": 2.0, "ngram k=4 max_ngram=3": 1.3})
     for one in words(made).values():
         assert one.text
-        said = "Recommended is quantised k=2, which it does not have (quantised); this is ngram k=4"
-        assert any(said in note for note in one.notes)
+        note_text = "Recommended is quantised k=2, which it does not have (quantised); this is ngram k=4"
+        assert any(note_text in note for note in one.notes)
 
 
 def test_an_engine_with_nothing_that_pays() -> None:
@@ -192,7 +192,7 @@ def test_do_not_speculate_reaches_everybody() -> None:
         assert "Do not speculate" in one.notes[0]
 
 
-def test_trees_are_not_told_as_chains() -> None:
+def test_trees_are_not_exported_as_chains() -> None:
     found = vllm_config(result("draft-model k=15 tree=sequoia", {"draft-model k=15 tree=sequoia": 3.0, "draft-model k=2": 1.2}))
     assert found["num_speculative_tokens"] == 2
 
@@ -220,7 +220,7 @@ def headed(head: TrainedHead, size: int = 4, more: str = "", **others: Any) -> d
         (DFLASH, "dflash", 7, "raw"), (DSPARK, "dspark", 8, "raw"),
     ],
 )  # fmt: skip
-def test_vllm_is_told_the_method_and_how_to_get_the_head(head: TrainedHead, method: str, size: int, layout: str) -> None:
+def test_vllm_gets_the_method_and_how_to_get_the_head(head: TrainedHead, method: str, size: int, layout: str) -> None:
     """As `benchmarks/head_in_vllm.py` runs them. Block heads are run whole: fewer masks would be another computation."""
     found = headed(head)["vLLM"]
     config = json.loads(re.search(r"--speculative-config '(.*)'$", found.text)[1])

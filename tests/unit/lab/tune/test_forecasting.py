@@ -1,4 +1,4 @@
-"""From notes of steps to forecasts: numbers that can be checked by hand, and drafts whose law is known."""
+"""From notes of steps to forecasts: numbers that can be checked by hand, and drafts whose distribution is known."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def chain_steps(acceptance: float, count: int, *, offers: float = 1.0, seed: int
     return steps
 
 
-def test_survival_is_the_law_of_the_drafter() -> None:
+def test_survival_is_the_distribution_of_the_drafter() -> None:
     """Steps that asked for less must not count as failures at the depths they never tried."""
     curve = survival(chain_steps(0.8, 6000), 4)
     assert curve == pytest.approx([0.8, 0.64, 0.512, 0.41], abs=0.03)

@@ -93,7 +93,7 @@ def test_a_draft_too_long_for_the_line_does_not_hide_a_shorter_one() -> None:
     assert found.estimate.best_num_draft_tokens == 3
 
 
-def test_without_a_step_that_drafts_nothing_is_said() -> None:
+def test_without_a_step_that_drafts_nothing_is_reported() -> None:
     nothing = Probe(family=FAMILY.label, steps={"code": []}, tokens=0, seconds=1.0)
     assert remote_advice(FAMILY, nothing, Line(0.001), 1, PASS_S) is None
 
@@ -131,7 +131,7 @@ def test_a_whole_tuning_says_where_not_to_use_a_service(root: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("--remote-rtt-ms 5 --draft-endpoint grpc://127.0.0.1:1", "give one of them"),
         ("--set hit_rate=0.5", "add --remote-rtt-ms or --draft-endpoint"),
@@ -142,15 +142,15 @@ def test_a_whole_tuning_says_where_not_to_use_a_service(root: Path, tmp_path: Pa
         ("--drafters ngram --remote-rtt-ms 5", "chains of a draft model, which are not tried here"),
     ],
 )
-def test_questions_that_cannot_be_answered(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_questions_that_cannot_be_answered(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """One line each, before anything is measured."""
     assert run(["tune", "demo", *arguments.split()]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert len(error.splitlines()) == 1
 
 
-def test_a_service_that_is_not_there_is_said_before_the_work(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_service_that_is_not_there_is_reported_before_the_work(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tune", "demo", "--draft-endpoint", "grpc://127.0.0.1:9"]) == 1
     error = capsys.readouterr().err
     assert "the draft service grpc://127.0.0.1:9 does not answer: unreachable" in error

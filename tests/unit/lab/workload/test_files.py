@@ -202,7 +202,7 @@ def test_a_broken_array_says_where_and_that_the_rest_is_lost(
     assert "nothing behind this point could be read" in last.reason
 
 
-def test_entries_of_an_array_are_named_by_place_and_line(tmp_path: Path) -> None:
+def test_entries_of_an_array_are_named_by_position_and_line(tmp_path: Path) -> None:
     requests, bad = read(saved(tmp_path, '[{"prompt": "a"}, {"prompt": 5},\n "text", 7, {"prompt": "z"}]'))
     assert [(r.prompt, r.id) for r in requests] == [("a", "prompts#1"), ("text", "prompts#3"), ("z", "prompts#5")]
     assert [(line.number, line.reason.split(":")[0]) for line in bad] == [(1, "entry 2"), (2, "entry 4")]

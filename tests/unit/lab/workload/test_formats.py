@@ -137,7 +137,7 @@ def test_sharegpt_first_question() -> None:
     assert unanswered.answer is None  # the answer belongs to the second question
 
 
-def test_sharegpt_all_turns_keep_what_was_said_before() -> None:
+def test_sharegpt_all_turns_keep_the_turns_before() -> None:
     first, second = read_entry({"id": "x", "conversations": [*TALK, turn("human", "three")]}, "all")
     assert (first.id, first.answer, second.id, second.answer) == ("x/1", "1", "x/2", "2")
     assert [m["content"] for m in second.messages or ()] == ["left over", "be kind", "one", "1", "two"]

@@ -1,4 +1,4 @@
-"""Workloads by name, by file and mixed: which requests, in which order, under which ids, and what a person is told."""
+"""Workloads by name, by file and mixed: which requests, in which order, under which ids, and what is reported."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_nothing_usable_is_an_error_even_when_skipping(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- ids
 
 
-def test_doubled_ids_are_made_unique_and_it_is_said(tmp_path: Path) -> None:
+def test_doubled_ids_are_made_unique_and_it_is_reported(tmp_path: Path) -> None:
     ids = ["x", "x#2", "x", "x", None, "x#2"]
     spec = lines(tmp_path / "a.jsonl", *({"prompt": "p", "id": name} for name in ids))
     workload = load_workload(spec)
@@ -220,7 +220,7 @@ def test_a_named_data_folder_must_have_the_data(tmp_path: Path) -> None:
     assert len(load_workload("demo", data=tmp_path).requests) == 64  # embedded by nature
 
 
-def test_parts_are_told_by_their_category(tmp_path: Path) -> None:
+def test_parts_are_known_by_their_category(tmp_path: Path) -> None:
     rows = [
         {"question_id": n, "category": c, "turns": [c]}
         for n, c in enumerate(["writing", "rag", "math_reasoning", "qa", "coding"])
@@ -271,7 +271,7 @@ def test_real_files(shared: Path, name: str, count: int, graded: int) -> None:
 
 
 def test_files_work_by_path_as_well(shared: Path, tmp_path: Path) -> None:
-    """What a benchmark is, is told from its content: a renamed copy is read alike."""
+    """What a benchmark is, is read from its content: a renamed copy is read alike."""
     copy = shutil.copy(shared / "data" / "humaneval" / "problems.jsonl", tmp_path / "some.data")
     named = load_workload("humaneval", data=shared / "data")
     assert load_workload(str(copy)).requests == named.requests
