@@ -30,8 +30,8 @@ PROMPTS = [[3, 4, 5], [7] * 20, [9, 8]]
 
 @pytest.mark.parametrize("later_width", [1, WIDTH])
 def test_draft_loop_equals_token_by_token_drafting(tmp_path: Path, later_width: int) -> None:
-    """The loop's own arithmetic, uncompiled: catches wrong positions, places or masks after the first token, a law that is
-    not the one drawn from, a row that catches up two tokens."""
+    """The loop's own arithmetic, uncompiled: catches wrong positions, slots or masks after the first token, a distribution that
+    is not the one drawn from, a row that catches up two tokens."""
     draft = _pair(tmp_path)[1]
     module = tiny_llama(VOCAB, sharpness=3.0)
     lm = build_lm(module, str(draft), torch.float32, torch.device("cpu"))
@@ -45,8 +45,8 @@ def test_draft_loop_equals_token_by_token_drafting(tmp_path: Path, later_width: 
             lm.kv.add_row()
         lm.catch_up([texts[0], texts[1][:-1]])  # row 1 lacks two tokens, row 0 one
         pending = [texts[0][-1:], texts[1][-2:]]
-        tokens, laws = loop(pending, drawn([1], [0.7], uniforms[1:], VOCAB), 4)
-        assert laws.shape == (1, 5, VOCAB), "greedy rows have none"
+        tokens, probs = loop(pending, drawn([1], [0.7], uniforms[1:], VOCAB), 4)
+        assert probs.shape == (1, 5, VOCAB), "greedy rows have none"
         assert lm.kv.lengths == [len(text) + 3 for text in texts]
         module.set_attn_implementation("eager")
         for row, text in enumerate(texts):
@@ -55,9 +55,9 @@ def test_draft_loop_equals_token_by_token_drafting(tmp_path: Path, later_width: 
             if row == 0:
                 assert tokens[row].tolist() == scores.argmax(-1).tolist()
             else:
-                law = torch.softmax(scores / 0.7, -1)
-                torch.testing.assert_close(laws[0, :4], law, rtol=1e-3, atol=1e-4)
-                cumulative = laws[0, :4].double().cumsum(-1)
+                expected = torch.softmax(scores / 0.7, -1)
+                torch.testing.assert_close(probs[0, :4], expected, rtol=1e-3, atol=1e-4)
+                cumulative = probs[0, :4].double().cumsum(-1)
                 chosen = torch.searchsorted(cumulative, uniforms[row][:, None] * cumulative[:, -1:], right=True)[:, 0]
                 assert tokens[row].tolist() == chosen.tolist()
 
@@ -86,7 +86,7 @@ def test_one_token_programs_get_their_numbers_side_by_side(tmp_path: Path) -> No
     [((5,), 3, [5]), ((5,), 5, [5]), ((5, 1), 3, [1, 1, 1]), ((1, 5), 6, [5, 1]), ((5, 1), 7, [5, 1, 1]), ((5, 3, 1), 6, [3, 3])],
 )
 def test_programs_make_up_a_length(tmp_path: Path, lengths: tuple[int, ...], wanted: int, calls: list[int]) -> None:
-    """Calls go on from each other's state, and the caller is told of every token made."""
+    """Calls go on from each other's state, and the caller gets every token made."""
     lm = build_lm(tiny_llama(VOCAB), "tiny", torch.float32, torch.device("cpu"))
     asked: list[int] = []
 
@@ -102,7 +102,7 @@ def test_programs_make_up_a_length(tmp_path: Path, lengths: tuple[int, ...], wan
     lm.kv.add_row()
     num_tokens = loop.length(wanted)
     with torch.inference_mode():
-        tokens, laws = loop([[3]], greedy_draws(num_tokens, VOCAB), num_tokens)
+        tokens, probs = loop([[3]], greedy_draws(num_tokens, VOCAB), num_tokens)
     assert asked == calls
     assert tokens.tolist() == [list(range(4, 4 + sum(calls)))]
-    assert laws.shape == (0, sum(calls) + 1, VOCAB)
+    assert probs.shape == (0, sum(calls) + 1, VOCAB)

@@ -1,4 +1,4 @@
-"""Which tokens end a text: whatever generation_config, config and tokenizer name, in every place that asks."""
+"""Which tokens end a text: whatever generation_config, config and tokenizer name, wherever it is asked."""
 
 from __future__ import annotations
 

@@ -73,20 +73,20 @@ class TestSimulation:
         assert cuda.syncs.total() == 3
 
     def test_a_recording_freezes_what_python_computed(self, cuda: SimulatedCuda) -> None:
-        graph, place, factor = torch.cuda.CUDAGraph(), on_device(1.0, 2.0), 10
+        graph, buffer, factor = torch.cuda.CUDAGraph(), on_device(1.0, 2.0), 10
         with torch.cuda.graph(graph):
-            out = place * factor
+            out = buffer * factor
         factor = 100
-        place.copy_(on_device(3.0, 4.0))
+        buffer.copy_(on_device(3.0, 4.0))
         graph.replay()
         assert out.tolist() == [30.0, 40.0]
 
     @pytest.mark.parametrize("wait", [lambda t: t.tolist(), lambda t: t.sum().item(), lambda t: t + torch.ones(2).to("cuda")])
     def test_a_recording_must_not_wait(self, cuda: SimulatedCuda, wait: object) -> None:
         """And like torch it says so twice: where it waits, and, less telling, where it ends."""
-        place, graph = on_device(1.0, 2.0), torch.cuda.CUDAGraph()
+        buffer, graph = on_device(1.0, 2.0), torch.cuda.CUDAGraph()
         with pytest.raises(RuntimeError, match="previous error during capture") as caught, torch.cuda.graph(graph):
-            wait(place)  # type: ignore[operator]
+            wait(buffer)  # type: ignore[operator]
         assert "not permitted when stream is capturing" in str(caught.value.__context__)
 
     def test_two_devices_do_not_mix(self, cuda: SimulatedCuda) -> None:
@@ -98,19 +98,19 @@ class TestSimulation:
 
     def test_a_recording_is_of_one_device(self, cuda: SimulatedCuda) -> None:
         """What runs on another is not recorded, but done at once: torch warns of an empty graph."""
-        graph, place = torch.cuda.CUDAGraph(), on_device(1.0, device="cuda:1")
+        graph, buffer = torch.cuda.CUDAGraph(), on_device(1.0, device="cuda:1")
         with torch.cuda.graph(graph):
-            out = place * 2
-        place.copy_(on_device(5.0))
+            out = buffer * 2
+        buffer.copy_(on_device(5.0))
         graph.replay()
         assert out.tolist() == [2.0]
         assert not graph.steps
 
     def test_waiting_for_a_device_breaks_what_any_thread_records(self, cuda: SimulatedCuda) -> None:
         """Waiting for one's own stream does not."""
-        place = on_device(1.0)
+        buffer = on_device(1.0)
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            place * 2
+            buffer * 2
             in_a_thread(cuda, lambda: torch.cuda.current_stream().synchronize())
 
         def record() -> None:
@@ -288,9 +288,9 @@ class TestPasses:
 
 class TestTiming:
     def test_a_lap_breaks_no_other_models_recording(self, cuda: SimulatedCuda) -> None:
-        place, clock = on_device(1.0), _Clock(torch.device("cuda", 0))
+        buffer, clock = on_device(1.0), _Clock(torch.device("cuda", 0))
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            place * 2
+            buffer * 2
             in_a_thread(cuda, lambda: clock.lap("target"))
         assert cuda.syncs["synchronize"] == 2  # before recording, and the lap
 

@@ -23,7 +23,7 @@ def trees(draw: st.DrawFn) -> tuple[list[list[int]], list[int], int | None]:
 
 
 def path_to(parents: list[int], token: int) -> list[int]:
-    """Places within the pass on the way to `token` (0 = the pending token), itself included."""
+    """Columns of the pass on the way to `token` (0 = the pending token), itself included."""
     path = [token]
     while path[-1] != 0:
         path.append(parents[path[-1] - 1] + 1)
@@ -43,9 +43,9 @@ def test_a_tree_sees_its_ancestors(case: tuple[list[list[int]], list[int], int |
         for token in range(num_tokens):
             path = path_to(parents[row], token)
             assert depths[row, token] == len(path) - 1
-            positions = {place: place for place in range(start)} | {start + t: start + d for d, t in enumerate(path)}
+            positions = {column: column for column in range(start)} | {start + t: start + d for d, t in enumerate(path)}
             own = start + len(path) - 1
-            seen = {place for place, at in positions.items() if window is None or at > own - window}
+            seen = {column for column, at in positions.items() if window is None or at > own - window}
             assert set(mask[row, 0, token].isfinite().nonzero().flatten().tolist()) == seen
     assert (mask == 0).any(dim=-1).all(), "a query that sees nothing divides 0 by 0"
 
@@ -55,7 +55,7 @@ def test_a_tree_sees_its_ancestors(case: tuple[list[list[int]], list[int], int |
 def test_a_chunk_is_seen_from_its_first_position_on(
     case: tuple[list[list[int]], list[int], int | None], bases: list[int], is_tree: bool
 ) -> None:
-    """Catches a chunk that begins where a row's slot does, and a node whose chunk is that of its place."""
+    """Catches a chunk that begins where a row's slot does, and a node whose chunk is that of its column."""
     parents, starts, chunk = case
     num_tokens, chunk = len(parents[0]) + 1, chunk or 7
     if not is_tree:
@@ -68,9 +68,9 @@ def test_a_chunk_is_seen_from_its_first_position_on(
     for row, (start, base) in enumerate(zip(starts, first, strict=True)):
         for token in range(num_tokens):
             path = path_to(parents[row], token)
-            places = [*range(start), *(start + t for t in path)]  # of positions base, base + 1, ...
-            own = base + len(places) - 1
-            seen = {place for at, place in enumerate(places, base) if at // chunk == own // chunk}
+            columns = [*range(start), *(start + t for t in path)]  # of positions base, base + 1, ...
+            own = base + len(columns) - 1
+            seen = {column for at, column in enumerate(columns, base) if at // chunk == own // chunk}
             assert set(mask[row, 0, token].isfinite().nonzero().flatten().tolist()) == seen
     assert (mask == 0).any(dim=-1).all(), "a query that sees nothing divides 0 by 0"
 

@@ -28,7 +28,7 @@ def _cache(lengths: list[int]) -> KVCache:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 310), min_size=1, max_size=3), st.integers(0, 2), st.integers(1, 17))
 def test_one_text_is_planned_like_a_tree_without_branches(lengths: list[int], row: int, width: int) -> None:
-    """Catches a wrong place, position or mask; texts that end beyond the model's last position (padding) included."""
+    """Catches a wrong slot, position or mask; texts that end beyond the model's last position (padding) included."""
     row %= len(lengths)
     kv = _cache(lengths)
     short = plan_pass(kv, 1, width, None, row, last_position=LAST_POSITION)
@@ -46,7 +46,7 @@ def _parents(draw: st.DrawFn) -> list[list[int]]:
 @settings(max_examples=100, deadline=None)
 @given(_parents(), st.lists(st.integers(0, 310), min_size=4, max_size=4), st.integers(0, 1))
 def test_trees_are_planned_alike(parents: list[list[int]], lengths: list[int], first_row: int) -> None:
-    """Catches a sibling that is seen, a depth that is not a position, a row that takes its neighbour's places."""
+    """Catches a sibling that is seen, a depth that is not a position, a row that takes its neighbour's slots."""
     kv, num_rows, width = _cache(lengths), len(parents), len(parents[0]) + 1
     trees = torch.tensor(parents, dtype=torch.int64).view(num_rows, width - 1)
     short, general = (

@@ -141,7 +141,7 @@ def test_all_hidden_states_are_found() -> None:
     assert lm.kv.num_rows == 0
 
 
-def test_no_hidden_states_are_found_where_layers_cannot_be_told() -> None:
+def test_no_hidden_states_are_found_where_layers_cannot_be_found() -> None:
     """Catches an error instead of a program without them: such a target still decodes, with drafters that read none."""
     module = tiny_llama(96, num_hidden_layers=2)
     module.model.other = torch.nn.ModuleList([torch.nn.Identity(), torch.nn.Identity()])

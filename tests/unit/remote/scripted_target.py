@@ -119,22 +119,22 @@ class ScriptedTarget(stubs.TargetServiceServicer):
         stall = self.stalls.pop(0) if self.stalls else None
         lie = self.lies.pop(0) if self.lies else None
         prompt, base = list(request.prompt), len(request.committed)
-        most = json.loads(request.sampling_json).get("max_tokens", 256)
-        tokens = answer(prompt, most)
-        assert tokens[:base] == list(request.committed), "committed tokens that nobody said"
+        max_tokens = json.loads(request.sampling_json).get("max_tokens", 256)
+        tokens = answer(prompt, max_tokens)
+        assert tokens[:base] == list(request.committed), "committed tokens that nobody emitted"
         detokenizer = Detokenizer(self.tokenizer, prompt)
         for token in tokens[:base]:
             detokenizer.push(token)
-        stats, said = DecodeStats(), 0
-        while base < most:
-            if cut is not None and said >= cut:
+        stats, sent = DecodeStats(), 0
+        while base < max_tokens:
+            if cut is not None and sent >= cut:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the power is gone")
-            if stall is not None and said >= stall:
+            if stall is not None and sent >= stall:
                 await asyncio.sleep(3600)
             await asyncio.sleep(self.pause_s)
             new = tokens[base : base + STEP]
             pieces = [detokenizer.push(token) for token in new]
-            is_last = base + len(new) >= most
+            is_last = base + len(new) >= max_tokens
             stats.count_step(3, len(new) - 1, len(new), rejected=True)
             rest = detokenizer.flush() if is_last else ""
             origins = ["accepted"] * (len(new) - 1) + ["correction"]
@@ -142,8 +142,8 @@ class ScriptedTarget(stubs.TargetServiceServicer):
             pieces[-1] += rest
             update = Update(text="".join(pieces), token_ids=new, origins=origins, pieces=pieces, finish=finish, drafted=3)
             for message in to_messages(update, base):
-                yield _spoilt(message, lie) if lie and said >= 4 else message
-            base, said = base + len(new), said + len(new)
+                yield _spoilt(message, lie) if lie and sent >= 4 else message
+            base, sent = base + len(new), sent + len(new)
         if lie == "goes on":
             yield messages.GenerateReply(base_length=base, token_ids=[5], origins=["plain"], pieces=["x"], text="x")
 

@@ -41,7 +41,7 @@ TOKENS = 250
 
 
 @dataclass
-class Place:
+class Replica:
     """An engine, and the server before it, which can be cut off and come back."""
 
     engine: Engine
@@ -52,7 +52,7 @@ class Place:
     async def open(self) -> None:
         """Listen, on the same port as before."""
         model = ServedModel(name="tiny", options=Options(target="tiny"), engine=self.engine.settings)
-        service = TargetService("place", lambda method, status: None)
+        service = TargetService("replica", lambda method, status: None)
         identity = model_identity("tiny", self.engine.tokenizer, self.engine.vocab_size, self.facts)
         service.serve(self.engine, identity, terms_of(self.engine, model), [])
         self.server = aio.server(options=[("grpc.so_reuseport", 0)])
@@ -75,9 +75,9 @@ class Place:
 
 @dataclass
 class Carried:
-    """Two places and the coordinator's engine over them."""
+    """Two replicas and the coordinator's engine over them."""
 
-    places: list[Place]
+    replicas: list[Replica]
     remote: RemoteEngine
     fleet: Fleet
 
@@ -86,16 +86,17 @@ class Carried:
 def carried(engine_of: MakeEngine) -> Iterator[Carried]:  # noqa: F811
     """Drafted for differently, which no text may show."""
     carriage = Carriage()
-    places = [Place(engine_of(start=False), carriage), Place(engine_of(drafter="ngram", draft=False, start=False), carriage)]
-    for place in places:
-        place.look()
-        place.engine.start()
-        carriage.result(place.open())
-    tokenizer = places[0].engine.tokenizer
+    engines = engine_of(start=False), engine_of(drafter="ngram", draft=False, start=False)
+    replicas = [Replica(engine, carriage) for engine in engines]
+    for replica in replicas:
+        replica.look()
+        replica.engine.start()
+        carriage.result(replica.open())
+    tokenizer = replicas[0].engine.tokenizer
 
     async def start() -> Fleet:
         fleet = Fleet(
-            "tiny", [Endpoint.parse(f"127.0.0.1:{place.port}") for place in places], ClientSecurity(),
+            "tiny", [Endpoint.parse(f"127.0.0.1:{replica.port}") for replica in replicas], ClientSecurity(),
             model_identity("tiny", tokenizer, 257), PATIENCE, instance="test", hold_s=5.0,
         )  # fmt: skip
         fleet.start()
@@ -104,11 +105,11 @@ def carried(engine_of: MakeEngine) -> Iterator[Carried]:  # noqa: F811
     fleet = carriage.result(start())
     until(lambda: len(fleet.usable) == 2, "both replicas")
     remote = RemoteEngine(fleet, tokenizer, carriage, Observer(), RetryLimits(max_retries=20, wait_s=30.0), max_queue=50)
-    yield Carried(places, remote, fleet)
+    yield Carried(replicas, remote, fleet)
     remote.stop()
     carriage.result(fleet.close())
-    for place in places:
-        carriage.result(place.cut())
+    for replica in replicas:
+        carriage.result(replica.cut())
     carriage.close()
 
 
@@ -140,17 +141,17 @@ def test_texts_do_not_show_that_services_were_cut_off(carried: Carried) -> None:
     seeds = [asked(number, "far") for number in range(6)]
     answers = [submit(carried.remote, request) for request in seeds]
     for round_ in range(4):
-        place = carried.places[round_ % 2]
+        replica = carried.replicas[round_ % 2]
         until(lambda: all(len(answer.updates) > 3 for answer in answers), "all answers to begin")
-        place.carriage.result(place.cut())
-        place.carriage.result(place.open())
+        replica.carriage.result(replica.cut())
+        replica.carriage.result(replica.open())
         until(lambda: len(carried.fleet.usable) == 2, "both replicas")
         time.sleep(0.05)
     found = [parts(answer) for answer in answers]
-    alone = carried.places[0].engine
+    alone = carried.replicas[0].engine
     for number, (request, mine) in enumerate(zip(seeds, found, strict=True)):
         if request.params.seed is None:
-            request = replace(request, params=replace(request.params, seed=mine[-1]))  # greedy: it is only told
+            request = replace(request, params=replace(request.params, seed=mine[-1]))  # greedy: it is only reported
         assert mine == parts(submit(alone, replace(request, id=f"near-{number}"))), f"request {number}"
     for answer in answers:
         assert answer.finish.stats.emitted == TOKENS
@@ -159,7 +160,7 @@ def test_texts_do_not_show_that_services_were_cut_off(carried: Carried) -> None:
 
 def test_grammars_and_stop_strings_are_carried(carried: Carried) -> None:
     """A grammar is compiled on both sides; a stop string may span the cut."""
-    alone = carried.places[0].engine
+    alone = carried.replicas[0].engine
     grammars = Grammars(alone.tokenizer, 257, alone.eos_token_ids)
     spec = regex("([a-f]{4}-){30}x")
     free = submit(alone, Request(id="free", prompt=prompt(9), params=SamplingParams(max_tokens=TOKENS, ignore_eos=True))).text
@@ -174,8 +175,8 @@ def test_grammars_and_stop_strings_are_carried(carried: Carried) -> None:
 
     expected = [parts(submit(alone, request)) for request in requests("near")]
     answers = [submit(carried.remote, request) for request in requests("far")]
-    place = carried.places[1]
-    place.carriage.result(place.cut())
-    place.carriage.result(place.open())
+    replica = carried.replicas[1]
+    replica.carriage.result(replica.cut())
+    replica.carriage.result(replica.open())
     assert [parts(answer) for answer in answers] == expected
     assert [one[4] for one in expected] == ["stop", "stop"]

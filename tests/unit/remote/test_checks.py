@@ -42,8 +42,8 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_lies_are_refused(lie: str) -> None:
     """Each would be a wrong text, or an error in the middle of a step."""
-    nodes, said = LIES[lie]
-    with pytest.raises(InvalidReplyError, match=said):
+    nodes, message = LIES[lie]
+    with pytest.raises(InvalidReplyError, match=message):
         checked_nodes(nodes, 0, V, with_probs=True)
 
 
@@ -61,14 +61,14 @@ def test_parents_of_earlier_replies() -> None:
         checked_nodes([node(parent=5)], 5, V, with_probs=True)
 
 
-def test_laws_are_scaled_to_one() -> None:
+def test_distributions_are_scaled_to_one() -> None:
     """Rounding on the way is mended: the distribution is what was drawn from."""
     distribution = checked_distribution(node(3, tokens=[3, 4, 9], probs=[0.4001, 0.3, 0.2996]), V)
     assert distribution.probs.sum() == pytest.approx(1, abs=1e-6)
     assert np.array_equal(distribution.tokens, [3, 4, 9])
 
 
-def test_without_laws_nothing_is_drawn() -> None:
+def test_without_distributions_nothing_is_drawn() -> None:
     """probs=off: a node counts as placed whatever the service claims, and its distribution is not read."""
     found = checked_nodes([node(3, tokens=[4], probs=[7.0])], 0, V, with_probs=False)
     assert found[0].distribution is None

@@ -55,7 +55,7 @@ def test_large_replicas_take_more() -> None:
     assert loads["large"] > 2.5 * loads["small"]
 
 
-def test_a_crowded_place_is_left() -> None:
+def test_a_crowded_replica_is_left() -> None:
     """A replica that is full of others' requests is skipped."""
     first = order(b"x", NAMES)[0]
     assert choose(b"x", {**FREE, first: ReplicaLoad(50, 4)}) != first

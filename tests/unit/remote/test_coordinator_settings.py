@@ -12,9 +12,9 @@ from outrider.remote.coordinator.settings import CoordinatorSettings, from_file,
 
 
 def read(models: list[str], endpoints: list[str]) -> dict[str, list[str]]:
-    server, places = from_options(models, endpoints, {}, trust_remote_code=False, revision=None)
-    CoordinatorSettings(server=server, endpoints=places)
-    return {model.name: [str(one) for one in places[model.name]] for model in server.models}
+    server, parsed = from_options(models, endpoints, {}, trust_remote_code=False, revision=None)
+    CoordinatorSettings(server=server, endpoints=parsed)
+    return {model.name: [str(one) for one in parsed[model.name]] for model in server.models}
 
 
 def test_one_model_needs_no_name() -> None:
@@ -66,9 +66,9 @@ def test_a_file(tmp_path: Path) -> None:
     """Models, endpoints, routes; the command line wins."""
     path = tmp_path / "coordinator.toml"
     path.write_text(FILE, encoding="utf-8")
-    server, places = from_file(path, {"host": "0.0.0.0"})
+    server, parsed = from_file(path, {"host": "0.0.0.0"})
     assert (server.host, server.port, server.rules[0].to) == ("0.0.0.0", 9000, "small")
-    assert [str(one) for one in places["small"]] == ["grpc://a:1", "grpcs://b:2"]
+    assert [str(one) for one in parsed["small"]] == ["grpc://a:1", "grpcs://b:2"]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_file(tmp_path: Path) -> None:
         ('model = "demo"', 'model = "demo"\nreasoning_parser = "thonk"', "unknown reasoning parser 'thonk'"),
     ],
 )
-def test_a_wrong_file_names_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_a_wrong_file_names_the_path_in_it(tmp_path: Path, old: str, new: str, message: str) -> None:
     """File and key."""
     path = tmp_path / "coordinator.toml"
     path.write_text(FILE.replace(old, new), encoding="utf-8")

@@ -307,7 +307,7 @@ def test_nothing_runs_with_rights_or_writes_where_it_should_not() -> None:
         ([], ["serve", "--host", "0.0.0.0", "--port", "8000"]),
     ],
 )
-def test_the_image_runs_what_it_is_told(tmp_path: Path, given: list[str], run: list[str]) -> None:
+def test_the_image_runs_what_it_is_given(tmp_path: Path, given: list[str], run: list[str]) -> None:
     fake = tmp_path / "outrider"
     fake.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done\n')
     fake.chmod(0o755)

@@ -34,7 +34,7 @@ class Steps(Drafter):
         if not max(gamma):
             return Draft.empty(len(rows), rows.device)
         tokens = torch.tensor(
-            [[(row.tokens[-1] + (place + 1) * self._width) % VOCAB for place in range(max(gamma))] for row in rows]
+            [[(row.tokens[-1] + (index + 1) * self._width) % VOCAB for index in range(max(gamma))] for row in rows]
         )
         return Draft(tokens, torch.tensor(gamma))
 
@@ -54,7 +54,7 @@ class Hosted:
     def go_on(self, uid: int, count: int) -> None:
         """The text goes on with so many consecutive numbers."""
         text = self.texts[uid]
-        tail = [(text[-1] + place + 1) % VOCAB for place in range(count)]
+        tail = [(text[-1] + index + 1) % VOCAB for index in range(count)]
         self.host.change(uid, len(text), tail)
         text += tail
 
@@ -93,7 +93,7 @@ def test_only_what_the_text_has_reached_is_judged() -> None:
 
 
 @pytest.mark.parametrize("happens", ["replaced", "stopped", "repeated", "told again"])
-def test_what_was_never_said_judges_nothing(happens: str) -> None:
+def test_what_was_never_emitted_judges_nothing(happens: str) -> None:
     hosted = Hosted()
     hosted.start(1, [10, 11, 12])
     before = hosted.curves()
@@ -133,7 +133,7 @@ def test_messages_of_an_asker_are_the_verdicts(tmp_path: Path) -> None:
     reader = bench.reader("a")
     bench.ask(reader, 1, tokens=text, sampling=messages.Sampling(), num_draft_tokens=4)
     for step in range(10):
-        tail = [(3 * step + place) % 8 + 1 for place in range(3)]
+        tail = [(3 * step + index) % 8 + 1 for index in range(3)]
         bench.ask(reader, 1, base_length=len(text), tokens=tail, num_draft_tokens=4)
         text += tail
     assert sum(part.survival.expected(4) for part in parts.values()) > first + 0.5

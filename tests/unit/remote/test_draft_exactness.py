@@ -61,10 +61,10 @@ def test_chains_are_those_of_one_process(hosted: HostedDrafter, kind: str) -> No
 @pytest.mark.parametrize(
     "params", [SamplingParams(temperature=0.9, seed=11), SamplingParams(temperature=1.3, top_k=100, min_p=0.001, seed=11)]
 )
-def test_laws_are_the_drafters_cut_and_scaled(hosted: HostedDrafter, params: SamplingParams) -> None:
+def test_distributions_are_the_drafters_cut_and_scaled(hosted: HostedDrafter, params: SamplingParams) -> None:
     """A distribution is the draft's own, its likeliest tokens alone, scaled to sum 1 before the token is drawn from it."""
-    most = 20
-    bench = Bench(hosted, distribution_tokens=most)
+    max_tokens = 20
+    bench = Bench(hosted, distribution_tokens=max_tokens)
     sampling = messages.Sampling(temperature=params.temperature, top_k=params.top_k, min_p=params.min_p, seed=11)
     (reply,) = bench.ask(bench.reader("a"), 1, tokens=PROMPT, sampling=sampling, num_draft_tokens=1)
     row, rows = make_row(PROMPT, params), Rows(VOCAB, torch.device("cpu"))
@@ -73,10 +73,10 @@ def test_laws_are_the_drafters_cut_and_scaled(hosted: HostedDrafter, params: Sam
     drafter.start(row)
     with torch.inference_mode():
         probs = drafter.propose(rows, [1]).probs[0, 0]  # type: ignore[index]
-    kept = probs.topk(most)
+    kept = probs.topk(max_tokens)
     cut = torch.zeros(VOCAB).index_copy(0, kept.indices, kept.values / kept.values.sum())
     torch.testing.assert_close(probs_of(reply.nodes[0]), cut, atol=1e-6, rtol=1e-4)
-    assert (probs > 0).sum() > most
+    assert (probs > 0).sum() > max_tokens
 
 
 class Asker:
@@ -218,8 +218,8 @@ def test_outcomes_that_happen_have_the_draft_of_a_fresh_request(hosted: HostedDr
     assert len(nodes) <= 4 + 60
 
 
-def test_drawn_outcomes_come_with_the_law_at_their_place(hosted: HostedDrafter) -> None:
-    """Behind an outcome tokens are drawn from the draft's distribution there, by a coin of that place alone."""
+def test_drawn_outcomes_come_with_the_distribution_at_their_position(hosted: HostedDrafter) -> None:
+    """Behind an outcome tokens are drawn from the draft's distribution there, by a coin of that position alone."""
     sampling = SAMPLINGS["drawn"]
     bench = Bench(hosted)
     replies = bench.ask(bench.reader("a"), 1, tokens=PROMPT, sampling=sampling, num_draft_tokens=3, prepare_outcomes=True)
@@ -268,7 +268,7 @@ def test_a_long_prompt_does_not_hold_up_its_neighbours(hosted: HostedDrafter) ->
     """
     bench = Bench(hosted)
     reader = bench.reader("a")
-    long = [(7 * place) % VOCAB for place in range(1500)]
+    long = [(7 * index) % VOCAB for index in range(1500)]
     assert bench.tell(reader, row=1, tokens=long, sampling=messages.Sampling(), num_draft_tokens=3) is None
     assert bench.tell(reader, row=2, tokens=PROMPT, sampling=messages.Sampling(), num_draft_tokens=3) is None
     bench.turns(reader, 2)

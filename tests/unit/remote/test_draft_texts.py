@@ -42,9 +42,9 @@ class Desk:
         """One message that wants a draft."""
         return self.table.receive(reader, messages.RowRequest(row=row, tokens=tokens, **{"num_draft_tokens": 3, **more}))
 
-    def jobs(self, most: int = 100) -> list[Job]:
+    def jobs(self, limit: int = 100) -> list[Job]:
         """The rows whose turn it is."""
-        return self.table.take(most)
+        return self.table.take(limit)
 
 
 def trouble_of(reply: messages.RowReply | None) -> int:
@@ -167,14 +167,14 @@ def test_the_newest_request_of_a_row_replaces_the_one_that_waits() -> None:
     assert not desk.jobs()
 
 
-def test_floods_are_told_that_the_service_is_busy() -> None:
+def test_floods_are_answered_that_the_service_is_busy() -> None:
     """Rows and rate are bounded for each asker by itself; a lost message behind it is noticed later."""
     desk = Desk(max_rows=2, max_requests_per_s=10)
     reader, other = desk.reader("a"), desk.reader("b")
     for row in range(2):
         assert desk.tell(reader, row, TEXT, sampling=GREEDY) is None
     assert trouble_of(desk.tell(reader, 2, TEXT, sampling=GREEDY)) == messages.TROUBLE_BUSY
-    num_sent = [desk.tell(reader, 0, [4 + place], base_length=4 + place) for place in range(20)]
+    num_sent = [desk.tell(reader, 0, [4 + index], base_length=4 + index) for index in range(20)]
     assert sum(trouble_of(reply) == messages.TROUBLE_BUSY for reply in num_sent) == 13  # 10 at once, 3 were used up before
     assert desk.tell(other, 0, TEXT, sampling=GREEDY) is None
     desk.now += 1.0
@@ -246,7 +246,7 @@ def test_memory_is_kept_to(hosted: HostedDrafter) -> None:
         assert kv.allocated_bytes <= bench.limits.memory_bytes
     assert bench.total("evictions") == 2
     assert [trouble_of(bench.tell(reader, row=row, base_length=5, tokens=[9])) for row in range(6)] == [1, 1, 0, 0, 0, 0]
-    long = [place % VOCAB for place in range(900)]
+    long = [index % VOCAB for index in range(900)]
     (reply,) = bench.ask(reader, 7, tokens=long, sampling=GREEDY, num_draft_tokens=2)
     assert chain_of(reply) == [node.token for node in fresh_chain(hosted, long, GREEDY, 2)]
     assert kv.allocated_bytes <= bench.limits.memory_bytes

@@ -87,11 +87,11 @@ def test_a_draft_over_the_wire(hosted: HostedDrafter, tmp_path: Path) -> None:
         assert welcome.model == hosted.identity
         await stub.Open(hello(hosted, "b"))
         calls = {name: stub.Draft(metadata=((INSTANCE, name),)) for name in "ab"}
-        for place, call in enumerate(calls.values()):
-            await call.write(request(tokens=[*TEXT, place], sampling=GREEDY))
-        for place, call in enumerate(calls.values()):
+        for index, call in enumerate(calls.values()):
+            await call.write(request(tokens=[*TEXT, index], sampling=GREEDY))
+        for index, call in enumerate(calls.values()):
             reply = await answer(call)
-            assert chain_of(reply) == [node.token for node in fresh_chain(hosted, [*TEXT, place], GREEDY, 3)]
+            assert chain_of(reply) == [node.token for node in fresh_chain(hosted, [*TEXT, index], GREEDY, 3)]
         await calls["a"].write(request(base_length=5, tokens=[9]))
         assert chain_of(await answer(calls["a"])) == [node.token for node in fresh_chain(hosted, [*TEXT, 0, 9], GREEDY, 3)]
         await calls["a"].write(request(end=True))
@@ -131,7 +131,7 @@ WRONG: dict[str, tuple[dict[str, Any], grpc.StatusCode, str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_who_does_not_fit_is_told_why(hosted: HostedDrafter, tmp_path: Path, wrong: str) -> None:
+def test_who_does_not_fit_is_refused_with_the_reason(hosted: HostedDrafter, tmp_path: Path, wrong: str) -> None:
     """When it opens, not in the middle of a text."""
     changes, code, words = WRONG[wrong]
 
@@ -253,7 +253,7 @@ def test_the_process_serves_and_leaves(tmp_path: Path, number: signal.Signals) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["service draft", "service target", "serve"])
-def test_a_process_that_is_told_to_end_while_it_loads_just_ends(verb: str) -> None:
+def test_a_process_that_gets_a_signal_while_it_loads_just_ends(verb: str) -> None:
     """Exit code 0 and no trace of threads that were in the middle of reading weights."""
     command = [sys.executable, "-m", "outrider", *verb.split(), "demo", "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -263,10 +263,10 @@ def test_a_process_that_is_told_to_end_while_it_loads_just_ends(verb: str) -> No
         process.send_signal(signal.SIGTERM)
         lines += list(process.stderr)
         assert process.wait(60) == 0, "".join(lines)
-        said = "".join(lines)
-        assert "received a signal to end while loading" in said or "draining" in said or "finishing what runs" in said
-        assert "Traceback" not in said
-        assert "terminate called" not in said
+        output = "".join(lines)
+        assert "received a signal to end while loading" in output or "draining" in output or "finishing what runs" in output
+        assert "Traceback" not in output
+        assert "terminate called" not in output
     finally:
         process.kill()
         process.wait()

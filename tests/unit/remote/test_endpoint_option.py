@@ -43,7 +43,7 @@ def test_local_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"drafter": "ngram", "draft_endpoint": "grpc://a:1"}, "drafter 'ngram' was asked for"),
         ({"draft_endpoint": "grpc://a:1", "drafter_options": {"endpoint": "grpc://b:1"}}, "two draft services"),
@@ -53,9 +53,9 @@ def test_local_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"draft_endpoint": "grpc://a:1", "verifier": "traversal", "drafter_options": {"tree": "2x2"}}, "no option 'tree'"),
     ],
 )
-def test_contradictions(options: dict[str, object], said: str) -> None:
+def test_contradictions(options: dict[str, object], message: str) -> None:
     """Before anything is loaded."""
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         choose(Options("demo", **options))  # type: ignore[arg-type]
 
 

@@ -153,7 +153,7 @@ def test_waiting_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line at once, and another one now and then with the service's last output."""
     monkeypatch.setattr(local, "BOOT", local.TIED + "import time; print('loading', flush=True); time.sleep(0.5)\n" + PLAYED)
     monkeypatch.setattr(local, "SIGN_OF_LIFE_S", 0.0)
-    said: list[str] = []
-    LocalService(["service", "draft", "demo"], said.append).close()
-    assert said[0] == "starting the draft service of this machine"
-    assert any(line.startswith("the draft service starts") for line in said[1:])
+    lines: list[str] = []
+    LocalService(["service", "draft", "demo"], lines.append).close()
+    assert lines[0] == "starting the draft service of this machine"
+    assert any(line.startswith("the draft service starts") for line in lines[1:])

@@ -106,7 +106,7 @@ def test_what_both_sides_must_agree_on() -> None:
         check_protocol(messages.Hello(protocol=99, release="9.9"), "the coordinator")
 
 
-def test_thoughts_are_told_to_the_target_service() -> None:
+def test_thoughts_are_sent_to_the_target_service() -> None:
     """Guards against stop strings that count in thoughts once the engine is elsewhere."""
     thinking = ThinkingMarks(opening=("<think>",), closing=("</think>",), opening_id=7, closing_ids=(8,), is_open=True, budget=4)
     params = SamplingParams(stop=["x"], seed=1, thinking=thinking)

@@ -36,13 +36,13 @@ def test_the_text_is_plain_text_and_drafts_are_used(demo: Demo, folder: Path, pa
         counts = drafter.counters
         assert counts["remote_draft_hits"] + counts["remote_draft_waits"] > 0
         assert drafter.connection.counts.troubles == {}
-        said = [request.sampling for request in service.requests if request.HasField("sampling")]
-        assert {sampling.coupled for sampling in said} == {kind == "invariant"}
+        sampling_sent = [request.sampling for request in service.requests if request.HasField("sampling")]
+        assert {sampling.coupled for sampling in sampling_sent} == {kind == "invariant"}
 
 
 @pytest.mark.parametrize("outcomes", [True, False])
 def test_outcomes_are_at_hand(demo: Demo, folder: Path, patient: None, outcomes: bool) -> None:
-    """A service that errs in places, and prepares the target's token there: the next draft is ready without a wait."""
+    """A service that errs here and there, and prepares the target's token there: the next draft is ready without a wait."""
     with FakeDraftService(folder, Known(demo.plain["greedy"], errs=lambda position: position % 3 == 0)) as service:
         with demo.remote(service.address, outcomes=outcomes) as llm:
             drafter, forward = drafter_of(llm), llm._decoder.target.forward
@@ -67,7 +67,7 @@ def test_outcomes_are_at_hand(demo: Demo, folder: Path, patient: None, outcomes:
         assert counts["remote_draft_hits"] > 5
 
 
-def test_what_the_service_is_told(demo: Demo, folder: Path, patient: None) -> None:
+def test_what_the_service_gets(demo: Demo, folder: Path, patient: None) -> None:
     """Every token once, the sampling once, the end once; of a seed only what cannot tell the target's coins."""
     params = SamplingParams(max_tokens=20, temperature=0.7, top_k=9, seed=77, ignore_eos=True, logit_bias={5: 1.5})
     with FakeDraftService(folder, Repeating()) as service:
@@ -82,11 +82,11 @@ def test_what_the_service_is_told(demo: Demo, folder: Path, patient: None) -> No
         assert text == whole[: len(text)]
         assert sum(len(request.tokens) for request in service.requests) == len(text) < len(whole)
         assert not any(request.HasField("sampling") for request in (*later, end))
-        said = first.sampling
-        assert (said.temperature, said.top_k, said.num_prompt) == (pytest.approx(0.7), 9, len(done.prompt_token_ids))
-        assert dict(said.logit_bias) == {5: 1.5}
-        assert said.seed != 77
-        assert not said.coupled
+        sampling = first.sampling
+        assert (sampling.temperature, sampling.top_k, sampling.num_prompt) == (pytest.approx(0.7), 9, len(done.prompt_token_ids))
+        assert dict(sampling.logit_bias) == {5: 1.5}
+        assert sampling.seed != 77
+        assert not sampling.coupled
 
 
 def test_rows_of_a_batch_are_told_apart(demo: Demo, folder: Path, patient: None) -> None:
@@ -101,7 +101,7 @@ def test_rows_of_a_batch_are_told_apart(demo: Demo, folder: Path, patient: None)
         wait_for(lambda: not service.texts)
 
 
-def test_laws_off_asks_for_none_and_believes_none(demo: Demo, folder: Path, patient: None) -> None:
+def test_distributions_off_asks_for_none_and_believes_none(demo: Demo, folder: Path, patient: None) -> None:
     """The mode for a service that is not trusted."""
     asked: list[bool] = []
 
@@ -181,7 +181,7 @@ def test_drafters_share_one_connection(demo: Demo, folder: Path) -> None:
         assert len({hello.instance for hello in service.hellos}) == 1
 
 
-def test_drawn_rows_use_laws(demo: Demo, folder: Path, patient: None) -> None:
+def test_drawn_rows_use_distributions(demo: Demo, folder: Path, patient: None) -> None:
     """A sampled row's draft is drawn, and carries the whole distribution it was drawn from."""
     vocab = demo.models.target.lm.shape.vocab_size
     with FakeDraftService(folder, MadeUp(vocab)) as service, demo.remote(service.address) as llm:
@@ -192,11 +192,11 @@ def test_drawn_rows_use_laws(demo: Demo, folder: Path, patient: None) -> None:
     drawn = [draft for draft in drafts if draft.probs is not None]
     assert drawn
     for draft in drawn:
-        for place in range(int(draft.lengths[0])):
-            probs = draft.probs[0, place]
+        for index in range(int(draft.lengths[0])):
+            probs = draft.probs[0, index]
             assert float(probs.sum()) == pytest.approx(1, abs=1e-5)
             assert int((probs > 0).sum()) == 4
-            assert probs[draft.tokens[0, place]] > 0
+            assert probs[draft.tokens[0, index]] > 0
 
 
 # ---------------------------------------------------------------- at the start
@@ -247,7 +247,7 @@ def test_a_wrong_token_is_refused(demo: Demo, folder: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"endpoint": "http://localhost:1"}, "OpenAI server's"),
         ({"endpoint": "grpc://localhost"}, "grpc://HOST:PORT"),
@@ -260,9 +260,9 @@ def test_a_wrong_token_is_refused(demo: Demo, folder: Path, monkeypatch: pytest.
         ({}, "--draft-endpoint"),
     ],
 )
-def test_wrong_settings_are_refused(demo: Demo, options: dict[str, object], said: str) -> None:
+def test_wrong_settings_are_refused(demo: Demo, options: dict[str, object], message: str) -> None:
     """Before anything is generated."""
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         demo.llm("remote", **options)
 
 

@@ -35,12 +35,12 @@ def answer(engine: Engine, prompt: list[int], count: int) -> list[int]:
     updates: queue.Queue[object] = queue.Queue()
     params = SamplingParams(max_tokens=count, ignore_eos=True)
     engine.submit(Request(id="r", prompt=prompt, params=params), updates.put)
-    said: list[int] = []
+    emitted: list[int] = []
     while True:
         update = updates.get(timeout=120)
-        said += update.token_ids  # type: ignore[attr-defined]
+        emitted += update.token_ids  # type: ignore[attr-defined]
         if update.finish is not None:  # type: ignore[attr-defined]
-            return said
+            return emitted
 
 
 def test_it_starts_without_a_service(demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

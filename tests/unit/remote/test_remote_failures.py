@@ -317,6 +317,6 @@ def test_a_reason_is_logged_once(demo: Demo, folder: Path, caplog: pytest.LogCap
         service.start()
         wait_for(lambda: line.is_open)
     service.stop()
-    said = [record.getMessage() for record in caplog.records if record.name == "outrider.remote"]
-    assert len(said) <= 3, said  # lost, unreachable, back
-    assert said[-1].endswith("is back")
+    lines = [record.getMessage() for record in caplog.records if record.name == "outrider.remote"]
+    assert len(lines) <= 3, lines  # lost, unreachable, back
+    assert lines[-1].endswith("is back")

@@ -61,7 +61,7 @@ class Served:
 
 @pytest.fixture
 def served(engine_of: MakeEngine) -> Iterator[Served]:  # noqa: F811
-    """An engine of two places and two that may wait, behind a service."""
+    """An engine of two slots and two that may wait, behind a service."""
     engine = engine_of(max_num_seqs=2, max_queue=2)
     carriage, counted = Carriage(), []
     model = ServedModel(name="tiny", options=Options(target="tiny"), engine=engine.settings)

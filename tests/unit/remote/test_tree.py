@@ -21,8 +21,8 @@ def drawn(parent: int, token: int, of: SentDistribution | None = None) -> Sent:
     return Sent(parent, token, of or distribution(token, token + 100))
 
 
-def tokens(tree: DraftTree, most: int = 9) -> list[int]:
-    return [node.token for node in tree.chain(most)]
+def tokens(tree: DraftTree, max_nodes: int = 9) -> list[int]:
+    return [node.token for node in tree.chain(max_nodes)]
 
 
 def asked(length: int = 3) -> DraftTree:
@@ -85,7 +85,7 @@ def test_late_nodes_on_a_dropped_node_are_dropped() -> None:
     assert tree.wasted == 3
 
 
-def test_both_bases_of_one_place_meet() -> None:
+def test_both_bases_of_one_position_meet() -> None:
     """The service sends nodes again that the client has already, under new numbers."""
     tree = asked()
     tree.add(3, [placed(-1, 5), placed(0, 6), placed(1, 7)])

@@ -40,7 +40,7 @@ def web_port() -> Iterator[int]:
     server.shutdown()
 
 
-def said(server: ServerSecurity, client: ClientSecurity, scheme: str = "grpcs") -> str:
+def trouble_of(server: ServerSecurity, client: ClientSecurity, scheme: str = "grpcs") -> str:
     """By the client, which cannot get through; "" where it can."""
 
     async def ask() -> str:
@@ -63,17 +63,17 @@ def test_each_misfit_has_words_of_its_own(ours: Authority, others: Authority) ->
     plain, tls = ServerSecurity(), ServerSecurity(certificate=certificate, key=key)
     mutual = ServerSecurity(certificate=certificate, key=key, client_ca=ours.certificate)
     mine, theirs = ours.signed("caller", "DNS:caller"), others.signed("stranger", "DNS:stranger")
-    assert said(mutual, ClientSecurity(ca=ours.certificate, certificate=mine[0], key=mine[1])) == ""
+    assert trouble_of(mutual, ClientSecurity(ca=ours.certificate, certificate=mine[0], key=mine[1])) == ""
     closes = "it closes the line at once: it wants TLS (grpcs://), or a certificate of an authority that it trusts"
-    assert closes in said(mutual, ClientSecurity(ca=ours.certificate))
-    assert closes in said(mutual, ClientSecurity(ca=ours.certificate, certificate=theirs[0], key=theirs[1]))
-    assert closes in said(tls, ClientSecurity(), "grpc")
-    assert "of no authority that is trusted here" in said(tls, ClientSecurity(ca=others.certificate))
-    assert "no TLS is spoken there: write grpc://" in said(plain, ClientSecurity(ca=ours.certificate))
+    assert closes in trouble_of(mutual, ClientSecurity(ca=ours.certificate))
+    assert closes in trouble_of(mutual, ClientSecurity(ca=ours.certificate, certificate=theirs[0], key=theirs[1]))
+    assert closes in trouble_of(tls, ClientSecurity(), "grpc")
+    assert "of no authority that is trusted here" in trouble_of(tls, ClientSecurity(ca=others.certificate))
+    assert "no TLS is spoken there: write grpc://" in trouble_of(plain, ClientSecurity(ca=ours.certificate))
     named = ours.signed("elsewhere", "DNS:elsewhere")
     elsewhere = ServerSecurity(certificate=named[0], key=named[1])
-    assert "for another name than the address" in said(elsewhere, ClientSecurity(ca=ours.certificate))
-    assert said(elsewhere, ClientSecurity(ca=ours.certificate, server_name="elsewhere")) == ""
+    assert "for another name than the address" in trouble_of(elsewhere, ClientSecurity(ca=ours.certificate))
+    assert trouble_of(elsewhere, ClientSecurity(ca=ours.certificate, server_name="elsewhere")) == ""
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_files_that_do_not_fit_are_refused_before_anything_is_asked(ours: Author
         ClientSecurity(ca=ours.certificate).check(Endpoint.parse("grpc://127.0.0.1:9"))
 
 
-def test_a_port_that_is_taken_is_said() -> None:
+def test_a_port_that_is_taken_is_reported() -> None:
     async def twice() -> None:
         first = GrpcServer(ServiceSettings())
         await first.listen()

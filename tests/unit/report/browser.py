@@ -72,6 +72,6 @@ def run_in_frame(html: str, width: int, expression: str, folder: Path) -> str:
             [str(FOUND), *FLAGS, f"--user-data-dir={profile}", "--window-size=1300,900", "--dump-dom", wrapper.as_uri()],
             capture_output=True, text=True, timeout=120, check=True,
         ).stdout  # fmt: skip
-    said = re.search(r"&lt;&lt;(.*)&gt;&gt;", out, re.DOTALL)
-    assert said is not None, out[-500:]
-    return said[1]
+    output = re.search(r"&lt;&lt;(.*)&gt;&gt;", out, re.DOTALL)
+    assert output is not None, out[-500:]
+    return output[1]

@@ -227,7 +227,7 @@ DIFFERENCE = TextDifference(
 )  # fmt: skip
 
 
-def law_test(sampler: str, *, rejected: bool = False) -> DistributionTest:
+def distribution_test(sampler: str, *, rejected: bool = False) -> DistributionTest:
     return DistributionTest(
         sampler=sampler, view="tokens", position=1, num_draws=900, num_uncertain=870, num_cells=40, g=31.5, df=32, p_value=0.49,
         rejected=rejected, impossible=0, detectable_total_variation=0.0734,
@@ -252,7 +252,7 @@ def certificate(**changes: Any) -> CertifyResult:
             num_tokens=3,
             origins={"accepted": 5, "bonus": 2},
             places=[TestPoint(prompt=0, num_output_tokens=3, entropy_nats=1.25)],
-            tests=[law_test("speculative"), law_test("plain")], detectable_total_variation=0.0734,
+            tests=[distribution_test("speculative"), distribution_test("plain")], detectable_total_variation=0.0734,
         ),
         "invariance": SameTexts(status="not claimed", why="the distribution, not the text", runs=[], differences=[]),
     }  # fmt: skip
@@ -267,7 +267,7 @@ def failed_certificate() -> CertifyResult:
     ]
     exact = sections.exact_distribution.model_copy(update={"status": "failed", "failures": failures})
     greedy = sections.greedy.model_copy(update={"status": "failed", "differences": [DIFFERENCE]})
-    tests = [law_test("speculative"), law_test("plain", rejected=True)]
+    tests = [distribution_test("speculative"), distribution_test("plain", rejected=True)]
     sampled = sections.sampled_distribution.model_copy(update={"tests": tests})
     return certificate(
         verdict="not lossless", reasons=["Greedy text: not"], exact_distribution=exact, greedy=greedy,

@@ -28,7 +28,7 @@ from tests.unit.report.results import GAIN, bench, cell, measured, speedup
         (None, None, "nothing was compared", "caution"),
     ],
 )  # fmt: skip
-def test_doubt_is_said_too(first: Speedup | None, second: Speedup | None, words: str, tone: str) -> None:
+def test_doubt_is_reported_too(first: Speedup | None, second: Speedup | None, words: str, tone: str) -> None:
     one = cell(measured(0), measured(1, first), measured(2, second))
     found = advice(bench(one), one)
     assert words in found[0]

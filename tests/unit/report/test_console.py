@@ -25,7 +25,7 @@ def printed(document: Document, width: int = 80, *, colour: bool = False, encodi
     return raw.getvalue().decode(encoding)
 
 
-def test_everything_is_said() -> None:
+def test_everything_is_shown() -> None:
     out = printed(everything(), 200)
     for words in ("1.74 [1.68, 1.83]", "accepted / tested", "outrider generate demo", "• verify 4 %", "✗ One configuration"):
         assert words in out

@@ -150,8 +150,8 @@ def test_no_page_scrolls_sideways(width: int, tmp_path: Path) -> None:
     """On a phone only tables and code scroll, inside themselves."""
     hostile = ("long_" * 40, "--" + "x" * 90 + " 1" + "1" * 90 + "e-16", "many words " * 20)
     for document in (everything(), *map(every_block, hostile)):
-        said = browser.run_in_frame(to_html(document), width, "page.documentElement.scrollWidth", tmp_path)
-        assert int(said) == width
+        output = browser.run_in_frame(to_html(document), width, "page.documentElement.scrollWidth", tmp_path)
+        assert int(output) == width
 
 
 @needs_browser
@@ -163,11 +163,11 @@ def test_a_tapped_token_shows_its_numbers(tmp_path: Path) -> None:
         const tap = (token) => token.dispatchEvent(new PointerEvent('click', {bubbles: true, pointerType: 'touch'}));
         const key = (name) => text.dispatchEvent(new KeyboardEvent('keydown', {key: name, bubbles: true}));
         const card = page.querySelector('.card');
-        const said = [tokens.length, page.querySelectorAll('[title]').length, card.hidden];
-        tap(tokens[3]); said.push(card.textContent.split('\\n')[0], card.hidden);
-        key('ArrowRight'); said.push(tokens[4].classList.contains('pointed'));
-        key('Escape'); said.push(card.hidden);
-        return said.join(' | ');
+        const seen = [tokens.length, page.querySelectorAll('[title]').length, card.hidden];
+        tap(tokens[3]); seen.push(card.textContent.split('\\n')[0], card.hidden);
+        key('ArrowRight'); seen.push(tokens[4].classList.contains('pointed'));
+        key('Escape'); seen.push(card.hidden);
+        return seen.join(' | ');
     })()"""
-    said = browser.run_in_frame(to_html(everything(2)), 390, expression, tmp_path)
-    assert said == "16 | 0 | true | p 0.412 (rank 2) | false | true | true"
+    output = browser.run_in_frame(to_html(everything(2)), 390, expression, tmp_path)
+    assert output == "16 | 0 | true | p 0.412 (rank 2) | false | true | true"

@@ -36,7 +36,7 @@ def page(markdown: str) -> Page:
     return Page(html.replace(" />", ">"))
 
 
-def test_everything_is_said() -> None:
+def test_everything_is_shown() -> None:
     found = page(to_markdown(everything()))
     shown = found.text()
     for words in ("Benchmark of demo on gsm8k", "1.74 [1.68, 1.83]", "α: accepted / tested", "verify 4 %", "max_depth=32"):

@@ -92,15 +92,15 @@ def test_matplotlib_is_left_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "place", "measured"),
+    ("value", "shown", "measured"),
     [
         (0.0, "0", "0"), (1.0, "1", "1"), (1.5, "1.5", "1.50"), (0.01234, "0.0123", "0.0123"), (48.06, "48.1", "48.1"),
         (1234.6, "1235", "1235"), (1e9, "1e+09", "1e+09"), (2.34e-7, "2.34e-07", "2.34e-07"), (-0.5, "-0.5", "-0.500"),
         (None, "-", "-"), (math.inf, "-", "-"), (4096, "4096", "4096"), (100, "100", "100"),
     ],
 )  # fmt: skip
-def test_how_numbers_are_written(value: float | None, place: str, measured: str) -> None:
-    assert short(value) == place
+def test_how_numbers_are_written(value: float | None, shown: str, measured: str) -> None:
+    assert short(value) == shown
     assert figure(value) == measured
 
 

@@ -26,6 +26,6 @@ from tests.unit.report.results import replay_result, replayed
 )  # fmt: skip
 def test_verdicts(configurations: list[ReplayedConfiguration], sentence: str, tone: str) -> None:
     """Catches the most tokens praised where they cost more than they bring, and plain decoding named best."""
-    said, meant = verdict(replay_result().model_copy(update={"configurations": configurations}))
-    assert sentence in said
+    text, meant = verdict(replay_result().model_copy(update={"configurations": configurations}))
+    assert sentence in text
     assert meant == tone

@@ -92,10 +92,10 @@ def test_logprobs_come_from_the_kept_path() -> None:
     logits = torch.randn(1, 4, V, generator=torch.Generator().manual_seed(0))
     rows = rows_of(make_row([1], SamplingParams(max_tokens=20, logprobs=2)))
     append(rows, [2, 3, 4], 2, 5, logits)
-    law = torch.log_softmax(logits[0], dim=-1)
+    log_probs = torch.log_softmax(logits[0], dim=-1)
     for column, (token, found) in enumerate(zip([2, 3, 5], rows[0].logprobs, strict=True)):
-        assert math.isclose(found[token], law[column, token].item(), rel_tol=1e-5)
-        best = law[column].topk(2)
+        assert math.isclose(found[token], log_probs[column, token].item(), rel_tol=1e-5)
+        best = log_probs[column].topk(2)
         assert [found[int(t)] for t in best.indices] == pytest.approx(best.values.tolist())
         assert list(found.values()) == sorted(found.values(), reverse=True)
 
@@ -120,10 +120,10 @@ def test_history_follows_rows(story: list[tuple[str, int]]) -> None:
         elif len(rows) and what == "leave":
             rows.swap_remove(index % len(rows))
         elif len(rows):
-            said = (torch.arange(len(rows)) + index) % V
-            draft = Draft(torch.stack([said, (said + 1) % V], dim=1), torch.full_like(said, 2))
-            kept = torch.full_like(said, index % 3)
-            verdict = Verdict(torch.tensor([[0, 1]] * len(rows)), kept, (said + 2) % V, kept == 2)
+            tokens = (torch.arange(len(rows)) + index) % V
+            draft = Draft(torch.stack([tokens, (tokens + 1) % V], dim=1), torch.full_like(tokens, 2))
+            kept = torch.full_like(tokens, index % 3)
+            verdict = Verdict(torch.tensor([[0, 1]] * len(rows)), kept, (tokens + 2) % V, kept == 2)
             rows.append(draft, verdict, torch.zeros(len(rows), 3, V))
         assert rows.rng.num_rows == len(rows)
         assert (rows.history is None) == (not any(row.params.needs_history for row in rows))

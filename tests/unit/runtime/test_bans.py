@@ -124,7 +124,7 @@ def bound(params: SamplingParams, bans: Any) -> Row:
 
 
 def test_which_bans_a_program_may_wait_for() -> None:
-    """A grammar never; of rows that draw, only bans that leave the first law whole."""
+    """A grammar never; of rows that draw, only bans that leave the first distribution whole."""
     word, pair = {"words": bad_words([[3]], 257)}, {"words": bad_words([[3, 4]], 257)}
     grammar = Grammars(byte_tokenizer(), 257, [EOS]).constraint(choice(["yes", "no"]))
     cases: list[tuple[SamplingParams, dict[str, Any], bool]] = [
@@ -133,9 +133,9 @@ def test_which_bans_a_program_may_wait_for() -> None:
     ]  # fmt: skip
     for params, how, expected in cases:
         assert programs_serve(batch(make_row([7], WARM), bound(params, Bans(257, **how)))) is expected, how
-    said = Bans(257, min_tokens=3, ends=[0])
-    said.commit([9, 9, 9])
-    assert programs_serve(batch(bound(WARM, said))), "long enough by now"
+    bans = Bans(257, min_tokens=3, ends=[0])
+    bans.commit([9, 9, 9])
+    assert programs_serve(batch(bound(WARM, bans))), "long enough by now"
 
 
 def test_bans_of_rows_that_share_noise_may_wait() -> None:

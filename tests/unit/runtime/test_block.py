@@ -82,8 +82,8 @@ class Watched(BlockRun):
 def test_whole_chains_are_those_of_the_module(
     head: str, which: tuple[int, ...], racing: tuple[int, ...], library_path: Path
 ) -> None:
-    """Catches states at a wrong place or position, a slot that does not see the block, a level's logits or states taken for
-    another's, a correction by another token than the one before, laws of another vocabulary."""
+    """Catches states at a wrong slot or position, a slot that does not see the block, a level's logits or states taken for
+    another's, a correction by another token than the one before, distributions of another vocabulary."""
     target, made = models(head, torch.float32)
     run = Watched(made, library_path)
     both = Beside(drafter(made, run), drafter(made, ModulePasses(made)), tolerance=2e-4)

@@ -93,9 +93,9 @@ def test_each_token_multiplies_with_the_experts_that_it_names(dtype: torch.dtype
     assert same_bits(found, list(found))
     rows = tables["x"].view(COUNT, -1, INPUTS).expand(-1, EACH, -1)
     for token, named in enumerate(tables["index"].long().tolist()):
-        for place, expert in enumerate(named):
-            wanted = F.linear(rows[token, place].float(), tables["w"][expert].float(), tables["b"][expert].float())
-            own = found[COUNT][token].view(EACH, OUTPUTS)[place]
+        for index, expert in enumerate(named):
+            wanted = F.linear(rows[token, index].float(), tables["w"][expert].float(), tables["b"][expert].float())
+            own = found[COUNT][token].view(EACH, OUTPUTS)[index]
             torch.testing.assert_close(own, wanted, rtol=1e-2, atol=1e-4 if dtype == torch.float32 else 0.1)
 
 

@@ -64,7 +64,7 @@ def batch(params: Sequence[SamplingParams], racing: Sequence[int] = (), vocab_si
 
 
 def compare(rows: Rows, found: Draft, expected: Draft) -> None:
-    """The same tokens, and the same laws of rows that draw."""
+    """The same tokens, and the same distributions of rows that draw."""
     assert found.lists == expected.lists
     drawing = [not row.params.is_greedy and row.verifier is None for row in rows]
     if not any(drawing):
@@ -73,9 +73,9 @@ def compare(rows: Rows, found: Draft, expected: Draft) -> None:
     assert found.probs is not None
     assert expected.probs is not None
     assert found.sampled is None or torch.equal(found.sampled, expected.sampled)
-    laws, theirs = found.probs[drawing, :-1], expected.probs[drawing, :-1]
-    assert torch.equal(laws > 0, theirs > 0)
-    torch.testing.assert_close(laws, theirs, rtol=2e-5, atol=1e-7)
+    ours, theirs = found.probs[drawing, :-1], expected.probs[drawing, :-1]
+    assert torch.equal(ours > 0, theirs > 0)
+    torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=1e-7)
     assert not found.probs[:, -1].any()
 
 
@@ -105,8 +105,8 @@ def step_by_step(pair: tuple[ModelDrafter, ModelDrafter], rows: Rows, lengths: S
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_is_drafted_as_token_by_token(kind: str, dtype: torch.dtype, library_path: Path) -> None:
-    """Catches a law that is filtered otherwise, another uniform, a wrong place or position after the first token, a row that
-    catches up two tokens."""
+    """Catches a distribution that is filtered otherwise, another uniform, a wrong slot or position after the first token, a row
+    that catches up two tokens."""
     pair = drafters("llama", library_path, VOCAB, dtype)
     step_by_step(pair, batch([KINDS[kind]]), [4, 1, 5, 3, 8, 2])
     assert pair[0]._loop.calls == 6  # type: ignore[union-attr]
@@ -115,7 +115,7 @@ def test_a_row_is_drafted_as_token_by_token(kind: str, dtype: torch.dtype, libra
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
 @pytest.mark.parametrize("racing", [(), (1, 3), (1, 2, 3, 4, 5, 6)], ids=str)
 def test_rows_of_all_kinds_in_one_batch(family: str, racing: tuple[int, ...], library_path: Path) -> None:
-    """Catches rows that take one another's options, uniforms, noise, laws or places; windows, and learnt positions."""
+    """Catches rows that take one another's options, uniforms, noise, distributions or slots; windows, and learnt positions."""
     step_by_step(drafters(family, library_path, VOCAB), batch(list(KINDS.values()), racing), [3, 6, 1, 4, 5])
 
 
@@ -148,7 +148,7 @@ def test_a_row_is_drafted_alike_in_any_company(library_path: Path) -> None:
 
 
 @torch.inference_mode()
-def test_tokens_are_drawn_from_the_law_that_travels(library_path: Path) -> None:
+def test_tokens_are_drawn_from_the_distribution_that_travels(library_path: Path) -> None:
     fast, _ = drafters("llama", library_path, VOCAB)
     rows = batch(list(KINDS.values())[1:])
     for row in rows:

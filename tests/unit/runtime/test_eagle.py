@@ -53,8 +53,8 @@ def on_runtime(head: str, path: Path) -> tuple[LM, HeadLM, FedChains, HeadLM]:
 def test_whole_chains_are_those_of_the_module(
     head: str, which: tuple[int, ...], racing: tuple[int, ...], library_path: Path
 ) -> None:
-    """Catches a pair at the wrong place, a state that is not the last pair's, a token in the head's own numbering, laws of
-    another vocabulary, a pair kept after a rejection."""
+    """Catches a pair at the wrong position, a state that is not the last pair's, a token in the head's own numbering,
+    distributions of another vocabulary, a pair kept after a rejection."""
     target, lm, chains, plain = on_runtime(head, library_path)
     both = Beside(FedChain(lm, chains), FedChain(plain), tolerance=2e-4)
     draft_side_by_side(target, both, Ragged(NODES), which, racing)

@@ -134,7 +134,7 @@ def test_a_damaged_file_changes_nothing(model: Path, what: str, damage: str) -> 
 
 @pytest.mark.parametrize("what", ["weights", "label", "dtype", "heads"])
 def test_another_model_starts_as_the_first_time(model: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that changed, what loading was told, and whoever needs the module itself."""
+    """Files that changed, what loading was given, and whoever needs the module itself."""
     start(model)
     no_module(monkeypatch)
     options: dict[str, Any] = {}

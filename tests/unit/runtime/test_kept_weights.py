@@ -111,7 +111,7 @@ def test_a_damaged_file_of_weights_is_ignored_and_replaced(damage: str, tmp_path
     assert_same(start(model, **options), expected)
 
 
-def test_a_checkpoint_that_changed_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+def test_a_checkpoint_that_changed_replaces_the_old_one(tmp_path: Path) -> None:
     model, options = checkpoint(tmp_path / "model", "rounded")
     expected = bits(start(model, **options))
     changed = tiny_llama(96, hidden_size=128, intermediate_size=256, tie_word_embeddings=True, sharpness=3.0).bfloat16()

@@ -66,7 +66,7 @@ def test_a_linear_layer_that_adds_in_another_order_is_found_out(dtype: torch.dty
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @torch.inference_mode()
 def test_attention_adds_in_one_order(kind: AttentionKind, dtype: torch.dtype, library_path: Path) -> None:
-    """Catches a sum over keys that follows the pass's width, the places in the cache, or the shape of a tree."""
+    """Catches a sum over keys that follows the pass's width, the slots in the cache, or the shape of a tree."""
     lm = on_executor("llama", dtype, library_path)
     attend = NativeAttention(kind, dtype, library_path)
     assert all(same_bits(sample, list(WIDTHS)) for sample in attention_samples(kind, lm, WIDTHS, attend))

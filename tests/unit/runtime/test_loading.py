@@ -1,4 +1,4 @@
-"""Loading on the native runtime: whose passes run there, what is said of the others, and that texts are the plain ones."""
+"""Loading on the native runtime: whose passes run there, what is reported of the others, and that texts are the plain ones."""
 
 from __future__ import annotations
 

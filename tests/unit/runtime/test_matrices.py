@@ -102,7 +102,7 @@ class Layer:
 @every_format
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 256), (45, 512), (300, 1024)])
 def test_products_are_those_of_the_values(name: str, outputs: int, inputs: int, dtype: torch.dtype, library_path: Path) -> None:
-    """Exact but for the last rounding, given activations in 8 bits for each 32: catches any code or factor at the wrong place."""
+    """Exact but for the last rounding, given activations in 8 bits for each 32: catches a code or factor at a wrong position."""
     torch.manual_seed(0)
     weights = matrix(name, outputs, inputs)
     for bias in (torch.randn(outputs).to(dtype), None):
@@ -127,7 +127,7 @@ def test_a_last_group_that_is_not_full(bits: int, group: int, inputs: int, libra
 @pytest.mark.parametrize("name", FP8)
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 256), (45, 512), (300, 1056), (33, 164)])
 def test_products_of_fp8_are_those_of_the_values(name: str, outputs: int, inputs: int, library_path: Path) -> None:
-    """No activation is rounded: exact but for the last rounding. Catches a code or scale at the wrong place."""
+    """No activation is rounded: exact but for the last rounding. Catches a code or scale at the wrong position."""
     torch.manual_seed(0)
     weights, bias, x = matrix(name, outputs, inputs), torch.randn(outputs).bfloat16(), torch.randn(70, inputs).bfloat16()
     layer = Layer(weights, bias, x, library_path)

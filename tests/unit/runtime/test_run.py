@@ -143,8 +143,8 @@ def test_a_run_that_gives_other_logits_is_refused(library_path: Path, monkeypatc
     module = make("llama")
     lm = build_lm(module, "llama", torch.float32, CPU)
     program, before = lower(module), lm.run
-    place = next(place for place, op in enumerate(program.body) if op.code == Code.SILU)
-    program.body[place] = replace(program.body[place], code=Code.RELU)
+    index = next(index for index, op in enumerate(program.body) if op.code == Code.SILU)
+    program.body[index] = replace(program.body[index], code=Code.RELU)
     monkeypatch.setattr(library, "find", lambda cache: library_path)
     monkeypatch.setattr(run, "lower", lambda module: program)
     with pytest.raises(CapabilityError, match="differ"):
@@ -171,8 +171,8 @@ def test_a_router_that_rounding_changes_is_no_reason_to_refuse(
     apart = (probe_logits(lm) - plain).abs().amax(-1) / plain.abs().max()
     assert apart.max() > 0.1, "no router picked otherwise: the test shows nothing"
     program = lower(module)
-    place = next(place for place, op in enumerate(program.body) if op.code == Code.SILU)
-    program.body[place] = replace(program.body[place], code=Code.RELU)
+    index = next(index for index, op in enumerate(program.body) if op.code == Code.SILU)
+    program.body[index] = replace(program.body[index], code=Code.RELU)
     monkeypatch.setattr(run, "lower", lambda module: program)
     with pytest.raises(CapabilityError, match="differ"):
         run.use_native_run(build_lm(module, "qwen3_moe", torch.bfloat16, CPU), module, tmp_path)

@@ -42,7 +42,7 @@ def test_of_equal_scores_the_lowest_id_comes_first(kernel: TopTokens) -> None:
     assert kernel.tokens(scores, [0], 5).tolist() == [[70, 71, 150, 0, 1]]
 
 
-def test_what_cannot_be_said_is_no_favourite(kernel: TopTokens) -> None:
+def test_what_cannot_be_emitted_is_no_favourite(kernel: TopTokens) -> None:
     """Catches an id outside the vocabulary that looks like a token, and shares that do not tell broken scores."""
     scores = torch.full((3, 90), -torch.inf)
     scores[0, [3, 80]] = torch.tensor([1.0, 2.0])

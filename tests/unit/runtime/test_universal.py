@@ -90,7 +90,7 @@ def texts(target: LoadedModel, draft: LoadedModel, method: str) -> tuple[list[Ro
 
 @pytest.mark.parametrize("method", ["shared", "reencode"])
 def test_whole_chains_are_those_token_by_token(method: str, library_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a token that is fed by its target's id, one that the draft lacks, and a cache that holds what was not said."""
+    """Catches a token that is fed by its target's id, one that the draft lacks, and a cache that holds what was not emitted."""
     target, draft = pair(library_path)
     calls: list[int] = []
     whole = UniversalDrafter._chains

@@ -215,10 +215,10 @@ CHUNK = 24  # of the tiny Llama 4
 def test_greedy_texts(load: Callable[[], LM]) -> None:
     """Whole texts, alone and drafted for by chains and trees that err at every depth, cross the end of a slot again and again."""
     lm = load()
-    said = written(whole(lm), NoDrafter(), 0)
-    assert written(lm, NoDrafter(), 0) == said
-    assert written(lm, OracleThatErrs(said)) == said
-    assert written(lm, TreesThatErr(said), 2 * GAMMA, "traversal") == said
+    expected = written(whole(lm), NoDrafter(), 0)
+    assert written(lm, NoDrafter(), 0) == expected
+    assert written(lm, OracleThatErrs(expected)) == expected
+    assert written(lm, TreesThatErr(expected), 2 * GAMMA, "traversal") == expected
 
 
 @pytest.mark.parametrize("load", [native, eager])
@@ -230,10 +230,10 @@ def test_texts_of_many_chunks_are_transformers(load: Callable[[str], LM]) -> Non
     options = {"max_new_tokens": LENGTH, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     texts = [torch.tensor([prompt]) for prompt in PROMPTS]
     made = [module.generate(text, attention_mask=torch.ones_like(text), **options)[0] for text in texts]
-    said = [text[len(prompt) :].tolist() for text, prompt in zip(made, PROMPTS, strict=True)]
-    assert written(lm, NoDrafter(), 0) == said
-    assert written(lm, OracleThatErrs(said)) == said
-    assert written(lm, TreesThatErr(said), 2 * GAMMA, "traversal") == said
+    expected = [text[len(prompt) :].tolist() for text, prompt in zip(made, PROMPTS, strict=True)]
+    assert written(lm, NoDrafter(), 0) == expected
+    assert written(lm, OracleThatErrs(expected)) == expected
+    assert written(lm, TreesThatErr(expected), 2 * GAMMA, "traversal") == expected
 
 
 class Recorded(ModelDrafter):

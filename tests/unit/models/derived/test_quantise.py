@@ -127,7 +127,7 @@ def dequantised(layer: nn.Linear, bits: int, group_size: int) -> Tensor:
 def test_our_kernel_multiplies_the_kept_weights(
     bits: int, group_size: int, outputs: int, inputs: int, bias: bool, library_path: Path
 ) -> None:
-    """Catches a code, scale or zero at the wrong place, a lost tail, a sum that overflows: exact but for the last rounding."""
+    """Catches a code, scale or zero at the wrong position, a lost tail, a sum that overflows: exact but for the last rounding."""
     layer = linear(outputs, inputs, torch.bfloat16, bias=bias)
     panels = QuantisedPanels(layer, bits, group_size)
     use_kernels(panels, library_path)

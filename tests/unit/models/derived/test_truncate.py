@@ -61,7 +61,7 @@ def test_left_out_layers_pass_their_input_on(name: str) -> None:
 
 
 def test_the_model_itself_is_left_alone() -> None:
-    """Catches layers taken out of the target: it must still say what it said."""
+    """Catches layers taken out of the target: its text must stay the same."""
     module = tiny_llama(96, num_hidden_layers=3)
     layers = layers_of(module)
     before = logits_on_cache(layers, [])
@@ -106,7 +106,7 @@ def test_layers_that_return_tuples() -> None:
         _ = skipped.no_such_thing
 
 
-def test_layers_that_cannot_be_told_are_refused() -> None:
+def test_layers_that_cannot_be_found_are_refused() -> None:
     """Catches drafting with the wrong list of modules."""
     module = tiny_llama(96)
     lm = build_lm(module, "it", torch.float32, torch.device("cpu"))

@@ -39,7 +39,7 @@ def linear(kind: Kind, outputs: int, inputs: int, *, bias: bool = True) -> Block
 @every_format
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 def test_values_are_those_of_gguf(kind: Kind, outputs: int, inputs: int) -> None:
-    """To the bit: catches a code, scale, step or shift taken from the wrong place, in a layout or on the way back."""
+    """To the bit: catches a code, scale, step or shift taken from the wrong position, in a layout or on the way back."""
     panels = panels_of(blocks_of(kind, outputs, inputs), kind)
     assert panels.nbytes == panel_bytes(kind, outputs, inputs)
     assert torch.equal(values_of(panels, FORMS[kind.name], outputs), reference(kind, outputs, inputs))
@@ -71,7 +71,7 @@ def test_without_kernels_a_layer_is_its_widened_weight(kind: Kind) -> None:
 @every_format
 @pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 def test_the_kernel_multiplies_the_values_of_gguf(kind: Kind, outputs: int, inputs: int, library_path: Path) -> None:
-    """Exact but for the last rounding, given activations in 8 bits for each 32: catches any code or factor at the wrong place."""
+    """Exact but for the last rounding, given activations in 8 bits for each 32: catches a code or factor at a wrong position."""
     for bias in (True, False):
         layer = linear(kind, outputs, inputs, bias=bias)
         use_kernels(layer, library_path)

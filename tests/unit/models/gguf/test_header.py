@@ -1,4 +1,4 @@
-"""What is wrong with a GGUF file is said in one line, whatever it is."""
+"""What is wrong with a GGUF file is reported in one line, whatever it is."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ def test_a_file_cut_anywhere_is_damaged(tmp_path: Path) -> None:
             read_gguf(cut)
 
 
-def test_damage_within_is_told(tmp_path: Path) -> None:
+def test_damage_within_is_reported(tmp_path: Path) -> None:
     """Any byte of the start of the header changed: still a file, or an error of ours, never another one and never a hang."""
     whole = bytearray(a_file(tmp_path / "m.gguf").read_bytes())
     broken = tmp_path / "broken.gguf"
-    for place in range(4, 120):
+    for index in range(4, 120):
         for value in (0, 0xFF):
-            broken.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
+            broken.write_bytes(whole[:index] + bytes([value]) + whole[index + 1 :])
             with contextlib.suppress(OutriderError):
                 read_gguf(broken)
 
 
 @pytest.mark.parametrize(
-    ("start", "said"),
+    ("start", "message"),
     [
         (b"", "it is empty"),
         (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
@@ -74,23 +74,23 @@ def test_damage_within_is_told(tmp_path: Path) -> None:
         (b"some text that is no model", r"begins with b'some' instead of b'GGUF'"),
     ],
 )
-def test_what_is_no_gguf_is_named(tmp_path: Path, start: bytes, said: str) -> None:
+def test_what_is_no_gguf_is_named(tmp_path: Path, start: bytes, message: str) -> None:
     path = tmp_path / "renamed.gguf"
     path.write_bytes(start)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         read_gguf(path)
 
 
 def test_other_versions_and_byte_orders_are_refused(tmp_path: Path) -> None:
     whole = a_file(tmp_path / "m.gguf").read_bytes()
-    for version, said in (
+    for version, message in (
         (struct.pack(">I", 3), "big-endian"),
         (struct.pack("<I", 1), "GGUF version 1"),
         (b"\x09\0\0\0", "version 9"),
     ):
         path = tmp_path / "other.gguf"
         path.write_bytes(whole[:4] + version + whole[8:])
-        with pytest.raises(CapabilityError, match=said):
+        with pytest.raises(CapabilityError, match=message):
             read_gguf(path)
 
 
@@ -105,15 +105,15 @@ def test_an_unknown_format_is_refused_by_its_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [("adapter", "a LoRA adapter"), ("mmproj", "vision or audio part"), ("imatrix", "importance matrix")],
 )
-def test_files_that_hold_no_language_model_are_told(tmp_path: Path, kind: str, said: str) -> None:
-    with pytest.raises(CapabilityError, match=said):
+def test_files_that_hold_no_language_model_are_named(tmp_path: Path, kind: str, message: str) -> None:
+    with pytest.raises(CapabilityError, match=message):
         read_gguf(a_file(tmp_path / "m.gguf", general_type=kind))
 
 
-def test_older_vision_parts_are_told_by_their_architecture(tmp_path: Path) -> None:
+def test_older_vision_parts_are_known_by_their_architecture(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "m.gguf", "clip")
     add_tensor(writer, "v.weight", np.ones(3), Kind.F32)
     with pytest.raises(CapabilityError, match="vision or audio part"):

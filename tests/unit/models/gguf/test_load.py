@@ -110,7 +110,7 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_file_says_what_its_model_says(name: str, tmp_path: Path) -> None:
-    """Catches a weight at the wrong place, rows in GGUF's order, positions or heads that transformers' table leaves out."""
+    """Catches a weight at the wrong position, rows in GGUF's order, positions or heads that transformers' table leaves out."""
     architecture, model_of, changes = ARCHITECTURES[name]
     model = model_of()
     path = write_model(tmp_path / "m.gguf", model, architecture, changes=changes)
@@ -201,7 +201,7 @@ def test_dtypes_follow_the_file(tmp_path: Path) -> None:
         assert load_config(str(path)).dtype == dtype
 
 
-def test_formats_that_no_kernel_has_are_widened_and_said(tmp_path: Path) -> None:
+def test_formats_that_no_kernel_has_are_widened_and_reported(tmp_path: Path) -> None:
     path = write_model(
         tmp_path / "m.gguf",
         made(hidden_size=256),
@@ -216,7 +216,7 @@ def test_formats_that_no_kernel_has_are_widened_and_said(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"changes": {"general.architecture": "rwkv6"}}, "architecture 'rwkv6', which transformers does not read from GGUF"),
         ({"leave_out": ("blk.1.ffn_up.weight",)}, "lacks 1 weights, first 'model.layers.1.mlp.up_proj.weight'"),
@@ -227,14 +227,14 @@ def test_formats_that_no_kernel_has_are_widened_and_said(tmp_path: Path) -> None
         ({"changes": {"llama.block_count": 0}}, "layer"),
     ],
 )  # fmt: skip
-def test_files_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_files_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     path = write_model(tmp_path / "m.gguf", made(), "llama", **changes)
 
     def use() -> None:
         model_memory(str(path), load_config(str(path)), torch.float32)
         loaded(path)
 
-    with pytest.raises((CapabilityError, CheckpointError), match=said):
+    with pytest.raises((CapabilityError, CheckpointError), match=message):
         use()
 
 
@@ -244,7 +244,7 @@ def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
         load_config(str(path))
 
 
-def test_layers_that_predict_further_tokens_are_left_out_and_said(tmp_path: Path) -> None:
+def test_layers_that_predict_further_tokens_are_left_out_and_reported(tmp_path: Path) -> None:
     model = made()
     extra = {"blk.2.nextn.eh_proj.weight": np.ones((64, 128)), "blk.2.attn_norm.weight": np.ones(64)}
     changes = {"llama.block_count": 3, "llama.nextn_predict_layers": 1}

@@ -47,7 +47,7 @@ def test_whole_words_and_begins_follow_the_rule(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"pre": "some-new-rule"}, "names the rule 'some-new-rule' by which its tokenizer splits text"),
         ({"pre": None}, "does not say by which its tokenizer splits text"),
@@ -55,9 +55,9 @@ def test_whole_words_and_begins_follow_the_rule(tmp_path: Path) -> None:
         ({"changes": {"tokenizer.ggml.merges": None, "tokenizer.ggml.scores": None}}, "damaged tokenizer"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_rebuilt_is_refused(tmp_path: Path, changes: dict, said: str) -> None:
+def test_a_tokenizer_that_cannot_be_rebuilt_is_refused(tmp_path: Path, changes: dict, message: str) -> None:
     path = write_model(tmp_path / "m.gguf", made(), "llama", **changes)
-    with pytest.raises((CapabilityError, CheckpointError), match=f"{said}.*tokenizer.json"):
+    with pytest.raises((CapabilityError, CheckpointError), match=f"{message}.*tokenizer.json"):
         load_tokenizer(str(path))
 
 

@@ -1,4 +1,4 @@
-"""The acceptance head: its features by hand, its files, and that stopping by it keeps the law."""
+"""The acceptance head: its features by hand, its files, and that stopping by it keeps the distribution."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def head(seed: int = 0, token_size: int = 0, scale: float = 1.0) -> AcceptanceHe
 
 def test_features_by_hand() -> None:
     """Catches features of another order, or ones that break on certainty and on small vocabularies."""
-    places = DraftPositions.of(torch.tensor([[0.5, 0.25, 0.25]]), ONE, torch.tensor([0.1]), NO)
-    found = features(places, ~NO)[0]
+    positions = DraftPositions.of(torch.tensor([[0.5, 0.25, 0.25]]), ONE, torch.tensor([0.1]), NO)
+    found = features(positions, ~NO)[0]
     assert found.shape == (NUM_FEATURES,)
     assert found[:3].tolist() == pytest.approx([math.log(0.5) / 4, math.log(0.25) / 4, math.log(0.25) / 4])
     assert found[-7:].tolist() == pytest.approx([1.5 * math.log(2), 0.0, math.log(0.1), 0.0, 1.0, 0.0, 0.0])
-    behind = features(places, ~NO, ONE)[0]
+    behind = features(positions, ~NO, ONE)[0]
     assert behind[:-2].tolist() == found[:-2].tolist()
     assert behind[-2:].tolist() == pytest.approx([math.log(0.25), 1.0])
     certain = features(DraftPositions.of(torch.eye(50)[:1], ONE, torch.zeros(1), ~NO), NO)[0]
@@ -64,17 +64,17 @@ def test_tokens_by_hand() -> None:
     one.layers = torch.nn.ModuleList()
     one.leave = torch.nn.Linear(NUM_FEATURES + 2, 1, bias=False).requires_grad_(False)
     one.leave.weight.data = torch.tensor([[0.0] * NUM_FEATURES + [1.0, 2.0]])
-    law = torch.tensor([[0.5, 0.25, 0.25]])
+    probs = torch.tensor([[0.5, 0.25, 0.25]])
 
-    def said(previous: int, drawn: int | None, law: torch.Tensor = law) -> float:
-        places = DraftPositions.of(law, torch.tensor([previous]), torch.tensor([0.1]), NO)
-        return float(one(places, NO, None if drawn is None else torch.tensor([drawn])))
+    def estimate(previous: int, drawn: int | None, probs: torch.Tensor = probs) -> float:
+        positions = DraftPositions.of(probs, torch.tensor([previous]), torch.tensor([0.1]), NO)
+        return float(one(positions, NO, None if drawn is None else torch.tensor([drawn])))
 
-    assert said(1, 2) == pytest.approx(10 + 2 * 100, rel=1e-4)  # SiLU keeps numbers this large, nearly
-    assert said(2, 1) == pytest.approx(100 + 2 * 10, rel=1e-4)
-    assert said(2, None) == pytest.approx(100 + 2 * (0.5 + 2.5 + 25), rel=1e-4)
+    assert estimate(1, 2) == pytest.approx(10 + 2 * 100, rel=1e-4)  # SiLU keeps numbers this large, nearly
+    assert estimate(2, 1) == pytest.approx(100 + 2 * 10, rel=1e-4)
+    assert estimate(2, None) == pytest.approx(100 + 2 * (0.5 + 2.5 + 25), rel=1e-4)
     wider = torch.tensor([[0.5, 0.0, 0.25, 0.25]])  # than the draft's table: the target's
-    assert said(9, None, wider) == pytest.approx(100 + 2 * 25.5, rel=1e-4)
+    assert estimate(9, None, wider) == pytest.approx(100 + 2 * 25.5, rel=1e-4)
 
 
 @pytest.mark.parametrize("token_size", [0, 2])
@@ -83,12 +83,12 @@ def test_saved_and_loaded(tmp_path: Path, token_size: int) -> None:
     one.save(tmp_path)
     again = AcceptanceHead.load(tmp_path, V)
     assert again.config == one.config
-    law = torch.rand(4, V).softmax(-1)
+    probs = torch.rand(4, V).softmax(-1)
     flags, previous = torch.tensor([True, False, True, False]), torch.tensor([0, 0, 1, 2])
-    said = one.chance(law, previous, None, None, greedy=flags)
-    assert torch.equal(again.chance(law, previous, None, None, greedy=flags), said)
-    assert not torch.equal(one.chance(law, previous, None, None, greedy=~flags), said)
-    assert torch.equal(one.chance(law, 2 - previous, None, None, greedy=flags), said) == (token_size == 0)
+    estimate = one.chance(probs, previous, None, None, greedy=flags)
+    assert torch.equal(again.chance(probs, previous, None, None, greedy=flags), estimate)
+    assert not torch.equal(one.chance(probs, previous, None, None, greedy=~flags), estimate)
+    assert torch.equal(one.chance(probs, 2 - previous, None, None, greedy=flags), estimate) == (token_size == 0)
 
 
 def test_what_is_no_such_head_is_refused(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_what_is_no_such_head_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ends", [(), (1,)])
 @pytest.mark.parametrize("token_size", [0, 2])
 @pytest.mark.parametrize("verifier", ["token", "block"])
-def test_stopping_by_it_keeps_the_law(verifier: str, token_size: int, ends: tuple[int, ...]) -> None:
+def test_stopping_by_it_keeps_the_distribution(verifier: str, token_size: int, ends: tuple[int, ...]) -> None:
     """Catches a rule that looks at the token it decides about; at thresholds where some chains stop and others do not."""
     guesses, params, lengths = table(1), SamplingParams(temperature=1.0), set()
     one = head(3, token_size)

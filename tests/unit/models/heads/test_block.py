@@ -100,8 +100,8 @@ def reference(head: BlockHead, hidden: list[Tensor], tokens: list[int]) -> Tenso
                     query = norm(get["self_attn.q_proj.weight"][rows] @ normed[slot], get["self_attn.q_norm.weight"])
                     query = rotated(query, start + slot)
                     window, causal = head.config.sight(layer)
-                    place = start + slot + 1
-                    seen = range(max(0, place - window) if window else 0, place if causal else len(sources))
+                    end = start + slot + 1
+                    seen = range(max(0, end - window) if window else 0, end if causal else len(sources))
                     raw = [get["self_attn.k_proj.weight"][group] @ sources[i] for i in seen]
                     keys = [norm(key, get["self_attn.k_norm.weight"]) for key in raw]
                     scores = torch.stack([query @ rotated(key, i) for i, key in zip(seen, keys, strict=True)]) / math.sqrt(D)
@@ -201,11 +201,11 @@ def test_markov_and_confidence_by_hand() -> None:
     torch.testing.assert_close(head.corrected(head.logits(states), states, before), wanted)
     proj = head.confidence_head.proj
     features = torch.cat([states, markov.markov_w1.weight[before]], dim=-1)
-    said = features @ proj.weight[0] + proj.bias
-    torch.testing.assert_close(head.confidence(0, states, before), torch.sigmoid(said))
+    logit = features @ proj.weight[0] + proj.bias
+    torch.testing.assert_close(head.confidence(0, states, before), torch.sigmoid(logit))
     calibrated, divisors = random_head(temperatures=(1.0, 2.0)), torch.tensor([1.0, 2.0, 2.0])
-    torch.testing.assert_close(calibrated.confidence(0, states, before), torch.sigmoid(said / divisors[:2]))
-    torch.testing.assert_close(calibrated.confidence(1, states, before), torch.sigmoid(said / divisors[1:]))
+    torch.testing.assert_close(calibrated.confidence(0, states, before), torch.sigmoid(logit / divisors[:2]))
+    torch.testing.assert_close(calibrated.confidence(1, states, before), torch.sigmoid(logit / divisors[1:]))
 
 
 SHAPES: list[dict[str, Any]] = [
@@ -345,23 +345,24 @@ def test_parts_of_other_heads_are_refused(tmp_path: Path) -> None:
 
 def test_dflash2_folders(tmp_path: Path) -> None:
     """Codebooks as modules or not; what does not fit is refused by name."""
-    said = {"selector_top_k": 4, "dflash_config": {"mask_token_id": 5, "target_layer_ids": [1, 5], "projector_type": "dflash2"}}
+    dflash = {"mask_token_id": 5, "target_layer_ids": [1, 5], "projector_type": "dflash2"}
+    settings = {"selector_top_k": 4, "dflash_config": dflash}
     weights = random_head(**DFLASH2).state_dict()
     parts = {name: tensor for name, tensor in weights.items() if "conv." in name or "selector." in name}
-    head = load_block(published(tmp_path / "a", said, **parts), H, V, TARGET_LAYERS)
+    head = load_block(published(tmp_path / "a", settings, **parts), H, V, TARGET_LAYERS)
     assert (head.config.conv_taps, head.config.conv_group_size, head.config.selector_rank) == (3, 4, 5)
     modules = {f"{name}.weight" if "codebook" in name else name: tensor for name, tensor in parts.items()}
-    again = load_block(published(tmp_path / "b", said, **modules), H, V, TARGET_LAYERS)
+    again = load_block(published(tmp_path / "b", settings, **modules), H, V, TARGET_LAYERS)
     assert torch.equal(again.candidate_selector.successor_codebook, head.candidate_selector.successor_codebook)
     alone = {name: tensor for name, tensor in parts.items() if "selector." not in name}
     with pytest.raises(CheckpointError, match=r"lacks tensor 'candidate_selector\.predecessor_codebook'"):
-        load_block(published(tmp_path / "c", said, **alone), H, V, TARGET_LAYERS)
+        load_block(published(tmp_path / "c", settings, **alone), H, V, TARGET_LAYERS)
     with pytest.raises(CheckpointError, match="selector_top_k is 99; this target has 13"):
-        load_block(published(tmp_path / "d", {**said, "selector_top_k": 99}, **parts), H, V, TARGET_LAYERS)
+        load_block(published(tmp_path / "d", {**settings, "selector_top_k": 99}, **parts), H, V, TARGET_LAYERS)
     with pytest.raises(CheckpointError, match="3 taps and 4 groups do not fit blocks of 2"):
-        load_block(published(tmp_path / "e", {**said, "block_size": 2}, **parts), H, V, TARGET_LAYERS)
+        load_block(published(tmp_path / "e", {**settings, "block_size": 2}, **parts), H, V, TARGET_LAYERS)
     with pytest.raises(CheckpointError, match="does not say 'selector_top_k'"):
-        load_block(published(tmp_path / "f", {**said, "selector_top_k": None}, **parts), H, V, TARGET_LAYERS)
+        load_block(published(tmp_path / "f", {**settings, "selector_top_k": None}, **parts), H, V, TARGET_LAYERS)
 
 
 def test_messages_say_what_does_not_fit(tmp_path: Path) -> None:

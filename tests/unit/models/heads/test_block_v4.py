@@ -78,21 +78,21 @@ def target() -> Any:
 @pytest.fixture(scope="module")
 def folder(target: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with the head inside."""
-    place = tmp_path_factory.mktemp("v4") / "target"
-    save_checkpoint(place, target, byte_tokenizer())
-    put(place, random_tensors(target.config))
-    return place
+    checkpoint = tmp_path_factory.mktemp("v4") / "target"
+    save_checkpoint(checkpoint, target, byte_tokenizer())
+    put(checkpoint, random_tensors(target.config))
+    return checkpoint
 
 
 def put(folder: Path, tensors: dict[str, Tensor]) -> Path:
     save_file({**load_file(str(folder / "model.safetensors")), **tensors}, str(folder / "model.safetensors"), {"format": "pt"})
-    return told(folder)
+    return with_settings(folder)
 
 
-def told(folder: Path, **changes: Any) -> Path:
-    said = {"dspark_block_size": BLOCK, "dspark_noise_token_id": NOISE, "dspark_target_layer_ids": [0, 2]}
+def with_settings(folder: Path, **changes: Any) -> Path:
+    settings = {"dspark_block_size": BLOCK, "dspark_noise_token_id": NOISE, "dspark_target_layer_ids": [0, 2]}
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **said, **changes}))
+    (folder / "config.json").write_text(json.dumps({**config, **settings, **changes}))
     return folder
 
 
@@ -101,7 +101,7 @@ def alone(folder: Path, target: Any, tensors: dict[str, Tensor], **changes: Any)
     folder.mkdir()
     target.config.save_pretrained(folder)
     save_file(tensors, str(folder / "model.safetensors"))
-    return told(folder, **changes)
+    return with_settings(folder, **changes)
 
 
 def rotated(states: Tensor, positions: Tensor, width: int, theta: float, sign: int = 1) -> Tensor:
@@ -124,7 +124,7 @@ def reference(head: V4BlockHead, target: Any, text: list[int]) -> tuple[list[int
     for hook in hooks:
         hook.remove()
     context = head.hidden_norm(head.fc(torch.cat([heard[0], heard[2]], dim=-1)))
-    places = torch.arange(len(text) - 1), torch.arange(len(text) - 1, len(text) - 1 + BLOCK)
+    positions = torch.arange(len(text) - 1), torch.arange(len(text) - 1, len(text) - 1 + BLOCK)
     theta, width = config.rope_parameters["main"]["rope_theta"], 2 * head.rotary.main_inv_freq.shape[0]
     states = model.embed_tokens(torch.tensor([text[-1], *[NOISE] * (BLOCK - 1)]))
     streams = states[None, :, None].repeat(1, 1, config.hc_mult, 1)
@@ -136,13 +136,13 @@ def reference(head: V4BlockHead, target: Any, text: list[int]) -> tuple[list[int
         post, comb, x = layer.attn_hc(streams)
         own, x = layer.self_attn, norm(layer.input_layernorm, x[0])
         queries = own.q_b_proj(norm(own.q_a_norm, own.q_a_proj(x))).view(BLOCK, -1, config.head_dim)
-        queries = rotated(norm(None, queries), places[1], width, theta)
+        queries = rotated(norm(None, queries), positions[1], width, theta)
         seen = torch.cat([context[-config.sliding_window :], x])
-        at = torch.cat([places[0][-config.sliding_window :], places[1]])
+        at = torch.cat([positions[0][-config.sliding_window :], positions[1]])
         keys = rotated(norm(own.kv_norm, own.kv_proj(seen)), at, width, theta)
         scores = torch.einsum("shd,td->sht", queries, keys) * config.head_dim**-0.5
         weights = scores.exp() / (scores.exp().sum(-1, keepdim=True) + own.sinks.exp()[None, :, None])
-        mixed = rotated(torch.einsum("sht,td->shd", weights, keys), places[1], width, theta, sign=-1)
+        mixed = rotated(torch.einsum("sht,td->shd", weights, keys), positions[1], width, theta, sign=-1)
         groups = own.o_a_proj.weight.view(config.o_groups, config.o_lora_rank, -1)
         mixed = torch.einsum("sgd,grd->sgr", mixed.reshape(BLOCK, config.o_groups, -1), groups)
         made = own.o_b_proj(mixed.flatten(1))[None]
@@ -209,18 +209,18 @@ def test_what_cannot_be_read_is_refused(target: Any, tmp_path: Path) -> None:
         r"dspark_target_layer_ids \[7\]": ({}, {"dspark_target_layer_ids": [7]}, CheckpointError),
         "DSpark of a 'deepseek_v9'": ({}, {"model_type": "deepseek_v9"}, CapabilityError),
     }  # fmt: skip
-    for number, (words, (changed, said, kind)) in enumerate(cases.items()):
+    for number, (words, (changed, settings, kind)) in enumerate(cases.items()):
         left = {name: tensor for name, tensor in {**tensors, **changed}.items() if tensor is not None}
         with pytest.raises(kind, match=words):
-            load_block(alone(tmp_path / str(number), target, left, **said), *sizes)
+            load_block(alone(tmp_path / str(number), target, left, **settings), *sizes)
 
 
 def test_fp8_is_widened_by_its_scales(target: Any, tmp_path: Path) -> None:
     config, tensors = target.config, random_tensors(target.config)
     name = "mtp.0.attn.wkv"
     small = (tensors[f"{name}.weight"] * 4).to(torch.float8_e4m3fn)
-    place = alone(tmp_path / "a", target, {**tensors, f"{name}.weight": small, f"{name}.scale": torch.full((1, 1), 0.25)})
-    head = load_block(place, config.hidden_size, config.vocab_size, config.num_hidden_layers)
+    folder = alone(tmp_path / "a", target, {**tensors, f"{name}.weight": small, f"{name}.scale": torch.full((1, 1), 0.25)})
+    head = load_block(folder, config.hidden_size, config.vocab_size, config.num_hidden_layers)
     assert isinstance(head, V4BlockHead)
     assert isinstance(head.layers[0], v4.DeepseekV4DecoderLayer)
     torch.testing.assert_close(head.layers[0].self_attn.kv_proj.weight, small.float() / 4)

@@ -55,7 +55,7 @@ def load(folder: Path) -> Any:
 
 
 def error_of(folder: Path, kind: type[OutriderError] = CheckpointError) -> str:
-    """What is said of a head when it is weighed, before anything is loaded."""
+    """What is reported of a head when it is weighed, before anything is loaded."""
     with pytest.raises(kind) as caught:
         weigh_mtp(str(folder), AutoConfig.from_pretrained(folder), torch.float32)
     message = str(caught.value)
@@ -96,18 +96,18 @@ def test_names_are_told_apart() -> None:
 
 
 def test_a_checkpoint_without_a_head(checkpoints: Path, tmp_path: Path) -> None:
-    said = error_of(checkpoints / "none")
-    assert "has no MTP head" in said
-    assert "model.layers.2.eh_proj" in said
-    assert "--drafter ngram" in said
+    message = error_of(checkpoints / "none")
+    assert "has no MTP head" in message
+    assert "model.layers.2.eh_proj" in message
+    assert "--drafter ngram" in message
     assert not ships_mtp(str(checkpoints / "none"))
     assert not ships_mtp(str(tmp_path / "nowhere"))
 
     def foreign(tensors: dict[str, Tensor]) -> None:
         tensors["mtp.0.attn.wq.weight"] = torch.zeros(2)
 
-    said = error_of(edited(checkpoints / "none", tmp_path / "foreign", foreign))
-    assert "layout that is not read (tensor 'mtp.0.attn.wq.weight')" in said
+    message = error_of(edited(checkpoints / "none", tmp_path / "foreign", foreign))
+    assert "layout that is not read (tensor 'mtp.0.attn.wq.weight')" in message
     single = tmp_path / "model.gguf"
     single.write_bytes(b"GGUF")
     with pytest.raises(CheckpointError, match="single file"):
@@ -120,8 +120,8 @@ def test_families_whose_heads_are_not_read_are_named(checkpoints: Path, tmp_path
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "hy_v4"}))
     assert not ships_mtp(str(folder))
-    said = error_of(folder, CapabilityError)
-    assert "MTP heads of hy_v4 are not read, which have a layer without the target's hyper-connections" in said
+    message = error_of(folder, CapabilityError)
+    assert "MTP heads of hy_v4 are not read, which have a layer without the target's hyper-connections" in message
 
 
 PARTS = {  # by layout, a tensor's name and what it is called
@@ -190,7 +190,7 @@ def test_a_head_of_another_target_is_refused(checkpoints: Path, tmp_path: Path, 
 
 @pytest.mark.parametrize("scale", ["blocks", "rows", "whole"])
 def test_fp8_is_widened_by_its_scales(checkpoints: Path, tmp_path: Path, scale: str) -> None:
-    """Catches scales of the wrong place: blocks of 32 cut at the edge of a (48, 64) matrix."""
+    """Catches scales of the wrong block: blocks of 32 cut at the edge of a (48, 64) matrix."""
     names = {"blocks": "weight_scale_inv", "rows": "weight_scale", "whole": "weight_scale"}
     name = "mtp.layers.0.self_attn.k_proj."
     codes = torch.randn(32, 64).to(torch.float8_e4m3fn)

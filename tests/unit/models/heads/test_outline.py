@@ -97,13 +97,13 @@ def test_heads_are_the_drafts_share(root: Path) -> None:
         weigh(report.weights_bytes + report.kv_bytes)
 
 
-@pytest.mark.parametrize(("drafter", "said"), [
+@pytest.mark.parametrize(("drafter", "message"), [
     ("eagle", "fc.weight.*trained for another target"), ("eagle3", "fc.weight.*trained for another target"),
     ("mtp", r"mtp.fc.weight' has shape \[64, 128\], expected \[96, 192\]: it was trained for another"),
     ("medusa", r"has shape \[64, 64\], expected \[96, 96\]"), ("block", "target with 2 layers; this one has 3"),
 ])  # fmt: skip
 def test_a_head_of_another_target_is_refused_before_its_weights_are_read(
-    root: Path, monkeypatch: pytest.MonkeyPatch, drafter: str, said: str
+    root: Path, monkeypatch: pytest.MonkeyPatch, drafter: str, message: str
 ) -> None:
     """Not after ten minutes of loading the target."""
 
@@ -116,7 +116,7 @@ def test_a_head_of_another_target_is_refused_before_its_weights_are_read(
         Options(str(root / "other"), drafter="composite", draft=str(root / drafter),
                 drafter_options={"parts": f"ngram,{drafter}"}),
     ):  # fmt: skip
-        with pytest.raises(CheckpointError, match=said):
+        with pytest.raises(CheckpointError, match=message):
             build(options)
 
 

@@ -1,4 +1,4 @@
-"""The length of the context: what cannot be held is refused with both numbers, what is held to less is said."""
+"""The length of the context: what cannot be held is refused with both numbers, what is held to less is reported."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_more_than_the_config_names_is_refused(target: Path) -> None:
 
 def test_the_command_line_refuses_it_before_loading(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["generate", str(target), "w3", "--set", "max_model_len=9999", "--drafter", "none"]) == 2
-    said = capsys.readouterr().err
-    assert "max_model_len 9999 is more than" in said
-    assert "loading" not in said
+    errors = capsys.readouterr().err
+    assert "max_model_len 9999 is more than" in errors
+    assert "loading" not in errors
 
 
 @pytest.mark.parametrize("name", ["qwen2-moe", "phimoe"])
-def test_a_context_that_our_attention_shortens_is_said(name: str, tmp_path: Path) -> None:
+def test_a_context_that_our_attention_shortens_is_reported(name: str, tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, make_module(*HELD[name]), word_tokenizer(96))
     llm = LLM(folder, drafter="none", **QUIET)
     assert llm.config["max_model_len"] == REACH
@@ -67,7 +67,7 @@ def test_a_context_that_our_attention_shortens_is_said(name: str, tmp_path: Path
         LLM(folder, drafter="none", max_model_len=100, **QUIET)
 
 
-def test_long_rope_is_said(tmp_path: Path) -> None:
+def test_long_rope_is_reported(tmp_path: Path) -> None:
     """Phi-3 with 128k tokens: held to the original 4k."""
     rope = {
         "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
@@ -112,16 +112,16 @@ def test_positions_that_would_change_beyond_the_context_run_natively_within(name
 
 
 def test_a_draft_with_a_shorter_context_says_so_once(target: Path, draft: Path) -> None:
-    """It drafts nothing in a longer text: only a server said so."""
+    """It drafts nothing in a longer text: only a server reported so."""
     llm = LLM(target, draft=draft, **QUIET)
-    said = (
+    note = (
         f"the draft '{draft}' holds 64 tokens, rows may have 256: beyond 64 nothing is drafted "
         "(--set max_model_len=64, or a draft with a longer context)"
     )
-    assert llm.notes.count(said) == 1
+    assert llm.notes.count(note) == 1
     assert llm.generate([[3] * (DRAFT + 1)], SamplingParams(max_tokens=4))[0].stats.drafted == 0
-    assert said not in LLM(target, draft=draft, max_model_len=DRAFT, **QUIET).notes
-    assert said in make_engine(Options(target=str(target), draft=str(draft), **QUIET)).notes
+    assert note not in LLM(target, draft=draft, max_model_len=DRAFT, **QUIET).notes
+    assert note in make_engine(Options(target=str(target), draft=str(draft), **QUIET)).notes
 
 
 def test_the_command_line_says_so_once_and_in_json(target: Path, draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,14 +139,14 @@ def test_bench_says_so_once(target: Path, draft: Path) -> None:
     assert sum("holds 64 tokens, rows may have 256" in note for note in runner.models.notes) == 1
 
 
-def test_a_full_context_is_said(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_context_is_reported(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--max-tokens beyond the context ended as "the length limit", which nobody had asked for."""
     arguments = ["generate", str(target), "w3 w4", "--drafter", "none", "--json"]
     arguments += ["--set", "runtime=eager", "--set", "max_model_len=9"]
     assert app.run([*arguments, "--max-tokens", "50"]) == 0
-    found, said = capsys.readouterr(), "the context of 9 tokens is full: 7 of up to 50 new tokens behind 2 of the prompt"
-    assert said in found.err
-    assert said in json.loads(found.out)["notes"]
+    found, note = capsys.readouterr(), "the context of 9 tokens is full: 7 of up to 50 new tokens behind 2 of the prompt"
+    assert note in found.err
+    assert note in json.loads(found.out)["notes"]
     assert app.run([*arguments, "--max-tokens", "7"]) == 0
     assert "is full" not in capsys.readouterr().err
 

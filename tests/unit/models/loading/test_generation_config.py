@@ -1,4 +1,4 @@
-"""What a generation config sets and does not set, by vLLM's rule, and what people are told about it."""
+"""What a generation config sets and does not set, by vLLM's rule, and what is reported about it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_is_taken(fields: dict[str, Any], values: dict[str, Any]) -> None:
     assert defaults("none", **fields).values == {}
 
 
-def test_what_a_person_is_told() -> None:
+def test_what_is_reported() -> None:
     assert defaults(eos_token_id=1).notes == ()
     assert defaults(temperature=0.6, top_p=0.95).notes == (
         "sampling defaults from generation_config.json: temperature 0.6, top_p 0.95 (generation_config=none ignores them)",

@@ -1,4 +1,4 @@
-"""What cannot be loaded is said in one line, at once: no such model and no network, a config that transformers refuses."""
+"""What cannot be loaded is reported in one line, at once: no such model and no network, a config that transformers refuses."""
 
 from __future__ import annotations
 

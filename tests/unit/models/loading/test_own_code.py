@@ -56,7 +56,7 @@ def test_a_model_that_only_its_own_code_knows(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_of_its_own(tmp_path: Path) -> None:
-    """It was told to put files there that are there."""
+    """It was set to put files there that are there."""
     names = {"AutoTokenizer": [None, "tokenization_mine.MineTokenizer"]}
     folder = checkpoint(
         tmp_path / "tokenizer", "tokenizer_config.json", {"tokenization_mine.py": TOKENIZER}, tokenizer_class="MineTokenizer",
@@ -67,12 +67,12 @@ def test_a_tokenizer_of_its_own(tmp_path: Path) -> None:
     runs(folder, trust_remote_code=True)
 
 
-def test_code_that_is_not_needed_is_left_out_and_that_is_said(tmp_path: Path) -> None:
+def test_code_that_is_not_needed_is_left_out_and_that_is_reported(tmp_path: Path) -> None:
     names = {"AutoModelForCausalLM": "modeling_mine.MineForCausalLM"}
     folder = checkpoint(tmp_path / "both", "config.json", {"modeling_mine.py": MODEL}, auto_map=names)
-    said = (
+    note = (
         f"'{folder}' brings code of its own (modeling_mine.MineForCausalLM), transformers' LlamaForCausalLM runs instead; "
         "trust_remote_code=true runs its own"
     )
-    assert said in runs(folder).notes
-    assert said not in runs(folder, trust_remote_code=True).notes
+    assert note in runs(folder).notes
+    assert note not in runs(folder, trust_remote_code=True).notes

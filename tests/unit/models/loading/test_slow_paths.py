@@ -12,7 +12,7 @@ from outrider.models.loading.slow_paths import LOGGER, slow_paths_held
 
 
 @pytest.mark.parametrize("runs_natively", [True, False])
-def test_slow_paths_are_told_where_they_run(monkeypatch: pytest.MonkeyPatch, *, runs_natively: bool) -> None:
+def test_slow_paths_are_reported_where_they_run(monkeypatch: pytest.MonkeyPatch, *, runs_natively: bool) -> None:
     shown: list[str] = []
     logger = logging.getLogger(LOGGER)
     monkeypatch.setattr(logger, "callHandlers", lambda record: shown.append(record.getMessage()))

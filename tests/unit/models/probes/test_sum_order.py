@@ -87,8 +87,8 @@ def test_torchs_attention_does_not_keep_the_bits_of_trees(dtype: torch.dtype, ki
 def _over_reversed_keys(at_width: int, real: Attend) -> Attend:
     """Attention that walks the keys backwards in passes of one width."""
 
-    def attend(plan: PassPlan, layer: int, query: Tensor, key: Tensor, value: Tensor, **told: Any) -> Tensor:
-        real(plan, layer, query, key, value, **told)  # writes keys and values
+    def attend(plan: PassPlan, layer: int, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        real(plan, layer, query, key, value, **options)  # writes keys and values
         num_keys, num_queries = plan.mask.shape[3], query.shape[2]
         keys = plan.keys[0][:1, :num_keys].transpose(1, 2)
         values = plan.values[0][:1, :num_keys].transpose(1, 2)

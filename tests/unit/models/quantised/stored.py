@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in its word the output 8 n + i stands
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in its word the output 8 n + i stands
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ def some(outputs: int, inputs: int, group: int, *, bits: int = 4, symmetric: boo
          act_order: bool = False, seed: int = 0) -> Integers:  # fmt: skip
     """Random integers with scales that this type holds."""
     generator = torch.Generator().manual_seed(seed)
-    count, most = inputs // group, 1 << bits
-    codes = torch.randint(0, most, (outputs, inputs), generator=generator)
-    zeros = torch.randint(1, most, (outputs, count), generator=generator)
-    zeros = torch.full_like(zeros, most // 2) if symmetric else zeros
+    count, limit = inputs // group, 1 << bits
+    codes = torch.randint(0, limit, (outputs, inputs), generator=generator)
+    zeros = torch.randint(1, limit, (outputs, count), generator=generator)
+    zeros = torch.full_like(zeros, limit // 2) if symmetric else zeros
     scales = (0.01 + torch.rand(outputs, count, generator=generator) / 8).to(dtype)
     groups = torch.arange(inputs) // group
     if act_order:
@@ -42,15 +42,15 @@ def some(outputs: int, inputs: int, group: int, *, bits: int = 4, symmetric: boo
     return Integers(bits, codes, scales, zeros, groups)
 
 
-def words(numbers: Tensor, bits: int, places: tuple[int, ...] | None = None) -> Tensor:
-    """(rows, n) -> (rows, n / per word) int32: the number i of a word in its bits `places[i]`, or i."""
+def words(numbers: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """(rows, n) -> (rows, n / per word) int32: the number i of a word in its bits `order[i]`, or i."""
     per = 32 // bits
     rows, count = numbers.shape
     padded = torch.nn.functional.pad(numbers, (0, -count % per))
     found = torch.zeros(rows, padded.shape[1] // per, dtype=torch.int64)
     for i in range(padded.shape[1]):
-        place = (places or tuple(range(per)))[i % per]
-        found[:, i // per] |= padded[:, i] << bits * place
+        slot = (order or tuple(range(per)))[i % per]
+        found[:, i // per] |= padded[:, i] << bits * slot
     return torch.where(found >= 1 << 31, found - (1 << 32), found).to(torch.int32)
 
 
@@ -64,7 +64,7 @@ def gptq(own: Integers, *, less: int = 1) -> dict[str, Tensor]:
 
 def awq(own: Integers) -> dict[str, Tensor]:
     return {
-        "qweight": words(own.codes.t(), 4, AWQ_PLACES), "qzeros": words(own.zeros.t(), 4, AWQ_PLACES),
+        "qweight": words(own.codes.t(), 4, AWQ_ORDER), "qzeros": words(own.zeros.t(), 4, AWQ_ORDER),
         "scales": own.scales.t().contiguous(),
     }  # fmt: skip
 

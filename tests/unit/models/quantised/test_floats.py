@@ -187,7 +187,7 @@ def test_folders_run_from_their_floats(
     assert texts[0] == texts[1]
 
 
-def test_what_is_said_of_floats(tmp_path: Path) -> None:
+def test_what_is_reported_of_floats(tmp_path: Path) -> None:
     """fp8 rounds no activations."""
     folder, _ = checkpoint(tmp_path, "fp8")
     config = load_config(str(folder))
@@ -212,7 +212,7 @@ Q = "model.layers.0.self_attn.q_proj"
 EXPERT = "model.layers.0.mlp.experts.1.up_proj"
 
 
-@pytest.mark.parametrize(("name", "changes", "said"), [
+@pytest.mark.parametrize(("name", "changes", "message"), [
     ("fp8", {f"{Q}.weight_scale_inv": None}, f"layer '{Q}' cannot be read: weight_scale_inv is missing"),
     ("fp8", {f"{Q}.weight": torch.zeros(64, 64, dtype=torch.float8_e5m2)}, "stored as F8_E5M2, which cannot be read"),
     ("fp8", {f"{Q}.weight_scale_inv": torch.ones(7, 3)}, "do not fit together"),
@@ -222,11 +222,11 @@ EXPERT = "model.layers.0.mlp.experts.1.up_proj"
     ("mxfp4", {"model.layers.0.mlp.experts.down_proj_scales": None}, "are missing"),
     ("mxfp4", {"model.layers.0.mlp.experts.down_proj_blocks": torch.zeros(4, 64, 1, 16, dtype=torch.uint8)}, "do not fit"),
 ])  # fmt: skip
-def test_broken_folders_are_refused(name: str, changes: dict[str, Tensor | None], said: str, tmp_path: Path) -> None:
+def test_broken_folders_are_refused(name: str, changes: dict[str, Tensor | None], message: str, tmp_path: Path) -> None:
     folder, _ = any_checkpoint(tmp_path, name)
     tensors = {**load_file(folder / "model.safetensors"), **changes}
     rewritten(folder, {key: tensor for key, tensor in tensors.items() if tensor is not None})
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         load_module(str(folder), load_config(str(folder)), torch.bfloat16, CPU)
 
 

@@ -89,27 +89,27 @@ def malformed(parts: dict[str, Tensor], **changes: Any) -> dict[str, Tensor]:
     return {name: part for name, part in found.items() if part is not None}
 
 
-@pytest.mark.parametrize(("changes", "said"), [
+@pytest.mark.parametrize(("changes", "message"), [
     ({"scales": None}, "scales is missing"),
     ({"qzeros": None}, "qzeros is missing"),
     ({"scales": torch.ones(3, 48)}, "do not fit together"),
     ({"qweight": torch.zeros(16, 48)}, "not in int32"),
     ({"g_idx": torch.zeros(128, dtype=torch.int32)}, "of different sizes"),
 ])  # fmt: skip
-def test_malformed_layers_say_what_is_wrong(changes: dict[str, Any], said: str) -> None:
+def test_malformed_layers_say_what_is_wrong(changes: dict[str, Any], message: str) -> None:
     own: Integers = some(48, 128, 32)
-    with pytest.raises(MalformedError, match=said):
+    with pytest.raises(MalformedError, match=message):
         scheme(stored.GPTQ | {"bits": 4}).read(malformed(stored.gptq(own), **changes))
 
 
-@pytest.mark.parametrize(("settings", "said"), [
+@pytest.mark.parametrize(("settings", "message"), [
     (stored.GPTQ | {"bits": 3}, "3 bits"),
     (stored.GPTQ | {"bits": 4, "checkpoint_format": "marlin"}, "'marlin'"),
     ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "'gemv'"),
     ({"quant_method": "awq", "bits": 8, "version": "gemm"}, "8 bits"),
 ])  # fmt: skip
-def test_kinds_that_we_lack_are_named_with_what_works(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(CapabilityError, match=rf"{said}.*What can: GPTQ in 4 and 8 bits"):
+def test_kinds_that_we_lack_are_named_with_what_works(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(CapabilityError, match=rf"{message}.*What can: GPTQ in 4 and 8 bits"):
         scheme_of(config(settings), CPU)
 
 

@@ -114,7 +114,7 @@ def broken(folder: Path, changes: dict[str, Tensor | None]) -> Path:
 Q = "model.layers.0.self_attn.q_proj"
 
 
-@pytest.mark.parametrize(("changes", "said"), [
+@pytest.mark.parametrize(("changes", "message"), [
     ({f"{Q}.scales": None}, f"layer '{Q}' cannot be read: scales is missing"),
     ({f"{Q}.qweight": None}, f"belongs to a layer whose '{Q}.qweight' is missing"),
     ({f"{Q}.{part}": None for part in ("qweight", "qzeros", "scales", "g_idx")}, f"lacks 1 weights, first '{Q}.weight'"),
@@ -122,9 +122,9 @@ Q = "model.layers.0.self_attn.q_proj"
     ({f"model.other.{part}": tensor for part, tensor in gptq(some(32, 64, 32)).items()}, "no linear layer 'model.other'"),
     ({"model.norm.weight": torch.ones(64)}, r"'model.norm.weight' has shape \(64,\) in the file"),
 ])  # fmt: skip
-def test_broken_folders_are_refused(changes: dict[str, Tensor | None], said: str, tmp_path: Path) -> None:
+def test_broken_folders_are_refused(changes: dict[str, Tensor | None], message: str, tmp_path: Path) -> None:
     folder = broken(checkpoint(tmp_path, "gptq-4")[0], changes)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
 
 

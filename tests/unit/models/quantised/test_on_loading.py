@@ -221,32 +221,32 @@ def test_other_numbers_of_bits_are_refused(bits: Any) -> None:
         Options(target="it", quantise=bits)
 
 
-@pytest.mark.parametrize(("more", "said"), [
+@pytest.mark.parametrize(("more", "message"), [
     (["--set", "quantise=5"], "quantise must be 4 or 8 (bits of a weight), or left out; got 5"),
     (["--set", "quantise=4"], "is quantised already (gptq). Leave --set quantise out"),
 ])  # fmt: skip
-def test_refusals_are_one_line(more: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals_are_one_line(more: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads((folder / "config.json").read_text())
     content["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
     (folder / "config.json").write_text(json.dumps(content))
     capsys.readouterr()
     assert run(["generate", str(folder), "the cat", *more]) == 2
-    told = capsys.readouterr().err.strip()
-    assert said in told
-    assert len(told.splitlines()) == 1
+    errors = capsys.readouterr().err.strip()
+    assert message in errors
+    assert len(errors.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("options", "said"), [
+@pytest.mark.parametrize(("options", "message"), [
     ({"dtype": "float32"}, "multiplies in bfloat16, and --dtype float32 was asked for. Leave one out"),
     ({"device": "cuda"}, "no CUDA device|rounds weights for the CPU's kernels"),
     ({"runtime": "eager"}, "needs the native kernels, which do not serve here: no library. Leave it out"),
 ])  # fmt: skip
 def test_where_no_kernel_serves_it_is_refused(
-    options: dict[str, Any], said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "runtime" in options:
         monkeypatch.setattr(library, "why_missing", lambda: "no library")
-    with pytest.raises(CapabilityError, match=said):
+    with pytest.raises(CapabilityError, match=message):
         LLM(folder, drafter="none", quantise=4, **options)
 
 

@@ -99,7 +99,7 @@ def test_a_split_word_is_continued_as_it_stands() -> None:
 
 
 def test_an_unfinished_character_waits_for_its_bytes() -> None:
-    """Catches U+FFFD told to the draft as if it were text, and drafts that repeat the bytes already there."""
+    """Catches U+FFFD fed to the draft as if it were text, and drafts that repeat the bytes already there."""
     target, draft = byte_tokenizer(), sentencepiece_bpe(360)
     smile = target("😀")["input_ids"]
     pair = TokenizerPair(target, draft, 257, len(draft))
@@ -121,11 +121,11 @@ def test_special_tokens_become_the_drafts_own() -> None:
     pair = TokenizerPair(target, draft, len(target), len(draft))
     mark, end = target.convert_tokens_to_ids("<|user|>"), target.eos_token_id
     words = target("she sells", add_special_tokens=False)["input_ids"]
-    said = draft("she sells")["input_ids"]
-    assert context_of(pair, [target.bos_token_id, mark, *words, end, *words]).tokens == [*said, 0, *said]
-    assert pair.continuation(words, context_of(pair, words), [*draft(" sea")["input_ids"], 0, *said])[-1] == end
+    ids = draft("she sells")["input_ids"]
+    assert context_of(pair, [target.bos_token_id, mark, *words, end, *words]).tokens == [*ids, 0, *ids]
+    assert pair.continuation(words, context_of(pair, words), [*draft(" sea")["input_ids"], 0, *ids])[-1] == end
     back = TokenizerPair(draft, target, len(draft), len(target))
-    assert context_of(back, said).tokens == [target.bos_token_id, *words]
+    assert context_of(back, ids).tokens == [target.bos_token_id, *words]
     same = TokenizerPair(target, target, len(target), len(target))
     assert context_of(same, [target.bos_token_id, *words]).tokens == [target.bos_token_id, *words]
 

@@ -33,9 +33,9 @@ def test_widths() -> None:
     assert wide.softmax(dim=-1)[..., 5:].sum() == 0
 
 
-def test_ids_a_narrower_draft_lacks_can_be_all_that_may_be_said() -> None:
-    """Catches a request that fails because all that is allowed lies outside the draft's table: some law there must be."""
+def test_ids_a_narrower_draft_lacks_can_be_all_that_may_be_emitted() -> None:
+    """Catches a request that fails because all that is allowed lies outside the draft's table: a distribution there must be."""
     only = torch.tensor([float("-inf")] * 5 + [0.0, 0.0])
     for temperature in (1e-4, 1.0):
-        law = (fit_width(torch.randn(1, 5), 7) / temperature + only).softmax(dim=-1)
-        assert law[0, 5:].tolist() == [0.5, 0.5]
+        probs = (fit_width(torch.randn(1, 5), 7) / temperature + only).softmax(dim=-1)
+        assert probs[0, 5:].tolist() == [0.5, 0.5]

@@ -104,7 +104,7 @@ def store(pointer: Pointer, value: Tensor, mask: Any = None) -> None:
     if mask is not None:
         at, value, mask = torch.broadcast_tensors(at, value, mask)
         at, value = at[mask], value[mask]
-    assert ((memory.owner[at] == -1) | (memory.owner[at] == Launch.current.number)).all(), "two programs write to one place"
+    assert ((memory.owner[at] == -1) | (memory.owner[at] == Launch.current.number)).all(), "two programs write to one address"
     memory.numbers[at] = value.to(memory.numbers.dtype)
     memory.owner[at] = Launch.current.number
     memory.is_fresh[at] = True

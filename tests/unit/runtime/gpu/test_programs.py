@@ -41,7 +41,7 @@ def _kernels_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("family", "dtype"), [*((family, torch.float32) for family in FAMILIES), ("llama", torch.bfloat16)], ids=str
 )
 def test_kernels_compute_what_the_module_does(family: str, dtype: torch.dtype) -> None:
-    """Catches a lost barrier, a part of a value that is read stale, a wrong place in a joined product, a mask that is lost."""
+    """Catches a lost barrier, a part of a value that is read stale, a wrong offset in a joined product, a mask that is lost."""
     module = make(family, dtype)
     lm = build_lm(module, family, dtype, CPU)
     capture = (AFTER_NORM, 0, 1, 2)
