@@ -1,4 +1,4 @@
-"""Answers that may not end yet, and words that must not appear: in every law, with every drafter."""
+"""Answers that may not end yet, and words that must not appear: in every distribution, with every drafter."""
 
 from __future__ import annotations
 
@@ -151,10 +151,10 @@ def test_drafts_do_not_show(llm_for: Callable[..., LLM], drafter: str, options: 
 def test_special_tokens_show_where_they_are_wanted(llm_for: Callable[..., LLM]) -> None:
     """The one that ends an answer is no part of its text; stop strings count once the answer is long enough."""
     llm, prompt = llm_for("none", {}), [5, 6, 7]
-    told = {"logit_bias": EAGER, "max_tokens": 3}
-    shown = SamplingParams(**told, skip_special_tokens=False, ignore_eos=True)
-    ended = SamplingParams(**told, skip_special_tokens=False)
-    hidden = SamplingParams(**told, ignore_eos=True)
+    fixed = {"logit_bias": EAGER, "max_tokens": 3}
+    shown = SamplingParams(**fixed, skip_special_tokens=False, ignore_eos=True)
+    ended = SamplingParams(**fixed, skip_special_tokens=False)
+    hidden = SamplingParams(**fixed, ignore_eos=True)
     texts = [one.text for one in llm.generate([prompt] * 3, [shown, ended, hidden])]
     assert texts == ["<|end|>" * 3, "", ""]
     chunks = list(llm.stream(prompt, shown))

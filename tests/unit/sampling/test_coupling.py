@@ -1,4 +1,4 @@
-"""The Gumbel-max theorem, which the exact-law oracle takes as given: integrated and sampled."""
+"""The Gumbel-max theorem, which the oracle of exact distributions takes as given: integrated and sampled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.sampling.coupling import gumbel_choice
 from outrider.sampling.rng import KeyedStreams
 
 
-def test_the_winner_has_law_p_by_integration() -> None:
+def test_the_winner_has_distribution_p_by_integration() -> None:
     """P(v wins) = integral of the density of log p(v) + g at x times P(all others below x)."""
     p = np.array([0.5, 0.3, 0.15, 0.05])
 
@@ -26,7 +26,7 @@ def test_the_winner_has_law_p_by_integration() -> None:
     assert [wins(v) for v in range(4)] == pytest.approx(p, abs=1e-10)
 
 
-def test_the_choice_has_law_p() -> None:
+def test_the_choice_has_distribution_p() -> None:
     """Seeded chi-square, 4000 positions of one stream, zero-mass tokens among them; false alarm 1e-6."""
     p = torch.tensor([0.4, 0.0, 0.3, 0.2, 0.0, 0.1], dtype=torch.float64)
     noise = KeyedStreams([3]).gumbel(torch.arange(4000)[None], 6)

@@ -1,4 +1,4 @@
-"""The one place where logits become a law: against transformers' own processors, per path, row by row."""
+"""The one place where logits become a distribution: against transformers' own processors, per path, row by row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from outrider.types import Draft
 VOCAB = 50
 
 
-def law_of(
+def probs_of(
     logits: Tensor,
     params: list[SamplingParams],
     texts: list[list[int]] | None = None,
@@ -43,7 +43,7 @@ def law_of(
     return distribution(logits, sampling, history, draft)
 
 
-def transformers_law(logits: Tensor, params: SamplingParams, text: list[int]) -> Tensor:
+def transformers_probs(logits: Tensor, params: SamplingParams, text: list[int]) -> Tensor:
     """(V,) fp32: transformers' processors in the order of its `generate`."""
     chain = LogitsProcessorList()
     if params.repetition_penalty != 1:
@@ -79,7 +79,7 @@ def test_equals_transformers(params: SamplingParams, seed: int, is_tied: bool) -
     logits = 3 * torch.randn(1, 1, VOCAB, generator=generator)
     logits = logits.round() if is_tied else logits
     text = torch.randint(VOCAB, (9,), generator=generator).tolist()
-    ours, theirs = law_of(logits, [params], [text])[0, 0], transformers_law(logits[0, 0], params, text)
+    ours, theirs = probs_of(logits, [params], [text])[0, 0], transformers_probs(logits[0, 0], params, text)
     if is_tied and params.top_p < 1:  # which of equals top-p drops is up to transformers' unstable sort
         ours, theirs = ours.sort().values, theirs.sort().values
     assert torch.equal(ours > 0, theirs > 0)
@@ -89,7 +89,7 @@ def test_equals_transformers(params: SamplingParams, seed: int, is_tied: bool) -
 @pytest.mark.parametrize("scale", [0.3, 3.0, 8.0])
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_fast_top_p_equals_the_full_sort(scale: float, is_tied: bool) -> None:
-    """Flat laws (head too small), peaked laws, and ties across the edge, beside a row with top-p off."""
+    """Flat distributions (head too small), peaked distributions, and ties across the edge, beside a row with top-p off."""
     generator = torch.Generator().manual_seed(1)
     scores = scale * torch.randn(4, 3, 900, generator=generator)
     scores = (scores * 2).round() / 2 if is_tied else scores
@@ -131,10 +131,10 @@ def test_greedy_is_a_point_mass_at_the_lowest_of_equals() -> None:
     """Long rows, so that vectorised and threaded reductions are covered; the tie crosses their blocks."""
     logits = torch.randn(2, 3, 70_000).clamp(max=4)
     logits[..., [317, 41_000, 69_999]] = 9.0
-    law = law_of(logits, [SamplingParams()] * 2)
-    assert (law.argmax(-1) == 317).all()
-    assert (law.sum(-1) == 1).all()
-    assert (law.amax(-1) == 1).all()
+    probs = probs_of(logits, [SamplingParams()] * 2)
+    assert (probs.argmax(-1) == 317).all()
+    assert (probs.sum(-1) == 1).all()
+    assert (probs.amax(-1) == 1).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -151,12 +151,12 @@ def test_the_largest_score_is_the_one_that_torch_finds(dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_logits_of_any_dtype_give_an_fp32_law(dtype: torch.dtype) -> None:
+def test_logits_of_any_dtype_give_an_fp32_distribution(dtype: torch.dtype) -> None:
     logits = torch.randn(1, 2, VOCAB).to(dtype)
     for params in (SamplingParams(), SamplingParams(temperature=1.0)):
-        assert law_of(logits, [params]).dtype == torch.float32
+        assert probs_of(logits, [params]).dtype == torch.float32
     torch.testing.assert_close(
-        law_of(logits, [SamplingParams(temperature=1.0)]), logits.float().softmax(-1), rtol=1e-6, atol=0
+        probs_of(logits, [SamplingParams(temperature=1.0)]), logits.float().softmax(-1), rtol=1e-6, atol=0
     )
 
 
@@ -179,9 +179,9 @@ def test_a_row_does_not_depend_on_its_neighbours_to_the_bit() -> None:
     texts = torch.randint(700, (len(MANY), 12), generator=generator).tolist()
     tokens = torch.randint(700, (len(MANY), 3), generator=generator)
     draft = Draft(tokens, torch.full((len(MANY),), 3))
-    together = law_of(logits, MANY, texts, draft)
+    together = probs_of(logits, MANY, texts, draft)
     for row, params in enumerate(MANY):
-        alone = law_of(
+        alone = probs_of(
             logits[row : row + 1], [params], [texts[row]], Draft(tokens[row : row + 1], torch.tensor([3]))
         )
         assert torch.equal(together[row], alone[0]), f"row {row}: {params}"
@@ -216,16 +216,16 @@ def test_penalties_follow_the_path(parents: list[int] | None) -> None:
     )
     sampling = BatchSampling.of([params], 10)
     history = History.start([prompt], [output], 10)
-    law = distribution(logits, sampling, history, draft, dtype=torch.float64)
+    probs = distribution(logits, sampling, history, draft, dtype=torch.float64)
     for m in range(7):
         path, node = [], m - 1
         while node >= 0:
             path.append(tokens[node])
             node = (parents or chain)[node]
         expected = plain_scores(logits[0, m], params, prompt, output + path).softmax(-1)
-        torch.testing.assert_close(law[0, m], expected, rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(probs[0, m], expected, rtol=1e-12, atol=1e-15)
         one = distribution(logits[:, m : m + 1], sampling, history, draft, dtype=torch.float64, first_node=m)
-        assert torch.equal(one[0, 0], law[0, m])
+        assert torch.equal(one[0, 0], probs[0, m])
 
 
 def test_history_kept_incrementally_equals_a_fresh_one() -> None:
@@ -243,12 +243,12 @@ def test_history_kept_incrementally_equals_a_fresh_one() -> None:
 
 def test_mask_and_bias() -> None:
     logits = torch.zeros(1, 1, 6)
-    law = law_of(logits, [SamplingParams(temperature=1.0, allowed_token_ids=[1, 4], logit_bias={4: 1.0})])[
+    probs = probs_of(logits, [SamplingParams(temperature=1.0, allowed_token_ids=[1, 4], logit_bias={4: 1.0})])[
         0, 0
     ]
     expected = torch.tensor([0, 1, 0, 0, torch.e, 0]) / (1 + torch.e)
-    torch.testing.assert_close(law, expected)
-    assert law_of(logits, [SamplingParams(allowed_token_ids=[4, 2])])[0, 0].argmax() == 2
+    torch.testing.assert_close(probs, expected)
+    assert probs_of(logits, [SamplingParams(allowed_token_ids=[4, 2])])[0, 0].argmax() == 2
 
 
 @pytest.mark.parametrize("options", [{"logit_bias": {6: 1.0}}, {"allowed_token_ids": [2, 6]}])
@@ -265,17 +265,17 @@ def test_broken_logits_are_refused_by_row_but_not_in_padding(params: SamplingPar
     logits[1, 2, 17] = value
     tokens = torch.zeros(2, 2, dtype=torch.int64)
     with pytest.raises(NumericalError, match="row 1, output 2"):
-        law_of(logits, [params] * 2, draft=Draft(tokens, torch.tensor([2, 2])))
-    law = law_of(logits, [params] * 2, draft=Draft(tokens, torch.tensor([2, 1])))
-    assert torch.isfinite(law).all()
-    torch.testing.assert_close(law.sum(-1), torch.ones(2, 3))
+        probs_of(logits, [params] * 2, draft=Draft(tokens, torch.tensor([2, 2])))
+    probs = probs_of(logits, [params] * 2, draft=Draft(tokens, torch.tensor([2, 1])))
+    assert torch.isfinite(probs).all()
+    torch.testing.assert_close(probs.sum(-1), torch.ones(2, 3))
 
 
 def test_everything_masked_is_refused() -> None:
     logits = torch.full((1, 1, 5), -torch.inf)
     for params in (SamplingParams(), SamplingParams(temperature=1.0)):
         with pytest.raises(NumericalError, match="row 0, output 0"):
-            law_of(logits, [params])
+            probs_of(logits, [params])
 
 
 def test_wrong_shapes_and_missing_history_are_named() -> None:

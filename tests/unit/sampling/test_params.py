@@ -97,7 +97,7 @@ def test_negative_seeds_count_down_from_2_to_the_64(given: int, used: int) -> No
     assert SamplingParams(seed=given).seed == used
 
 
-def test_what_changes_the_law_makes_it_no_softmax() -> None:
+def test_what_changes_the_distribution_makes_it_no_softmax() -> None:
     """Catches an option that drafters which rank tokens by their scores alone would not honour."""
     changes: list[dict[str, Any]] = [
         {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"repetition_penalty": 1.2}, {"presence_penalty": 0.5},

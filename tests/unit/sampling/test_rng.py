@@ -1,4 +1,4 @@
-"""Keyed streams: a number depends on seed, purpose and place only; and the numbers are uniform."""
+"""Keyed streams: a number depends on seed, purpose and position only; and the numbers are uniform."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_uniforms_are_uniform_along_a_row_and_across_seeds() -> None:
         assert abs(lag) < stats.norm.isf(FALSE_ALARM / 2), name
 
 
-def test_categorical_has_the_law_of_its_weights() -> None:
+def test_categorical_has_the_distribution_of_its_weights() -> None:
     """Seeded chi-square over 4000 starts, unnormalised weights with zeros; false alarm 1e-6."""
     weights = torch.tensor([[0.0, 3.0, 0.5, 0.0, 1.5, 2.0, 0.0]])
     streams = KeyedStreams([42])
@@ -138,7 +138,7 @@ def test_of_noise_no_more_than_some_is_remembered() -> None:
     assert Watched.made == list(range(900, 900 + 2 * MIN_KEPT))
 
 
-def test_gumbel_noise_has_its_law() -> None:
+def test_gumbel_noise_has_its_distribution() -> None:
     noise = RowStreams(1).gumbel(0, 5000).numpy()
     assert np.isfinite(noise).all()
     assert stats.kstest(noise, "gumbel_r").pvalue > FALSE_ALARM

@@ -53,16 +53,16 @@ def test_marks_that_are_tokens() -> None:
     """The token counts, not the text it adds: a mark that is not shown is one, too."""
     assert parts_of(BY_TOKEN, " <a>b<c>") == [("mark", " <"), ("thought", "a"), ("mark", ">"), ("answer", "b<c>")]
     hidden = Thoughts(BY_TOKEN)
-    said = [hidden.push(token, text) for token, text in ((OPEN, ""), (5, "a<"), (6, "b"), (CLOSE, "?"), (OPEN, "<"))]
-    assert said == [[("mark", "")], [("thought", "a<")], [("thought", "b")], [("mark", "?")], [("answer", "<")]]
+    parts = [hidden.push(token, text) for token, text in ((OPEN, ""), (5, "a<"), (6, "b"), (CLOSE, "?"), (OPEN, "<"))]
+    assert parts == [[("mark", "")], [("thought", "a<")], [("thought", "b")], [("mark", "?")], [("answer", "<")]]
     assert hidden.num_tokens == 2, "marks are no thoughts"
 
 
 def test_a_mark_of_several_tokens() -> None:
     """The beginning of a mark, repeated, is no mark."""
     thoughts = Thoughts(ThinkingMarks(opening=("?",), closing=("abc",), closing_ids=(1, 2, 3), is_open=True))
-    said = [part for token in (1, 1, 2, 9, 1, 2, 3, 1) for part in thoughts.push(token, "?abcdefghi"[token])]
-    assert said == [("thought", "aabi"), ("mark", "abc"), ("answer", "a")]
+    parts = [part for token in (1, 1, 2, 9, 1, 2, 3, 1) for part in thoughts.push(token, "?abcdefghi"[token])]
+    assert parts == [("thought", "aabi"), ("mark", "abc"), ("answer", "a")]
     assert thoughts.num_tokens == 4
 
 
@@ -72,8 +72,8 @@ def test_stop_strings_do_not_count_in_thoughts() -> None:
         ("<a.b>c.d", "<a.b>c", "."), ("<a.b", "<a.b", None), ("a.b", "a", "."), ("<.>.", "<.>", "."), ("<a>b>.", "<a>b>", "."),
     ):  # fmt: skip
         stops = StopsBehindThoughts(["."], BY_TOKEN)
-        said = "".join(stops.push(letter, token) for letter, token in zip(text, TOKENIZER(text)["input_ids"], strict=True))
-        assert (said + stops.flush(), stops.match) == (shown, match)
+        output = "".join(stops.push(letter, token) for letter, token in zip(text, TOKENIZER(text)["input_ids"], strict=True))
+        assert (output + stops.flush(), stops.match) == (shown, match)
 
 
 def test_a_grammar_waits_for_the_thoughts_to_end() -> None:

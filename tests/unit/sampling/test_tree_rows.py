@@ -20,7 +20,7 @@ Batched = Callable[[torch.Tensor, Draft], tuple[torch.Tensor, torch.Tensor]]
 
 @st.composite
 def trees(draw: st.DrawFn) -> tuple[Draft, torch.Tensor]:
-    """Rows of different lengths; drawn, placed and mixed nodes; siblings with and without replacement; unused laws."""
+    """Rows of different lengths; drawn, placed and mixed nodes; siblings with and without replacement; unused distributions."""
     num_rows, num_nodes = draw(st.integers(1, 3)), draw(st.integers(1, 6))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
     p, q = (torch.randn(num_rows, num_nodes + 1, VOCAB, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -48,7 +48,7 @@ def trees(draw: st.DrawFn) -> tuple[Draft, torch.Tensor]:
 @given(case=trees())
 @settings(max_examples=150, deadline=None)
 def test_row_by_row_is_the_batched_form(batched: Batched, judge: Judge, case: tuple[Draft, torch.Tensor]) -> None:
-    """Catches a sibling law that is not renewed, a mass that is forgotten, padding that counts, an input overwritten."""
+    """Catches a sibling distribution that is not renewed, a mass that is forgotten, padding that counts, an input overwritten."""
     draft, p = case
     before = p.clone(), None if draft.probs is None else draft.probs.clone()
     keep, weights = row_by_row(p, draft, judge)

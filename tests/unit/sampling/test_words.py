@@ -21,7 +21,7 @@ from tests.subword import byte_level_bpe, sentencepiece_bpe
 PIECES = [
     "", "a", "b", " a", "ab", " ab", "ba", "aba", "1", "12", "a1", "é", "éa", "aé", "(ab", "ab)", "苹", "果", "苹果汁", ".", "AB",
 ]  # fmt: skip
-LETTER = [letter.encode()[place : place + 1] for letter in "é苹" for place in range(len(letter.encode()))]
+LETTER = [letter.encode()[index : index + 1] for letter in "é苹" for index in range(len(letter.encode()))]
 VOCABULARY = [*(piece.encode() for piece in PIECES), *LETTER]
 WORDS = ["a", "ab", "aba", "1", "12", "é", "苹果", "果", "a b", "ab.", "b1a", "(", "éaé", "AB"]
 
@@ -61,7 +61,7 @@ def completes(vocabulary: list[bytes], word: str, tokens: list[int], token: int)
     st.lists(st.integers(0, len(VOCABULARY) - 1), max_size=7), st.lists(st.sampled_from(WORDS), min_size=1, max_size=4)
 )
 def test_whatever_would_complete_a_word_is_banned_and_nothing_else(tokens: list[int], words: list[str]) -> None:
-    """Against a look at every place of the text. Catches pieces across tokens, halves of letters, and edges of words."""
+    """Against a look at every position of the text. Catches pieces across tokens, halves of letters, and edges of words."""
     expected = {
         token for token in range(len(VOCABULARY)) if any(completes(VOCABULARY, word, tokens, token) for word in words)
     }
@@ -93,7 +93,7 @@ def test_no_way_to_write_a_word_is_left(make: Callable[[], Any], word: str, befo
     own = tokenizer(before + word, add_special_tokens=False)["input_ids"]
     for tokens in [own, *segmentations(vocabulary, (before + word).encode(), 40, 0)]:
         stopped = [
-            token in made.anywhere | made.completing(made.after(Tail(), tokens[:place])) for place, token in enumerate(tokens)
+            token in made.anywhere | made.completing(made.after(Tail(), tokens[:index])) for index, token in enumerate(tokens)
         ]
         assert any(stopped), tokens
 

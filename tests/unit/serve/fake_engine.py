@@ -162,51 +162,51 @@ class _Speech:
             StopsBehindThoughts(stops, thinking, include=include) if thinking else StopStrings(stops, include=include)
         )
         self._stats = DecodeStats(ttft_s=0.25, decode_s=0.75)
-        self._said = 0
+        self._num_emitted = 0
         self._ended_by: int | str | None = None
         self._first = True
 
     def step(self, tokens: list[int]) -> bool:
         """Whether the answer ends with it."""
         params, plain = self._request.params, self._request.speculation.mode == "off"
-        said, pieces, reason = [], [], None
+        emitted, pieces, reason = [], [], None
         for token in tokens:
             is_eos = token in self._engine.eos_token_ids and not params.ignore_eos
             ends = is_eos or token in params.stop_token_ids
-            said.append(token)
+            emitted.append(token)
             is_hidden = ends and not params.include_stop_str_in_output
             pieces.append("" if is_hidden else self._stops.push(self._text.push(token), token))
-            self._said += 1
+            self._num_emitted += 1
             if ends or self._stops.found:
                 reason = "stop"
                 self._ended_by = self._stops.match or (token if token != EOS else None)
-            elif self._said >= params.max_tokens:
+            elif self._num_emitted >= params.max_tokens:
                 reason = "length"
             if reason:
                 if not self._stops.found:
                     pieces[-1] += self._stops.push(self._text.flush()) + self._stops.flush()
                 break
-        origins = (["plain"] if plain else ["accepted", "correction"][-len(tokens) :])[: len(said)]
-        self._stats.count_step(0 if plain else 3, origins.count("accepted"), len(said), rejected=not plain)
-        self._send(said, origins, pieces, reason)
+        origins = (["plain"] if plain else ["accepted", "correction"][-len(tokens) :])[: len(emitted)]
+        self._stats.count_step(0 if plain else 3, origins.count("accepted"), len(emitted), rejected=not plain)
+        self._send(emitted, origins, pieces, reason)
         return reason is not None
 
     def end(self, reason: FinishReason, error: OutriderError | None = None) -> None:
         self._engine.left(self._request)
         self._listener(Update(finish=self._finish(reason, error)))
 
-    def _send(self, said: list[int], origins: list[str], pieces: list[str], reason: Any) -> None:
+    def _send(self, emitted: list[int], origins: list[str], pieces: list[str], reason: Any) -> None:
         count, first = self._request.params.logprobs, self._first
         self._first = False
-        laws = [] if count is None else [_law(token, count) for token in said]
+        logprobs = [] if count is None else [_logprobs(token, count) for token in emitted]
         wanted = self._request.prompt_logprobs
-        prompt = [None, *(_law(t, wanted) for t in self._request.prompt[1:])] if first and wanted is not None else None
+        prompt = [None, *(_logprobs(t, wanted) for t in self._request.prompt[1:])] if first and wanted is not None else None
         if reason:
             self._engine.left(self._request)
         self._listener(
             Update(
-                text="".join(pieces), token_ids=said, origins=origins, pieces=pieces, logprobs=laws, prompt_logprobs=prompt,
-                finish=self._finish(reason) if reason else None,
+                text="".join(pieces), token_ids=emitted, origins=origins, pieces=pieces, logprobs=logprobs,
+                prompt_logprobs=prompt, finish=self._finish(reason) if reason else None,
             )
         )  # fmt: skip
 
@@ -218,9 +218,9 @@ class _Speech:
         )  # fmt: skip
 
 
-def _law(token: int, count: int) -> dict[int, float]:
+def _logprobs(token: int, count: int) -> dict[int, float]:
     """Likeliest first; the token itself is the second best."""
     others = [other for other in range(1, count + 2) if other != token][:count]
-    law = {other: -0.1 - place for place, other in enumerate(others)}
-    law[token] = -0.5 - token / 1000
-    return dict(sorted(law.items(), key=lambda item: -item[1]))
+    logprobs = {other: -0.1 - rank for rank, other in enumerate(others)}
+    logprobs[token] = -0.5 - token / 1000
+    return dict(sorted(logprobs.items(), key=lambda item: -item[1]))

@@ -200,11 +200,11 @@ REFUSED_WHEN_STRICT: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "param", "said"), REFUSED_WHEN_STRICT, ids=lambda value: str(value)[:40])
-def test_strict_refusals_name_the_field_and_the_nearest(fields: dict[str, Any], param: str, said: str) -> None:
+@pytest.mark.parametrize(("fields", "param", "message"), REFUSED_WHEN_STRICT, ids=lambda value: str(value)[:40])
+def test_strict_refusals_name_the_field_and_the_nearest(fields: dict[str, Any], param: str, message: str) -> None:
     with serving(FakeEngine(), strict=True) as client:
         error = error_of(client.post(CHAT, json=chat(**fields)), 400)
-    assert said in error["message"]
+    assert message in error["message"]
     assert error["param"] == param
 
 

@@ -99,7 +99,7 @@ def test_several_prompts_and_answers_are_numbered_prompt_by_prompt() -> None:
 
 
 def test_best_of_returns_the_likeliest_per_token() -> None:
-    """The fake's law makes tokens with small ids likelier; a sum would prefer the shorter text."""
+    """The fake's probabilities make tokens with small ids likelier; a sum would prefer the shorter text."""
     texts = {0: "z", 1: "!!!!", 2: "yy"}
     engine = FakeEngine(reply=lambda request: texts[request.params.seed])
     answer = ask(engine, best_of=3, n=2, seed=0)

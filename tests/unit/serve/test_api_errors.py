@@ -95,11 +95,11 @@ REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("fields", "param", "said"), REFUSED_IN_CHAT, ids=lambda value: str(value)[:40])
-def test_chat_refuses_by_name(fields: dict[str, Any], param: str, said: str) -> None:
+@pytest.mark.parametrize(("fields", "param", "message"), REFUSED_IN_CHAT, ids=lambda value: str(value)[:40])
+def test_chat_refuses_by_name(fields: dict[str, Any], param: str, message: str) -> None:
     with serving(FakeEngine()) as client:
         error = error_of(client.post(CHAT, json=chat(**fields)), 400)
-    assert said in error["message"], error
+    assert message in error["message"], error
     assert str(error["param"]).startswith(param), error
     assert error["type"] == "invalid_request_error"
 
@@ -135,11 +135,11 @@ REFUSED_IN_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("fields", "param", "said"), REFUSED_IN_COMPLETIONS, ids=lambda value: str(value)[:40])
-def test_completions_refuse_by_name(fields: dict[str, Any], param: str | None, said: str) -> None:
+@pytest.mark.parametrize(("fields", "param", "message"), REFUSED_IN_COMPLETIONS, ids=lambda value: str(value)[:40])
+def test_completions_refuse_by_name(fields: dict[str, Any], param: str | None, message: str) -> None:
     with serving(FakeEngine()) as client:
         error = error_of(client.post(COMPLETIONS, json={"prompt": "a", **fields}), 400)
-    assert said in error["message"], error
+    assert message in error["message"], error
     if param is not None:
         assert error["param"] == param, error
 

@@ -1,4 +1,4 @@
-"""Tokens in log-probabilities, over HTTP: their texts, bytes and places are those of the returned text, for every tokenizer."""
+"""Tokens in log-probabilities, over HTTP: their texts, bytes and offsets are those of the returned text, for every tokenizer."""
 
 from __future__ import annotations
 
@@ -109,20 +109,20 @@ def test_an_echoed_prompt_that_ends_inside_a_character(name: str) -> None:
     prompt = engine.tokenizer.convert_tokens_to_ids(["▁the", "▁a", *spelled[:2]])
     choice = asked(engine, prompt=prompt, echo=True, logprobs=0)
     assert choice["text"].strip() == "the a😀."
-    assert [choice["text"][place:] for place in choice["logprobs"]["text_offset"][-4:]] == ["😀.", "😀.", ".", ""]
+    assert [choice["text"][offset:] for offset in choice["logprobs"]["text_offset"][-4:]] == ["😀.", "😀.", ".", ""]
     whole = asked(engine_of(name, "."), prompt=prompt, echo=True, logprobs=0, max_tokens=0)
     assert whole["text"].strip() == "the a\ufffd\ufffd"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tokens_held_back_for_a_stop_string_have_their_own_places(stream: bool) -> None:
+def test_tokens_held_back_for_a_stop_string_have_their_own_offsets(stream: bool) -> None:
     """Catches offsets that count released text: tokens that wait for a stop string would all stand where the first does."""
     with serving(engine_of("llama 2", "a|b|.|a|b|s|,|,")) as client:
         body = {"prompt": PROMPT, "stop": ["abs"], "logprobs": 0, "stream": stream}
         response = client.post(COMPLETIONS, json=body)
     choices = [chunk["choices"][0] for chunk in events(response)] if stream else response.json()["choices"]
     assert "".join(choice["text"] for choice in choices) == "ab."
-    offsets = [place for choice in choices for place in choice["logprobs"]["text_offset"]]
+    offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
     assert offsets == [0, 1, 2, 3, 3, 3]
 
 
@@ -145,12 +145,12 @@ def test_special_tokens_have_bytes_where_the_text_shows_them() -> None:
     assert [bytes(entry["bytes"]) for entry in entries] == [b"<s>", b" a", b""]
 
 
-def test_normalised_prompts_keep_their_places() -> None:
+def test_normalised_prompts_keep_their_offsets() -> None:
     """Catches offsets that run away behind a space that the tokenizer drops."""
     choice = asked(engine_of("bert", "cat"), prompt="the  cat,  The cat", echo=True, logprobs=0)
     text, logprobs = choice["text"], choice["logprobs"]
     assert text == "the  cat,  The cat cat"
-    assert [text[place:].split()[0] for place in logprobs["text_offset"][:-1]] == ["the", "cat,", ",", "The", "cat", "cat"]
+    assert [text[offset:].split()[0] for offset in logprobs["text_offset"][:-1]] == ["the", "cat,", ",", "The", "cat", "cat"]
 
 
 def test_tokenize_names_tokens_as_text() -> None:

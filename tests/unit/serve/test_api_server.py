@@ -139,7 +139,7 @@ def test_failure_to_load_ends_the_process_with_its_error() -> None:
     assert [str(error) for error in process.failures] == ["no such model"]
 
 
-def test_taken_port_is_said_before_anything_is_loaded() -> None:
+def test_taken_port_is_reported_before_anything_is_loaded() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -1,4 +1,4 @@
-"""--config: several models and routes from TOML; what cannot be is refused with the place in the file."""
+"""--config: several models and routes from TOML; what cannot be is refused with its line in the file."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ MODEL = '[[models]]\ntarget = "demo"\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("x = ", "is not TOML"),
         ("[sever]\nport = 1", "Did you mean 'server'?"),
@@ -97,10 +97,10 @@ MODEL = '[[models]]\ntarget = "demo"\n'
         ('[server]\nssl_keyfile = "/x"\n' + MODEL, "TLS needs both"),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, text: str, said: str) -> None:
+def test_mistakes_are_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, text)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_missing_file() -> None:

@@ -109,16 +109,16 @@ def test_dashboard_shows_what_an_operator_needs() -> None:
         assert metric in asked
 
 
-def test_panels_have_own_numbers_and_places() -> None:
+def test_panels_have_own_numbers_and_boxes() -> None:
     """Grafana drops panels with a number that was there before, and piles up those that overlap."""
     numbers = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(numbers)) == len(numbers)
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
-        place = panel["gridPos"]
-        assert place["x"] >= 0
-        assert place["x"] + place["w"] <= COLUMNS
-        cells = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
+        box = panel["gridPos"]
+        assert box["x"] >= 0
+        assert box["x"] + box["w"] <= COLUMNS
+        cells = {(x, y) for x in range(box["x"], box["x"] + box["w"]) for y in range(box["y"], box["y"] + box["h"])}
         assert not cells & taken, panel["title"]
         taken |= cells
         assert panel["type"] == "row" or panel["datasource"]["uid"] == "${datasource}"

@@ -51,7 +51,7 @@ def written(style: str, *ends: Finish, level: str = "info") -> str:
     return stream.getvalue()
 
 
-def test_who_is_turned_away_is_told() -> None:
+def test_who_is_turned_away_is_logged() -> None:
     """A full queue and a wrong key are logged; without a line the log would show no request. Probes of health are not logged."""
     stream = io.StringIO()
     running = Logging("json", "info", stream)
@@ -88,7 +88,7 @@ def test_a_reason_holds_no_value_that_was_sent() -> None:
     assert "SECRET" not in stream.getvalue()
 
 
-def test_a_full_disk_is_told_without_what_people_wrote(
+def test_a_full_disk_is_reported_without_what_people_wrote(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Guards against texts in the server's log, and against a server that ends with a traceback for its last line."""
@@ -98,8 +98,8 @@ def test_a_full_disk_is_told_without_what_people_wrote(
             body = {"prompt": "SECRET " * 2000}
             traffic.add(request_id="cmpl-1", url="/v1/completions", body=body, texts=["SECRET"])
         traffic.close()
-    said = capsys.readouterr()
-    assert "SECRET" not in said.err + said.out + caplog.text
+    output = capsys.readouterr()
+    assert "SECRET" not in output.err + output.out + caplog.text
     assert "could not be written to /dev/full: " in caplog.text
     assert "No space left" in caplog.text
 

@@ -75,7 +75,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     engine.check_integrity()
 
 
-def test_lab_measures_our_server_and_everything_is_told(server: SimpleNamespace) -> None:
+def test_lab_measures_our_server_and_everything_is_reported(server: SimpleNamespace) -> None:
     """`outrider bench URL`: the page's counts of engine, tokens and speculation agree with the server's log of requests."""
     assert parse(server.metrics.render()[0].decode()).generated == 0, "the self-test is nobody's request"
     workload = Workload("w", tuple(WorkloadRequest(id=f"r{i}", prompt=f"prompt {i}") for i in range(PROMPTS)))

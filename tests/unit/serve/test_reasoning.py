@@ -21,7 +21,7 @@ SWITCH = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n
 OPENS = "{% if add_generation_prompt %}<think>\n{% endif %}"
 HARMONY = "{# <|channel|> <|message|> to=functions #}"
 MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
-SAID = {
+ANSWERS = {
     "think": "<think>\nhm\n</think>\n\nyes", "mistral": "[THINK]hm[/THINK]yes", "gemma4": "<|channel>thought\nhm\n<channel|>yes",
     "seed_oss": "<seed:think>hm</seed:think>yes", "cohere": "<|START_THINKING|>hm<|END_THINKING|>yes",
     "apertus": "<|inner_prefix|>hm<|inner_suffix|>yes",
@@ -30,7 +30,7 @@ SAID = {
 }  # fmt: skip
 
 
-def told(client: TestClient, **fields: Any) -> tuple[str | None, str | None, dict[str, Any]]:
+def answered(client: TestClient, **fields: Any) -> tuple[str | None, str | None, dict[str, Any]]:
     """(thoughts, content, the first choice), which are the same whole and as a stream."""
     whole = client.post(URL, json=chat(**fields))
     assert whole.status_code == 200, whole.text
@@ -55,14 +55,14 @@ def test_every_format(name: str, as_tokens: bool) -> None:
     tokens = MARKS if form.is_harmony else (form.opening[0], form.closing[0])
     if form.is_harmony:
         tokens, as_tokens = (*MARKS, "final"), True
-    with serving(engine(SAID[name], more, tokens if as_tokens else ())) as client:
-        thought, content, choice = told(client)
+    with serving(engine(ANSWERS[name], more, tokens if as_tokens else ())) as client:
+        thought, content, choice = answered(client)
         assert (thought, content) == ("hm", "yes")
         assert choice["finish_reason"] == "stop"
-        shown = told(client, skip_special_tokens=False)
+        shown = answered(client, skip_special_tokens=False)
         assert shown[0] == "hm"
         assert str(shown[1]).startswith("yes"), "and the end token"
-        cut = told(client, max_tokens=12 if not as_tokens else 4)
+        cut = answered(client, max_tokens=12 if not as_tokens else 4)
         assert cut[2]["finish_reason"] == "length"
 
 
@@ -80,17 +80,17 @@ def test_what_the_prompt_opens(reply: str, more: str, expected: tuple[str | None
     mark themselves do not show the closing one."""
     switched = {"chat_template_kwargs": {"enable_thinking": False}} if more == SWITCH else {}
     with serving(engine(reply, more + "{# </think> #}")) as client:
-        assert told(client, **switched)[:2] == expected
+        assert answered(client, **switched)[:2] == expected
 
 
 def test_thoughts_that_come_again() -> None:
     """Marks that are special tokens, which no text holds by accident, may come anywhere; thoughts are reported in order."""
     reply = "Well.[THINK]hm[/THINK] So.[THINK]so[/THINK]yes"
     with serving(engine(reply, "{# [/THINK] #}", ("[THINK]", "[/THINK]"))) as client:
-        thought, content, choice = told(client, logprobs=True)
+        thought, content, choice = answered(client, logprobs=True)
         assert (thought, content) == ("hm\nso", "Well.So.yes")
         assert choice["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
-        stopped = told(client, stop=["so", "ye"])
+        stopped = answered(client, stop=["so", "ye"])
     assert stopped[:2] == ("hm\nso", "Well.So.")
 
 
@@ -103,16 +103,16 @@ def test_thoughts_are_counted() -> None:
         completion = client.post("/v1/completions", json={"prompt": "Hi"}).json()
         assert "completion_tokens_details" not in completion["usage"]
     with serving(FakeEngine()) as client:
-        assert "completion_tokens_details" not in told(client)[2]["usage"]
+        assert "completion_tokens_details" not in answered(client)[2]["usage"]
 
 
 def test_a_client_may_leave_them_out_or_leave_them_in() -> None:
-    with serving(engine(SAID["think"])) as client:
-        without, content, choice = told(client, include_reasoning=False)
+    with serving(engine(ANSWERS["think"])) as client:
+        without, content, choice = answered(client, include_reasoning=False)
         assert (without, content) == (None, "yes")
         assert choice["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
-        assert told(client, separate_reasoning=False)[:2] == (None, SAID["think"])
-        assert told(client, separate_reasoning=True, include_reasoning=True)[:2] == ("hm", "yes")
+        assert answered(client, separate_reasoning=False)[:2] == (None, ANSWERS["think"])
+        assert answered(client, separate_reasoning=True, include_reasoning=True)[:2] == ("hm", "yes")
 
 
 def test_an_answer_that_goes_on() -> None:
@@ -144,7 +144,7 @@ def test_tools_are_read_behind_thoughts_only(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("tokens", [("<think>", "</think>"), ()])
-def test_what_the_engine_is_told(tokens: tuple[str, ...]) -> None:
+def test_what_the_engine_gets(tokens: tuple[str, ...]) -> None:
     """Stop strings and a budget apply in the engine, where the text is made; draft lengths follow marks that are tokens."""
     made = engine("hm</think>yes", OPENS + "{# </think> #}", tokens)
     with serving(made) as client:
@@ -168,7 +168,7 @@ def test_a_form_holds_from_the_beginning_where_thoughts_would_be_text() -> None:
     """The model may think and need not; a grammar cannot wait for a mark of many tokens, so it does not."""
     made = engine('{"a": 1}')
     with serving(made) as client:
-        assert told(client, response_format={"type": "json_object"})[:2] == (None, '{"a": 1}')
+        assert answered(client, response_format={"type": "json_object"})[:2] == (None, '{"a": 1}')
     assert made.seen[0].constraint is not None
     assert made.seen[0].params.thinking is None
 
@@ -227,7 +227,7 @@ def test_the_operator_names_the_parser() -> None:
 
     with pytest.raises(ConfigError, match=r"unknown reasoning parser 'qwen33'. Did you mean 'qwen3'"):
         state("qwen33")
-    made = engine(SAID["think"])
+    made = engine(ANSWERS["think"])
     with pytest.raises(ConfigError, match="no token"):
         state("mistral").serve([made], created=0)
     off = state("none")

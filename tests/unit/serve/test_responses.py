@@ -26,12 +26,12 @@ def thinker() -> FakeEngine:
     """A model that thinks, answers, and calls a tool where there are some."""
     call = written("hermes", [("weather", {"city": "Ulm"})])
 
-    def said(request: Any) -> str:
+    def reply(request: Any) -> str:
         shown = made.tokenizer.decode(request.prompt)
         return f"<think>\nhm\n</think>\n\nLet me look.{call}" if "tools]" in shown else "<think>hm</think>yes"
 
     made = engine("", f"{{# {TEMPLATES['hermes']} #}}{SHOWN}")
-    made.reply = said
+    made.reply = reply
     return made
 
 

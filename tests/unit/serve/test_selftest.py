@@ -203,7 +203,7 @@ def test_a_draft_service_that_sent_nothing_in_time_is_no_look_up() -> None:
     assert "none came in time from the draft service" in found.message
 
 
-def test_other_text_than_plain_is_told_as_bad_as_it_is() -> None:
+def test_other_text_than_plain_is_reported_as_bad_as_it_is() -> None:
     engine = Scripted()
     engine.text = [8]
     found = only(self_test(engine))

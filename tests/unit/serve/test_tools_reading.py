@@ -18,7 +18,7 @@ PARIS, ROME = {"city": "Paris"}, {"city": 'Rome "x" \\ {[\n', "days": 3}
 BOTH: list[Call] = [("weather", ROME), ("now", {})]
 
 
-def said(name: str, text: str) -> tuple[str, list[Call]]:
+def read_at_once(name: str, text: str) -> tuple[str, list[Call]]:
     """(content, calls) of a text that comes at once."""
     content, calls, reason = read(FORMATS[name], [text])
     assert reason == ("tool_calls" if calls else None)
@@ -29,8 +29,8 @@ def said(name: str, text: str) -> tuple[str, list[Call]]:
 def test_calls_are_read(name: str) -> None:
     """Catches a brace inside a string, a lost call, text before or behind calls that is lost or spaced differently."""
     before, behind = ("" if name in BARE else "Let me\n look.\n\n"), (" Done.\n" if name in CLOSED else "")
-    assert said(name, before + written(name, BOTH) + behind) == (before.rstrip() + behind.rstrip("\n"), BOTH)
-    assert said(name, written(name, [("now", {})])) == ("", [("now", {})])
+    assert read_at_once(name, before + written(name, BOTH) + behind) == (before.rstrip() + behind.rstrip("\n"), BOTH)
+    assert read_at_once(name, written(name, [("now", {})])) == ("", [("now", {})])
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -67,7 +67,7 @@ def test_arguments_stream(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_without_parallel_calls_only_the_first_is_told(name: str) -> None:
+def test_without_parallel_calls_only_the_first_is_returned(name: str) -> None:
     calls = read(FORMATS[name], list(written(name, BOTH)), parallel=False)[1]
     assert [tool for tool, _ in calls] == ["weather"]
 
@@ -103,7 +103,7 @@ NO_CALLS = [
 @pytest.mark.parametrize(("name", "text"), NO_CALLS)
 def test_what_is_no_call_is_content(name: str, text: str) -> None:
     """Catches words of the model that a client never sees."""
-    assert said(name, text) == (text, [])
+    assert read_at_once(name, text) == (text, [])
     assert read(FORMATS[name], list(text))[:2] == (text, [])
 
 
@@ -134,7 +134,7 @@ ODD: list[tuple[str, str, str, list[Call]]] = [
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), ODD)
 def test_what_models_write_instead(name: str, text: str, content: str, calls: list[Call]) -> None:
-    assert said(name, text) == (content, calls)
+    assert read_at_once(name, text) == (content, calls)
     assert read(FORMATS[name], list(text)) == read(FORMATS[name], [text])
 
 

@@ -71,7 +71,7 @@ def client(options: dict[str, Options], engines: dict[str, Engine]) -> Iterator[
 
 
 def prompt(length: int, seed: int) -> list[int]:
-    return [(seed * 31 + place * 7 + place * place // 3) % 250 + 1 for place in range(length)]
+    return [(seed * 31 + index * 7 + index * index // 3) % 250 + 1 for index in range(length)]
 
 
 def asked(client: TestClient, model: str, tokens: list[int], **fields: Any) -> Any:
@@ -81,7 +81,7 @@ def asked(client: TestClient, model: str, tokens: list[int], **fields: Any) -> A
     return response.json()
 
 
-def said(answer: Any) -> list[int]:
+def tokens_of(answer: Any) -> list[int]:
     tokens: list[int] = answer["choices"][0]["token_ids"]
     return tokens
 
@@ -91,10 +91,10 @@ def test_both_answer_at_once_what_each_says_alone(client: TestClient, options: d
     prompts = [prompt(length, seed) for seed, length in enumerate((5, 40, 300, 17))]
     seeded = {"temperature": 0.9, "seed": 11}
     jobs = [(name, tokens, fields) for tokens in prompts for fields in ({}, seeded) for name in NAMES]
-    alone = [said(asked(client, name, tokens, **fields)) for name, tokens, fields in jobs]
+    alone = [tokens_of(asked(client, name, tokens, **fields)) for name, tokens, fields in jobs]
     with ThreadPoolExecutor(len(jobs)) as pool:
         answers = list(pool.map(lambda job: asked(client, job[0], job[1], **job[2]), jobs))
-    assert [said(answer) for answer in answers] == alone
+    assert [tokens_of(answer) for answer in answers] == alone
     assert [answer["model"] for answer in answers] == [name for name, _, _ in jobs]
     for name in NAMES:
         plain = LLM(options[name].target, drafter="none", threads=options[name].threads)

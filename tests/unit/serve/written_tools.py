@@ -85,8 +85,8 @@ def _deepseek(calls: Sequence[Call]) -> str:
 
 
 def _fenced(calls: Sequence[Call]) -> str:
-    said = "\n".join(f"{CALL}function{SEP}{name}\n```json\n{_dumped(given)}\n```{CALL_END}" for name, given in calls)
-    return f"{CALLS}{said}{CALLS_END}"
+    blocks = "\n".join(f"{CALL}function{SEP}{name}\n```json\n{_dumped(given)}\n```{CALL_END}" for name, given in calls)
+    return f"{CALLS}{blocks}{CALLS_END}"
 
 
 def _mistral(calls: Sequence[Call]) -> str:
@@ -102,8 +102,8 @@ def _llama3(calls: Sequence[Call]) -> str:
 
 
 def _pythonic(calls: Sequence[Call]) -> str:
-    said = (f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls)
-    return f"[{', '.join(said)}]"
+    items = (f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in calls)
+    return f"[{', '.join(items)}]"
 
 
 def _json(key: str, name: str, arguments: dict[str, Any]) -> str:

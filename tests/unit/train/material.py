@@ -64,9 +64,9 @@ class Interrupting:
     stage_name: str = "training"
     count: int = 0
     name: str = ""
-    said: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
 
-    def stage(self, name: str, total: int, most_s: float = math.inf) -> None:
+    def stage(self, name: str, total: int, max_s: float = math.inf) -> None:
         self.name = name
 
     def advance(self, units: int = 1) -> None:
@@ -76,4 +76,4 @@ class Interrupting:
                 os.kill(os.getpid(), signal.SIGINT)
 
     def say(self, line: str) -> None:
-        self.said = (*self.said, line)
+        self.lines = (*self.lines, line)

@@ -42,8 +42,8 @@ def test_anchors_that_count_by_hand() -> None:
     anchors = draw_anchors(mask, 8, 2)
     assert anchors.starts.shape == (2, 3)
     assert sorted(anchors.starts[0].tolist()) == [1, 2, 3]
-    for place, counts in zip(anchors.starts[0].tolist(), anchors.counts[0].tolist(), strict=True):
-        assert counts == [True, place < 3]
+    for start, counts in zip(anchors.starts[0].tolist(), anchors.counts[0].tolist(), strict=True):
+        assert counts == [True, start < 3]
     assert anchors.counts[1].sum() == 1  # the only anchor of the second row, and its first guess
 
 

@@ -31,6 +31,6 @@ def test_what_is_not_known_changes_nothing() -> None:
 
 def test_the_error_by_hand() -> None:
     """Two bins: confidences 0.25 and 0.35 where 0.5 and 0.2 are true (one bin: gap 0.05 each), and 0.9 where 0.7 is true."""
-    said, true = torch.tensor([0.25, 0.35, 0.95]), torch.tensor([0.5, 0.2, 0.7])
-    assert expected_calibration_error(said, true) == pytest.approx((0.25 + 0.15 + 0.25) / 3)
+    estimated, true = torch.tensor([0.25, 0.35, 0.95]), torch.tensor([0.5, 0.2, 0.7])
+    assert expected_calibration_error(estimated, true) == pytest.approx((0.25 + 0.15 + 0.25) / 3)
     assert expected_calibration_error(torch.tensor([0.22, 0.28]), torch.tensor([0.32, 0.18])) == pytest.approx(0.0, abs=1e-6)

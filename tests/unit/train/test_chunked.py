@@ -152,12 +152,12 @@ def _by_the_formula(recipe: Any, batch: Any) -> Tensor:
     settings, head = recipe._settings, recipe.head
     terms = []
     for step, states in enumerate(unrolled.unrolled(head, batch.tokens, head.features(batch.hidden), settings.unrolls)):
-        rows, places = unrolled._ahead(batch.mask, step).nonzero(as_tuple=True)
-        said, logits = batch.logits[rows, places + 1 + step], head.logits(states[rows, places])
-        ids = torch.arange(said.shape[-1]) if head.draft_ids is None else head.draft_ids
-        counts = torch.isin(said.argmax(-1), ids).float()
-        loss = weighted_mean(recipe._loss(softmax_fp32(said[:, ids]), logits), counts) * getattr(settings, "loss_weight", 1.0)
-        terms.append(loss + recipe._feature_loss(batch, rows, places + 1 + step, states[rows, places]))
+        rows, positions = unrolled._ahead(batch.mask, step).nonzero(as_tuple=True)
+        wanted, logits = batch.logits[rows, positions + 1 + step], head.logits(states[rows, positions])
+        ids = torch.arange(wanted.shape[-1]) if head.draft_ids is None else head.draft_ids
+        counts = torch.isin(wanted.argmax(-1), ids).float()
+        loss = weighted_mean(recipe._loss(softmax_fp32(wanted[:, ids]), logits), counts) * getattr(settings, "loss_weight", 1.0)
+        terms.append(loss + recipe._feature_loss(batch, rows, positions + 1 + step, states[rows, positions]))
     decay = [settings.step_decay**step for step in range(len(terms))]
     return sum((share * term for share, term in zip(decay, terms, strict=True)), torch.zeros(())) / sum(decay)
 

@@ -42,7 +42,7 @@ def test_chosen_layers() -> None:
 
 
 def test_all_layers_are_the_target() -> None:
-    """Every weight at its place: thinned by nothing, the model is the target."""
+    """Every weight where it belongs: thinned by nothing, the model is the target."""
     target = tiny_llama(257, num_hidden_layers=3)
     copy = thinned_model(target, "3", "x")
     tokens = torch.arange(12)[None]

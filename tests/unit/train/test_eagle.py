@@ -44,8 +44,8 @@ def batch_of(module: Any, signals: tuple[int, ...], tokens: Tensor, lengths: lis
     with Listening(module, signals).during(heard):
         logits = module(input_ids=tokens, use_cache=False).logits
     counted = torch.tensor(lengths or [tokens.shape[1]] * len(tokens))
-    places = torch.arange(tokens.shape[1])
-    mask = (places >= 1) & (places < counted[:, None] - 1)
+    positions = torch.arange(tokens.shape[1])
+    mask = (positions >= 1) & (positions < counted[:, None] - 1)
     return FeatureBatch(tokens, mask, heard, logits, counted)
 
 
@@ -55,8 +55,8 @@ def texts(module: Any, count: int, length: int, seed: int = 0) -> Tensor:
     tokens = torch.randint(1, VOCAB, (count, 2), generator=generator)
     with torch.no_grad():
         for _ in range(length - 2):
-            law = module(input_ids=tokens, use_cache=False).logits[:, -1].softmax(-1)
-            tokens = torch.cat([tokens, torch.multinomial(law, 1, generator=generator)], dim=1)
+            probs = module(input_ids=tokens, use_cache=False).logits[:, -1].softmax(-1)
+            tokens = torch.cat([tokens, torch.multinomial(probs, 1, generator=generator)], dim=1)
     return tokens
 
 

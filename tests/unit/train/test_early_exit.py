@@ -36,7 +36,7 @@ def test_untrained_is_the_plain_exit() -> None:
 
 
 def test_the_drafter_computes_what_was_trained(tmp_path: Path) -> None:
-    """Greedy texts are the target's; the first draft's law is that of the head on the exit layer."""
+    """Greedy texts are the target's; the first draft's distribution is that of the head on the exit layer."""
     spec = spec_for(tmp_path, settings={"rank": "4", "exit_layer": "1"})
     run_training(spec)
     folder = spec.out / "drafter"

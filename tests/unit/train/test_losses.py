@@ -43,7 +43,7 @@ def test_values_by_hand(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in BY_HAND if name != "ce"])
-def test_zero_exactly_where_the_laws_are_one(name: str) -> None:
+def test_zero_exactly_where_the_distributions_are_one(name: str) -> None:
     """A loss whose minimum lies elsewhere. Unnormalised logits must not matter."""
     assert float(LOSSES[name](P, P.log() + 7.0)) == pytest.approx(0.0, abs=1e-5)
     assert float(LOSSES[name](P, Q.log())) > 0.01
@@ -103,6 +103,6 @@ def test_smooth_l1_is_the_mean_over_features() -> None:
     assert float(smooth_l1(torch.zeros(2), torch.tensor([0.5, 3.0]))) == pytest.approx((0.125 + 2.5) / 2)
 
 
-def test_laws_are_fp32() -> None:
+def test_distributions_are_fp32() -> None:
     """bfloat16 logits of a large vocabulary would sum to anything."""
     assert softmax_fp32(torch.zeros(5, dtype=torch.bfloat16)).dtype == torch.float32

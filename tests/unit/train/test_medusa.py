@@ -29,9 +29,9 @@ from tests.unit.train.head_material import (
 def test_guesses_that_count_by_hand() -> None:
     """Catches an offset: the first feature is that of the token before the last of the prompt, where serving begins."""
     mask = torch.tensor([[False, False, True, True, True, False]])  # prompt of 3, response of 3
-    (rows, places), counts = chain_starts(mask, 3)
+    (rows, positions), counts = chain_starts(mask, 3)
     assert rows.tolist() == [0, 0, 0]
-    assert places.tolist() == [1, 2, 3]
+    assert positions.tolist() == [1, 2, 3]
     assert counts.tolist() == [[True, True, True], [True, True, False], [True, False, False]]
 
 

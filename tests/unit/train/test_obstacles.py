@@ -51,10 +51,10 @@ def test_obstacles_of_blocks() -> None:
 def test_what_vllm_needs_stands_in_the_folders(tmp_path: Path) -> None:
     """Refused by vLLM 0.32 before: an unknown model_type in speculators' layout, Medusa's sizes in the original one."""
     module = target()
-    place = Target("/models/target", module, byte_tokenizer(), "demo")
+    destination = Target("/models/target", module, byte_tokenizer(), "demo")
     source = tmp_path / "source"
     save_eagle(random_eagle("eagle3", module.config), source)
-    export(source, "speculators", tmp_path / "eagle3", place)
+    export(source, "speculators", tmp_path / "eagle3", destination)
     config = json.loads((tmp_path / "eagle3" / "config.json").read_text())
     assert "model_type" not in config
     assert config["speculators_config"]["verifier"]["name_or_path"] == "/models/target"

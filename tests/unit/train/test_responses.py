@@ -48,9 +48,9 @@ def test_greedy_responses_are_the_targets_own(tmp_path: Path) -> None:
     found = gathered(tmp_path, "out")
     assert len(found) == 10
     llm = LLM(tmp_path / "target", drafter="none")
-    for place in range(0, 10, 2):  # temperature 0 comes first
-        done = llm.generate(found[place].prompt, SamplingParams(max_tokens=6))[0]
-        assert found[place].response == done.token_ids
+    for index in range(0, 10, 2):  # temperature 0 comes first
+        done = llm.generate(found[index].prompt, SamplingParams(max_tokens=6))[0]
+        assert found[index].response == done.token_ids
     assert found[1].response != found[6].response or found[3].response != found[8].response
 
 

@@ -143,7 +143,7 @@ def test_a_full_disk_ends_the_cache_only(tmp_path: Path, monkeypatch: pytest.Mon
     cached = spec_for(tmp_path, "cached", feature_cache=10**6)
     progress = Interrupting(at=10**9)
     assert run_training(cached, progress) is not None
-    assert sum("No space left" in line for line in progress.said) == 1
+    assert sum("No space left" in line for line in progress.lines) == 1
     assert_same(plain, cached)
 
 

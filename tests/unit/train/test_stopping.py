@@ -9,8 +9,8 @@ from outrider.train.stopping import chains, saving
 
 
 def test_by_hand() -> None:
-    """Two places, one where drafts live and one where they die: the second token of the first is worth more than the first of
-    the second. Catches tokens counted per place instead of over all, and a tau without the verifier's own token."""
+    """Two positions, one where drafts live and one where they die: the second token of the first is worth more than the first of
+    the second. Catches tokens counted per position instead of over all, and a tau without the verifier's own token."""
     true = torch.tensor([[0.9, 0.81], [0.1, 0.01]])
     found = saving(true, true, fixed=1)
     assert found.fixed_tau == pytest.approx(1 + (0.9 + 0.1) / 2)
@@ -22,10 +22,10 @@ def test_by_hand() -> None:
 
 
 def test_a_head_that_says_the_same_everywhere_is_a_fixed_length() -> None:
-    """Catches ties broken in favour of one place."""
+    """Catches ties broken in favour of one position."""
     true = torch.rand(50, 6, generator=torch.Generator().manual_seed(0)).cumprod(1)
-    said = torch.full((50, 6), 0.7).cumprod(1)
-    found = saving(said, true, fixed=3)
+    estimated = torch.full((50, 6), 0.7).cumprod(1)
+    found = saving(estimated, true, fixed=3)
     assert found.tau == pytest.approx(found.fixed_tau)
     assert found.saved == pytest.approx(0, abs=1 / 150)
     assert found.possible > 0.1
@@ -41,7 +41,7 @@ def test_order_alone_counts_and_knowing_nothing_costs() -> None:
     assert saving(noise, true, fixed=2).saved < 0
 
 
-def test_chains_begin_at_every_place_that_has_room() -> None:
+def test_chains_begin_at_every_position_that_has_room() -> None:
     """Catches products that begin with a later token's chance, and chains over the end of a text."""
     later = torch.tensor([[0.5, 0.25, 0.5, 0.0], [0.5, 0.5, 0.5, 0.5]])
     mask = torch.tensor([[True, True, True, False], [False, False, True, True]])
@@ -51,6 +51,6 @@ def test_chains_begin_at_every_place_that_has_room() -> None:
 
 def test_what_has_stopped_does_not_begin_again() -> None:
     """Catches tokens submitted behind one that was under the threshold."""
-    said, true = torch.tensor([[0.2, 0.9], [0.5, 0.1]]), torch.tensor([[0.5, 0.5], [0.5, 0.1]])
-    found = saving(said, true, fixed=1)
-    assert found.survival == [pytest.approx(0.5), 0.0]  # of the second place the first, then the first of the other
+    estimated, true = torch.tensor([[0.2, 0.9], [0.5, 0.1]]), torch.tensor([[0.5, 0.5], [0.5, 0.1]])
+    found = saving(estimated, true, fixed=1)
+    assert found.survival == [pytest.approx(0.5), 0.0]  # of the second position the first, then the first of the other

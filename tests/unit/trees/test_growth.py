@@ -1,4 +1,4 @@
-"""Growing trees on a law that a test knows as a whole."""
+"""Growing trees on a distribution that a test knows as a whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Path = tuple[int, ...]
 
 
 class KnownProbs:
-    """Random laws over a few tokens, one for every text."""
+    """Random distributions over a few tokens, one for every text."""
 
     def __init__(self, seed: int, num_tokens: int) -> None:
         self.seed, self.num_tokens = seed, num_tokens
@@ -107,7 +107,7 @@ def test_it_is_never_deeper_than_its_nodes() -> None:
 
 
 def test_impossible_nodes_are_not_drafted() -> None:
-    """A law with one token left (top-k 1, greedy) makes a chain, however large the budget."""
+    """A distribution with one token left (top-k 1, greedy) makes a chain, however large the budget."""
     growth = BestFirstGrowth(6, 3, 2, min_gain=0.0)
     growth.add([[Child(4, 1.0), Child(0, 0.0), Child(1, 0.0)]])
     growth.add([[Child(7, 1.0), Child(0, 0.0)] for _ in growth.wanted()])

@@ -1,4 +1,4 @@
-"""Merged drafts: one tree, honest laws, and for every part the verdict on its own nodes."""
+"""Merged drafts: one tree, honest distributions, and for every part the verdict on its own nodes."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def test_equal_chains_stay_a_chain() -> None:
     assert merge_drafts([chains([1, 2]), chains([1])]).draft.parents is None
 
 
-def test_drawn_nodes_come_first_and_keep_their_laws() -> None:
-    """Moved or unmarked, a drawn token would be verified against another node's law."""
+def test_drawn_nodes_come_first_and_keep_their_distributions() -> None:
+    """Moved or unmarked, a drawn token would be verified against another node's distribution."""
     drawn = chains([2, 1], [0])
     drawn.probs = torch.rand(2, 3, 4).softmax(-1)
     merged = merge_drafts([drawn, chains([3, 1], [0, 2])]).draft
@@ -77,7 +77,7 @@ def test_drawn_nodes_come_first_and_keep_their_laws() -> None:
 
 
 def test_what_cannot_be_merged_is_refused() -> None:
-    """Two sampled drafts would need two laws per node; equal siblings drawn with replacement would share one node."""
+    """Two sampled drafts would need two distributions per node; equal siblings drawn with replacement would share one node."""
     drawn = chains([1])
     drawn.probs = torch.full((1, 2, 3), 1 / 3)
     with pytest.raises(ValueError, match="only the first"):
@@ -123,7 +123,7 @@ def test_outputs_are_those_of_the_parts_nodes() -> None:
     assert output.kept == [[0, 1], [0]]
 
 
-# ------------------------------------------------ the law
+# ------------------------------------------------ the distribution
 
 
 def merged_proposals(drawn: oracle.Proposals, foreign: list[int]) -> oracle.Proposals:
@@ -141,8 +141,8 @@ def test_distribution_is_the_targets(verifier: str, filters: str, foreign: list[
 
 
 @pytest.mark.parametrize("verifier", TREE_VERIFIERS)
-def test_law_with_stop_rules(verifier: str) -> None:
-    """Rows of different lengths: behind a short chain stands a foreign node where others have a law."""
+def test_distribution_with_stop_rules(verifier: str) -> None:
+    """Rows of different lengths: behind a short chain stands a foreign node where others have a distribution."""
     target, drafter = pair(2, 3, 2, PLAIN, PLAIN)
     drawn = oracle.sampled_drafts(drafter, 2, stop=lambda path: path == (1,))
     assert tree_bias(verifier_named(verifier), target, merged_proposals(drawn, [1, 0])) < EXACT
@@ -158,7 +158,7 @@ def test_unmarked_foreign_nodes_would_be_biased() -> None:
 
 @pytest.mark.parametrize("verifier", ["traversal", "multi-round"])
 def test_a_second_path_is_worth_something(verifier: str) -> None:
-    """Losing it would be invisible to every test of the law."""
+    """Losing it would be invisible to every test of the distribution."""
     target, drafter = pair(7, 3, 2, SamplingParams(temperature=1.0), PLAIN)
     drawn = oracle.sampled_drafts(drafter, 2)
     likely = int(target.probs(()).argmax())

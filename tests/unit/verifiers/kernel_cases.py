@@ -17,7 +17,7 @@ needs_kernels = pytest.mark.skipif(
 
 
 def cases(vocab_size: int, kind: str, num_rows: int, num_nodes: int) -> tuple[Draft, Tensor]:
-    """Laws close to their drafts', so that every branch is taken; rows of every length."""
+    """Distributions close to their drafts', so that every branch is taken; rows of every length."""
     scores = torch.randn(num_rows, num_nodes + 1, vocab_size)
     favourites = torch.randint(vocab_size, (num_rows, num_nodes + 1, 1))
     scores.scatter_add_(-1, favourites, torch.full(favourites.shape, math.log(vocab_size) + 1))  # some have most of the mass

@@ -28,7 +28,7 @@ def cases(draw: st.DrawFn, trees: bool) -> tuple[Draft, torch.Tensor]:
     if trees:
         parents = [[draw(st.integers(-1, node - 1)) for node in range(num_nodes)] for _ in choice]
         draft.parents = torch.tensor(parents, dtype=torch.int64).view(num_rows, num_nodes)
-    if draw(st.booleans()):  # drawn from some law that gives every token mass
+    if draw(st.booleans()):  # drawn from some distribution that gives every token mass
         seed = torch.Generator().manual_seed(draw(st.integers(0, 99)))
         draft.probs = torch.rand(num_rows, num_nodes + 1, VOCAB, generator=seed).softmax(-1)
     return draft, torch.tensor(choice)
@@ -36,9 +36,9 @@ def cases(draw: st.DrawFn, trees: bool) -> tuple[Draft, torch.Tensor]:
 
 def check(name: str, case: tuple[Draft, torch.Tensor], seed: int) -> None:
     draft, choice = case
-    law = torch.nn.functional.one_hot(choice, VOCAB).float()
+    probs = torch.nn.functional.one_hot(choice, VOCAB).float()
     rng, start = KeyedStreams([seed + row for row in range(draft.num_rows)]), torch.full((draft.num_rows,), 5)
-    expected = VERIFIERS.load(name)().verify(draft, law, rng, start)
+    expected = VERIFIERS.load(name)().verify(draft, probs, rng, start)
     found = greedy_verdict(draft, choice.tolist())
     for field in ("path", "num_accepted", "next_token", "all_accepted"):
         assert torch.equal(getattr(found, field), getattr(expected, field)), field

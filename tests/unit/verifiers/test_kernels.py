@@ -50,7 +50,7 @@ def _probs(logits: Tensor, params: list[SamplingParams], kernels: Kernels | None
 
 @pytest.mark.parametrize("vocab_size", [3, 16, 33, 500, 5000])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_laws_are_those_of_the_reference(kernels: Kernels, options: dict, vocab_size: int) -> None:
+def test_distributions_are_those_of_the_reference(kernels: Kernels, options: dict, vocab_size: int) -> None:
     """Catches a wrong edge of a filter, a lost tail of the vocabulary, a bucket too many or too few."""
     torch.manual_seed(vocab_size)
     for scale in (0.01, 1.0, 8.0):  # flat: all in a bucket or two; steep: most in the last one
@@ -78,7 +78,7 @@ def test_ties_and_masked_tokens(kernels: Kernels, options: dict) -> None:
         assert found.allclose(expected, atol=TOLERANCE)
 
 
-def test_a_law_has_the_same_bits_beside_any_other(kernels: Kernels) -> None:
+def test_a_distribution_has_the_same_bits_beside_any_other(kernels: Kernels) -> None:
     """Rows with other options, more outputs, two threads: a seeded text must not depend on its neighbours."""
     torch.manual_seed(2)
     logits = torch.randn(len(OPTIONS), 6, 3000) * 3
@@ -145,7 +145,7 @@ def test_verdicts_on_trees_are_those_of_the_reference(kernels: Kernels, kind: st
         assert [line[0] for line in verdict.lists] == [line[row] for line in found.lists]
 
 
-def test_a_tail_that_fp32_hardly_holds_is_still_a_law(kernels: Kernels) -> None:
+def test_a_tail_that_fp32_hardly_holds_is_still_a_distribution(kernels: Kernels) -> None:
     """Once its likeliest token is out, a sibling is drawn from a tail whose scale overflows: catches shares that are none."""
     proposals = torch.tensor([1.0, 3e-40, 1e-40, 0.0]).expand(200, 3, 4)
     probs = torch.tensor([0.1, 0.5, 0.2, 0.2]).repeat(200, 3, 1)

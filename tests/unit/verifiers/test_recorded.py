@@ -37,7 +37,7 @@ def _moved(draft: Draft) -> Draft:
 @pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("rule", [TokenVerifier(), BlockVerifier(), TraversalVerifier()], ids=lambda rule: rule.name)
 def test_a_replay_decides_what_the_verifier_does(rule: Verifier, drawn: bool) -> None:
-    """Catches coins of another place, a temperature or draft that the recording froze, a row's padding that counts."""
+    """Catches coins of another position, a temperature or draft that the recording froze, a row's padding that counts."""
     params = [SamplingParams(temperature=temperature) for temperature in (1.0, 0.7, 1.3)]
     sampling = BatchSampling.of(params, VOCAB)
     with SimulatedCuda():
@@ -45,8 +45,8 @@ def test_a_replay_decides_what_the_verifier_does(rule: Verifier, drawn: bool) ->
         for number in range(6):
             scores, draft, starts = _case(number, drawn=drawn)
             rng, other = (KeyedStreams([1, 2, 3]) for _ in range(2))
-            laws = distribution(scores, sampling, None, draft)
-            expected = rule.verify(draft, laws, other, torch.tensor(starts)).lists
+            probs = distribution(scores, sampling, None, draft)
+            expected = rule.verify(draft, probs, other, torch.tensor(starts)).lists
             there = _moved(draft)
             assert recorded.serve(rule, there, scores.to(DEVICE))
             found = recorded.verdict(rule, there, scores.to(DEVICE), rng, starts, sampling.options)

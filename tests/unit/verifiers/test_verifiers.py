@@ -19,7 +19,7 @@ every_verifier = pytest.mark.parametrize("name", VERIFIERS.names())
 every_lossless = pytest.mark.parametrize("name", LOSSLESS)
 
 
-def laws(*shape: int, seed: int = 0, scale: float = 2.0) -> Tensor:
+def random_probs(*shape: int, seed: int = 0, scale: float = 2.0) -> Tensor:
     return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).softmax(-1)
 
 
@@ -46,17 +46,17 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
 
 
 @every_lossless
-def test_real_streams_and_fp32_give_the_targets_law(name: str) -> None:
-    """First two tokens of 6000 one-row steps, chi-square on the joint law; seeded, false alarm 1e-6.
+def test_real_streams_and_fp32_give_the_targets_distribution(name: str) -> None:
+    """First two tokens of 6000 one-row steps, chi-square on the joint distribution; seeded, false alarm 1e-6.
 
     With n = 6000 a TV distance of 0.05 is seen with certainty, 0.02 about half the time; the oracle sees
     the rest.
     """
     num, vocab = 6000, 4
     p, q = (
-        laws(1, 3, vocab, seed=1, scale=1.0),
-        laws(1, 3, vocab, seed=2, scale=1.0),
-    )  # laws that ignore the path
+        random_probs(1, 3, vocab, seed=1, scale=1.0),
+        random_probs(1, 3, vocab, seed=2, scale=1.0),
+    )  # distributions that ignore the path
     rng, start = KeyedStreams(list(range(num))), torch.full((num,), 9)
     draft = sampled_draft(q.expand(num, -1, -1), rng, start)
     verdict = verify(name, draft, p.expand(num, -1, -1), rng, start)
@@ -68,19 +68,19 @@ def test_real_streams_and_fp32_give_the_targets_law(name: str) -> None:
     second = torch.bincount(both[:, 1], minlength=vocab).numpy()
     if (
         name not in ("block", "traversal")
-    ):  # given that the first was kept, the second has law p; block keeps prefixes by their future
+    ):  # given that the first was kept, the second has distribution p; block keeps prefixes by their future
         assert stats.chisquare(second, len(both) * normalised(p[0, 1])).pvalue > 1e-6
 
 
-def normalised(law: Tensor) -> np.ndarray:
-    return (law.double() / law.double().sum()).numpy()
+def normalised(probs: Tensor) -> np.ndarray:
+    return (probs.double() / probs.double().sum()).numpy()
 
 
 @every_verifier
 def test_a_row_is_verified_alike_alone_and_in_a_ragged_batch(name: str) -> None:
-    """Padding, neighbours and row order must not reach a row; neither must garbage laws beyond its length."""
+    """Padding, neighbours and row order must not reach a row; neither must garbage distributions beyond its length."""
     lengths = [3, 0, 2, 1]
-    p, q = laws(4, 4, 300, seed=3), laws(4, 4, 300, seed=4)
+    p, q = random_probs(4, 4, 300, seed=3), random_probs(4, 4, 300, seed=4)
     start = torch.tensor([20, 5, 90, 63])
     rng = KeyedStreams([1, 2, 3, 4])
     draft = sampled_draft(q, rng, start)
@@ -117,7 +117,7 @@ def test_greedy_keeps_the_matching_prefix_and_corrects_it(name: str, is_sampled:
     best = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4]])
     p = torch.nn.functional.one_hot(best, 6).float()
     tokens = torch.tensor([[1, 2, 3], [1, 0, 3], [5, 2, 3]])
-    probs = laws(3, 4, 6, seed=7) if is_sampled else None
+    probs = random_probs(3, 4, 6, seed=7) if is_sampled else None
     draft = Draft(tokens, torch.tensor([3, 3, 3]), probs=probs)
     for start in range(0, 300, 7):
         verdict = verify(name, draft, p, KeyedStreams([0, 1, 2]), torch.full((3,), start))
@@ -131,7 +131,7 @@ def test_coupled_text_does_not_depend_on_the_draft() -> None:
     """Real noise: 200 tokens with no draft, with random drafts, with drafts that know the answer: the same
     text.
     """
-    p = laws(1, 240, 50, seed=6)  # the law of position t, whatever came before
+    p = random_probs(1, 240, 50, seed=6)  # the distribution of position t, whatever came before
 
     def decode(guess: list[int], num_nodes: int) -> list[int]:
         text: list[int] = []
@@ -155,7 +155,7 @@ def test_block_keeps_no_fewer_tokens_than_token_level() -> None:
     real coins.
     """
     num = 4000
-    p, q = laws(1, 4, 8, seed=1).expand(num, -1, -1), laws(1, 4, 8, seed=5).expand(num, -1, -1)
+    p, q = random_probs(1, 4, 8, seed=1).expand(num, -1, -1), random_probs(1, 4, 8, seed=5).expand(num, -1, -1)
     rng, start = KeyedStreams(list(range(num))), torch.zeros(num, dtype=torch.int64)
     draft = sampled_draft(q, rng, start)
     kept = {
@@ -167,7 +167,7 @@ def test_block_keeps_no_fewer_tokens_than_token_level() -> None:
 
 def test_residual_without_mass_falls_back_to_the_target() -> None:
     """p = q up to rounding: dividing by a zero mass gives NaN in other engines."""
-    p = laws(1, 2, 9)
+    p = random_probs(1, 2, 9)
     draft = Draft(torch.tensor([[4]]), torch.tensor([1]), probs=p.clone())
     weights = next_token_weights(p, draft, torch.tensor([0]))
     assert torch.equal(weights, p[:, 0])
@@ -195,14 +195,14 @@ def test_trees_and_wrong_shapes_are_refused(name: str) -> None:
     rng, start = KeyedStreams([0]), torch.tensor([0])
     tree = Draft(tokens, lengths, parents=torch.tensor([[-1, -1]]))
     if VERIFIERS.load(name).shape == "tree":
-        assert verify(name, tree, laws(1, 3, 4), rng, start).num_accepted.tolist() in ([0], [1])
+        assert verify(name, tree, random_probs(1, 3, 4), rng, start).num_accepted.tolist() in ([0], [1])
     else:
         with pytest.raises(CapabilityError, match=f"verifier '{name}' takes chains"):
-            verify(name, tree, laws(1, 3, 4), rng, start)
+            verify(name, tree, random_probs(1, 3, 4), rng, start)
     with pytest.raises(ValueError, match=r"must begin with \(1, 3\)"):
-        verify(name, Draft(tokens, lengths), laws(1, 2, 4), rng, start)
+        verify(name, Draft(tokens, lengths), random_probs(1, 2, 4), rng, start)
     with pytest.raises(ValueError, match=r"draft\.probs"):
-        verify(name, Draft(tokens, lengths, probs=laws(1, 3, 5)), laws(1, 3, 4), rng, start)
+        verify(name, Draft(tokens, lengths, probs=random_probs(1, 3, 5)), random_probs(1, 3, 4), rng, start)
 
 
 def test_an_empty_draft_is_its_owners_alone() -> None:
