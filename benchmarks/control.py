@@ -8,7 +8,7 @@ The best fixed length is best over all cells of a kind together, not in each cel
 tokens is no rival that anybody could have named beforehand. `lucky` is the ratio to that one all the same.
 
 Steps of every length are timed when a model is loaded, once per machine; the file that keeps them is from another hour. `known`
-is a control that was told so, `unknown` one that must find out.
+is a control that was given them, `unknown` one that must find out.
 
 The loss is split by why a step had the length it had, and adds up: time beyond what the best fixed length needs for as much,
 
@@ -36,7 +36,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
-from control_worlds import KINDS, MOST, Kind, RecordedText, Text, recorded
+from control_worlds import KINDS, MAX_NODES, Kind, RecordedText, Text, recorded
 from workload import read_result
 
 from outrider.draft_length import Goodput
@@ -45,7 +45,7 @@ from outrider.draft_length.survival import Phase
 from outrider.types import VerdictLists
 
 World = Sequence[Text] | Sequence[RecordedText]
-LENGTHS = range(MOST + 1)
+LENGTHS = range(MAX_NODES + 1)
 CALIBRATIONS = 30  # times per length, when a model is loaded
 ANOTHER_HOUR = 0.2  # logarithm of a factor: how the machine's speed then differs from now
 FLOOR = 0.97  # of the best fixed length
@@ -168,8 +168,8 @@ class Found:
 
 
 def new_control(kind: Kind, clock: Clock, rng: random.Random, *, known: bool) -> Goodput:
-    """As a decoder gets it. `known`: told what steps took in another hour, medians of a few."""
-    control = Goodput(MOST, trees=kind.trees)
+    """As a decoder gets it. `known`: given what steps took in another hour, medians of a few."""
+    control = Goodput(MAX_NODES, trees=kind.trees)
     if known:
         slow = rng.gauss(0, ANOTHER_HOUR)
         then = kind.timed_on or kind.machine

@@ -24,12 +24,12 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
-from control_worlds import MOST
+from control_worlds import MAX_NODES
 
 from outrider.draft_length import AutoLength, Goodput, costs, survival
 from outrider.types import VerdictLists
 
-LENGTHS = range(MOST + 1)
+LENGTHS = range(MAX_NODES + 1)
 NEVER_LONG = 10**12
 SHORT, LONG = (200, 150), (6000, 150)  # tokens in front of an answer, and of it
 
@@ -102,7 +102,7 @@ WORLDS = {
     "one row of 200 beside three of 6,000": World((SHORT, LONG, LONG, LONG), 4, is_fixed=True),
     "200 to 6,000 tokens in turn, prompts differ": World((SHORT, (1500, 150), LONG, (3000, 150)), luck=0.12),
 }
-MACHINES = {"CPU": Machine(), "CPU, dear head": Machine(token=2.5), "flat": Machine(is_flat=True, token=1.2)}
+MACHINES = {"CPU": Machine(), "CPU, expensive head": Machine(token=2.5), "flat": Machine(is_flat=True, token=1.2)}
 
 
 def tokens_of(rows: Sequence[Text], nodes: Sequence[int]) -> float:
@@ -124,7 +124,7 @@ def ragged_rate(machine: Machine, rows: Sequence[Text]) -> float:
         return max(even_rate(machine, rows, size) for size in LENGTHS)
     while True:
         best = max(best, tokens_of(rows, nodes) / machine.ms(contexts, nodes))
-        open_rows = [index for index, row in enumerate(rows) if nodes[index] < row.clamp_draft(MOST)]
+        open_rows = [index for index, row in enumerate(rows) if nodes[index] < row.clamp_draft(MAX_NODES)]
         if not open_rows:
             return best
         nodes[max(open_rows, key=lambda index: rows[index].chance ** (nodes[index] + 1))] += 1
@@ -185,7 +185,7 @@ class Run:
 
 def new_auto(machine: Machine, num_rows: int) -> AutoLength:
     """As a server has it at its start: every length was timed, behind short texts."""
-    goodput = Goodput(MOST, trees=False)
+    goodput = Goodput(MAX_NODES, trees=False)
     for rows in {1, num_rows}:
         goodput.learn_costs(rows, {size: machine.ms([200] * rows, [size] * rows) / 1000 for size in LENGTHS})
     return AutoLength({"head": goodput})

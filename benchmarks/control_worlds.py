@@ -15,7 +15,7 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-MOST = 8
+MAX_NODES = 8
 NEAR = 0.7  # rate at which ranks behind the first fall off
 NEVER = 99  # rank of a token that no draft would name
 
@@ -58,7 +58,7 @@ class Text:
     offered: list[int] = field(default_factory=list)
     thoughts: int = 0  # tokens of them, in front of the answer
 
-    def add(self, chance: float, rng: random.Random, offered: int = MOST) -> None:
+    def add(self, chance: float, rng: random.Random, offered: int = MAX_NODES) -> None:
         """Of what is no agreement, half is among the draft's next few."""
         self.chances.append(chance)
         near = 2 + int(rng.expovariate(NEAR)) if rng.random() < 0.5 else NEVER
@@ -69,7 +69,7 @@ class Text:
         return len(self.ranks)
 
     def kept(self, position: int, widths: Sequence[int]) -> int:
-        """How many draft nodes the target would have said, too; `widths`: per depth, nodes that a kept path can go on with."""
+        """How many draft nodes the target would have emitted, too; `widths`: per depth, nodes that a kept path can go on with."""
         ahead = zip(self.ranks[position : position + len(widths)], widths, strict=False)
         depth = 0
         for rank, width in ahead:
@@ -115,7 +115,7 @@ def ranking(size: int) -> dict[tuple[int, int], int]:
     """(depth, rank) of the nodes of a tree of so many -> how many nodes it must have to have this one: likeliest first."""
     nodes = [(depth, rank) for depth in range(size) for rank in range(1, 6)]
     value = {(depth, rank): 0.75**depth * (0.75 if rank == 1 else 0.16 * 0.6 ** (rank - 2)) for depth, rank in nodes}
-    return {node: place for place, node in enumerate(sorted(value, key=lambda node: -value[node])[:size], 1)}
+    return {node: rank for rank, node in enumerate(sorted(value, key=lambda node: -value[node])[:size], 1)}
 
 
 @cache
@@ -194,7 +194,7 @@ def copies(share: float, run: float, junk: float, alpha: float) -> Write:
             if inside:
                 text.add(0.97, rng)
             else:
-                text.add(alpha, rng, rng.randint(1, MOST) if rng.random() < junk else 0)
+                text.add(alpha, rng, rng.randint(1, MAX_NODES) if rng.random() < junk else 0)
         return text
 
     return write
@@ -214,7 +214,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Kind:
-    """Cells of one kind: a machine and the law of its texts; `write` None: they are recorded ones."""
+    """Cells of one kind: a machine and the distribution of its texts; `write` None: they are recorded ones."""
 
     machine: Machine
     write: Write | None

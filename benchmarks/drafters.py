@@ -64,10 +64,10 @@ from outrider.text import StopStrings
 
 Run = dict[str, Any]
 CORPUS = "../shared/data/gsm8k/train.jsonl"  # relative to the repository, so that no machine's path is in a result
-MOST_PROMPT_TOKENS = 600  # of a longer prompt, its end
+MAX_PROMPT_TOKENS = 600  # of a longer prompt, its end
 COUNTERS = ("steps", "emitted", "drafted", "tested", "accepted")  # of `DecodeStats`
 HARDER = 1.3  # time on all workloads over that on GSM8K, where most is accepted: for the estimate
-ROTATION = 7  # places by which the order of configurations moves on from prompt to prompt
+ROTATION = 7  # positions by which the order of configurations moves on from prompt to prompt
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def prompt_texts(workload: str, count: int, skip: int = 0) -> list[str]:
 def prompt_ids(workload: str, count: int, model: Path, skip: int = 0) -> list[list[int]]:
     """Token ids, `<s>` first; of a long prompt the last ones."""
     encoded = encode(prompt_texts(workload, count, skip), model)
-    return [[ids[0], *ids[1:][-(MOST_PROMPT_TOKENS - 1) :]] for ids in encoded]
+    return [[ids[0], *ids[1:][-(MAX_PROMPT_TOKENS - 1) :]] for ids in encoded]
 
 
 class Bench:

@@ -193,8 +193,8 @@ def _floors(regrets: list[dict[str, Any]]) -> dict[str, Any]:
         found[label] = {
             "at_least": floor,
             "cells": len(regrets),
-            "below": [f"{_place(regret)}: {regret[key]['median']:.3f}" for regret in below],
-            "interval_below": [_place(regret) for regret in clear],
+            "below": [f"{_regret_name(regret)}: {regret[key]['median']:.3f}" for regret in below],
+            "interval_below": [_regret_name(regret) for regret in clear],
             "worst": min((regret[key]["median"] for regret in regrets), default=None),
             "holds": not below if regrets else None,
         }
@@ -206,7 +206,7 @@ def is_below(regret: dict[str, Any]) -> bool:
     return any(regret[key]["median"] < floor for _, key, floor in FLOORS)
 
 
-def _place(regret: dict[str, Any]) -> str:
+def _regret_name(regret: dict[str, Any]) -> str:
     return f"{regret['pair']} {regret['workload']} T={regret['temperature']:g} {regret['configuration']}"
 
 
@@ -215,8 +215,8 @@ def together(stored: Sequence[dict[str, Any]]) -> str:
     cells: dict[tuple[str, str, float], dict[str, Any]] = {}
     for number, result in enumerate(stored):
         for cell in result["cells"]:
-            place = {part: cell[part] for part in ("pair", "workload", "temperature")}
-            runs = cells.setdefault(tuple(place.values()), {**place, "runs": {}})["runs"]
+            identity = {part: cell[part] for part in ("pair", "workload", "temperature")}
+            runs = cells.setdefault(tuple(identity.values()), {**identity, "runs": {}})["runs"]
             for name, lines in cell["runs"].items():
                 runs.setdefault(name, []).extend(_stored_run(line, result["run_columns"], number) for line in lines)
     configurations = {name: found for result in stored for name, found in result["configurations"].items()}

@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         chosen = chosen_stages(asked.only, asked.skip)
         device = find_device(asked.device, asked.tiny)
-        record = Record(place_of(asked, device), head_of(asked, device))
+        record = Record(path_of(asked, device), head_of(asked, device))
     except (CannotStartError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -182,7 +182,7 @@ def find_device(name: str, tiny: bool) -> Any:
     return torch.device("cuda", index)
 
 
-def place_of(asked: argparse.Namespace, device: Any) -> Path:
+def path_of(asked: argparse.Namespace, device: Any) -> Path:
     """Where the JSON file goes. Small runs measure nothing, so they never go among the results."""
     if asked.out is not None:
         if asked.tiny and asked.out.resolve().is_relative_to(BENCHMARKS / "results"):
@@ -198,8 +198,8 @@ def head_of(asked: argparse.Namespace, device: Any) -> dict[str, Any]:
     import torch
 
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    told_apart = {key: value for key, value in vars(asked).items() if key != "out" and value not in ("", False)}
-    options = [f"--{key}" + ("" if value is True else f" {value}") for key, value in told_apart.items()]
+    given = {key: value for key, value in vars(asked).items() if key != "out" and value not in ("", False)}
+    options = [f"--{key}" + ("" if value is True else f" {value}") for key, value in given.items()]
     return {
         "command": " ".join(["python benchmarks/gpu.py", *options]),
         "date": today(),
@@ -262,8 +262,8 @@ def load_stage(record: Record, name: str) -> ModuleType | None:
         say(f"{name}: skipped, {reason}")
         record.set(name, "skipped" if own else "failed", reason=reason)
     except Exception as error:  # noqa: BLE001  whatever is wrong with one stage, the others run
-        record.set(name, "failed", reason=told(error))
-        say(f"{name}: failed, {told(error)}")
+        record.set(name, "failed", reason=message_of(error))
+        say(f"{name}: failed, {message_of(error)}")
     return None
 
 
@@ -285,14 +285,14 @@ def run_stage(record: Record, name: str, module: ModuleType, device: Any, tiny: 
         record.set(name, "skipped", time.monotonic() - start, "interrupted")
         raise
     except Exception as error:  # noqa: BLE001  whatever a stage raises, the next one runs
-        status, reason = "failed", told(error)
+        status, reason = "failed", message_of(error)
         record.keep(name, {"traceback": short_traceback(error)})
     finally:
         context.release()
     return record.set(name, status, time.monotonic() - start, reason)
 
 
-def told(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """The error's kind and its first line."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"[:300]
@@ -310,7 +310,7 @@ def table_rows(record: Record) -> list[list[str]]:
         try:
             rows += [[str(cell) for cell in row] for row in importlib.import_module(f"gpu_stages.{name}").table(entry["result"])]
         except Exception as error:  # noqa: BLE001  a result cut short must not take the others' lines with it
-            rows.append([f"{name}: no table", told(error), "", ""])
+            rows.append([f"{name}: no table", message_of(error), "", ""])
     return rows
 
 

@@ -46,8 +46,8 @@ class Prompts:
 
 def run(name: str, folder: Path, layout: str, target: Target, interpreter: Interpreter, prompts: Prompts) -> dict[str, Any]:
     """Export and compare one; what is stored about it."""
-    with tempfile.TemporaryDirectory() as place:
-        out = Path(place) / "head"
+    with tempfile.TemporaryDirectory() as temporary:
+        out = Path(temporary) / "head"
         kind = export(folder, layout, out, target)
         about = {"kind": kind, "layout": layout, "prompts": len(prompts.tokens), "max_new_tokens": prompts.max_new_tokens}
         method = method_for(kind, folder, target)
@@ -86,8 +86,8 @@ def main(
     loaded = Target.load(str(folder), target)
     material = Prompts(prompt_tokens(load_workload(prompts, limit=limit), loaded, tokens), tokens, threads, timeout)
     found = {}
-    for name, place in (one.split("=", 1) for one in drafters):
-        source, layout = place.rsplit(":", 1)
+    for name, spec in (one.split("=", 1) for one in drafters):
+        source, layout = spec.rsplit(":", 1)
         found[name] = run(name, Path(source), layout, loaded, interpreter, material)
     content = {"target": model_name(folder), "workload": prompts, "drafters": found}
     console().print_json(json.dumps(content))

@@ -55,8 +55,8 @@ def main(
     for temperature in (0.0, 1.0):
         others = OtherCpu(psutil.Process())
         runs = _measured(engines, chosen, temperature, max_tokens, repeats)
-        found[f"T={temperature:g}"] = told = {"other_cpu": round(others.share(), 3), **_summary(runs, chosen)}
-        out.print(_table(f"T = {temperature:g}, {told['other_cpu']:.0%} of the machine used by others", told))
+        found[f"T={temperature:g}"] = result = {"other_cpu": round(others.share(), 3), **_summary(runs, chosen)}
+        out.print(_table(f"T = {temperature:g}, {result['other_cpu']:.0%} of the machine used by others", result))
     content = {
         "versions": {"outrider": __version__, "torch": torch.__version__}, "shape": SHAPE,
         "training": json.loads((folder / "training.json").read_text(encoding="utf-8")), "prompts": prompts, "repeats": repeats,
@@ -116,9 +116,9 @@ def _summary(runs: Runs, chosen: list[Problem]) -> dict[str, Any]:
     return {"solved": right / len(chosen), "tokens": sum(plain["tokens"]), "configurations": by_name}
 
 
-def _table(title: str, told: dict[str, Any]) -> Table:
+def _table(title: str, result: dict[str, Any]) -> Table:
     table = Table(title, "tokens/s", "times plain", "tokens a pass", "accepted / tested", "same texts")
-    for name, one in told["configurations"].items():
+    for name, one in result["configurations"].items():
         share = "" if one["accepted"] is None else f"{one['accepted']:.2f}"
         cells = (f"{one['tokens_per_s']:.0f}", f"{one['over_plain']:.2f}", f"{one['tokens_per_pass']:.2f}", share)
         table.add_row(name, *cells, "yes" if one["same_texts"] else "NO")

@@ -4,7 +4,7 @@ Every engine in every configuration is one worker process, loaded once. Runs are
 goes through all of them before the next, in an order that turns round every time, so that a slow minute of
 the machine hits all alike. Greedy, batch 1, bf16, exactly `max_tokens` tokens. A run during which other
 processes used more than `max_other_cpu` of the machine is repeated. An engine's text with the draft is
-compared with its own plain text. What each engine was told is at the top of its `peers/*_peer.py`.
+compared with its own plain text. What each engine was given is at the top of its `peers/*_peer.py`.
 
     python benchmarks/peers.py                         all that setup_peers.sh installed, and ourselves
     python benchmarks/peers.py --peers llamacpp,outrider --rounds 5 --k 3,5,8

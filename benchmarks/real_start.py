@@ -48,9 +48,9 @@ def first_letter(arguments: Sequence[str]) -> float:
     ) as process:
         assert process.stdout is not None
         letter, seconds = process.stdout.read(1), time.perf_counter() - began
-        _, said = process.communicate(timeout=GIVE_UP_S)
+        _, errors = process.communicate(timeout=GIVE_UP_S)
     if process.returncode or not letter:
-        raise RuntimeError(f"outrider {' '.join(arguments)} ended with {process.returncode}: {said.decode()[-500:]}")
+        raise RuntimeError(f"outrider {' '.join(arguments)} ended with {process.returncode}: {errors.decode()[-500:]}")
     return seconds
 
 

@@ -1,8 +1,8 @@
-"""What a drafter gets right at every place of real texts, for `control.py --recorded`: no clock, so any machine will do.
+"""What a drafter gets right at every position of real texts, for `control.py --recorded`: no clock, so any machine will do.
 
 With shared noise (`--verifier gumbel`) and at T = 0 every draft length writes the same text, so how many nodes the target keeps
-at a place depends on the place alone. Here each step drafts all it may, notes how much of it would be kept, and takes one token
-only: then every place of a text is known, and with it what any length, fixed or chosen, would have met there.
+at a position depends on the position alone. Here each step drafts all it may, notes how much of it would be kept, and takes one
+token only: then every position of a text is known, and with it what any length, fixed or chosen, would have met there.
 
     python benchmarks/record_texts.py --pairs shared
 """
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from control_worlds import MOST
+from control_worlds import MAX_NODES
 from drafters import CONFIGURATIONS, WORKLOADS, Bench, prompt_ids
 from rich.progress import track
 from torch import Tensor
@@ -24,7 +24,7 @@ from outrider import __version__
 from outrider.decode import Decoder
 from outrider.types import Draft, Verdict, VerdictLists
 
-DRAFTERS = {"draft-model": "draft-model k=8", "ngram": "ngram k=8"}  # -> configuration, all of MOST nodes
+DRAFTERS = {"draft-model": "draft-model k=8", "ngram": "ngram k=8"}  # -> configuration, all of MAX_NODES nodes
 
 
 class OneByOne(Decoder):
@@ -52,12 +52,12 @@ class Plan:
 
 
 def record(bench: Bench, drafter: str, workload: str, temperature: float, plan: Plan) -> dict[str, list[str]]:
-    """A digit per place, a line per text: nodes offered, and nodes kept."""
+    """A digit per position, a line per text: nodes offered, and nodes kept."""
     decoder = OneByOne(bench.decoder(replace(CONFIGURATIONS[DRAFTERS[drafter]], verifier="gumbel")))
     lines: dict[str, list[str]] = {"offered": [], "kept": []}
     for seed, prompt in enumerate(prompt_ids(workload, plan.prompts, bench.folder)):
         decoder.offered, decoder.kept = [], []
-        bench.decode(decoder, prompt, temperature, seed, plan.max_tokens + MOST)  # close to its end a row is offered less
+        bench.decode(decoder, prompt, temperature, seed, plan.max_tokens + MAX_NODES)  # close to its end a row is offered less
         lines["offered"].append("".join(map(str, decoder.offered[: plan.max_tokens])))
         lines["kept"].append("".join(map(str, decoder.kept[: plan.max_tokens])))
     return lines
@@ -82,7 +82,7 @@ def main(
             cell: dict[str, Any] = {"pair": pair, "drafter": drafter, "workload": workload, "temperature": temperature}
             cells.append(cell | record(bench, drafter, workload, temperature, plan))
     versions = {"outrider": __version__, "torch": torch.__version__}
-    path = write_result(name, {"versions": versions, "models": models, "most_nodes": MOST, "cells": cells}, threads)
+    path = write_result(name, {"versions": versions, "models": models, "most_nodes": MAX_NODES, "cells": cells}, threads)
     print(f"{len(cells)} cells written to benchmarks/results/{path.name}")
 
 

@@ -69,7 +69,7 @@ def measure(contender: Any, prompts: list[list[int]], params: Any, repeats: int)
         order = (True, False) if number % 2 == 0 else (False, True)
         found = {recorded: decode_s(contender, prompt, params, recorded=recorded) for recorded in order}
         if not contender.keeps_learning and found[True][1] != found[False][1]:
-            raise SystemExit("the texts differ: recording changed what was said")
+            raise SystemExit("the texts differ: recording changed what was emitted")
         pairs.append(
             {
                 "prompt": number % len(prompts), "repeat": repeat, "with_s": found[True][0], "without_s": found[False][0],

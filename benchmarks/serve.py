@@ -50,7 +50,7 @@ READY_S = 600
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1  # of Linux
 PLAIN = "off"
-TURNS = 3  # answers per place in a window: most of it at the load it is named after, not filling up or running dry
+TURNS = 3  # answers per slot in a window: most of it at the load it is named after, not filling up or running dry
 
 
 @dataclass
@@ -147,7 +147,7 @@ def measure(settings: Sequence[Setting], levels: Sequence[Level], prompts: list[
             for setting in settings if number % 2 else list(reversed(settings)):
                 width = level.concurrency
                 count = max(TURNS * width, 8) if number else max(width, 2)  # the first warms up
-                requests = [_request(prompts, number * 128 + place) for place in range(count)]
+                requests = [_request(prompts, number * 128 + index) for index in range(count)]
                 sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
                 options = LoadOptions(concurrency=(1,), sampling=sampling, api="completions", extra=setting.extra)
                 began = time.perf_counter()

@@ -62,11 +62,11 @@ MODEL, LONGEST = "draft-model", 2048  # tokens of prompt and answer
 
 
 class Worker:
-    """`services_worker.py` in a place of the network."""
+    """`services_worker.py` on a host of the network."""
 
-    def __init__(self, network: Network, place: str, wanted: dict[str, Any]) -> None:
+    def __init__(self, network: Network, host: str, wanted: dict[str, Any]) -> None:
         paths = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-        with network.inside(place):
+        with network.inside(host):
             self.process = subprocess.Popen(
                 outliving_nobody([sys.executable, str(BENCHMARKS / "services_worker.py")]),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

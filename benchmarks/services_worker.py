@@ -1,7 +1,7 @@
 """The process that runs the steps in `services.py`: several configurations on one target, one prompt at a time.
 
-The first line of standard input says what to load, each further one what to decode; one JSON line answers each. It stands in a
-place of the test network, so whatever it connects to lies behind the wire.
+The first line of standard input says what to load, each further one what to decode; one JSON line answers each. It stands on a
+host of the test network, so whatever it connects to lies behind the wire.
 """
 
 from __future__ import annotations

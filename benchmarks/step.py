@@ -3,8 +3,8 @@
 1. One target pass over 1 to 16 query tokens behind a prompt (floor: 8 tokens at most 1.2 times 1 token), and what the
    multiplications of 8 tokens alone take at the processor's own limit (`arithmetic.py`), measured between the passes.
 2. The drafter's time per draft token over a target pass of one token (floor: 0.06 for 1.2M against 100M).
-3. The share of a step outside model passes: law, verification, bookkeeping (floor: 5 % at 100M), greedy and sampled; of draft
-   trees beside it.
+3. The share of a step outside model passes: distribution, verification, bookkeeping (floor: 5 % at 100M), greedy and sampled; of
+   draft trees beside it.
 4. Measured speedup over plain decoding against what acceptance and measured costs predict (floor: 0.9 of it):
    tau(alpha, k) * pass(1) / (pass(k + 1) + k * draft token), tau: Leviathan et al. 2211.17192, eq. 1.
 
@@ -44,7 +44,7 @@ from outrider.stats import PHASES
 from outrider.text import StopStrings
 from outrider.verifiers.coupled import CoupledVerifier
 
-MOST_TOKENS = 16
+MAX_TOKENS = 16
 PASS_REPEATS = 5  # between two prompts
 FLOORS = {
     "pass(8) / pass(1)": 1.2, "draft token / pass(1)": 0.06, "outside model passes": 0.05, "outside model passes, sampled": 0.05,
@@ -154,7 +154,7 @@ def measure(
 ) -> Measured:
     """Everything in turn, in every round: this machine changes its speed within minutes."""
     repeats = Repeats(max_other_cpu, console().print)
-    seconds: dict[int, list[float]] = {n: [] for n in range(1, MOST_TOKENS + 1)}
+    seconds: dict[int, list[float]] = {n: [] for n in range(1, MAX_TOKENS + 1)}
     flops_per_s: list[float] = []
     runs: dict[int, list[Decoded]] = {length: [] for length in built}
     sampled: dict[str, dict[int, list[Decoded]]] = {name: {length: [] for length in built} for name in SAMPLED}

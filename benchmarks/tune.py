@@ -100,8 +100,8 @@ def _in_turn(runner: Runner, configurations: Sequence[Configuration], samples: S
     contenders = [runner.open(one) for one in configurations]
     found: dict[str, list[float]] = {one.label: [] for one in configurations}
     for turn, sample in enumerate(samples):
-        for place in range(len(contenders)):
-            contender = contenders[(place + turn) % len(contenders)]
+        for index in range(len(contenders)):
+            contender = contenders[(index + turn) % len(contenders)]
             found[contender.configuration.label] += seconds_per_token(contender, [sample])
     return found
 

@@ -155,17 +155,17 @@ def departures(model: Path, prompts: list[list[int]], plain: list[Any], other: l
     network: Any = None
     for number, (prompt, a, b) in enumerate(zip(prompts, plain, other, strict=True)):
         left, right = a["token_ids"], b["token_ids"]
-        place = next((i for i, pair in enumerate(zip(left, right, strict=True)) if pair[0] != pair[1]), None)
-        if place is None:
+        index = next((i for i, pair in enumerate(zip(left, right, strict=True)) if pair[0] != pair[1]), None)
+        if index is None:
             continue
         network = network or AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         with torch.inference_mode():
-            logits = network(torch.tensor([prompt + left[:place]])).logits[0, -1]
+            logits = network(torch.tensor([prompt + left[:index]])).logits[0, -1]
         best = logits.max().item()
-        below = [best - logits[tokens[place]].item() for tokens in (left, right)]
+        below = [best - logits[tokens[index]].item() for tokens in (left, right)]
         step = 2.0 ** (math.floor(math.log2(abs(best))) - 7)
         found.append(
-            {"prompt": number, "place": place, "plain_below_best": below[0], "below_best": below[1], "bf16_step": step}
+            {"prompt": number, "place": index, "plain_below_best": below[0], "below_best": below[1], "bf16_step": step}
         )
     return found
 

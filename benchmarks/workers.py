@@ -1,7 +1,7 @@
 """Worker processes seen from the benchmark's side: where each peer's environment is, and a conversation with
 one worker.
 
-The conversation is `peers/protocol.py`. Beside the answer, every run is told how much of the machine others
+The conversation is `peers/protocol.py`. Beside the answer, every run records how much of the machine others
 used while it ran (other processes, and what the hypervisor took): a speed measured beside a busy neighbour
 says nothing.
 """

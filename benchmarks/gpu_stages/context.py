@@ -1,4 +1,4 @@
-"""What every stage is given: the device, the time left, a place for results. CUDA-only calls are here, so that the small form
+"""What every stage is given: the device, the time left, a folder for results. CUDA-only calls are here, so that the small form
 on a CPU runs the same stages."""
 
 from __future__ import annotations

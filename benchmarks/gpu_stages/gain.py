@@ -88,8 +88,8 @@ def _run(context: Context, target: Path, size: Size) -> dict[str, Any]:
     prompts = prompt_tokens(runner.tokenizer, max(size.prompts))
     cells: dict[str, Any] = {}
     timed: dict[tuple[str, int], dict[int, float]] = {}
-    for place, (rows, count) in enumerate(zip(size.batches, size.prompts, strict=True)):
-        share = context.left_s() / (len(size.batches) - place)
+    for index, (rows, count) in enumerate(zip(size.batches, size.prompts, strict=True)):
+        share = context.left_s() / (len(size.batches) - index)
         cell = Cell(context, runner, contenders, rows, prompts[:count], size, timed)
         cells[str(rows)] = cell.measured(until=context.left_s() - share)
         context.keep({"batches": cells})
@@ -118,14 +118,14 @@ def table(result: dict[str, Any]) -> list[list[str]]:
 @functools.cache
 def _folder() -> Path:
     """Temporary folder of the widened target, removed when the process ends; in memory where 16 GB have room."""
-    roomy = [place for place in ("/dev/shm", None) if place is None or _free(place) > 24 << 30]
+    roomy = [folder for folder in ("/dev/shm", None) if folder is None or _free(folder) > 24 << 30]
     folder = Path(tempfile.mkdtemp(prefix="outrider-gpu-", dir=roomy[0]))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-def _free(place: str) -> int:
-    return shutil.disk_usage(place).free if Path(place).is_dir() else 0
+def _free(folder: str) -> int:
+    return shutil.disk_usage(folder).free if Path(folder).is_dir() else 0
 
 
 def widened_target(context: Context) -> Path:
@@ -279,8 +279,8 @@ class Cell:
         now = {name: self._anew(name) for name in self._contenders}
         found: dict[str, list[list[Trace]]] = {name: [] for name in now}
         names = list(now)
-        for place, group in enumerate(self._groups):
-            turn = (place + number) % len(names)
+        for index, group in enumerate(self._groups):
+            turn = (index + number) % len(names)
             for name in [*names[turn:], *names[:turn]]:
                 self._context.check_time()
                 found[name].append(now[name].run(group, self._params, self._rows))
@@ -328,8 +328,8 @@ def step_costs(contender: Contender, prompts: Sequence[list[int]], size: Size) -
         with sweeping(contender, order) as sweep:
             traces = contender.run(prompts, params, len(prompts))
         clock, widest = together(traces)
-        for place, (before, at) in enumerate(pairwise(clock), start=1):
-            counts = place >= SKIPPED and sweep.asked[place] == sweep.asked[place - 1] and widest[at][1] == len(prompts)
+        for index, (before, at) in enumerate(pairwise(clock), start=1):
+            counts = index >= SKIPPED and sweep.asked[index] == sweep.asked[index - 1] and widest[at][1] == len(prompts)
             if counts and number >= size.unmeasured:
                 found.setdefault(widest[at][0], []).append(at - before)
     return {width: median(seconds) for width, seconds in sorted(found.items())}
@@ -340,8 +340,9 @@ def lengths_of(contender: Contender) -> list[int]:
     if contender.configuration.is_plain:
         return [0]
     asked = str(contender.built.options.num_draft_tokens)
-    most = int(asked.rpartition(":")[2])
-    return sorted({0, max(1, most // 4), max(1, most // 2), most} if asked.startswith("auto") else {0, max(1, most // 2), most})
+    longest = int(asked.rpartition(":")[2])
+    shorter = (longest // 4, longest // 2) if asked.startswith("auto") else (longest // 2,)
+    return sorted({0, *(max(1, length) for length in shorter), longest})
 
 
 def together(traces: Sequence[Trace]) -> tuple[list[float], dict[float, tuple[int, int]]]:

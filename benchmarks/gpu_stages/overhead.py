@@ -48,10 +48,10 @@ def run(context: Context) -> dict[str, Any]:
     context.check_time(1.0 if context.tiny else 15.0)
     found["steps"] = {}
     target = make(context, LLAMA)
-    found["target"] = target.told()
+    found["target"] = target.facts()
     time_steps(context, target, None, found)
     draft = make(context, SMOL, LENGTHS, vocab_size=target.lm.shape.vocab_size)
-    found["draft"] = draft.told()
+    found["draft"] = draft.facts()
     time_steps(context, target, draft, found)
     return found
 
@@ -61,23 +61,23 @@ def draft_token(context: Context) -> dict[str, Any]:
     """Seconds of a draft token: one pass alone, its arithmetic (the `Run` within), and a loop's share."""
     model = make(context, SMOL, LENGTHS)
     length, repeats = (TINY_PROMPT, 3) if context.tiny else (PROMPT, 30)
-    most = LENGTHS[-1]
-    rows = filled(model.lm, 1, length, 2 * most + 4)
+    num_tokens = LENGTHS[-1]
+    rows = filled(model.lm, 1, length, 2 * num_tokens + 4)
     loop = model.loaded.draft_loop
     assert loop is not None
     loop = loop.on(rows)
-    draws = no_draws(most, model.lm.shape.vocab_size, context.device)
+    draws = no_draws(num_tokens, model.lm.shape.vocab_size, context.device)
 
     def drafted() -> None:
-        loop([[1]], draws, most)
+        loop([[1]], draws, num_tokens)
         rows.kv.truncate(0, length)
 
     whole = context.seconds(drafted, repeats)
     host = context.host_seconds(drafted, repeats)
     alone = context.seconds(partial(rows.forward, torch.ones(1, 1, dtype=torch.int64, device=context.device)), repeats)
     return {
-        **model.told(), "loop_length": most, "seconds": median(whole) / most, "low": min(whole) / most,
-        "waited_seconds": median(host) / most, "pass_seconds": median(alone), "launches": launches(context, drafted),
+        **model.facts(), "loop_length": num_tokens, "seconds": median(whole) / num_tokens, "low": min(whole) / num_tokens,
+        "waited_seconds": median(host) / num_tokens, "pass_seconds": median(alone), "launches": launches(context, drafted),
     }  # fmt: skip
 
 

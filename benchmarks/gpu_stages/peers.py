@@ -75,8 +75,8 @@ class Race:
         rounds, longest = 0, 0.0
         while rounds == 0 or (rounds < MAX_ROUNDS and not self.context.tiny and self.context.left_s() - longest > until):
             before = self.context.left_s()
-            for place, prompt in enumerate(self.prompts):
-                turn = (place + rounds) % len(names)
+            for index, prompt in enumerate(self.prompts):
+                turn = (index + rounds) % len(names)
                 for name in [*names[turn:], *names[:turn]]:
                     start = time.perf_counter()
                     found = decoders[name](prompt)

@@ -1,4 +1,4 @@
-"""Is what comes out right on this device? The tests that need one, texts against the CPU's, the law of drawn tokens, a server.
+"""Is what comes out right on this device? The tests that need one, texts against the CPU's, drawn tokens' distribution, a server.
 
 Tests and the server run in processes of their own, which are killed at their limit. Everything else is `right_texts.py`. What is
 wrong is named, and the next question is asked all the same.
@@ -52,8 +52,8 @@ def run(context: Context) -> dict[str, Any]:
         except ModuleNotFoundError as error:
             answer = {"right": None, "told": f"package '{error.name}' is missing here"}
         except Exception as error:  # noqa: BLE001  one question that breaks must not silence the others
-            told = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            answer = {"right": False, "told": told, "traceback": short_traceback(error)}
+            summary = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            answer = {"right": False, "told": summary, "traceback": short_traceback(error)}
         context.keep({name: {**answer, "seconds": round(time.monotonic() - start, 1)}})
         context.say(f"  {name}: {answer['told']} ({time.monotonic() - start:.1f} s)")
         context.release()
@@ -140,15 +140,15 @@ def server(context: Context) -> dict[str, Any]:
         process.communicate()
     texts = [answer["choices"][0]["text"] for answer in answers]
     same = texts[0] == texts[1] and bool(texts[0])
-    told = f"ready in {ready_s:.1f} s, the same {answers[0]['usage']['completion_tokens']} tokens twice"
-    return {"right": same, "told": told if same else "two answers to one greedy request differ", "texts": texts}
+    summary = f"ready in {ready_s:.1f} s, the same {answers[0]['usage']['completion_tokens']} tokens twice"
+    return {"right": same, "told": summary if same else "two answers to one greedy request differ", "texts": texts}
 
 
 def _wait(address: str, process: subprocess.Popen[str], until: float) -> None:
     while time.monotonic() < until:
         if process.poll() is not None:
-            said = process.stderr.read().splitlines()[-3:] if process.stderr else []
-            raise RuntimeError(f"the server ended with {process.returncode}: " + " ".join(said))
+            errors = process.stderr.read().splitlines()[-3:] if process.stderr else []
+            raise RuntimeError(f"the server ended with {process.returncode}: " + " ".join(errors))
         try:
             with urllib.request.urlopen(f"{address}/ready", timeout=5):
                 return

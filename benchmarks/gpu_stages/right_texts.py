@@ -1,4 +1,4 @@
-"""Texts, bits and laws of the embedded demo models on the device, in this process: no test tools are needed."""
+"""Texts, bits and distributions of the embedded demo models on the device, in this process: no test tools are needed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def mode_of(context: Context) -> str:
     return "graphs" if context.on_cuda else "eager"
 
 
-def said(context: Context, models: Models, parts: Parts, kind: str) -> list[list[int]]:
+def texts_of(context: Context, models: Models, parts: Parts, kind: str) -> list[list[int]]:
     """Token ids of the answers to both prompts, decoded together."""
     params = replace(KINDS[kind], max_tokens=TINY_TOKENS if context.tiny else TOKENS)
     with LLM.around(assemble(models, parts)) as llm:
@@ -72,32 +72,32 @@ def texts(context: Context) -> dict[str, Any]:
     parts = parts_of(names, context.device)
     here = demo(context, "cpu", list(parts.values()), "eager")
     there = demo(context, context.device, list(parts.values()), mode_of(context))
-    plain = said(context, here, parts["none"], "greedy")
+    plain = texts_of(context, here, parts["none"], "greedy")
     found: dict[str, Any] = {}
     for name, mine in parts.items():
         context.check_time()
         try:
             for kind in KINDS:
-                expected = plain if kind == "greedy" else said(context, here, mine, kind)
-                found[f"{name}, {kind}"] = parted(expected, said(context, there, mine, kind))
+                expected = plain if kind == "greedy" else texts_of(context, here, mine, kind)
+                found[f"{name}, {kind}"] = parted(expected, texts_of(context, there, mine, kind))
         except CapabilityError as error:
             found[f"{name}, greedy"] = f"refused: {str(error).splitlines()[0]}"
         context.keep({"texts": {"right": None, "told": f"{len(found)} were compared", "each": found}})
     different = [name for name, result in found.items() if result.startswith("differs")]
     refused = [name.split(",")[0] for name, result in found.items() if result.startswith("refused")]
     compared = len(found) - len(refused)
-    told = f"{compared - len(different)} of {compared} as on the CPU"
-    told += f"; different: {', '.join(different)}" if different else ""
-    told += f"; refused here: {', '.join(refused)}" if refused else ""
-    return {"right": not different, "told": told, "each": found}
+    summary = f"{compared - len(different)} of {compared} as on the CPU"
+    summary += f"; different: {', '.join(different)}" if different else ""
+    summary += f"; refused here: {', '.join(refused)}" if refused else ""
+    return {"right": not different, "told": summary, "each": found}
 
 
 def parted(expected: list[list[int]], got: list[list[int]]) -> str:
     """Whether texts are the same, and else where they part."""
     for number, (one, other) in enumerate(zip(expected, got, strict=True)):
         if one != other:
-            place = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-            return f"differs in text {number} at token {place} of {len(one)}"
+            index = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+            return f"differs in text {number} at token {index} of {len(one)}"
     return "same"
 
 
@@ -110,15 +110,15 @@ def graphs(context: Context) -> dict[str, Any]:
     assert isinstance(on.target.lm.run, GraphedPass)
     assert not isinstance(off.target.lm.run, GraphedPass)
     found = {
-        f"{name}, {kind}": parted(said(context, off, mine, kind), said(context, on, mine, kind))
+        f"{name}, {kind}": parted(texts_of(context, off, mine, kind), texts_of(context, on, mine, kind))
         for name, mine in parts.items()
         for kind in KINDS
     }
     same_bits = torch.equal(probe_logits(on.target.lm), probe_logits(off.target.lm))
     different = [name for name, result in found.items() if result != "same"]
-    told = f"{len(found) - len(different)} of {len(found)} texts the same, logits {'' if same_bits else 'not '}to the bit"
+    summary = f"{len(found) - len(different)} of {len(found)} texts the same, logits {'' if same_bits else 'not '}to the bit"
     recorded = len(on.target.lm.run.graphs)
-    return {"right": not different, "told": told, "each": found, "same_bits": same_bits, "recorded": recorded}
+    return {"right": not different, "told": summary, "each": found, "same_bits": same_bits, "recorded": recorded}
 
 
 def bits(context: Context) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def bits(context: Context) -> dict[str, Any]:
 
 
 def law(context: Context) -> dict[str, Any]:
-    """G-tests of drawn tokens against the target's own law on its real logits, with a draft model."""
+    """G-tests of drawn tokens against the target's own distribution on its real logits, with a draft model."""
     params = SamplingParams(temperature=1.0, max_tokens=TINY_TOKENS)
     subject = Subject.open(options(context.device, mode_of(context), "draft-model"))
     tokenizer: Any = subject.built.target.tokenizer
@@ -146,5 +146,5 @@ def law(context: Context) -> dict[str, Any]:
     answers = subject.texts(subject.plain, prompts, [SamplingParams(max_tokens=TINY_TOKENS)] * len(prompts))
     spots = find_spots(subject, prompts, answers, params, 2 if context.tiny else 4, Units().progress)
     found = sampled_distribution(subject, spots, params, TINY_SAMPLES if context.tiny else SAMPLES, 0, Units())
-    said_of_it = {"passed": True, "failed": False}.get(found.status)
-    return {"right": said_of_it, "told": f"{found.status}: {found.why}", "detectable": found.detectable_total_variation}
+    verdict = {"passed": True, "failed": False}.get(found.status)
+    return {"right": verdict, "told": f"{found.status}: {found.why}", "detectable": found.detectable_total_variation}

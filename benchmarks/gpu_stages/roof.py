@@ -74,7 +74,7 @@ def time_model(
     if deadline_s - time.monotonic() < 0:
         raise OutOfTimeError("not begun")
     model = make(context, name)
-    entry |= model.told()
+    entry |= model.facts()
     context.say(f"  {name}: ready in {model.seconds:.1f} s" + "".join(f"; {note}" for note in model.notes))
     keep()
     widths = TINY_TOKENS if context.tiny else TOKENS

@@ -68,7 +68,7 @@ class Shaped:
     def lm(self) -> LM:
         return self.loaded.lm
 
-    def told(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """For the JSON file."""
         limits = self.lm.limits
         return {

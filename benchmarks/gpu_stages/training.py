@@ -44,7 +44,7 @@ MINUTES = 2.0
 RECIPES = ("eagle3", "block")
 TEXTS, TINY_TEXTS = 1024, 4
 TINY_STEPS = 2
-MOST_STEPS = 100_000  # until the rate is known
+MAX_STEPS = 100_000  # until the rate is known
 TIMED_AFTER, TIMED_STEPS = 5, 20  # steps that are not timed, and those by which the others are planned
 TRAINING_SHARE = 0.85  # of the planned time: the rest is for the validations between epochs
 RESERVE = 0.15  # of a recipe's time, for validation and drafting at the end
@@ -71,8 +71,8 @@ def run(context: Context) -> dict[str, Any]:
         start = time.monotonic()
         bench = prepared(context, folder)
         context.keep({"responses_s": time.monotonic() - start, "texts": len(bench.train) + len(bench.held_out)})
-        for place, kind in enumerate(RECIPES):
-            share = context.left_s() / (len(RECIPES) - place)
+        for index, kind in enumerate(RECIPES):
+            share = context.left_s() / (len(RECIPES) - index)
             found[kind] = trained(bench, kind, folder / kind, share)
             context.keep({"recipes": found})
             context.say(_words(kind, found[kind]))
@@ -130,8 +130,8 @@ def trained(bench: Bench, kind: str, folder: Path, share: float) -> dict[str, An
     context = bench.context
     recipe_kind = KINDS.load(kind)
     settings = parse_settings(recipe_kind.Settings, {}, f"recipe '{kind}'")
-    most, log_every = (TINY_STEPS, 1) if context.tiny else (MOST_STEPS, 10)
-    given = TrainConfig(epochs=MOST_STEPS, max_steps=most, log_every=log_every)
+    max_steps, log_every = (TINY_STEPS, 1) if context.tiny else (MAX_STEPS, 10)
+    given = TrainConfig(epochs=MAX_STEPS, max_steps=max_steps, log_every=log_every)
     config = given.resolve(
         num_parameters=sum(p.numel() for p in bench.target.parameters()), context=512, device=str(context.device),
         kind_lr=recipe_kind.default_lr, warm=False,

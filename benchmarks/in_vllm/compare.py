@@ -1,7 +1,7 @@
 """One drafter in two engines: vLLM drafts with the exported folder, Outrider with the source, on the same prompts.
 
     vLLM       x_0 ... x_{n-1}          its pass over the prompt gives y_0 without a draft; the first draft stands behind y_0
-    Outrider   x_0 ... x_{n-1} y_0      so ours begins behind vLLM's y_0, which makes both draft at the same places
+    Outrider   x_0 ... x_{n-1} y_0      so ours begins behind vLLM's y_0, which makes both draft at the same positions
 
 The two must differ by their drafts alone, so three things are kept equal. Every draft counts in full, the last one too, which may
 reach beyond the answer's end: an answer cut to length would lower acceptance by a few percent, in one engine more than in the
@@ -145,19 +145,19 @@ class Following:
 
     def along(self, prompt: Sequence[int], answer: Sequence[int]) -> int:
         """Draft from behind the answer's first token to its end; returns how often our text departed from it."""
-        place, departures = 1, 0
-        while place < len(answer):
-            params = SamplingParams(temperature=0, max_tokens=len(answer) - place + self._length, ignore_eos=True)
-            stream = self._llm.stream([*prompt, *answer[:place]], params)  # with room for a whole last draft
+        position, departures = 1, 0
+        while position < len(answer):
+            params = SamplingParams(temperature=0, max_tokens=len(answer) - position + self._length, ignore_eos=True)
+            stream = self._llm.stream([*prompt, *answer[:position]], params)  # with room for a whole last draft
             assert isinstance(stream, Generator), "what can be closed before its end"
             for chunk in stream:
-                ahead = answer[place : place + len(chunk.token_ids)]
+                ahead = answer[position : position + len(chunk.token_ids)]
                 agreed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ahead, chunk.token_ids, strict=False)))
                 if agreed < len(ahead):
-                    place, departures = place + agreed + 1, departures + 1
+                    position, departures = position + agreed + 1, departures + 1
                     break
-                place += agreed
-                if place >= len(answer):
+                position += agreed
+                if position >= len(answer):
                     break
             stream.close()
             assert self._llm.last_completion is not None, "a closed stream leaves its completion"

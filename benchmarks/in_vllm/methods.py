@@ -1,4 +1,4 @@
-"""How vLLM is told to draft with an exported folder, and what it is known to be unable to do.
+"""How vLLM is set to draft with an exported folder, and what it is known to be unable to do.
 
     kind           vLLM's method           draft tokens compared
     eagle          eagle                   4

@@ -1,7 +1,7 @@
 """vLLM in a process of its own, in this Python or another one: found, asked once, and ended whatever happens.
 
 The process stands in a session of its own, so that Ctrl-C reaches us alone and we end it, with all that it started; so we do when
-we are told to end ourselves. Where we are killed without a word, the end of its standard input tells it (worker.py). It writes
+we are asked to end ourselves. Where we are killed without a word, the end of its standard input tells it (worker.py). It writes
 into a log, of which a failure shows the end.
 """
 

@@ -18,7 +18,7 @@ import openvino
 import openvino_genai
 from protocol import export_name, named_numbers, serve
 
-FORMATS = {  # weights -> what optimum-intel is told
+FORMATS = {  # weights -> what optimum-intel is given
     "fp16": ["--weight-format", "fp16"],
     "int8": ["--weight-format", "int8"],
     "int4": ["--weight-format", "int4", "--ratio", "1.0", "--group-size", "64"],  # groups that widths of 576 are made of

@@ -4,7 +4,7 @@
         -> {"versions": {...}, "settings": {...}}
     {"cmd": "run", "prompt_ids": [...], "max_tokens": 96}
         -> {"token_ids": [...], "seconds": wall time of the call, "ttft_s": to the first token or null, ...}
-           greedy; "temperature" and "seed" where the engine is told how to sample
+           greedy; "temperature" and "seed" where the engine is set to sample
     {"cmd": "use", "drafting": "suffix k=8", "fresh": false}
         -> {"settings": {...}}; from now on the loaded target is decoded so; fresh: with nothing learned from texts
     {"cmd": "quit"}

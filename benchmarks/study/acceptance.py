@@ -51,7 +51,7 @@ class Workload:
     pair: Path
     tasks: dict[str, int]
     lengths: tuple[int, ...]
-    most: int  # draft tokens of a rule
+    max_nodes: int  # draft tokens of a rule
     thresholds: dict[str, tuple[float, ...]]  # by rule
     training: tuple[object, ...]  # words of `outrider train acceptance`
 
@@ -72,10 +72,10 @@ def run_acceptance(only: Sequence[str] = ()) -> None:
         if only and one.name not in only:
             continue
         head, result = trained_head(one)
-        _, plain = trained_head(one, "-laws", "--kind-option", "token_size=0")
+        _, plain = trained_head(one, "-without-table", "--kind-option", "token_size=0")
         found[one.name] = {
             "curve": curve(result), "laws_alone": [point.model_dump() for point in plain.curve], "tasks": one.tasks,
-            "most": one.most, "rows": _rows(one, head),
+            "most": one.max_nodes, "rows": _rows(one, head),
         }  # fmt: skip
     settings = {"measured_tokens": MEASURED_TOKENS, "batch_size": BATCH, "rounds_at_temperature_1": ROUNDS}
     saved("acceptance", {"settings": settings, "workloads": {w.name: found[w.name] for w in WORKLOADS if w.name in found}})
@@ -113,7 +113,8 @@ def configurations(one: Workload, head: Path) -> list[Configuration]:
     found = [Configuration("draft-model", k) for k in one.lengths]
     for rule, thresholds in one.thresholds.items():
         extra = {"acceptance_head": str(head)} if rule == "acceptance" else {}
-        found += [Configuration("draft-model", one.most, {"stop": rule, "stop_below": value, **extra}) for value in thresholds]
+        rules = [{"stop": rule, "stop_below": value, **extra} for value in thresholds]
+        found += [Configuration("draft-model", one.max_nodes, options) for options in rules]
     return found
 
 
@@ -121,7 +122,7 @@ def _rows(one: Workload, head: Path) -> list[dict[str, Any]]:
     """Counters by configuration, temperature and task; what an interrupted run has is not measured again."""
     wanted = configurations(one, head)
     path = WORK / f"acceptance-{one.name}.jsonl"
-    plan = {"tasks": one.tasks, "tokens": MEASURED_TOKENS, "most": one.most, "versions": versions()}
+    plan = {"tasks": one.tasks, "tokens": MEASURED_TOKENS, "most": one.max_nodes, "versions": versions()}
     journal = Journal.open(path, plan, resume=path.exists())
     runner = Runner(Options(str(one.pair / "target"), draft=str(one.pair / "draft"), threads=1, runtime="eager"), wanted)
     texts = held_out(one.tasks, one.pair / "target")
@@ -159,7 +160,7 @@ def drafted_behind(trace: Trace, ends: frozenset[int]) -> int:
     """Draft tokens behind one that ends the text, which no rule drafts."""
     count = 0
     for step in trace.steps:
-        first = next((place for place, token in enumerate(step.tokens) if token in ends), len(step.tokens) - 1)
+        first = next((index for index, token in enumerate(step.tokens) if token in ends), len(step.tokens) - 1)
         count += len(step.tokens) - 1 - first
     return count
 
@@ -189,7 +190,7 @@ def drafted_at(line: Sequence[tuple[float, float]], tau: float) -> float | None:
 
 
 def savings(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of every rule and threshold among the rows of one task and temperature. `most`: of a rule that drafted no token in vain.
+    """Of every rule and threshold among the rows of one task and temperature. `most`: of a rule that wasted no draft token.
     `alike` is None for rows from before what lies behind an end was counted."""
     is_counted = all("behind_end" in row for row in rows)
     lines = {"saved": line_of(rows), "alike": line_of(rows, alike=True) if is_counted else []}

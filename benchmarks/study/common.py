@@ -54,7 +54,7 @@ class Way:
 def answers(name: str, target: Path, draft: Path, prompts: Sequence[str], *, max_new_tokens: int, task: str = "other") -> Path:
     """The target's responses to prompts, made by `outrider train --set only_responses=true`; T = 0 and 1 take turns.
 
-    `draft` makes it quicker and changes no answer's law.
+    `draft` makes it quicker and changes no answer's distribution.
     """
     out = WORK / name
     path, done = out / "responses.jsonl", out / "done"

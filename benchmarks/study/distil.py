@@ -2,7 +2,7 @@
 
     thinned     two of the demo target's own layers, copied: before = no training at all
     scratch     random weights of the embedded draft's shape: hard = the same answers learnt as text alone (cross entropy of their
-                tokens), full = as many steps on the same answers with the target's full laws
+                tokens), full = as many steps on the same answers with the target's full distributions
     embedded    the embedded draft, which the demo's recipe distilled already on other texts
     pair        the shared pair's own draft, trained on the same corpus as its target but never on the target's answers
 """

@@ -1,4 +1,4 @@
-"""A recipe of our own for comparison: a draft model that learns the text alone, token by token, and never sees the target's law.
+"""A recipe of our own for comparison: a draft model that learns the text alone, and never sees the target's distribution.
 
 It is `draft-model` in everything but its loss, and joins `outrider train` as any third party's recipe would: by an entry point in
 the group `outrider.recipes`, here of a package that consists of its metadata only.
@@ -24,9 +24,9 @@ class HardLabelRecipe(DraftModelRecipe):
         if not self.module.training:
             return super().loss(batch)
         logits = self.module(input_ids=batch.tokens, attention_mask=batch.valid.long(), use_cache=False).logits
-        said = batch.tokens.roll(-1, dims=1)[batch.mask]  # x_{t+1} where logits[t] count
-        loss = F.cross_entropy(logits[batch.mask].float(), said)
-        return LossReport(loss, [], count=len(said))
+        labels = batch.tokens.roll(-1, dims=1)[batch.mask]  # x_{t+1} where logits[t] count
+        loss = F.cross_entropy(logits[batch.mask].float(), labels)
+        return LossReport(loss, [], count=len(labels))
 
 
 def installed(folder: Path) -> Path:

@@ -69,7 +69,7 @@ def _means(found: list[dict[str, Any]], name: str) -> dict[str, float]:
     return {rule: sum(some) / len(some) for rule, some in values.items()}
 
 
-def _head_curve(name: str, one: dict[str, Any], laws_alone: list[dict[str, Any]]) -> Iterator[Block]:
+def _head_curve(name: str, one: dict[str, Any], without_table: list[dict[str, Any]]) -> Iterator[Block]:
     """What the head saved at each training step, and a head without a table of tokens beside it."""
     parts = [point["parts"] for point in one["curve"]]
     steps = [float(point["step"]) for point in one["curve"]]
@@ -77,8 +77,8 @@ def _head_curve(name: str, one: dict[str, Any], laws_alone: list[dict[str, Any]]
     for mode in ("sampled", "greedy"):
         names = ("saved", "possible", "calibration", "tau", "fixed_tau")
         series = [Series(what, [part.get(f"{what}_{mode}") for part in parts]) for what in names]
-        if laws_alone:
-            series.append(Series("saved without token table", [point["parts"].get(f"saved_{mode}") for point in laws_alone]))
+        if without_table:
+            series.append(Series("saved without token table", [point["parts"].get(f"saved_{mode}") for point in without_table]))
         yield Plot(
             f"The head for {name}, {mode}: held-out, computed from the distributions, against a fixed length of {length}",
             "optimizer steps", "", steps, series,

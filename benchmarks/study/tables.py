@@ -57,7 +57,7 @@ def curves(found: dict[str, Any], what: str = "expected tau") -> Iterator[Block]
 def comparison(rows: Rows, labels: Sequence[str], first: str) -> Table:
     """alpha by task and temperature, and what it is against the label `first`."""
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    groups: dict[str, Any] = {task: task for task in tasks if not is_demo(task) and _is_told(rows, task)}
+    groups: dict[str, Any] = {task: task for task in tasks if not is_demo(task) and _is_measured(rows, task)}
     if any(map(is_demo, tasks)):
         groups = {"demo": is_demo, **groups}
     columns = [Column("draft", "left")]
@@ -74,7 +74,7 @@ def comparison(rows: Rows, labels: Sequence[str], first: str) -> Table:
     return Table(columns, lines, f"alpha (tau, alpha against '{first}')")
 
 
-def _is_told(rows: Rows, task: str) -> bool:
+def _is_measured(rows: Rows, task: str) -> bool:
     """Whether enough draft tokens were tested in every cell; a target may end its text at once."""
     return all(row["tested"] >= FEWEST for row in rows if row["task"] == task)
 

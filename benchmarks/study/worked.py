@@ -2,7 +2,7 @@
 
 For each temperature `explain` decodes the problems with drafts of `LONGEST` tokens and reads both models' distributions at every
 token; `bench` then measures several draft lengths, the one that explain's replay puts first among them, and other ways to draft.
-Kinds of step are told by rules on the text (`kinds.py`). Where decoding is greedy, a rejection has one of four reasons, the first
+Kinds of step follow rules on the text (`kinds.py`). Where decoding is greedy, a rejection has one of four reasons, the first
 that fits, distributions at temperature 1:
 
     near tie        the target gives the draft's token at least half the probability of its own: either would nearly have done

@@ -1,4 +1,4 @@
-"""The test network does what it is told: packets are late, lost or stopped as asked, and nothing outlives the tests."""
+"""The test network does what is asked: packets are late, lost or stopped as asked, and nothing outlives the tests."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ decode nothing: they draw how many draft tokens are kept and how long steps take
 and hand over traces as real ones do. The whole `Tuner` runs on them, stage by stage; what it recommends is then compared with the
 truth, and what it spent with what trying everything would have taken.
 
-How families behave is in `laws.py`. The noise is that of benchmarks/results/bench-2026-11-22.json (64 tokens an answer, two
+How families behave is in `behaviour.py`. The noise is that of benchmarks/results/bench-2026-11-22.json (64 tokens an answer, two
 cores): runs of one prompt differ by 0.09 from configuration to configuration beside one another and by 0.08 from minute to minute
 (standard deviations of logarithms), tau by 0.17 from prompt to prompt. Every world is a draw: acceptance, costs, and by how much
 sweeps mislead.
@@ -41,7 +41,7 @@ from outrider.lab.tune.tune import TunePlan, Tuner
 from outrider.outputs import Completion
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
-from tools.tune_simulation.laws import NUM_LAYERS, Law, law_of
+from tools.tune_simulation.behaviour import NUM_LAYERS, Behaviour, behaviour_of
 
 PLAIN_S = 0.0054
 NINTH = 0.25  # of a plain pass: what the tokens of a pass behind the eighth cost at once
@@ -75,19 +75,19 @@ class World:
     seed: int
     space: Space
     noise: float = 1.0  # times the noise that was seen
-    greedy: bool = True  # texts leave nothing to chance: whoever drafts with the same model agrees at the same places
+    greedy: bool = True  # texts leave nothing to chance: whoever drafts with the same model agrees at the same positions
     now: float = 0.0
     moods: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
         world = self.rng.normal(0, WORLD_SPREAD)
-        self.laws, self.bias = {}, {}
+        self.behaviours, self.bias = {}, {}
         for family in self.space.families:
-            law, odds = law_of(family), world + self.rng.normal(0, WORLD_SPREAD / 2)
+            behaviour, odds = behaviour_of(family), world + self.rng.normal(0, WORLD_SPREAD / 2)
             cost = math.exp(self.rng.normal(0, COST_SPREAD))
-            shifted = tuple(_shifted(one, odds) for one in law.acceptance)
-            self.laws[family.label] = Law(shifted, law.step * cost, law.node * cost, law.offers)
+            shifted = tuple(_shifted(one, odds) for one in behaviour.acceptance)
+            self.behaviours[family.label] = Behaviour(shifted, behaviour.step * cost, behaviour.node * cost, behaviour.offers)
             self.bias[family.label] = (self.rng.normal(0, SWEEP_LEVEL), self.rng.normal(0, SWEEP_SLOPE))
         self.prompts = self.rng.normal(0, PROMPT_SPREAD, POPULATION)
 
@@ -95,31 +95,31 @@ class World:
 
     def step_cost(self, family: str, nodes: int) -> float:
         """In plain steps."""
-        law = self.laws.get(family)
-        if law is None or nodes == 0:
+        behaviour = self.behaviours.get(family)
+        if behaviour is None or nodes == 0:
             return 1.0
-        return 1 + law.step + law.node * nodes + NINTH * (nodes // 8)
+        return 1 + behaviour.step + behaviour.node * nodes + NINTH * (nodes // 8)
 
     def tau(self, family: str, size: int) -> np.ndarray:
         """Expected tokens of a step, of every prompt of the population."""
-        law = self.laws[family]
-        total, alive = np.ones(POPULATION), np.full(POPULATION, law.offers)
+        behaviour = self.behaviours[family]
+        total, alive = np.ones(POPULATION), np.full(POPULATION, behaviour.offers)
         for depth in range(size):
-            alive = alive * _shifted(_at(law.acceptance, depth), self.prompts)
+            alive = alive * _shifted(_at(behaviour.acceptance, depth), self.prompts)
             total += alive
         return total
 
     def speedup(self, configuration: Configuration) -> float:
         """True, over the population: seconds of the same number of tokens of every prompt."""
         family, size = self.parse(configuration)
-        law = self.laws[family]
-        cost = law.offers * self.step_cost(family, size) + (1 - law.offers)
+        behaviour = self.behaviours[family]
+        cost = behaviour.offers * self.step_cost(family, size) + (1 - behaviour.offers)
         return float(1 / np.mean(cost / self.tau(family, size))) * (AUTO_LOSS if _is_auto(configuration) else 1.0)
 
     # ---------------------------------------------------------------- what tuning sees of it
 
     def coins(self, drafter: str, prompt: int, length: int) -> np.ndarray:
-        """A draft token at a place of the text is kept where its coin lies below its acceptance."""
+        """A draft token at a position of the text is kept where its coin lies below its acceptance."""
         if not self.greedy:
             return self.rng.random(length)
         return np.random.default_rng([self.seed, prompt, *drafter.encode()]).random(length)
@@ -130,9 +130,9 @@ class World:
 
     def tick(self, seconds: float) -> float:
         """What a step of `seconds` takes now; the clock goes on."""
-        for place, (lasts, spread) in enumerate((FAST, SLOW)):
+        for index, (lasts, spread) in enumerate((FAST, SLOW)):
             keep = math.exp(-seconds / lasts)
-            self.moods[place] = keep * self.moods[place] + math.sqrt(1 - keep**2) * self.rng.normal(0, self.noise * spread)
+            self.moods[index] = keep * self.moods[index] + math.sqrt(1 - keep**2) * self.rng.normal(0, self.noise * spread)
         taken = seconds * math.exp(sum(self.moods) + self.rng.normal(0, self.noise * STEP_NOISE))
         self.now += taken
         return taken
@@ -184,10 +184,10 @@ class RehearsedContender:
         if isinstance(sweep, Sweep) and family:
             size = sweep.lengths[number % len(sweep.lengths)]
         size = min(size, len(coins) - start - 1)
-        law = world.laws.get(family)
-        drafted = size if law is not None and world.rng.random() < law.offers else 0
+        behaviour = world.behaviours.get(family)
+        drafted = size if behaviour is not None and world.rng.random() < behaviour.offers else 0
         kept = 0
-        while law is not None and kept < drafted and coins[start + kept] < _shifted(_at(law.acceptance, kept), prompt):
+        while behaviour and kept < drafted and coins[start + kept] < _shifted(_at(behaviour.acceptance, kept), prompt):
             kept += 1
         seconds = PLAIN_S * world.step_cost(family, drafted) / (AUTO_LOSS if _is_auto(self.configuration) else 1.0)
         if isinstance(sweep, Sweep) and drafted:

@@ -74,7 +74,7 @@ def test_after_a_commit_the_state_is_that_of_a_fresh_start() -> None:
 
 
 def test_rows_leave_by_swap_remove() -> None:
-    """Catches state that stays behind when another row takes the place of the one that leaves."""
+    """Catches state that stays behind when another row takes the slot of the one that leaves."""
     ours = drafter()
     _, rows = drafted(ours, [[1, 2], [2, 6], [1, 2, 3]], [8, 8, 8])
     rows.swap_remove(0)
@@ -84,7 +84,7 @@ def test_rows_leave_by_swap_remove() -> None:
 
 
 def test_settings(tmp_path: Path) -> None:
-    """What is wrong is said before a model is loaded."""
+    """What is wrong is reported before a model is loaded."""
     (tmp_path / "empty.txt").write_text("\n \n")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     (tmp_path / "good.txt").write_text("to whom it may concern\n\n  kind regards \n")

@@ -20,8 +20,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def regret(workload: str, best: float, plain: float, name: str = "ngram auto") -> dict[str, Any]:
-    place = {"pair": "demo", "workload": workload, "temperature": 0.7, "configuration": name, "rivals": ["none", "ngram k=3"]}
-    return place | {"over_best_fixed": {"median": best}, "over_plain": {"median": plain}}
+    cell = {"pair": "demo", "workload": workload, "temperature": 0.7, "configuration": name, "rivals": ["none", "ngram k=3"]}
+    return cell | {"over_best_fixed": {"median": best}, "over_plain": {"median": plain}}
 
 
 def result(*regrets: dict[str, Any], skip: int = 0) -> dict[str, Any]:

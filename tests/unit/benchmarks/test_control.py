@@ -65,7 +65,7 @@ def test_the_causes_add_up_to_the_loss(sim: Any) -> None:
 
 
 def test_where_nothing_is_found_plain_is_the_best(sim: Any) -> None:
-    """A law whose answer is known, at the promised floors."""
+    """A case whose answer is known, at the promised floors."""
     found = study(sim, sim.KINDS["look-up, nothing found"], (4, 4, 64), sim.Clock(), known=True)
     assert found.best == 0
     assert found.ratio == found.plain > 0.98
@@ -102,10 +102,10 @@ def test_the_table_has_a_line_for_each_kind(sim: Any) -> None:
 
 
 def test_a_recorded_text_is_met_as_the_text_was(sim: Any) -> None:
-    """Catches a place read for its neighbour, and a draft that keeps more than was asked for."""
+    """Catches a position read for its neighbour, and a draft that keeps more than was asked for."""
     kind = sim.KINDS["look-up, some copied"]
     (texts,) = sim.made_up(kind, 1, 3, 40, 5)
-    lines = [[text.kept(place, sim.chain(text.offered[place])) for place in range(len(text))] for text in texts]
+    lines = [[text.kept(position, sim.chain(text.offered[position])) for position in range(len(text))] for text in texts]
     cell = {
         "pair": "a", "drafter": "ngram", "workload": "b", "temperature": 0.7,
         "offered": ["".join(map(str, text.offered)) for text in texts], "kept": ["".join(map(str, line)) for line in lines],
@@ -113,9 +113,9 @@ def test_a_recorded_text_is_met_as_the_text_was(sim: Any) -> None:
     ((name, (recorded_kind, recorded)),) = sim.recorded({"cells": [cell]}).items()
     assert name == "a b, T = 0.7, ngram"
     for text, again in zip(texts, recorded, strict=True):
-        for place in range(len(text)):
-            for asked in range(sim.MOST + 1):
-                before, after = kind.step(text, place, asked), recorded_kind.step(again, place, asked)
+        for position in range(len(text)):
+            for asked in range(sim.MAX_NODES + 1):
+                before, after = kind.step(text, position, asked), recorded_kind.step(again, position, asked)
                 assert (after.drafted, after.kept, after.ran_out) == (before.drafted, before.kept, before.ran_out)
                 assert after.tokens == 1 + after.kept
     assert sim.study(recorded_kind, [recorded, recorded], sim.Clock(**QUIET), known=True).ratio > 0.9

@@ -71,7 +71,7 @@ def test_a_stage_that_raises_is_recorded_and_the_next_one_runs(gpu: ModuleType, 
     found = read(out)["stages"]
     assert (found["right"]["status"], found["right"]["reason"]) == ("failed", "ValueError: no such kernel")
     assert found["right"]["result"]["before"] == 1
-    assert any("test_gpu.py" in place for place in found["right"]["result"]["traceback"])
+    assert any("test_gpu.py" in line for line in found["right"]["result"]["traceback"])
     assert (found["roof"]["status"], found["roof"]["result"]) == ("ok", {"found": 2})
     assert found["gain"]["status"] == "skipped"
 
@@ -170,7 +170,7 @@ def test_a_missed_floor_is_in_the_exit_status(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ([], "this torch sees no CUDA device"),
         (["--tiny"], "--tiny --device cpu"),
@@ -182,11 +182,11 @@ def test_a_missed_floor_is_in_the_exit_status(
     ],
 )
 def test_what_cannot_be_run_says_so(
-    gpu: ModuleType, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    gpu: ModuleType, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main(arguments) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "x"])

@@ -243,7 +243,7 @@ def test_pace_plans_the_steps_that_fit_and_ends_in_time(stage: Any) -> None:
     """Half a second a step: 25 steps take 12.5 of 50 seconds, and 85 % of what is left holds 63 more."""
     training, now = stage("training"), [0.0]
     pace = training.Pace(Stand(tiny=False, deadline_s=60.0, clock=lambda: now[0]), until=10.0)
-    pace.loop = SimpleNamespace(total=training.MOST_STEPS, state=SimpleNamespace(step=0))
+    pace.loop = SimpleNamespace(total=training.MAX_STEPS, state=SimpleNamespace(step=0))
     for _ in range(25):
         now[0] += 0.5
         pace.loop.state.step += 1

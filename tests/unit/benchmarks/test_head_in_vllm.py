@@ -129,7 +129,7 @@ def ids(text: str) -> list[int]:
     return list(byte_tokenizer()(text)["input_ids"])
 
 
-def test_what_vllm_refuses_is_said(tmp_path: Path, compare: Comparison) -> None:
+def test_what_vllm_refuses_is_reported(tmp_path: Path, compare: Comparison) -> None:
     """Its own words without the repeated input, ours behind them where we know more, and the end of its log."""
     refusal = "ValidationError: 1 error\\n  Model Runner V1 does not support: dspark speculative decoding [type=value_error, x]"
     body = f"print('line of the log')\nanswer.write_text(json.dumps({{'error': '{refusal}'}}))\nsys.exit(1)"
@@ -145,11 +145,11 @@ def test_death_and_timeout(tmp_path: Path, compare: Comparison) -> None:
     error = import_module("in_vllm.process").VllmError
     with pytest.raises(error, match="vLLM ended with code 1 and no answer"):
         compare(python(tmp_path, "sys.exit('out of memory')"))
-    place = tmp_path / "pid"
-    hanging = python(tmp_path, f"Path({str(place)!r}).write_text(str(os.getpid()))\ntime.sleep(60)")
+    pid_file = tmp_path / "pid"
+    hanging = python(tmp_path, f"Path({str(pid_file)!r}).write_text(str(os.getpid()))\ntime.sleep(60)")
     with pytest.raises(error, match="vLLM was not done within 1 s; --timeout SECONDS gives it more"):
         compare(hanging, timeout_s=1)
-    assert is_gone(int(place.read_text()))
+    assert is_gone(int(pid_file.read_text()))
 
 
 @pytest.mark.parametrize(("number", "expected"), [
@@ -157,12 +157,12 @@ def test_death_and_timeout(tmp_path: Path, compare: Comparison) -> None:
 ])  # fmt: skip
 def test_interrupted(tmp_path: Path, number: int, expected: type[BaseException]) -> None:
     """Ctrl-C and what ends us otherwise come through at once, and take vLLM and what it started along."""
-    place = tmp_path / "pids"
-    body = f"child = os.fork()\nif child: Path({str(place)!r}).write_text(f'{{os.getpid()}} {{child}}')\ntime.sleep(60)"
+    pid_file = tmp_path / "pids"
+    body = f"child = os.fork()\nif child: Path({str(pid_file)!r}).write_text(f'{{os.getpid()}} {{child}}')\ntime.sleep(60)"
     interpreter = import_module("in_vllm.process").Interpreter(str(python(tmp_path, body)))
 
     def press() -> None:
-        while not place.exists() or not place.read_text():
+        while not pid_file.exists() or not pid_file.read_text():
             time.sleep(0.05)
         signal.pthread_kill(threading.main_thread().ident or 0, number)
 
@@ -174,19 +174,19 @@ def test_interrupted(tmp_path: Path, number: int, expected: type[BaseException])
     pressing.join()
     assert expected is KeyboardInterrupt or ended.value.args == (128 + number,)
     assert signal.getsignal(number) == before
-    assert all(is_gone(int(pid)) for pid in place.read_text().split())
+    assert all(is_gone(int(pid)) for pid in pid_file.read_text().split())
 
 
 @pytest.mark.slow
 def test_killed(tmp_path: Path) -> None:
     """Nobody can say a word then. Catches vLLM, and what it started, computing on for nobody after the out-of-memory killer took
     us. The worker is the real one, vLLM and its torch are not."""
-    place, libraries = tmp_path / "pids", tmp_path / "libraries"
+    pid_file, libraries = tmp_path / "pids", tmp_path / "libraries"
     libraries.mkdir()
     (libraries / "torch.py").write_text("")
     (libraries / "vllm.py").write_text(
         "import os, time\nfrom pathlib import Path\nchild = os.fork()\n"
-        f"if child: Path({str(place)!r}).write_text(f'{{os.getpid()}} {{child}}')\ntime.sleep(60)"
+        f"if child: Path({str(pid_file)!r}).write_text(f'{{os.getpid()}} {{child}}')\ntime.sleep(60)"
     )
     program = (
         f"import os, sys\nfrom pathlib import Path\nsys.path.insert(0, {BENCHMARKS!r})\nfrom in_vllm.process import Interpreter\n"
@@ -194,9 +194,9 @@ def test_killed(tmp_path: Path) -> None:
         "Interpreter(sys.executable).ask({'threads': None}, folder, folder / 'log', 50)"
     )
     asking = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY)
-    while asking.poll() is None and (not place.exists() or not place.read_text()):
+    while asking.poll() is None and (not pid_file.exists() or not pid_file.read_text()):
         time.sleep(0.05)
-    pids = [int(pid) for pid in place.read_text().split()]
+    pids = [int(pid) for pid in pid_file.read_text().split()]
     assert not any(is_gone(pid, 0.0) for pid in pids)
     asking.kill()
     asking.wait()

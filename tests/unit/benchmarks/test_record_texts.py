@@ -25,28 +25,28 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3])
 def test_every_length_meets_what_was_recorded(recording: Any, tmp_path: Path, temperature: float) -> None:
-    """Catches a place that is one off, a token that is not the text's, and lengths of which one writes another text."""
+    """Catches a position that is one off, a token that is not the text's, and lengths of which one writes another text."""
     folder = save_checkpoint(tmp_path, tiny_llama(257), byte_tokenizer())
     threads = torch.get_num_threads()
     fixed = {"drafter": "ngram", "dtype": "float32", "runtime": "eager", "threads": 1, "verifier": "gumbel"}
-    params = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS + recording.MOST, ignore_eos=True)
+    params = SamplingParams(temperature=temperature, max_tokens=NUM_TOKENS + recording.MAX_NODES, ignore_eos=True)
     prompt = [5, 6, 7, 5, 6, 7, 5]
-    decoder = recording.OneByOne(build(Options(target=str(folder), num_draft_tokens=recording.MOST, **fixed)).decoder)
+    decoder = recording.OneByOne(build(Options(target=str(folder), num_draft_tokens=recording.MAX_NODES, **fixed)).decoder)
     decoder.add(make_row(prompt, params))
     for _ in range(NUM_TOKENS):
         assert decoder.step() == [1]
     text = decoder.rows[0].output
     assert len(decoder.kept) == len(text) == NUM_TOKENS
-    for length in (1, 3, recording.MOST):
+    for length in (1, 3, recording.MAX_NODES):
         other = build(Options(target=str(folder), num_draft_tokens=length, **fixed)).decoder
         other.add(make_row(prompt, params))
         kept = []
-        while len(other.rows[0].output) < NUM_TOKENS - recording.MOST:
-            place = len(other.rows[0].output)
+        while len(other.rows[0].output) < NUM_TOKENS - recording.MAX_NODES:
+            position = len(other.rows[0].output)
             (taken,) = other.step()
-            assert taken == 1 + min(length, decoder.kept[place])
+            assert taken == 1 + min(length, decoder.kept[position])
             kept.append(taken - 1)
-        said = other.rows[0].output[:NUM_TOKENS]
-        assert said == text[: len(said)]
+        emitted = other.rows[0].output[:NUM_TOKENS]
+        assert emitted == text[: len(emitted)]
         assert max(kept) > length // 2, "hardly anything was ever kept, so hardly anything was tested"
     torch.set_num_threads(threads)

@@ -56,7 +56,7 @@ def test_what_is_drafted_behind_the_end_counts_apart() -> None:
 
 
 def test_hard_labels_are_the_next_tokens() -> None:
-    """Catches labels of the same position instead of the next, and a validation that no longer asks for the target's law."""
+    """Catches labels of the same position instead of the next, and a validation that lacks the target's distribution."""
     hard, module = import_module("study.hard_labels").HardLabelRecipe, target_module()
     sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 16}
     recipe, plain = (build_recipe(kind, module, **sizes) for kind in (hard, DraftModelRecipe))
@@ -65,8 +65,8 @@ def test_hard_labels_are_the_next_tokens() -> None:
         logits = recipe.module.eval()(input_ids=batch.tokens).logits
         assert torch.equal(recipe.loss(batch).loss, plain.loss(batch).loss)
         learnt = recipe.module.train() and recipe.loss(batch).loss
-    said = torch.cat([batch.tokens[b, t + 1][None] for b, t in batch.mask.nonzero().tolist()])
-    torch.testing.assert_close(learnt, F.cross_entropy(logits[batch.mask], said))
+    labels = torch.cat([batch.tokens[b, t + 1][None] for b, t in batch.mask.nonzero().tolist()])
+    torch.testing.assert_close(learnt, F.cross_entropy(logits[batch.mask], labels))
 
 
 def test_the_recipe_joins_by_its_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,6 @@ def test_the_page_says_what_the_result_says(tmp_path: Path) -> None:
 def test_verdicts_want_intervals_that_are_apart() -> None:
     verdict = import_module("study.report_worked").verdict
     best = {"speedup": [2.0, 1.8, 2.2]}
-    for found, said in (([2.5, 2.3, 2.7], "pays"), ([1.5, 1.3, 1.7], "does not pay"), ([2.1, 1.9, 2.3], "no difference seen")):
-        assert verdict({"speedup": found}, best) == said
+    for found, words in (([2.5, 2.3, 2.7], "pays"), ([1.5, 1.3, 1.7], "does not pay"), ([2.1, 1.9, 2.3], "no difference seen")):
+        assert verdict({"speedup": found}, best) == words
     assert verdict({"failure": "no draft"}, best) == "no draft"

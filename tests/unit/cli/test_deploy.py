@@ -1,4 +1,4 @@
-"""`outrider deploy`: what it writes is what the engines' own parsers read, and says what tune said; bad input is one line."""
+"""`outrider deploy`: what it writes is what the engines' own parsers read, and says what tune found; bad input is one line."""
 
 from __future__ import annotations
 

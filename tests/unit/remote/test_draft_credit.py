@@ -92,7 +92,7 @@ def test_only_what_the_text_has_reached_is_judged() -> None:
     assert hosted.curves() == expected.curves()
 
 
-@pytest.mark.parametrize("happens", ["replaced", "stopped", "repeated", "told again"])
+@pytest.mark.parametrize("happens", ["replaced", "stopped", "repeated", "shared again"])
 def test_what_was_never_emitted_judges_nothing(happens: str) -> None:
     hosted = Hosted()
     hosted.start(1, [10, 11, 12])

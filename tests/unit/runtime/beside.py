@@ -40,7 +40,7 @@ def models(head: str, dtype: torch.dtype = torch.float64, **changes: Any) -> tup
 
 
 class Beside(Drafter):
-    """Two drafters that must propose the same, step by step. `tolerance`: of laws and caches, relative."""
+    """Two drafters that must propose the same, step by step. `tolerance`: of distributions and caches, relative."""
 
     def __init__(self, one: Any, other: Any, tolerance: float = 1e-6) -> None:
         self.both = one, other

@@ -1,7 +1,7 @@
 """Completes phrases: once a text has begun one of the user's phrases, the rest of it is drafted.
 
 Names of products and laws, form letters, disclaimers: whoever writes them once writes them again, word for word, and a
-list of them is quickly made. The list becomes a trie of tokens. Per row we keep the places in the trie that the end of the
+list of them is quickly made. The list becomes a trie of tokens. Per row we keep the prefixes in the trie that the end of the
 text stands at (all beginnings of phrases that the text ends with); what lies below them is the draft.
 
 Lossless without further thought: a draft depends on committed text only, and its nodes are placed, not drawn.
@@ -53,22 +53,22 @@ class PhraseSettings:
 
 
 class PhraseTrie:
-    """All phrases, their common beginnings shared. A place is a beginning of a phrase; place 0 is the empty one."""
+    """All phrases, their common beginnings shared. A prefix is a beginning of a phrase; prefix 0 is the empty one."""
 
     def __init__(self, phrases: Iterable[list[int]]) -> None:
-        self.following: list[dict[int, int]] = [{}]  # of each place: token -> place, in the order of the phrases
+        self.following: list[dict[int, int]] = [{}]  # of each prefix: token -> prefix, in the order of the phrases
         self.depth = [0]  # tokens of each beginning
         for tokens in phrases:
             self._enter(tokens)
 
     def _enter(self, tokens: list[int]) -> None:
-        place = 0
+        prefix = 0
         for token in tokens:
-            if token not in self.following[place]:
-                self.following[place][token] = len(self.following)
+            if token not in self.following[prefix]:
+                self.following[prefix][token] = len(self.following)
                 self.following.append({})
-                self.depth.append(self.depth[place] + 1)
-            place = self.following[place][token]
+                self.depth.append(self.depth[prefix] + 1)
+            prefix = self.following[prefix][token]
 
 
 @dataclass
@@ -76,13 +76,13 @@ class _Reading:
     """How one row's text ends."""
 
     num_read: int = 0  # tokens of the text that were read
-    places: list[int] = field(default_factory=list)  # beginnings of phrases that the text ends with, longest first
+    prefixes: list[int] = field(default_factory=list)  # beginnings of phrases that the text ends with, longest first
 
     def read(self, tokens: list[int], trie: PhraseTrie) -> None:
         """Read what the text has gained."""
         for token in tokens[self.num_read :]:
-            following = (trie.following[place].get(token) for place in [*self.places, 0])
-            self.places = [place for place in following if place is not None]
+            following = (trie.following[prefix].get(token) for prefix in [*self.prefixes, 0])
+            self.prefixes = [prefix for prefix in following if prefix is not None]
         self.num_read = len(tokens)
 
 
@@ -117,27 +117,27 @@ class PhraseDrafter(Drafter):
         self._readings[-1].read(row.tokens, self._trie)
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
-        trees = [self._tree(reading.places, budget) for reading, budget in zip(self._readings, gamma, strict=True)]
+        trees = [self._tree(reading.prefixes, budget) for reading, budget in zip(self._readings, gamma, strict=True)]
         return to_draft(trees, rows.device, nested=True)
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         for reading, row in zip(self._readings, rows, strict=True):
             reading.read(row.tokens, self._trie)
 
-    def _tree(self, places: list[int], budget: int) -> TokenTree:
-        """At most `budget` nodes below these places, nearest first: they are the likeliest to be kept."""
+    def _tree(self, prefixes: list[int], budget: int) -> TokenTree:
+        """At most `budget` nodes below these prefixes, nearest first: they are the likeliest to be kept."""
         tree = TokenTree()
-        matches = [place for place in places if self._trie.depth[place] >= self._settings.min_match]
-        waiting = deque((-1, token, place) for match in matches for token, place in self._ways(match))
+        matches = [prefix for prefix in prefixes if self._trie.depth[prefix] >= self._settings.min_match]
+        waiting = deque((-1, token, prefix) for match in matches for token, prefix in self._ways(match))
         if not self._settings.tree:
             waiting = deque(list(waiting)[:1])
         while waiting and len(tree) < budget:
-            parent, token, place = waiting.popleft()
+            parent, token, prefix = waiting.popleft()
             node = tree.add(parent, token)
-            waiting.extend((node, following, below) for following, below in self._ways(place))
+            waiting.extend((node, following, below) for following, below in self._ways(prefix))
         return tree
 
-    def _ways(self, place: int) -> list[tuple[int, int]]:
-        """(token, place) of how phrases go on: all of them in a tree, the first one in a chain."""
-        ways = list(self._trie.following[place].items())
+    def _ways(self, prefix: int) -> list[tuple[int, int]]:
+        """(token, prefix) of how phrases go on: all of them in a tree, the first one in a chain."""
+        ways = list(self._trie.following[prefix].items())
         return ways if self._settings.tree else ways[:1]

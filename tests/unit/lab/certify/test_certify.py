@@ -29,7 +29,7 @@ def run(subject: Subject, plan: CertifyPlan = PLAN) -> CertifyResult:
 
 
 def statuses(result: CertifyResult) -> list[str]:
-    """Of exact law, first token, greedy, sampled law, independence."""
+    """Of exact distribution, first token, greedy, sampled distribution, independence."""
     return [section.status for section in result.sections.values()]
 
 
