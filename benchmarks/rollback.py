@@ -1,8 +1,9 @@
-"""What rejected drafts cost a hybrid model: passes behind a rejection beside passes behind none, on the native runtime.
+"""What rejected drafts and trees cost a hybrid model, on the native runtime: passes behind a rejection, and over branches.
 
 The model is random and shaped like Qwen3.5 (three gated delta nets to one attention layer), because published hybrids cannot be
 fetched here and time does not depend on the weights' values. A pass holds the pending token and five draft tokens. Runs with
-all, none, or some of them kept take turns, so that each meets the same minutes; a ratio compares neighbours.
+all, none, or some of them kept take turns, so that each meets the same minutes; a ratio compares neighbours. A tree has as many
+tokens as its chain; what moves when a path of it is kept counts, too.
 
     python benchmarks/rollback.py
 """
@@ -30,6 +31,7 @@ from outrider.runtime.own_states import native_states
 
 DRAFTED = 5
 FLOOR = 1.1  # a pass behind a rejection / one behind none
+TREES = (6, 16)  # tokens of trees, whose nodes have two children
 SHAPE: dict[str, Any] = {
     "vocab_size": 32768, "hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 12, "num_attention_heads": 8,
     "num_key_value_heads": 2, "head_dim": 128, "layer_types": [*["linear_attention"] * 3, "full_attention"] * 3,
@@ -55,6 +57,8 @@ def main(
         for kept, seconds in found[name]["pass_s"].items():
             table.add_row(f"{kept} of {DRAFTED} kept", f"{seconds * 1e3:.1f}", f"{found[name]['ratio'][kept]:.3f}")
         table.add_row("a single token", f"{found[name]['single_s'] * 1e3:.1f}", "")
+        for size, tree in found[name]["trees"].items():
+            table.add_row(f"tree of {size} tokens", f"{tree['tree_s'] * 1e3:.1f}", f"{tree['ratio']:.3f} times its chain")
         out.print(table)
     content = {
         "versions": {"outrider": __version__, "torch": torch.__version__}, "shape": SHAPE, "context": context,
@@ -104,7 +108,26 @@ def measured(lm: LM, context: int, repeats: int) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "pass_s": {kept: median(row[1:]) for kept, row in seconds.items()}, "ratio": ratios, "single_s": median(single),
+        "trees": {size: _tree(lm, size, repeats) for size in TREES},
     }  # fmt: skip
+
+
+def _tree(lm: LM, size: int, repeats: int) -> dict[str, float]:
+    """Median seconds of passes over a tree and over a chain of as many tokens, a path of the tree being kept; median ratio."""
+    block = probe_tokens(lm.shape.vocab_size, size, lm.device)
+    parents = torch.tensor([[(node + 1) // 2 - 1 for node in range(size - 1)]])  # -1: the pending token
+    path = [size - 1]
+    while path[0]:
+        path.insert(0, (path[0] - 1) // 2)
+    seconds: dict[str, list[float]] = {"tree": [], "chain": []}
+    for _ in range(repeats + 1):
+        for kind, shape, kept in (("tree", parents, path), ("chain", None, range(len(path)))):
+            start = time.perf_counter()
+            lm.forward(block, shape)
+            lm.kv.keep(0, kept)
+            seconds[kind].append(time.perf_counter() - start)
+    ratio = median(tree / chain for tree, chain in zip(seconds["tree"][1:], seconds["chain"][1:], strict=True))
+    return {"tree_s": median(seconds["tree"][1:]), "chain_s": median(seconds["chain"][1:]), "ratio": ratio}
 
 
 if __name__ == "__main__":

@@ -43,19 +43,20 @@ class Parts:
     def _check_states(self, target: LoadedModel, draft: LoadedModel | None) -> None:
         """Raises CapabilityError for a drafter that models with running states, or on transformers' own cache, cannot serve."""
         for model in (target, draft):
-            lacks = None
-            if model is None or model.lm.why_chains is None:
+            if model is None or not (model.lm.shape.states or model.lm.why_own_cache):
                 continue
-            if self.requirements.trees:
-                lacks = "drafts trees, and states cannot branch"
-            elif model is target and self.requirements.module:
-                lacks = "drafts on the target's own keys and values, which are not there"
+            lacks = None
+            if self.requirements.trees and model.lm.why_own_cache:
+                own = f"transformers' own cache ({model.lm.why_own_cache})"
+                lacks = f"drafts trees, and states cannot branch where it runs: on {own}"
+            elif self.requirements.trees and model is draft:
+                lacks = "grows a tree in several passes of its draft model, and running states branch within one pass alone"
+            elif self.requirements.module and model is target:
+                lacks = "drafts on the target's own keys and values, which some of its layers do not have in our cache"
             if lacks is not None:
-                own = model.lm.why_own_cache
-                why = model.lm.why_chains if own is None else f"it runs on transformers' own cache ({own})"
                 raise CapabilityError(
-                    f"drafter '{self.drafter_name}' {lacks}. Of '{model.name}': {why}. Use a drafter of chains: ngram, suffix, "
-                    "draft-model, composite with mode=best, ..."
+                    f"drafter '{self.drafter_name}' does not serve with '{model.name}': it {lacks}. "
+                    "Use a drafter of chains: ngram, suffix, draft-model, composite with mode=best, ..."
                 )
 
     @property

@@ -61,7 +61,7 @@ def measured(family: str, module: Any) -> Served:
     if isinstance(lm, StateLM):
         try:
             made = native_states(lm, module, cache_folder())
-            return Served(family, "ours", "native", _text(find_native_limits(made).exact_rows), "chains")
+            return Served(family, "ours", "native", _text(find_native_limits(made).exact_rows), "chains, trees")
         except CapabilityError:
             finish(lm, module)
         kept = "transformers'" if lm.own_run.keeps_state else "none"

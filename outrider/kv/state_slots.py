@@ -8,11 +8,14 @@ buffer takes the new tip. Where it is less, the pass first brings the base forwa
 in the same arithmetic as when they were passed, and goes on from there. So a rejection costs some updates of a state in the
 next pass, no pass and no copy, and a state has the same bits however its text was cut into passes.
 
-A pass of one token may be a draft's, of which many are taken back at once: it leaves the base up to `LAG` tokens behind.
+A pass over a tree of tokens leaves records alone, in the order of its nodes; those of the kept path move together, as keys and
+values do. A pass of one token may be a draft's, of which many are taken back at once: it leaves the base up to `LAG` tokens
+behind.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -152,9 +155,7 @@ class StateSlots(KVCache):
 
     def advance(self, row: int, count: int) -> None:
         """Commit the next `count` tokens of the last pass. Raises ValueError for some tokens of a long prompt's pass."""
-        length, line = self.lengths[row] + count, self._lines[row]
-        if not line.holds(length):
-            raise ValueError(f"row {row}: states go on at {line.base} or {line.tip} tokens, not at {length}")
+        self._check_length(row, self.lengths[row] + count)
         super().advance(row, count)
 
     def truncate(self, row: int, length: int) -> None:
@@ -168,17 +169,39 @@ class StateSlots(KVCache):
             self._lines[row] = _Line()
 
     def keep(self, row: int, path: Sequence[int]) -> None:
-        """Commit the first tokens of the pass just scored: `path` is 0, 1, 2, ... Raises ValueError for another path."""
-        if list(path) != list(range(len(path))):
-            raise ValueError(f"a running state keeps the beginning of a chain, not nodes {list(path)} of a tree")
-        self.advance(row, len(path))
+        """Commit nodes of the pass just scored, as `KVCache.keep`. Raises ValueError for some tokens of a long prompt's pass."""
+        start = self.lengths[row]
+        self._check_length(row, start + len(path))
+        first = next((number for number, offset in enumerate(path) if number != offset), None)
+        super().keep(row, path)
+        if first is not None:
+            self._move_records(row, start, first, path)
 
-    def begin(self, first_row: int, num_rows: int, width: int, *, reads: bool) -> StatePass:
-        """Before a pass of `width` tokens over these rows. `reads`: of a text's own tokens, of which none will be rejected."""
+    def _check_length(self, row: int, length: int) -> None:
+        line = self._lines[row]
+        if not line.holds(length):
+            raise ValueError(f"row {row}: states go on at {line.base} or {line.tip} tokens, not at {length}")
+
+    def _move_records(self, row: int, start: int, first: int, path: Sequence[int]) -> None:
+        """Move records of a path's nodes, from number `first` on, to their positions. Offsets increase: all are read in time."""
+        slots = [((start + number) % self.num_records, (start + offset) % self.num_records)
+                 for number, offset in enumerate(path[first:], first)]  # fmt: skip
+        for store in self.records:
+            size = store.shape[2]
+            at = store.data_ptr() + row * self.num_records * size
+            for to, origin in slots:
+                ctypes.memmove(at + to * size, at + origin * size, size)
+
+    def begin(self, first_row: int, num_rows: int, width: int, *, reads: bool, in_tree: bool = False) -> StatePass:
+        """Before a pass of `width` tokens over these rows. `reads`: of a text's own tokens, of which none will be rejected;
+        `in_tree`: of tokens that may follow others than the ones before them."""
         starts = self.lengths[first_row : first_row + num_rows]
-        if not reads:
+        if in_tree or not reads:
             self._record(first_row, num_rows, width)
         moves = self._moves(first_row, starts, width)
+        if in_tree:
+            for row in range(first_row, first_row + num_rows):
+                self._lines[row] = replace(self._lines[row], tip=self._lines[row].tip + 1)  # no buffer has the state there
         if not first_row:
             return StatePass(self.states, self.records, moves)
         return StatePass([store[first_row:] for store in self.states], [store[first_row:] for store in self.records], moves)

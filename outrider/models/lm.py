@@ -22,7 +22,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from outrider.errors import CapabilityError
 from outrider.kv import KVCache, LayerShape
 from outrider.kv.cache import CHUNK_ROOM
 from outrider.kv.state_slots import StateShape, StateSlots
@@ -32,8 +31,6 @@ from outrider.models.signals import Listening
 
 PREFILL_CHUNK = CHUNK_ROOM  # tokens; bounds activation memory, and keeps a prompt's arithmetic the same however it is batched
 
-
-RUNNING_STATES = "some of its layers keep one running state of each text instead of keys and values of each token"
 
 # (row, position of the first token, hidden states (T, H) by layer): a chunk of text that was fed
 Reader = Callable[[int, int, dict[int, Tensor]], None]
@@ -92,11 +89,6 @@ class LM:
         self.hidden: dict[int, Tensor] = {}  # of the last pass made with `capture`: key -> (B, T, H)
         self._columns: dict[int, Tensor] = {}
 
-    @property
-    def why_chains(self) -> str | None:
-        """Why its passes take chains and no trees; None where they take both."""
-        return RUNNING_STATES if self.shape.states else self.why_own_cache
-
     def lay_out(self, layers: tuple[LayerShape, ...]) -> None:
         """Keep these layers from now on, in a new cache where they are others."""
         if layers != self.shape.layers:
@@ -115,11 +107,9 @@ class LM:
         """Logits (B, T, V), or (B, K, V) for the K given `columns`, of one pass over rows first_row .. first_row + B.
 
         `tokens` (B, T) int64, the first one the pending token; `parents` (B, T-1) as in `Draft`, None for a chain. A pass with
-        `columns` reads a text: all of its tokens are committed, or none. Raises CapabilityError for a tree over running states.
+        `columns` reads a text: all of its tokens are committed, or none.
         """
         num_rows, num_tokens = tokens.shape
-        if parents is not None and self.shape.states:
-            raise CapabilityError(f"a pass over a tree of tokens, which cannot be: {RUNNING_STATES}")
         reads = columns is not None
         width = self._padded_width(num_rows, num_tokens)
         self.kv.reserve(self.kv.num_rows, max(self.kv.lengths[first_row : first_row + num_rows]) + width)
@@ -185,7 +175,7 @@ class LM:
             window=self.shape.sliding_window, chunked=self.shape.chunked, last_position=self.shape.context_length - 1,
         )  # fmt: skip
         if isinstance(self.kv, StateSlots):
-            plan = replace(plan, states=self.kv.begin(first_row, num_rows, width, reads=reads))
+            plan = replace(plan, states=self.kv.begin(first_row, num_rows, width, reads=reads, in_tree=parents is not None))
         return plan, positions
 
 

@@ -33,7 +33,7 @@ def find_native_limits(lm: LM, widest: int = 0) -> PassLimits:
     lm.catch_up([tokens[0, : length + 1].tolist() for length in PREFIXES])
     chain, others = tokens[:, PREFIXES[0] : PREFIXES[0] + CHAIN], tokens[:, -len(TREE_PARENTS) - 1 :]
     together = lm.forward(torch.cat([chain, others[:, :CHAIN]]))[0]
-    in_tree = None if lm.why_chains else _in_tree(lm, chain, others)
+    in_tree = _in_tree(lm, chain, others)
     whole = lm.forward(chain)[0]
     alone = lm.forward(chain[:, :1])[0]
     wide = lm.forward(torch.cat([chain, others.repeat(1, -(-widest // others.shape[1]))], dim=1)[:, : max(widest, CHAIN)])[0]
@@ -43,8 +43,7 @@ def find_native_limits(lm: LM, widest: int = 0) -> PassLimits:
         lm.kv.swap_remove(0)
     exact_rows = torch.equal(together, whole) and torch.equal(alone, whole[:1]) and torch.equal(late, whole[CUT:])
     exact_rows = exact_rows and torch.equal(wide[:CHAIN], whole)
-    exact_trees = in_tree is not None and torch.equal(in_tree, whole)
-    return PassLimits(granularity=1, exact_trees=exact_trees, exact_rows=exact_rows)
+    return PassLimits(granularity=1, exact_trees=torch.equal(in_tree, whole), exact_rows=exact_rows)
 
 
 def _in_tree(lm: LM, chain: Tensor, others: Tensor) -> Tensor:

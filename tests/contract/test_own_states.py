@@ -23,7 +23,6 @@ from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter
 from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.drafters.none import NoDrafter
-from outrider.errors import CapabilityError
 from outrider.kv import state_slots
 from outrider.kv.state_slots import HELD_BACK, LAG, StatePass, StateSlots
 from outrider.models.lm import LM
@@ -97,12 +96,10 @@ def plain(lm: LM, text: list[int], count: int) -> Tensor:
 def test_it_is_found_exact_when_it_is_loaded(name: str, dtype: torch.dtype) -> None:
     lm = subject(name, dtype)
     assert lm.limits.exact_rows
+    assert lm.limits.exact_trees
     assert lm.why_own_cache is None
-    assert lm.why_chains
     assert isinstance(lm.kv, StateSlots)
     assert lm.kv.bytes_per_token > 0
-    with pytest.raises(CapabilityError, match="keep one running state"):
-        lm.forward(torch.tensor([[5, 6]]), parents=torch.tensor([[-1]]))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -136,6 +133,46 @@ def rejections(name: str, dtype: torch.dtype) -> None:
 def test_rejections_at_every_depth(name: str, dtype: torch.dtype) -> None:
     """Catches states that still hold what was rejected, that lack what was kept, or that rows share."""
     rejections(name, dtype)
+
+
+# The parents of a tree's nodes behind the pending token, row by row, and paths that are kept in turn, pending token first.
+# The last tree has one branch: all of it may be kept
+TREES = [[-1, -1, 0, 2, 1, 3, 4, 0], [-1, 0, -1, 2, 2, 4, 5, -1], [-1, 0, 1, 2, 3, 4, 5, 6]]
+PATHS = [
+    [[0, 1, 3, 4, 6], [0, 2, 5, 7], [0, 2], [0], [0, 1, 8]],
+    [[0, 8], [0, 3, 5, 6, 7], [0, 1, 2], [0, 3, 4], [0]],
+    [[0, 1, 2], [*range(9)], [0], [*range(9)], [0, 1, 2, 3, 4]],
+]
+
+
+def branches(name: str, dtype: torch.dtype) -> None:
+    """Keeps paths of trees, in ragged rows and with other passes in between; all nodes have the bits that they have as chains."""
+    lm, parents = subject(name, dtype), torch.tensor(TREES)
+    texts = [text_of(length, seed=length) for length in TEXTS]
+    begin(lm, *texts)
+    for step in range(len(PATHS[0])):
+        drafts = [[text[-1], *text_of(parents.shape[1], seed=100 * step + row)] for row, text in enumerate(texts)]
+        logits = lm.forward(torch.tensor(drafts), parents)
+        for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
+            for path in (paths[row] for paths in zip(*PATHS, strict=True)):
+                branch = [*text, *(draft[column] for column in path[1:])]
+                if dtype == torch.float32:
+                    REFERENCE.compare(name, logits[row, path], branch)
+                assert torch.equal(logits[row, path], plain(lm, branch, len(path)))
+            lm.kv.keep(row, PATHS[row][step])
+            text += [*(draft[column] for column in PATHS[row][step][1:]), 7 + row]
+        lm.kv.check_integrity()
+        for row, passed in enumerate(score(lm, *[[text[-1], 5] for text in texts])) if step % 2 else ():
+            assert torch.equal(passed, plain(lm, [*texts[row], 5], 2))
+            lm.kv.keep(row, [0])
+            texts[row].append(30 + step)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", EACH)
+def test_trees(name: str, dtype: torch.dtype) -> None:
+    """Catches a token that goes on from another branch's state, and a kept path whose states are those of what it was among."""
+    branches(name, dtype)
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -338,6 +375,31 @@ def lost_records(number: int) -> Bug:
         patch.setattr(StateSlots, "begin", begin_without)
 
     return lose
+
+
+def records_stay(patch: pytest.MonkeyPatch) -> None:
+    """BUG: the records of a kept path stay among those of the tree."""
+    patch.setattr(StateSlots, "_move_records", lambda self, *args: None)
+
+
+def tip_of_a_tree(patch: pytest.MonkeyPatch) -> None:
+    """BUG: a tree is taken for a chain, whose last token leaves a state."""
+    begun = StateSlots.begin
+
+    def begin_a_chain(self: StateSlots, *args: Any, in_tree: bool = False, **kwargs: Any) -> StatePass:
+        return begun(self, *args, **kwargs)
+
+    patch.setattr(StateSlots, "begin", begin_a_chain)
+
+
+@pytest.mark.parametrize("bug", [records_stay, tip_of_a_tree, *BUGS])
+@pytest.mark.parametrize("name", ["qwen3_5_text", "mamba"])
+def test_bugs_of_trees_are_found(name: str, bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = subject(name)
+    bug(monkeypatch)
+    monkeypatch.setattr(lm, "kv", lm.twin().kv)
+    with pytest.raises(AssertionError):
+        branches(name, torch.float32)
 
 
 @pytest.mark.parametrize(("name", "number"), [  # convolution and what follows it, or a delta rule alone

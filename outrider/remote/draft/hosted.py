@@ -137,8 +137,8 @@ def load_drafter(options: HostedDrafterOptions, status: Callable[[str], None] = 
     loaded, notes = _load_draft(options, parts, device, status) if options.draft is not None else (None, [])
     if loaded is not None and not loaded.lm.kv.by_position:
         raise CapabilityError(
-            f"'{loaded.name}' keeps more of a text than keys and values ({loaded.lm.why_chains}), and a draft service shares out "
-            "rows of those. Draft with it beside the target (--draft), or give the service another model"
+            f"'{loaded.name}' keeps running states, not only keys and values of each token, and a draft service shares out rows "
+            "of those. Draft with it beside the target (--draft), or give the service another model"
         )
     target, vocab_size, context = _target(options, loaded, device)
     setup = DraftSetup(target, loaded, options.max_draft_tokens, parts.drafter_settings)

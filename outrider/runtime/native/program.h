@@ -99,6 +99,11 @@ struct Pass {
   float* logits;                       // (B, K, V)
   char* arena;                         // of the body's values, then the head's, then what attention leaves
 
+  // The token that a token of a tree follows; none where it follows what the cache holds
+  int64_t parent(int64_t row, int64_t token) const {
+    const int64_t m = row * tokens + token;
+    return depths[m] ? paths[m * tokens + depths[m] - 1] : -1;
+  }
   // Where position 0 of a row lies in a layer, in positions; in front of a short slot, of which nobody reads
   int64_t origin(const Op& op, int64_t row) const {
     return op.is_short && bases ? row * short_capacity - bases[row] : row * capacity;

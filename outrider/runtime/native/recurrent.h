@@ -2,6 +2,9 @@
 //
 // One token after the other, in one order of sums whatever the pass holds: so a state has the same bits however a text was cut into
 // passes, and tokens that were kept of a draft are brought into it again (`Move`) in the arithmetic that they were passed in.
+//
+// In a tree each token goes on from the state of the one that it follows, all of which the thread holds while the pass lasts. It
+// leaves records, as a chain does, and no state behind its last token.
 
 #pragma once
 
@@ -36,6 +39,32 @@ inline Slot slot_of(const Op& op, const Pass& pass, int64_t b, int64_t size, int
   return {static_cast<float*>(pass.states[op.layer]) + b * 2 * size, size,
           static_cast<char*>(pass.records[op.layer]) + b * pass.num_records * bytes, bytes, pass.num_records};
 }
+
+// Part of a state: a matrix with some of a state's columns, `step` numbers from a row to the next one.
+struct Part {
+  float* at;
+  int64_t step;
+};
+
+// What the tokens of a tree leave in a part (rows, columns) of a state, by token.
+class Branches {
+ public:
+  Branches(const Pass& pass, int64_t row, int64_t rows, int64_t columns)
+      : pass_(pass), row_(row), step_((columns + 15) / 16 * 16), size_(rows * step_) {
+    if (pass.depths && int64_t(held_.size()) < pass.tokens * size_) held_.resize(pass.tokens * size_);
+  }
+  Part of(int64_t token) const { return {held_.data() + token * size_, step_}; }
+  // The part that a token of the tree goes on from: `first` where it follows nothing of the pass
+  Part before(int64_t token, Part first) const {
+    const int64_t parent = pass_.parent(row_, token);
+    return parent < 0 ? first : of(parent);
+  }
+
+ private:
+  inline static thread_local std::vector<float> held_;
+  const Pass& pass_;
+  int64_t row_, step_, size_;
+};
 
 // Sixteen numbers as their dtype has them
 inline Floats as_stored(Floats x, bool is_bf16) {
@@ -82,6 +111,8 @@ void convolve(const Op& op, const Pass& pass, const At& at, Pool& pool) {
     const Slot slot = slot_of(op, pass, b, (width - 1) * channels, channels * (is_bf16 ? 2 : 4));
     const auto record = [&](int64_t position) { return Row{slot.record(position), 1, is_bf16}; };
     Window window{{}, width - 1, channels};
+    thread_local std::vector<Window> branches;  // in a tree, behind each token
+    if (pass.depths) branches.resize(pass.tokens);
     for (int64_t c = first; c < end; c += 16) {
       const Mask some = first16(end - c);
       if (move.end > move.begin) {
@@ -93,7 +124,8 @@ void convolve(const Op& op, const Pass& pass, const At& at, Pool& pool) {
       if (pass.starts[b] == 0) window.clear();
       else window.read(slot.buffer(move.source), c, some);
       for (int64_t t = 0; t < pass.tokens; ++t) {
-        const int64_t m = b * pass.tokens + t;
+        const int64_t m = b * pass.tokens + t, parent = pass.depths ? pass.parent(b, t) : -1;
+        if (parent >= 0) window = branches[parent];
         const Floats x = row_of(op.in[0], at(op.in[0], m), 0).read(c, some);
         Floats sum = bias ? load_some(some, bias + c) : floats(0);
         for (int64_t i = 0; i + 1 < width; ++i) sum = multiply_add(load_some(some, weight + i * channels + c), window.held[i], sum);
@@ -101,8 +133,9 @@ void convolve(const Op& op, const Pass& pass, const At& at, Pool& pool) {
         row_of(op.out, at(op.out, m), 0).write(c, some, op.numbers[0] != 0 ? sum * sigmoid(sum) : sum);
         if (move.is_recorded) record(pass.starts[b] + t).write(c, some, x);
         window.push(x);
+        if (pass.depths) branches[t] = window;
       }
-      window.write(slot.buffer(move.target), c, some);
+      if (!pass.depths) window.write(slot.buffer(move.target), c, some);
     }
   });
 }
@@ -163,7 +196,7 @@ inline void prepare(const Sizes& s, const Token& token, double epsilon, Scratch&
 
 // One token in some columns of a head's state, read at `from` and written to `to`; what its query reads there goes to `out`.
 template <bool READS>
-inline void update(const Sizes& s, const Scratch& room, const Token& token, int64_t first, int64_t count, const float* from, float* to,
+inline void update(const Sizes& s, const Scratch& room, const Token& token, int64_t first, int64_t count, Part from, Part to,
                    const Row* out) {
   const float *const key = room.key.data(), *const query = room.query.data(), *const decay = room.decay.data();
   Mask some[VECTORS];
@@ -173,7 +206,7 @@ inline void update(const Sizes& s, const Scratch& room, const Token& token, int6
     for (int64_t i = 0; i < s.key; ++i) {
       const Floats k = floats(key[i]), d = floats(decay[i]);
       for (int64_t v = 0; v < VECTORS; ++v)
-        held[v] = multiply_add(load_some(some[v], from + i * s.value + 16 * v) * d, k, held[v]);
+        held[v] = multiply_add(load_some(some[v], from.at + i * from.step + 16 * v) * d, k, held[v]);
     }
     const Floats beta = floats(token.beta.one(0));
     for (int64_t v = 0; v < VECTORS; ++v) held[v] = (token.value.read(first + 16 * v, some[v]) - held[v]) * beta;
@@ -183,8 +216,8 @@ inline void update(const Sizes& s, const Scratch& room, const Token& token, int6
   for (int64_t i = 0; i < s.key; ++i) {
     const Floats k = floats(key[i]), d = floats(decay[i]), q = READS ? floats(query[i]) : k;
     for (int64_t v = 0; v < VECTORS; ++v) {
-      const Floats now = multiply_add(k, held[v], load_some(some[v], from + i * s.value + 16 * v) * d);
-      store_some(some[v], to + i * s.value + 16 * v, now);
+      const Floats now = multiply_add(k, held[v], load_some(some[v], from.at + i * from.step + 16 * v) * d);
+      store_some(some[v], to.at + i * to.step + 16 * v, now);
       if (READS) read[v] = multiply_add(now, q, read[v]);
     }
   }
@@ -205,9 +238,9 @@ void delta_rule(const Op& op, const Pass& pass, const At& at, Pool& pool) {
     const int64_t count = std::min(COLUMNS, s.value - first), group = h / (s.heads / s.key_heads);
     const Move& move = pass.moves[b];
     const Slot slot = slot_of(op, pass, b, s.heads * s.key * s.value, s.bytes());
-    const auto own = [&](int64_t which) { return slot.buffer(which) + h * s.key * s.value + first; };
-    const auto clear = [&](float* state) {
-      for (int64_t i = 0; i < s.key; ++i) std::memset(state + i * s.value, 0, count * sizeof(float));
+    const auto own = [&](int64_t which) { return Part{slot.buffer(which) + h * s.key * s.value + first, s.value}; };
+    const auto clear = [&](Part state) {
+      for (int64_t i = 0; i < s.key; ++i) std::memset(state.at + i * state.step, 0, count * sizeof(float));
     };
     thread_local Scratch room;
     for (auto* each : {&room.key, &room.query, &room.decay}) each->resize(s.key + 16);
@@ -217,11 +250,13 @@ void delta_rule(const Op& op, const Pass& pass, const At& at, Pool& pool) {
       prepare(s, token, op.numbers[0], room);
       update<false>(s, room, token, first, count, own(move.base), own(move.base), nullptr);
     }
-    const float* from = own(move.source);
-    float* const to = own(move.target);
+    const Branches branches(pass, b, s.key, count);
+    Part from = own(move.source), to = own(move.target);
     if (pass.starts[b] == 0) clear(to), from = to;
+    const Part start = from;
     for (int64_t t = 0; t < pass.tokens; ++t, from = to) {
       const int64_t m = b * pass.tokens + t;
+      if (pass.depths) from = branches.before(t, start), to = branches.of(t);
       const Token token{row_of(op.in[1], at(op.in[1], m), group), row_of(op.in[2], at(op.in[2], m), h),
                         row_of(op.in[3], at(op.in[3], m), h), s.corrects ? row_of(op.in[4], at(op.in[4], m), h) : Row{}};
       prepare(s, token, op.numbers[0], room);

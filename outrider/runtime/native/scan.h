@@ -36,17 +36,17 @@ inline Given given_by(const Scanned& s, char* record) {
           {record + s.keys_at(), 1, s.key_width == 2}};
 }
 
-// One token in sixteen channels, their state read at `from` and written to `to`; what queries read there, where they do.
+// One token in the sixteen channels from `c` on, whose state is read `apart` numbers behind the beginning of `from` and written to
+// `to`; what queries read there, where they do.
 template <bool READS>
 inline Floats scanned(const Scanned& s, const Given& token, const float* keys, const float* queries, int64_t c, Mask some,
-                      const float* from, float* to) {
+                      int64_t apart, Part from, Part to) {
   const Floats value = token.value.read(c, some), step = token.step.read(c, some);
   Floats read = floats(0);
   for (int64_t i = 0; i < s.each; ++i) {
-    const int64_t at = i * s.channels + c;
-    const Floats decay = s.rates ? any_exponential(load_some(some, s.rates + at) * step) : step;
-    const Floats now = multiply_add(floats(keys[i]), value, load_some(some, from + at) * decay);
-    store_some(some, to + at, now);
+    const Floats decay = s.rates ? any_exponential(load_some(some, s.rates + i * s.channels + c) * step) : step;
+    const Floats now = multiply_add(floats(keys[i]), value, load_some(some, from.at + i * from.step + apart) * decay);
+    store_some(some, to.at + i * to.step + apart, now);
     if (READS) read = multiply_add(now, floats(queries[i]), read);
   }
   return read;
@@ -63,26 +63,29 @@ void scan(const Op& op, const Pass& pass, const At& at, Pool& pool) {
     const int64_t b = piece / blocks, first = piece % blocks * CHANNELS, end = std::min(s.channels, first + CHANNELS);
     const Move& move = pass.moves[b];
     const Slot slot = slot_of(op, pass, b, s.each * s.channels, s.bytes());
-    const auto clear = [&](float* state) {
-      for (int64_t i = 0; i < s.each; ++i) std::memset(state + i * s.channels + first, 0, (end - first) * sizeof(float));
+    const auto own = [&](int64_t which) { return Part{slot.buffer(which) + first, s.channels}; };
+    const auto clear = [&](Part state) {
+      for (int64_t i = 0; i < s.each; ++i) std::memset(state.at + i * state.step, 0, (end - first) * sizeof(float));
     };
     thread_local std::vector<float> keys, queries;
     keys.assign(s.each, 1), queries.assign(s.each, 1);
     const auto widened = [&](const Row& row, std::vector<float>& to) {
       for (int64_t i = 0; s.key_width && i < s.each; ++i) to[i] = row.one(i);
     };
-    float* const base = slot.buffer(move.base);
+    const Part base = own(move.base);
     if (move.end > move.begin && move.begin == 0) clear(base);
     for (int64_t p = move.begin; p < move.end; ++p) {
       const Given token = given_by(s, slot.record(p));
       widened(token.key, keys);
       for (int64_t c = first; c < end; c += 16)
-        scanned<false>(s, token, keys.data(), nullptr, c, first16(end - c), base, base);
+        scanned<false>(s, token, keys.data(), nullptr, c, first16(end - c), c - first, base, base);
     }
-    const float* from = slot.buffer(move.source);
-    float* const to = slot.buffer(move.target);
+    const Branches branches(pass, b, s.each, end - first);
+    Part from = own(move.source), to = own(move.target);
     if (pass.starts[b] == 0) clear(to), from = to;
+    const Part start = from;
     for (int64_t t = 0; t < pass.tokens; ++t, from = to) {
+      if (pass.depths) from = branches.before(t, start), to = branches.of(t);
       const auto row = [&](int64_t i) { return row_of(op.in[i], at(op.in[i], b * pass.tokens + t), 0); };
       const Given token{row(0), row(1), s.key_width ? row(2) : Row{}};
       widened(token.key, keys);
@@ -91,7 +94,7 @@ void scan(const Op& op, const Pass& pass, const At& at, Pool& pool) {
       const Given kept = given_by(s, slot.record(pass.starts[b] + t));
       for (int64_t c = first; c < end; c += 16) {
         const Mask some = first16(end - c);
-        out.write(c, some, scanned<true>(s, token, keys.data(), queries.data(), c, some, from, to));
+        out.write(c, some, scanned<true>(s, token, keys.data(), queries.data(), c, some, c - first, from, to));
         if (!move.is_recorded) continue;
         kept.value.write(c, some, token.value.read(c, some));
         kept.step.write(c, some, token.step.read(c, some));

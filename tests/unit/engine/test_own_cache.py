@@ -112,20 +112,44 @@ def test_a_draft_model_and_a_look_up_take_turns_in_one_batch(models: Models, pla
     engine.check_integrity()
 
 
+def test_trees_of_a_look_up(models: Models) -> None:
+    """Rows in a batch draft trees, are preempted and go on: states that branch are taken along."""
+    plain = LLM(models.target, drafter="none", threads=1)
+    options = Options(
+        target=str(models.target), drafter="ngram", drafter_options={"tree": 3, "min_ngram": 1}, num_draft_tokens=6, threads=1
+    )
+    engine = make_engine(options, EngineSettings(max_num_seqs=2, kv_memory=64 << 20))
+    engine.start()
+    slow = ask(engine, *(request(prompt(9, seed) * 4, max_tokens=60, priority=1) for seed in (1, 2)))
+    assert all(answer.begun.wait(60) for answer in slow)
+    urgent = ask(engine, request(prompt(12, 3), max_tokens=12, priority=0))[0]
+    assert urgent.token_ids == alone(plain, prompt(12, 3), 12)
+    assert [answer.token_ids for answer in slow] == [alone(plain, prompt(9, seed) * 4, 60) for seed in (1, 2)]
+    assert sum(answer.finish.preemptions for answer in slow) == 1
+    assert sum(answer.finish.stats.accepted for answer in slow) > 0
+    assert engine.drain(60)
+    engine.stop()
+    engine.check_integrity()
+
+
 @pytest.mark.parametrize(
-    ("options", "reason"), [
-        ({"drafter": "early-exit"}, "drafts on the target's own keys and values"),
-        ({"drafter": "ngram", "drafter_options": {"tree": 2}}, "drafts trees, and states cannot branch"),
+    ("options", "runtime", "reason"), [
+        ({"drafter": "early-exit"}, "native", "drafts on the target's own keys and values, which some of its layers do not"),
+        ({"drafter": "early-exit"}, "eager", "drafts on the target's own keys and values, which some of its layers do not"),
+        ({"drafter": "ngram", "drafter_options": {"tree": 2}}, "eager", "cannot branch where it runs: on transformers'"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("runtime", ["native", "eager"])
-def test_what_it_cannot_have_is_refused_by_name(options: dict[str, Any], reason: str, models: Models, runtime: str) -> None:
-    which = {"native": "some of its layers keep one running state", "eager": "1 of 2 layers (first: layer 0, conv) keep one"}
+def test_what_it_cannot_have_is_refused_by_name(options: dict[str, Any], runtime: str, reason: str, models: Models) -> None:
     with pytest.raises(CapabilityError) as caught:
         LLM(models.target, threads=1, runtime=runtime, **options)
     assert reason in str(caught.value)
-    assert which[runtime] in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_hybrid_draft_model_grows_no_trees(models: Models) -> None:
+    """A tree of a draft model takes a pass for each level, and states branch within one pass alone."""
+    with pytest.raises(CapabilityError, match="running states branch within one pass alone"):
+        LLM(models.target, draft=models.draft, drafter="draft-model", drafter_options={"tree": "2x2"}, threads=1)
 
 
 def test_a_runtime_that_does_not_know_its_layers_is_refused_by_name(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,18 @@ def test_targets_with_states(tmp_path: Path, family: str, layout: str, runtime: 
         built(tmp_path, drafter="mtp", drafter_options={"tree": "2x2x1"})
 
 
+@pytest.mark.parametrize(("family", "layout"), BESIDE_STATES)
+def test_trees_beside_a_hybrid(tmp_path: Path, family: str, layout: str) -> None:
+    """On the native runtime states branch: the texts are plain decoding's to the bit, with T = 1 as with T = 0."""
+    saved(tmp_path, partial(random_model, family), layout)
+    made = built(tmp_path, "native", drafter="mtp", drafter_options={"tree": "2x2x1"})
+    plain = built(tmp_path, "native", drafter="none")
+    assert made.config()["exact"]
+    assert made.draws_trees
+    assert [row.output for row in write(made)] == [row.output for row in write(plain)]
+    assert sum(row.stats.accepted for row in write(made, replace(PARAMS, temperature=1.0))) > 0
+
+
 def test_a_head_on_transformers_cache_drafts_no_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target's layers have full attention and keep no states; the head's is sparse, as MiniMax M3's heads are."""
     make, head = partial(random_model, "minimax_m3_vl_text"), {"head": str(tmp_path / "head")}
@@ -217,7 +230,7 @@ def test_a_row_on_transformers_cache_moves(tmp_path: Path, num_layers: int) -> N
 
 
 def test_a_head_and_a_look_up_take_turns_beside_a_hybrid(tmp_path: Path) -> None:
-    """`mode=best` drafts chains, so states need not branch; the text is plain decoding's to the bit."""
+    """`mode=best` drafts chains; the text is plain decoding's to the bit."""
     saved(tmp_path, partial(random_model, "qwen3_5_text"), "qwen")
     parts = {"parts": "mtp,ngram"}
     made = built(tmp_path, "native", drafter="composite", drafter_options={**parts, "mode": "best"})
@@ -236,8 +249,14 @@ def test_a_head_and_a_look_up_take_turns_beside_a_hybrid(tmp_path: Path) -> None
     made.decoder.drafter.propose = watching  # type: ignore[method-assign]
     assert [row.output for row in write(made)] == [row.output for row in write(built(tmp_path, "native", drafter="none"))]
     assert all(asked.values()), asked
-    with pytest.raises(CapabilityError, match="states cannot branch"):
-        built(tmp_path, drafter="composite", drafter_options=parts)
+
+
+def test_a_head_and_a_look_up_draft_one_tree_beside_a_hybrid(tmp_path: Path) -> None:
+    """Parts merged into a tree branch the states at every kind of node; the text is plain decoding's to the bit."""
+    saved(tmp_path, partial(random_model, "qwen3_5_text"), "qwen")
+    made = built(tmp_path, "native", drafter="composite", drafter_options={"parts": "mtp,ngram"})
+    assert made.draws_trees
+    assert [row.output for row in write(made)] == [row.output for row in write(built(tmp_path, "native", drafter="none"))]
 
 
 def test_a_checkpoint_that_takes_pictures(tmp_path: Path) -> None:
