@@ -31,6 +31,7 @@ from outrider.lab.journal import Journal
 from outrider.lab.progress import Quiet
 from outrider.lab.recording import Step
 from outrider.lab.runner import Runner, Trace
+from outrider.lab.tune import tune
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.head import TrainedHead
@@ -212,7 +213,7 @@ def rehearse(
     probe, confirm = split([Sample(str(number), "all", [number], params) for number in numbers])
     plan = TunePlan(probe, confirm, search_trials=0, most_share=most_share)
     clock = SimpleNamespace(perf_counter=lambda: world.now)  # budgets are of the world's seconds
-    with TemporaryDirectory() as folder, patch.object(stages, "time", clock):
+    with TemporaryDirectory() as folder, patch.object(stages, "time", clock), patch.object(tune, "time", clock):
         journal = Journal.open(Path(folder) / "journal", {}, resume=False)
         found = Tuner(cast(Runner, _Models(world)), space, plan, journal, Quiet()).run()
     spent = world.now

@@ -55,16 +55,20 @@ class Sample:
 
 def run_probe(
     contender: Contender, family: Family, samples: Sequence[Sample], batch_size: int = 1,
-    is_hopeless: Callable[[Probe], bool] | None = None,
+    is_enough: Callable[[Probe], bool] | None = None,
 ) -> Probe:  # fmt: skip
-    """Decode the samples, sizes 0 and `family.sizes` in turn. `is_hopeless` is asked once, after the first sample of every task
+    """Decode the samples, sizes 0 and `family.sizes` in turn. `is_enough` is asked after every round of one sample of each task
     (where rows are decoded alone: a smaller batch would cost otherwise); if so, that was all."""
-    first, others = first_of_each(samples)
     with sweeping(contender, sweep_order(family)):  # goes on from run to run, so short texts do not all begin with the same sizes
-        if is_hopeless is None or batch_size > 1 or not others:
+        if is_enough is None or batch_size > 1:
             return _run(contender, family, samples, batch_size)
-        glance = _run(contender, family, first, batch_size)
-        return glance if is_hopeless(glance) else joined(glance, _run(contender, family, others, batch_size))
+        first, *others = rounds_of(samples)
+        probe = _run(contender, family, first, batch_size)
+        for more in others:
+            if is_enough(probe):
+                break
+            probe = joined(probe, _run(contender, family, more, batch_size))
+        return probe
 
 
 def _run(contender: Contender, family: Family, samples: Sequence[Sample], batch_size: int) -> Probe:
@@ -85,15 +89,16 @@ def joined(first: Probe, second: Probe) -> Probe:
     )  # fmt: skip
 
 
-def first_of_each(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
-    """(The first sample of every task, the others.)"""
-    seen: set[str] = set()
-    first: list[Sample] = []
-    others: list[Sample] = []
+def rounds_of(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """The first sample of every task, then the second one of every task that has two, and so on."""
+    rounds: list[list[Sample]] = []
+    seen: dict[str, int] = {}
     for sample in samples:
-        (others if sample.task in seen else first).append(sample)
-        seen.add(sample.task)
-    return first, others
+        number = seen[sample.task] = seen.get(sample.task, -1) + 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(sample)
+    return rounds
 
 
 def sweep_order(family: Family) -> list[int]:

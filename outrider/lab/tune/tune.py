@@ -34,10 +34,11 @@ from outrider.lab.tune.probe import Probe, Sample, run_probe
 from outrider.lab.tune.space import PLAIN_FAMILY, Family, Space
 from outrider.lab.tune.tune_result import Stage
 
-GIVE_UP = 0.6  # a family whose every size is forecast below this after a glance is not run on
+GIVE_UP = 0.6  # of plain decoding's speed: a family whose every size is forecast below this is not run on
 MAX_AUTO = 8  # of the `auto` member of the best family
 SEARCHED = ("ngram", "suffix")  # cheap, replayable, and with options that texts decide
 MIN_SEARCH_TEXTS = 8
+MIN_PROBING_S = 60.0  # nothing is saved by leaving families out before that
 MIN_PROMPTS = 6  # that finalists run whatever the budget: nothing is recommended on fewer
 
 
@@ -87,6 +88,7 @@ class Tuner:
 
         Raises OutriderError only where plain decoding itself fails.
         """
+        self._progress.stage("probing plain decoding", 1)
         found = Findings(plain=self._probe(PLAIN_FAMILY, self._plan.batch_size))
         steps = {task: len(notes) for task, notes in found.plain.steps.items()}
         found.shares = {task: count / sum(steps.values()) for task, count in steps.items()}
@@ -110,16 +112,27 @@ class Tuner:
     # ---------------------------------------------------------------- stages
 
     def _probe_all(self, found: Findings) -> None:
-        self._progress.stage("probing families", len(self._space.families))
+        """Families for which no time is left are named, and not probed."""
+        max_s = max(len(self._space.families) * found.plain.seconds / GIVE_UP, MIN_PROBING_S)
+        self._progress.stage("probing families", len(self._space.families), max_s)
+        until = time.perf_counter() + max_s
         for family in self._space.families:
             try:
-                found.probes[family.label] = self._probe(family, self._plan.batch_size, partial(self._is_hopeless, found, family))
+                found.probes[family.label] = self._probe_until(found, family, until)
             except OutriderError as error:
                 found.failures[family.label] = str(error)
             self._progress.advance()
 
-    def _is_hopeless(self, found: Findings, family: Family, probe: Probe) -> bool:
-        """Every one of its sizes; one that did not come up yet may be better."""
+    def _probe_until(self, found: Findings, family: Family, until: float) -> Probe:
+        """Raises OutriderError where it cannot be run, or no time is left to begin with it."""
+        if time.perf_counter() >= until:
+            raise OutriderError("no time was left to probe it (--drafters NAME,... probes only some)")
+        return self._probe(family, self._plan.batch_size, partial(self._is_enough, found, family, until))
+
+    def _is_enough(self, found: Findings, family: Family, until: float, probe: Probe) -> bool:
+        """Whether no time is left, or all its sizes are hopeless; one that did not come up yet may be better."""
+        if time.perf_counter() >= until:
+            return True
         speedups = self._speedups(found, self._forecasts_of(found, family, probe))
         return len(speedups) == len(family.sizes) and max(speedups.values()) < GIVE_UP
 
@@ -198,13 +211,13 @@ class Tuner:
 
     # ---------------------------------------------------------------- parts
 
-    def _probe(self, family: Family, batch_size: int, is_hopeless: Callable[[Probe], bool] | None = None) -> Probe:
+    def _probe(self, family: Family, batch_size: int, is_enough: Callable[[Probe], bool] | None = None) -> Probe:
         """From the journal, or run now. At other loads than the plan's, as many prompts as there are rows."""
         key = f"probe {family.label} / {batch_size}"
         if key in self._journal:
             return Probe.model_validate(self._journal[key])
         samples = self._plan.probe if batch_size == self._plan.batch_size else _as_many(self._plan.probe, batch_size)
-        probe = run_probe(self._runner.open(family.largest, any_length=True), family, samples, batch_size, is_hopeless)
+        probe = run_probe(self._runner.open(family.largest, any_length=True), family, samples, batch_size, is_enough)
         self._journal.add(key, probe.model_dump())
         return probe
 

@@ -159,16 +159,24 @@ def test_a_hopeless_family_is_only_glanced_at() -> None:
     world, family = rehearsed()
     samples = [*some(3, "code"), *some(2, "chat")]
     seen: list[Probe] = []
-    glance = run_probe(world.open(family.largest), family, samples, is_hopeless=lambda found: not seen.append(found))
+    glance = run_probe(world.open(family.largest), family, samples, is_enough=lambda found: not seen.append(found))
     assert seen == [glance]
     assert glance.tokens == 2 * 24
     assert set(glance.steps) == {"code", "chat"}
 
 
+def test_a_family_may_be_left_after_any_round() -> None:
+    """So a time limit is overrun by one prompt of each task at most."""
+    world, family = rehearsed()
+    samples = [*some(3, "code"), *some(2, "chat")]
+    probe = run_probe(world.open(family.largest), family, samples, is_enough=lambda found: found.tokens > 2 * 24)
+    assert probe.tokens == 4 * 24
+
+
 def test_a_hopeful_family_is_probed_to_the_end() -> None:
     world, family = rehearsed()
     samples = [*some(3, "code"), *some(2, "chat")]
-    probe = run_probe(world.open(family.largest), family, samples, is_hopeless=lambda found: False)
+    probe = run_probe(world.open(family.largest), family, samples, is_enough=lambda found: False)
     assert probe.tokens == 5 * 24
     assert len(probe.answers) == 5
 
@@ -176,7 +184,7 @@ def test_a_hopeful_family_is_probed_to_the_end() -> None:
 def test_batches_are_never_glanced_at() -> None:
     """A batch of the first prompts alone would be smaller than the others, and cost otherwise."""
     world, family = rehearsed()
-    probe = run_probe(world.open(family.largest), family, some(3, "code"), batch_size=2, is_hopeless=lambda found: True)
+    probe = run_probe(world.open(family.largest), family, some(3, "code"), batch_size=2, is_enough=lambda found: True)
     assert probe.tokens == 3 * 24
 
 

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tools.tune_simulation.simulate import rehearse
+from outrider.lab.configuration import Configuration
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Quiet
+from outrider.lab.tune import tune
+from outrider.lab.tune.decide import recommendations
+from outrider.lab.tune.families import default_space
+from outrider.lab.tune.probe import Sample
+from outrider.lab.tune.space import SpaceOptions
+from outrider.lab.tune.tune import MIN_PROBING_S, TunePlan, Tuner
+from outrider.sampling.params import SamplingParams
+from tools.tune_simulation.simulate import PLAIN_S, World, rehearse
 
 
 def test_a_rehearsal_is_repeatable_and_costs_little() -> None:
@@ -14,6 +27,40 @@ def test_a_rehearsal_is_repeatable_and_costs_little() -> None:
     assert first == second
     assert 0.5 < first.of_best <= 1.05
     assert first.cost_share < 0.2
+
+
+class _Announced(Quiet):
+    """Notes how long each stage may take."""
+
+    def __init__(self) -> None:
+        self.max_s: dict[str, float] = {}
+
+    def stage(self, name: str, total: int, max_s: float = float("inf")) -> None:
+        self.max_s[name] = max_s
+
+
+@pytest.mark.parametrize("slower", [1, 300])
+def test_probing_ends_when_it_was_announced(slower: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that becomes slow behind the plain probe, families that no time is left for are named; the others compete."""
+    world = World(0, default_space(SpaceOptions(has_draft=True, own_weights=False)))
+    tick, max_tokens = world.tick, 24
+
+    def opened(configuration: Configuration, *, any_length: bool = False) -> Any:
+        monkeypatch.setattr(world, "tick", lambda seconds: tick(seconds * (1 if configuration.is_plain else slower)))
+        return world.open(configuration)
+
+    monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=lambda: world.now))
+    samples = [Sample(str(n), "all", [n], SamplingParams(max_tokens=max_tokens, ignore_eos=True)) for n in range(4)]
+    announced, plan = _Announced(), TunePlan(samples, (), search_trials=0)
+    models: Any = SimpleNamespace(open=opened)
+    found = Tuner(models, world.space, plan, Journal.open(tmp_path / "j", {}, resume=False), announced).run()
+    assert announced.max_s["probing families"] >= MIN_PROBING_S
+    spent = sum(probe.seconds for probe in found.probes.values())
+    assert spent <= announced.max_s["probing families"] + 5 * slower * PLAIN_S * max_tokens, "the sample that runs ends"
+    left_out = {label for label, why in found.failures.items() if "no time was left" in why}
+    assert left_out | set(found.probes) == {family.label for family in world.space.families}
+    assert bool(left_out) == (slower > 1)
+    assert recommendations(found, found.finalists, None)
 
 
 @pytest.mark.nightly
