@@ -14,7 +14,7 @@ from outrider.cli.lab import INTERRUPTED, OUTPUT, REPORTS, OutputOptions, Resume
 from outrider.cli.options import MachineOptions
 from outrider.cli.quantities import memory
 from outrider.cli.train_options import KindOptions, MeasuringOptions, ResponseOptions, TextOptions
-from outrider.cli.verbs import listed, with_groups
+from outrider.cli.verbs import changed, listed, refuse_unused, with_groups
 from outrider.cli.writable import check_folder
 from outrider.errors import ConfigError
 from outrider.train.config import TrainConfig
@@ -59,9 +59,11 @@ def train(
     check_folder(out)
     if find_spec("accelerate") is None:
         raise ConfigError("training needs accelerate: pip install 'outrider[train]'")
-    given = texts.from_traffic or texts.prompts
-    if given is None and (answers != ResponseOptions() or machine.draft is not None):
-        raise ConfigError("options of --drafter, --draft and sampling mean nothing without --prompts or --from-traffic")
+    asking = [*changed(answers), *(["--draft"] if machine.draft is not None else [])]
+    if texts.from_traffic is None and texts.prompts is None:
+        refuse_unused(asking, "without --prompts or --from-traffic")
+    if texts.recorded_answers:
+        refuse_unused(asking, "beside --set recorded_answers=true, which asks the target nothing")
     spec = _spec(kind, target, out, texts, answers, which, training, machine, measuring)
     spec = replace(spec, resume=resume, only_responses=only_responses)
     from outrider.cli.session import quieten_libraries
@@ -94,6 +96,6 @@ def _spec(
         options = replace(options, target=str(demo_paths().target))
     return TrainSpec(
         kind=kind, options=options, name=target, out=out, material=texts.material(out),
-        responses=answers.plan(training.seed), init=which.init, settings=which.settings(), config=training,
+        responses=answers.plan(training.seed), init=which.start, settings=which.settings(), config=training,
         feature_cache=memory("--set feature_cache", which.feature_cache, or_none=True), measure=measuring.plan(training.seed),
     )  # fmt: skip

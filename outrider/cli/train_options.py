@@ -111,9 +111,22 @@ class KindOptions:
         "0", TRAINING, "Keep features of the target on disk, up to so much: 2GB.", metavar="BYTES"
     )
 
+    @property
+    def start(self) -> Path | None:
+        """The drafter to go on from; 'demo' is the embedded pair's draft."""
+        return None if self.init is None else Path(_draft(str(self.init)))
+
     def settings(self) -> dict[str, str]:
         """The settings of this kind of drafter. Raises ConfigError."""
-        return dict(name_and_value("--kind-option", text) for text in self.kind_option or [])
+        found = dict(name_and_value("--kind-option", text) for text in self.kind_option or [])
+        return found if "draft" not in found else {**found, "draft": _draft(found["draft"])}
+
+
+def _draft(name: str) -> str:
+    from outrider.build import DEMO
+    from outrider.demo import demo_paths
+
+    return str(demo_paths().draft) if name == DEMO else name
 
 
 @dataclass(frozen=True, kw_only=True)

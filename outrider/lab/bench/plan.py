@@ -69,9 +69,9 @@ class Plan:
                 f"context lengths {list(self.context_lengths)}: give --batch-size and --context-lengths, or no --set grid=true"
             )
         _check_above("prompts", self.prompts, 1)
-        _check_above("rounds", self.rounds, 1)
+        _check_above("min_rounds", self.rounds, 1)
         if self.max_rounds < self.rounds:
-            raise ConfigError(f"at most {self.max_rounds} rounds cannot be at least {self.rounds}")
+            raise ConfigError(f"max_rounds must be at least min_rounds = {self.rounds}, got {self.max_rounds}")
         _check_above("the seed", self.seed, 0)
         for name in ("budget_s", "precision", "max_other_cpu"):
             if not getattr(self, name) > 0:

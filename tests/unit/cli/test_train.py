@@ -9,6 +9,7 @@ import pytest
 
 from outrider.cli import train as verb
 from outrider.cli.app import run
+from outrider.demo import demo_paths
 from outrider.train import run as training
 from outrider.train.run import TrainSpec
 from tests.unit.train.material import save_responses, save_target, texts
@@ -26,6 +27,23 @@ def command(folder: Path, *more: str) -> list[str]:
         "train", "early-exit", "--target", str(folder / "target"), "--set", f"responses={folder / 'r.jsonl'}",
         "--out", str(folder / "out"), "--set", "measure_limit=0", "--epochs", "1", "--kind-option", "rank=4", *more,
     ]  # fmt: skip
+
+
+def test_demo_is_the_embedded_pair_s_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for --draft of other commands: to begin with, and to be stopped."""
+    seen: list[TrainSpec] = []
+    monkeypatch.setattr(training, "run_training", lambda spec, *rest: seen.append(spec))
+    more = ["--target", "demo", "--prompts", "demo", "--out", str(tmp_path / "out")]
+    assert run(["train", "draft-model", "--init", "demo", *more]) == 0
+    assert run(["train", "acceptance", "--kind-option", "draft=demo", *more]) == 0
+    assert seen[0].init == demo_paths().draft
+    assert seen[1].settings == {"draft": str(demo_paths().draft)}
+
+
+def test_recorded_answers_are_not_sampled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--from-traffic", "x.jsonl", "--set", "recorded_answers=true", "--set", "top_k=3"]
+    assert run(["train", "draft-model", "--target", "demo", "--out", str(tmp_path / "a"), *given]) == 2
+    assert "--set top_k means nothing beside --set recorded_answers=true" in capsys.readouterr().err
 
 
 def test_a_whole_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,8 +69,8 @@ def test_a_whole_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--out", "page.html"], "'outrider report FOLDER/result.json --out page.html'"),
         (["--set", "feature_cache=2 apples"], "--set feature_cache takes bytes"),
         (["--prompts", "demo"], "responses"),
-        (["--temperature", "0.5"], "mean nothing without --prompts"),
-        (["--drafter", "suffix"], "mean nothing without --prompts"),
+        (["--temperature", "0.5", "--set", "responses_per_prompt=2"], "--temperature, --set responses_per_prompt mean nothing"),
+        (["--drafter", "suffix", "--draft", "x"], "--drafter, --draft mean nothing without --prompts or --from-traffic"),
         (["--from-traffic", "x.jsonl"], "texts come from one of"),
         (["--set", "recorded_answers=true"], "--from-traffic"),
         (["--resume"], "no run to resume"),

@@ -93,7 +93,8 @@ def test_more_time_is_no_other_plan() -> None:
     [
         ({"temperatures": ()}, "at least one temperature"), ({"batch_sizes": (4, 0)}, "batch sizes must be 1 or more, got 0"),
         ({"context_lengths": (1,)}, "context lengths must be 2 or more"), ({"prompts": 0}, "prompts must be 1"),
-        ({"rounds": 3, "max_rounds": 2}, "at most 2 rounds"), ({"budget_s": 0.0}, "budget_s must be more than 0"),
+        ({"rounds": 3, "max_rounds": 2}, "max_rounds must be at least min_rounds = 3, got 2"),
+        ({"budget_s": 0.0}, "budget_s must be more than 0"),
         ({"precision": float("nan")}, "precision must be more than 0"), ({"temperatures": (-1.0,)}, "temperature"),
         ({"seed": -1}, "seed"),
     ],
