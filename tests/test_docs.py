@@ -161,6 +161,15 @@ def test_options_in_passing_exist(page: Path) -> None:
     assert not unknown
 
 
+def test_every_option_is_described() -> None:
+    """Flags as they are typed, settings by their name: on the page of some command, in code."""
+    pages = {page for page in (ROOT / "docs").rglob("*.md") if page.parent.name not in ("results", "decisions")}
+    text = "\n".join(part for page in pages for part in (*spans(page), *FENCE.findall(text_of(page)), *_indented(page)))
+    options = {one for known in known_options().values() for one in known if one.startswith("--")} - {"--help-all"}
+    hidden = sorted(one for one in options if not re.search(rf"(?<![\w-]){one.removeprefix('--set ')}(?![\w-])", text))
+    assert not hidden
+
+
 def test_options_that_messages_name_exist() -> None:
     """In strings, comments and docstrings of the package; other engines' options stand where they are written for."""
     known = set().union(*known_options().values(), {"--help-all", "--version"})
