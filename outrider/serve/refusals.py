@@ -83,5 +83,6 @@ async def _http(request: Request, error: Exception) -> Response:
 
 
 async def _left(request: Request, error: Exception) -> Response:
+    request.scope.setdefault("state", {})["reason"] = "the client left before its answer"
     return Response(status_code=CLIENT_LEFT)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import time
 from importlib import import_module
 from pathlib import Path
@@ -81,3 +82,28 @@ def test_no_kept_result_is_long_and_plain(workload: Any) -> None:
     """A result of `outrider bench` is an exception: `outrider estimate` reads it as it is."""
     long = [file.name for file in RESULTS.glob("*.json") if file.stat().st_size > workload.PLAIN_BYTES]
     assert [name for name in long if not name.startswith("bench-")] == []
+
+
+def test_the_page_of_drafters_has_the_numbers_of_its_results(workload: Any) -> None:
+    """Every row of its tables, against what the stored results render to; a dash stands for what was not measured."""
+    report = import_module("drafters_report")
+    page = (BENCHMARKS.parent / "docs" / "results" / "drafters.md").read_text(encoding="utf-8").replace("**", "")
+    speeds, gains = page.split("## What single changes gain")
+    cells = workload.read_result(RESULTS / "drafters-bits-2026-11-23.json.gz")["cells"]
+    of = {(cell["workload"], cell["temperature"]): cell for cell in cells if cell["pair"] == "shared"}
+    greedy = [of[name, 0] for name in ("gsm8k", "code", "summarization", "rag", "repeat")]
+    columns = [*greedy, of["gsm8k", 1], of["code", 1]]
+    known = {tuple(row[1:]) for row in _rows(report._speedups(columns).replace("|  |", "| - |"))}
+    shown = [tuple(row[1:]) for row in _rows(speeds)][1:]
+    assert len(shown) == 17
+    assert set(shown) <= known
+    stored = [f"{name}-2026-11-21.json{end}" for name, end in (("drafters", ".gz"), ("drafters-composite", ""))]
+    known_gains = "".join(report._gain_table(workload.read_result(RESULTS / name)["gains"]) for name in stored)
+    found = re.findall(r"\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\]", gains)
+    assert len(found) == 12
+    assert [one for one in found if one not in known_gains] == []
+
+
+def _rows(table: str) -> list[list[str]]:
+    lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
+    return [line for line in lines if not line[0].startswith("---")]

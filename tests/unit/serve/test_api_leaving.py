@@ -120,8 +120,9 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("after_steps", [0, 1])
-def test_disconnect_cancels_in_the_engine(stream: bool, after_steps: int) -> None:
-    """A server that goes on computing for nobody."""
+def test_disconnect_cancels_in_the_engine(stream: bool, after_steps: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A server that goes on computing for nobody; the log says why there was no answer."""
+    caplog.set_level("INFO", "outrider.serve")
     gate = threading.Semaphore(0)
     engine = FakeEngine(gate=gate, reply="x" * 150)
     state = state_of(engine)
@@ -141,6 +142,8 @@ def test_disconnect_cancels_in_the_engine(stream: bool, after_steps: int) -> Non
     eventually(lambda: len(engine.cancelled) == 2)
     gate.release(1000)
     assert engine.drain(5)
+    reasons = [record.reason for record in caplog.records if record.getMessage() == "refused"]
+    assert stream or reasons == ["the client left before its answer"]
 
 
 def test_answers_of_different_clients_do_not_mix() -> None:
