@@ -126,6 +126,14 @@ class Dialogue:
         return self.exchange.bill(sum(reply.num_thought for reply in self.replies) if counts else None)
 
 
+async def num_prompt_tokens(served: Served, chat: ChatBody, interface: Interface) -> int:
+    """Tokens of a conversation as the model reads it. Raises ApiError where it cannot be rendered."""
+    tools = [tool.model_dump(exclude_none=True) for tool in chat.tools or []]
+    shown = tools if tools and chat.tool_choice != "none" else None
+    effort = interface.effort(chat.reasoning_effort, served)
+    return len(await render(served, chat.messages or [], chat, tools=shown, thinking=chat.thinking, reasoning_effort=effort))
+
+
 class Answering(ABC):
     """One request of an interface to conversations: what their endpoints have in common, whatever their events look like."""
 

@@ -13,16 +13,24 @@ from outrider.serve.api.messages import EVENTS as MESSAGE_EVENTS
 from outrider.serve.api.messages import Messages, count_tokens
 from outrider.serve.api.responses import EVENTS as RESPONSE_EVENTS
 from outrider.serve.api.responses import Responses
+from outrider.serve.api.responses import count_tokens as count_input_tokens
 from outrider.serve.api.sse import CHUNKS, EventStream, Framing, dumped
 from outrider.serve.departure import unless_gone
 from outrider.serve.errors import ApiError
 from outrider.serve.ignored import ignored_fields
 from outrider.serve.routing import served_named
-from outrider.serve.schema.answers import AnthropicError, ChatAnswer, CompletionAnswer, ErrorAnswer, TokenCount
+from outrider.serve.schema.answers import (
+    AnthropicError,
+    ChatAnswer,
+    CompletionAnswer,
+    ErrorAnswer,
+    InputTokens,
+    TokenCount,
+)
 from outrider.serve.schema.anthropic import CountBody, MessagesBody
 from outrider.serve.schema.chat import ChatBody
 from outrider.serve.schema.completion import CompletionBody
-from outrider.serve.schema.responses import ResponsesBody
+from outrider.serve.schema.responses import InputTokensBody, ResponsesBody
 from outrider.serve.served import ServerState
 
 STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
@@ -62,6 +70,12 @@ def generating_routes(state: ServerState) -> APIRouter:
         asked = await Responses.prepared(state, body, ignored)
         request.state.asked = asked  # for the log of requests
         return await _answer(asked, bool(body.stream), request, RESPONSE_EVENTS)
+
+    @router.post("/v1/responses/input_tokens")
+    async def response_tokens(body: InputTokensBody, request: Request) -> InputTokens:
+        """Tokens of what a response would answer."""
+        ignored_fields(request, state.ignored, body)
+        return InputTokens(input_tokens=await count_input_tokens(state, body))
 
     @router.get("/v1/responses/{response_id}")
     async def stored_response(response_id: str, request: Request) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from outrider.engine.request import Update
-from outrider.serve.api.conversation import render
-from outrider.serve.api.dialogue import Answering, Dialogue, Interface
+from outrider.serve.api.dialogue import Answering, Dialogue, Interface, num_prompt_tokens
 from outrider.serve.api.from_anthropic import THOUGHT, chat_of
 from outrider.serve.api.reader import Delta
 from outrider.serve.api.sse import Framing
@@ -27,14 +26,7 @@ Event = dict[str, Any]
 
 async def count_tokens(served: Served, body: CountBody) -> int:
     """Tokens of a conversation as the model reads it. Raises ApiError where it cannot be rendered."""
-    chat = chat_of(body)
-    tools = [tool.model_dump(exclude_none=True) for tool in chat.tools or []]
-    shown = tools if tools and chat.tool_choice != "none" else None
-    prompt = await render(
-        served, chat.messages or [], chat, tools=shown, thinking=chat.thinking,
-        reasoning_effort=INTERFACE.effort(chat.reasoning_effort, served),
-    )
-    return len(prompt)
+    return await num_prompt_tokens(served, chat_of(body), INTERFACE)
 
 
 class Messages(Answering):

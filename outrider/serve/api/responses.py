@@ -9,14 +9,16 @@ from typing import Any
 from outrider.engine.request import Update
 from outrider.errors import OutriderError
 from outrider.serve.api.conversation import shows_thoughts
-from outrider.serve.api.dialogue import Answering, Dialogue, Interface
+from outrider.serve.api.dialogue import Answering, Dialogue, Interface, num_prompt_tokens
 from outrider.serve.api.from_responses import THOUGHT, chat_of, joined, messages_of
 from outrider.serve.api.response_items import Event, Items, numbered
 from outrider.serve.api.response_store import ResponseStore, Stored
 from outrider.serve.api.sse import Framing
 from outrider.serve.errors import ApiError, as_api_error
 from outrider.serve.ignored import IgnoredFields
-from outrider.serve.schema.responses import ResponsesBody
+from outrider.serve.routing import served_named
+from outrider.serve.schema.base import made
+from outrider.serve.schema.responses import InputTokensBody, ResponsesBody
 from outrider.serve.served import ServerState
 
 
@@ -26,6 +28,13 @@ def _failure(error: ApiError) -> Event:
 
 INTERFACE = Interface("resp", THOUGHT)
 EVENTS = Framing(has_names=True, end=None, error=_failure)
+
+
+async def count_tokens(state: ServerState, body: InputTokensBody) -> int:
+    """Tokens of a conversation as the model reads it. Raises ApiError where it cannot be rendered."""
+    asked, name = made(ResponsesBody, body.model_dump(by_alias=True, exclude_none=True)), body.previous_response_id
+    earlier = [] if name is None else state.responses.find(name).conversation()
+    return await num_prompt_tokens(served_named(state, body.model), chat_of(asked, earlier), INTERFACE)
 
 
 class Responses(Answering):

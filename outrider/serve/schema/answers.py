@@ -38,6 +38,10 @@ class TokenCount(Part):
     input_tokens: int
 
 
+class InputTokens(TokenCount):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class PromptTokensDetails(Part):
     cached_tokens: int
 

@@ -143,24 +143,41 @@ class ReasoningConfig(Body):
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"context": ("auto",), "mode": ("standard",)}
 
 
-class ResponsesBody(Body):
-    """Answer a text or a conversation, which may go on from an earlier response."""
+CONVERSATIONS = "conversations are not stored; use 'previous_response_id'"
+
+
+class InputTokensBody(Body):
+    """A conversation whose tokens are counted."""
 
     model: str | None = Field(None, description="A name from /v1/models; may be left out where one model is served.")
     input: str | list[InputItem] = Field(description="What the user says, or items of a conversation.")
     instructions: str | None = Field(None, description="A system message in front, of this response only.")
     previous_response_id: str | None = Field(None, description="Go on from a response that this server still has.")
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, JsonValue], PRESENT] | None = Field(
+        None, description="Handed to the model's chat template."
+    )
+
+    refused: ClassVar[dict[str, str]] = {
+        "messages": "it belongs to /v1/chat/completions; use 'input' here", "conversation": CONVERSATIONS,
+    }  # fmt: skip
+    only: ClassVar[dict[str, tuple[Any, ...]]] = {"truncation": ("disabled",)}
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"tools": ([],)}
+
+
+class ResponsesBody(InputTokensBody):
+    """Answer a text or a conversation, which may go on from an earlier response."""
+
     store: bool | None = Field(None, description="Default true: a later response may go on from this one.")
     stream: bool | None = Field(None, description="Server-sent events instead of one answer.")
     stream_options: StreamOptions | None = None
     max_output_tokens: int | None = Field(None, ge=1, description="Thoughts included. Default: as for chat completions.")
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, ge=0, le=1)
-    text: TextConfig | None = None
-    reasoning: ReasoningConfig | None = None
-    tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
-    parallel_tool_calls: bool | None = None
     include: list[str] | None = None
     metadata: Annotated[dict[str, JsonValue], PRESENT] | None = Field(None, description="For the logs; the response has it.")
     user: str | None = Field(None, description="For the logs.")
@@ -169,22 +186,19 @@ class ResponsesBody(Body):
     top_k: int | None = Field(None, ge=-1, description="vLLM's.")
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Ours: same seed, same text.")
     priority: int | None = Field(None, description="Smaller runs first; default 0.")
-    chat_template_kwargs: Annotated[dict[str, JsonValue], PRESENT] | None = Field(
-        None, description="Handed to the model's chat template."
-    )
     speculation: SpeculationFields | None = None
 
     refused: ClassVar[dict[str, str]] = {
         **{name: why for name, why in REFUSED.items() if name not in ("input", "max_output_tokens")},
-        "messages": "it belongs to /v1/chat/completions; use 'input' here",
+        **InputTokensBody.refused,
         "max_tokens": "use 'max_output_tokens'", "max_completion_tokens": "use 'max_output_tokens'",
         "response_format": "use 'text', with 'format'", "reasoning_effort": "use 'reasoning', with 'effort'",
-        "conversation": "conversations are not stored; use 'previous_response_id'", "n": "a response is one answer",
+        "n": "a response is one answer",
         "prompt": "this server has no stored prompts; use 'input'", "stop": "use chat completions for stop strings",
         "context_management": "shorten the conversation before sending it", "moderation": "this server does not moderate",
         "top_logprobs": "responses have no logprobs; use chat completions", "image": TEXT_ONLY,
     }  # fmt: skip
-    only: ClassVar[dict[str, tuple[Any, ...]]] = {"background": (False,), "truncation": ("disabled",)}
+    only: ClassVar[dict[str, tuple[Any, ...]]] = {**InputTokensBody.only, "background": (False,)}
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
         **{name: values for name, values in NEUTRAL.items() if name != "store"}, "top_logprobs": (0,), "n": (1,),
         "context_management": ([],), "tools": ([],),

@@ -220,3 +220,15 @@ def test_an_engine_that_fails_in_the_stream() -> None:
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
         last = list(client.responses.create(input="Hi", stream=True))[-1]
     assert (last.type, last.response.error.message) == ("response.failed", "it broke")
+
+
+def test_input_tokens_are_those_of_the_response(client: Any) -> None:
+    """Earlier turns, instructions and tools included; what only an answer has is ignored by name."""
+    first = client.responses.create(input="Weather?", tools=FUNCTIONS)
+    ask: dict[str, Any] = {"input": "Hi", "instructions": "Be kind.", "tools": FUNCTIONS, "previous_response_id": first.id}
+    counted = client.responses.input_tokens.with_raw_response.count(**ask, extra_body={"stream": True})
+    assert counted.headers[HEADER] == "stream"
+    assert counted.parse().object == "response.input_tokens"
+    assert counted.parse().input_tokens == client.responses.create(**ask).usage.input_tokens
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+        client.responses.input_tokens.count(input="Hi", conversation="conv_1")
