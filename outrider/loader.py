@@ -42,7 +42,7 @@ from outrider.models.stateful.lm import StateLM
 from outrider.models.tokens.vocabulary import never_draft, tokens_of_one
 from outrider.options import AUTO, EAGER, GRAPHS, NATIVE, Needs, Options, replaced
 from outrider.runtime import checked, kept, library
-from outrider.runtime.gpu.run import DeviceRun, use_device_run
+from outrider.runtime.gpu.run import DeviceRun, device_states, use_device_run
 from outrider.runtime.layers import layer_kernels
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.own_states import native_states
@@ -293,20 +293,29 @@ class ModelLoader:
         """Move a model from transformers' cache to the native runtime and our states, where these know all of its layers.
 
         Raises CapabilityError where a runtime was insisted on that does not run it."""
-        label, asked, reason = self._labels[loaded.name], self.options.runtime, "it takes keys and values in Outrider's cache"
-        if self.device.type == "cpu":
-            try:
+        label, asked = self._labels[loaded.name], self.options.runtime
+        try:
+            if self.device.type == "cpu":
                 loaded.lm = native_states(lm, module, cache_folder())
                 with checked.one_thread(lm.shape.num_parameters):
                     loaded.lm.limits = find_native_limits(loaded.lm)
                 return NATIVE
-            except CapabilityError as error:
-                reason = str(error).rstrip(".")
+            loaded.lm = device_states(lm, module)
+            assert isinstance(loaded.lm.run, DeviceRun)
+            self._kernels = loaded.lm.run
+            use_graphs(loaded, module, (), None)
+            return GRAPHS
+        except CapabilityError as error:
+            reason = str(error).rstrip(".")
+            if loaded.lm is not lm and asked == AUTO:
+                self.notes.append(f"{label} runs eagerly, which is slower: {reason}")
+                return EAGER
+        loaded.lm, self._kernels = lm, None
         if asked not in (AUTO, EAGER):
             raise CapabilityError(
                 f"{label} does not run on runtime '{asked}' ({reason}): {lm.why_own_cache}. Use --set runtime=eager."
             )
-        lm.why_own_cache = f"{lm.why_own_cache}; the native runtime does not run it: {reason}"
+        lm.why_own_cache = f"{lm.why_own_cache}; our runtime does not run it: {reason}"
         return EAGER
 
     def context(self, target: LoadedModel) -> int:

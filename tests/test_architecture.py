@@ -174,7 +174,7 @@ def is_bare(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return bool(named) or function.returns is None
 
 
-IN_TRITON = "runtime/gpu/kernels.py"  # annotations mean something else in its language
+IN_TRITON = ("runtime/gpu/kernels.py", "runtime/gpu/state_kernels.py")  # annotations mean something else in its language
 
 
 def test_public_functions_are_annotated() -> None:
@@ -182,7 +182,7 @@ def test_public_functions_are_annotated() -> None:
     bare = [
         f"{name_of(file)}:{function.lineno} {function.name}"
         for file in FILES
-        if name_of(file) != IN_TRITON
+        if name_of(file) not in IN_TRITON
         for function in public_functions(parsed(file).body)
         if is_bare(function)
     ]

@@ -58,10 +58,19 @@ class StatePass:
     states: list[Tensor]  # per operation (slots, 2, size) fp32
     records: list[Tensor]  # per operation (slots, records, bytes) uint8
     moves: np.ndarray  # (B, 6) int64, the fields of `Move`; of several passes one after the other
+    starts: Sequence[int] = ()  # (B,) positions in front of the pass
+    on_device: Tensor | None = None  # `table`, where it is made already
 
     @property
     def num_records(self) -> int:
         return self.records[0].shape[1]
+
+    def table(self, device: torch.device) -> Tensor:
+        """The rows (B, 8) int64 as kernels on a device read them: move, start, and 1, because states are to be written."""
+        if self.on_device is not None:
+            return self.on_device
+        rest = np.stack([np.array(self.starts), np.ones(len(self.starts), dtype=np.int64)], axis=1)
+        return torch.from_numpy(np.concatenate([self.moves, rest], axis=1)).to(device)
 
 
 @dataclass(frozen=True)
@@ -186,6 +195,11 @@ class StateSlots(KVCache):
         """Move records of a path's nodes, from number `first` on, to their positions. Offsets increase: all are read in time."""
         slots = [((start + number) % self.num_records, (start + offset) % self.num_records)
                  for number, offset in enumerate(path[first:], first)]  # fmt: skip
+        if self.device.type != "cpu":
+            targets, sources = torch.tensor(slots, device=self.device).T
+            for store in self.records:
+                store[row, targets] = store[row, sources]
+            return
         for store in self.records:
             size = store.shape[2]
             at = store.data_ptr() + row * self.num_records * size
@@ -203,8 +217,9 @@ class StateSlots(KVCache):
             for row in range(first_row, first_row + num_rows):
                 self._lines[row] = replace(self._lines[row], tip=self._lines[row].tip + 1)  # no buffer has the state there
         if not first_row:
-            return StatePass(self.states, self.records, moves)
-        return StatePass([store[first_row:] for store in self.states], [store[first_row:] for store in self.records], moves)
+            return StatePass(self.states, self.records, moves, starts)
+        states, records = ([store[first_row:] for store in stores] for stores in (self.states, self.records))
+        return StatePass(states, records, moves, starts)
 
     def begin_chain(self, counts: Sequence[int], num_passes: int) -> StatePass:
         """Before passes of the first rows that follow one another: one as wide as the most tokens of a row, of which the first

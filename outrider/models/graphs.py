@@ -16,6 +16,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -80,15 +81,18 @@ class Graphs:
     def __len__(self) -> int:
         return len(self._recordings)
 
-    def run(self, key: Hashable, call: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> list[Tensor]:
+    def run(
+        self, key: Hashable, call: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], harmless: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
         """`call(*inputs)`, a list of new tensors. What else the call depends on, shapes and memory included, must be in `key`.
 
-        The call may write to tensors it reaches otherwise (a cache), with the same result if it runs twice.
+        The call may write to tensors it reaches otherwise (a cache), with the same result if it runs twice; where running twice
+        is not the same, `harmless` are inputs with which it writes to none.
         """
         key = (key, tuple((tensor.shape, tensor.dtype) for tensor in inputs))
         recording = self._recordings.get(key)
         if recording is None and key in self._seen and self._max_graphs:
-            recording = self._record(key, call, inputs)
+            recording = self._record(key, call, harmless or inputs)
         if recording is None:
             self._remember(key)
             return list(call(*inputs))
@@ -190,22 +194,29 @@ class GraphedPass:
         masks = [] if by_indices else [plan.mask] if plan.window_mask is None else [plan.mask, plan.window_mask]
 
         short = [] if plan.short is None else [plan.short.indices, plan.short.bases]
+        states, parents = plan.states, [] if plan.parents is None else [plan.parents]
+        moves = [] if states is None else [states.table(ids.device)]
 
-        def call(ids: Tensor, positions: Tensor, indices: Tensor, columns: Tensor, *others: Tensor) -> list[Tensor]:
+        def call(*given: Tensor) -> list[Tensor]:
+            known, given = given[: len(moves) + len(parents)], given[len(moves) + len(parents) :]
+            ids, positions, indices, columns, *others = given
             slots, masks = others[: len(short)], others[len(short) :]
             full, *near = [partial(_given, mask) for mask in masks] or [partial(_given, None)]
             chain_keys = plan.chain_keys if by_indices else None
             own = PassPlan(
                 plan.keys, plan.values, indices, full, near[0] if near else None, chain_keys=chain_keys,
-                short=ShortSlots(*slots) if slots else None,
+                short=ShortSlots(*slots) if slots else None, parents=known[1] if parents else None,
+                states=None if states is None else replace(states, on_device=known[0]),
             )  # fmt: skip
             if not layers:
                 return [self._run(ids, positions, own, columns)]
             logits, hidden = self._run.with_hidden(ids, positions, own, columns, layers)
             return [logits, *hidden]
 
-        key = (layers, memory_of([*plan.keys, *plan.values]), plan.chain_keys if by_indices else None, bool(short))
-        return self.graphs.run(key, call, [ids, positions, plan.indices, columns, *short, *masks])
+        stores = [*plan.keys, *plan.values, *([] if states is None else [*states.states, *states.records])]
+        key = (layers, memory_of(stores), plan.chain_keys if by_indices else None, bool(short), plan.parents is None)
+        given = [ids, positions, plan.indices, columns, *short, *masks]
+        return self.graphs.run(key, call, [*moves, *parents, *given], [*map(_written_nowhere, moves), *parents, *given])
 
 
 class GraphedLoop:
@@ -224,6 +235,11 @@ class GraphedLoop:
             return self._program(*inputs[:2], keys, values, list(inputs[2:]))
 
         return tuple(self.graphs.run(memory_of([*keys, *values]), call, (state, key_positions, *draws)))
+
+
+def _written_nowhere(moves: Tensor) -> Tensor:
+    """Moves of a pass (`StatePass.table`) that leaves states and records as they are."""
+    return torch.cat([moves[:, :-1], torch.zeros_like(moves[:, -1:])], dim=1)
 
 
 def memory_of(stores: Sequence[Tensor]) -> tuple[object, ...]:

@@ -175,7 +175,8 @@ class LM:
             window=self.shape.sliding_window, chunked=self.shape.chunked, last_position=self.shape.context_length - 1,
         )  # fmt: skip
         if isinstance(self.kv, StateSlots):
-            plan = replace(plan, states=self.kv.begin(first_row, num_rows, width, reads=reads, in_tree=parents is not None))
+            states = self.kv.begin(first_row, num_rows, width, reads=reads, in_tree=parents is not None)
+            plan = replace(plan, states=states, parents=None if parents is None else _parents(parents))
         return plan, positions
 
 
@@ -183,6 +184,11 @@ def _cache(shape: LMShape, dtype: torch.dtype, device: torch.device) -> KVCache:
     if shape.states:
         return StateSlots(shape.layers, shape.states, dtype, device)
     return KVCache(shape.layers, dtype, device)
+
+
+def _parents(parents: Tensor) -> Tensor:
+    """`parents` (B, T-1) as in `Draft` by the tokens of a pass (B, T) int32: -1 for the pending token, 0 for those behind it."""
+    return F.pad(parents + 1, (1, 0), value=-1).int()
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -1,7 +1,8 @@
-"""Models with running states on the native runtime: their states move from transformers' cache to ours."""
+"""Models with running states on our runtimes: their states move from transformers' cache to ours."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from outrider.errors import CapabilityError
 from outrider.kv import LayerShape
 from outrider.lazy import transformers
-from outrider.models.lm import LM
+from outrider.models.lm import LM, Run
 from outrider.models.probes.probe import check_same_logits, probe_logits
 from outrider.models.stateful.lm import StateLM
 from outrider.runtime import library
@@ -34,8 +35,24 @@ def native_states(lm: StateLM, module: Any, cache: Path) -> LM:
     if lm.device.type != "cpu" or lm.dtype not in DTYPES:
         dtype = str(lm.dtype).removeprefix("torch.")
         raise NotLoweredError(f"the native runtime runs bfloat16 and float32 on a CPU, not {dtype} on {lm.device.type}")
+    path = library.find(cache)
+
+    def run(made: LM, program: Program) -> NativeRun:
+        if program.matrices and lm.dtype != torch.bfloat16:
+            raise NotLoweredError("weights kept in integers are multiplied in bfloat16 alone, with activations rounded to 8 bits")
+        return NativeRun(made, module, program, path)
+
+    made = moved_states(lm, module, run)
+    assert isinstance(made.run, NativeRun)
+    made.kernels = made.run.executor.library
+    return made
+
+
+def moved_states(lm: StateLM, module: Any, make_run: Callable[[LM, Program], Run]) -> LM:
+    """The model of `lm` with its states in our cache, its passes those of `make_run`. Raises CapabilityError where that cannot
+    be; `lm` still runs then."""
     _refuse_other_layers(module)
-    path, own_attention = library.find(cache), module.config._attn_implementation
+    own_attention = module.config._attn_implementation
     with one_thread(lm.shape.num_parameters):
         expected = probe_logits(lm)
         try:
@@ -46,13 +63,10 @@ def native_states(lm: StateLM, module: Any, cache: Path) -> LM:
             raise NotLoweredError(f"its code fails when a pass is recorded ({type(error).__name__}: {error})") from error
         finally:
             module.set_attn_implementation(own_attention)
-    if program.matrices and lm.dtype != torch.bfloat16:
-        raise NotLoweredError("weights kept in integers are multiplied in bfloat16 alone, with activations rounded to 8 bits")
     layers = kept_layers(_layers(program, len(lm.shape.layers)), program, lm.shape.context_length)
     made = LM(lm.run, replace(lm.shape, layers=layers, states=tuple(program.states)), lm.dtype, lm.device)
-    run = made.run = NativeRun(made, module, program, path)
+    made.run = make_run(made, program)
     check_same_logits(made, expected, picks_experts=any(op.code == Code.EXPERTS for op in program.body))
-    made.kernels = run.executor.library
     return made
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider.runtime.ops import Program, Source
-from outrider.runtime.rotary import real_tables
+from outrider.runtime.rotary import positions_for, real_tables
 
 CHUNK = 1 << 16  # positions made at once
 
@@ -24,6 +24,6 @@ class DeviceRotary:
             chunks = []
             for start in range(0, context_length, CHUNK):
                 positions = torch.arange(start, min(start + CHUNK, context_length), device=device)[None]
-                out = part(like, positions, *further)
+                out = part(like, positions_for(part, positions), *further)
                 chunks.append(real_tables(out)[which][0])
             self.tables.append(torch.cat(chunks).contiguous())

@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from outrider.errors import CapabilityError
@@ -14,11 +15,13 @@ from outrider.lazy import Package
 from outrider.models.attention import PassPlan
 from outrider.models.lm import LM, PassLimits
 from outrider.models.probes.probe import check_same_logits, probe_logits
+from outrider.models.stateful.lm import StateLM
 from outrider.runtime.blocks import DTYPES, NotLoweredError
 from outrider.runtime.gpu.rotary import DeviceRotary
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.lower import lower
 from outrider.runtime.ops import Code, Program, Source
+from outrider.runtime.own_states import moved_states
 from outrider.runtime.windows import keep_windows
 
 in_kernels: Any = Package("outrider.runtime.gpu.steps")  # imported with the first run: it needs Triton
@@ -51,7 +54,7 @@ class DeviceRun:
         return not self._by_module(num_tokens)
 
     def _by_module(self, num_tokens: int) -> bool:
-        return self._has_experts and num_tokens > EXPERT_TOKENS
+        return self._has_experts and not self._program.states and num_tokens > EXPERT_TOKENS
 
     def __call__(self, ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
         """Logits (B, K, V)."""
@@ -81,16 +84,10 @@ def use_device_run(lm: LM, module: Any) -> DeviceRun:
 
     Raises CapabilityError, with `lm` as it was, where that cannot be.
     """
-    if lm.dtype not in DTYPES:
-        raise NotLoweredError(f"{str(lm.dtype).removeprefix('torch.')} is not lowered, bfloat16 and float32 are")
-    if find_spec("triton") is None:
-        raise NotLoweredError("Triton is not installed")
+    _refuse_dtype(lm)
     before, layers, expected = lm.run, lm.shape.layers, probe_logits(lm)
     program = lower(module)
-    if program.matrices:
-        raise NotLoweredError("weights kept in integers")
-    if any(value.source == Source.INPUT for value in program.values):
-        raise NotLoweredError("a program with further inputs")
+    _refuse_program(program)
     if not _has_experts(program):  # wide passes through experts run by torch
         keep_windows(lm, program)
     try:
@@ -101,8 +98,43 @@ def use_device_run(lm: LM, module: Any) -> DeviceRun:
         lm.lay_out(layers)
         if isinstance(error, CapabilityError):
             raise
-        raise CapabilityError(f"its kernels do not run here: {(str(error).splitlines() or [type(error).__name__])[0]}") from error
+        raise _not_here(error) from error
     return run
+
+
+def device_states(lm: StateLM, module: Any) -> LM:
+    """The model of `lm` as a lowered program, with its states in our cache. Raises CapabilityError where that cannot be; `lm`
+    still runs then."""
+    _refuse_dtype(lm)
+
+    def run(made: LM, program: Program) -> DeviceRun:
+        _refuse_program(program)
+        return DeviceRun(made, module, program)
+
+    try:
+        return moved_states(lm, module, run)
+    except (CapabilityError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise _not_here(error) from error
+
+
+def _refuse_dtype(lm: LM) -> None:
+    if lm.dtype not in DTYPES:
+        raise NotLoweredError(f"{str(lm.dtype).removeprefix('torch.')} is not lowered, bfloat16 and float32 are")
+    if find_spec("triton") is None:
+        raise NotLoweredError("Triton is not installed")
+
+
+def _refuse_program(program: Program) -> None:
+    if program.matrices:
+        raise NotLoweredError("weights kept in integers")
+    if any(value.source == Source.INPUT for value in program.values):
+        raise NotLoweredError("a program with further inputs")
+
+
+def _not_here(error: Exception) -> CapabilityError:
+    return CapabilityError(f"its kernels do not run here: {(str(error).splitlines() or [type(error).__name__])[0]}")
 
 
 def _has_experts(program: Program) -> bool:

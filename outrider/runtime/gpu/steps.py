@@ -16,6 +16,7 @@ from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.gpu.compiled import compiled
 from outrider.runtime.gpu.kernels import attention_joined, attention_parts, expert_products
 from outrider.runtime.gpu.products import NARROW, narrow
+from outrider.runtime.gpu.recurrent import Recurrence
 from outrider.runtime.gpu.source import kernel_text
 from outrider.runtime.gpu.value_offsets import joinable, offsets_of, read_elsewhere
 from outrider.runtime.gpu.writer import SPLIT, Argument
@@ -41,6 +42,11 @@ class Work:
     num_tokens: int
     tensors: dict[int, Tensor] = field(default_factory=dict)  # (tokens, width)
     hidden: dict[int, Tensor] = field(default_factory=dict)  # by index of the signal
+
+    @property
+    def parents(self) -> Tensor | None:
+        """(B, T) int32, of a tree over running states."""
+        return self.plan.parents
 
     @property
     def count(self) -> int:
@@ -94,6 +100,8 @@ class Steps:
             return [self._linear(ops) for ops in joinable(phase)]
         if phase.kind == Kind.ATTENTIONS:
             return [self._attention(op) for op in phase.ops]
+        if phase.kind == Kind.RECURRENT:
+            return [Recurrence(op, self._program, self._offsets, self._tensors) for op in phase.ops]
         if phase.kind == Kind.EXPERTS:
             return [self._heads(op) if op.code == Code.HEADS else self._experts(op) for op in phase.ops]
         steps = [self._tokenwise(phase, wanted)] if any(op.code != Code.SIGNAL for op in phase.ops) else []

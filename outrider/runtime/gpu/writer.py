@@ -135,6 +135,8 @@ class Writer:
         index = self._let(f"tl.load({self._pointer(('positions' if op.by_position else 'ids', 0))} + t) + {op.layer}")
         if op.bound:
             index = self._let(f"tl.where({index} < {op.bound}, {index}, 0)")
+        if (made := self.program.constants.get(op.weight)) is not None:  # its last row stands for all behind it
+            index = self._let(f"tl.minimum({index}, {len(made) - 1})")
         r, c = self._grid((1, op.output.cols))
         table = self._pointer(("constant", op.weight))
         mask = self._mask((1, op.output.cols))

@@ -158,7 +158,7 @@ def test_a_runtime_that_does_not_know_its_layers_is_refused_by_name(tmp_path: Pa
         LLM(folder, threads=1, runtime="native", drafter="none")
     reason = LLM(folder, threads=1, drafter="none").notes[0]
     assert "keep more than keys and values of each token" in reason
-    assert "; the native runtime does not run it: torch's 'convolution'" in reason
+    assert "; our runtime does not run it: torch's 'convolution'" in reason
 
 
 def test_it_is_reported_once(models: Models) -> None:

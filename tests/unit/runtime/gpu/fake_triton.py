@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 OURS = "outrider.runtime.gpu."
-NEEDS_TRITON = ("kernels", "compiled", "products", "steps")
+NEEDS_TRITON = ("kernels", "state_kernels", "compiled", "products", "recurrent", "steps")
 
 
 @dataclass
@@ -66,6 +66,10 @@ class Pointer:
 class Kernel:
     def __init__(self, function: Callable[..., None]) -> None:
         self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        """Called from another kernel."""
+        return self._function(*args)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*args: Any, num_warps: int = 4, num_stages: int = 3, **named: Any) -> None:
@@ -131,7 +135,8 @@ def _dot(a: Tensor, b: Tensor, total: Tensor | None = None, input_precision: str
 
 
 LANGUAGE: dict[str, Any] = {
-    "arange": _arange, "program_id": lambda axis: torch.tensor(Launch.current.program[axis]), "load": load, "store": store,
+    "arange": _arange, "static_range": range,
+    "program_id": lambda axis: torch.tensor(Launch.current.program[axis]), "load": load, "store": store,
     "debug_barrier": debug_barrier, "where": lambda c, a, b: torch.where(c, torch.as_tensor(a), torch.as_tensor(b)),
     "minimum": _pair(torch.minimum), "maximum": _pair(torch.maximum), "exp": torch.exp, "sqrt": torch.sqrt, "log": torch.log,
     "erf": torch.erf, "abs": torch.abs, "sum": lambda x, axis: x.sum(axis), "max": lambda x, axis: x.amax(axis),

@@ -10,8 +10,9 @@ import torch
 
 from outrider.models.loading.load import build_lm
 from outrider.runtime.lower import lower
+from tests.contract.own_cache_families import make as hybrid
 from tests.unit.runtime.families import make
-from tests.unit.runtime.gpu.test_programs import CPU, FAMILIES
+from tests.unit.runtime.gpu.test_programs import CPU, FAMILIES, HYBRIDS
 from tests.unit.runtime.passes import every_pass
 
 triton = pytest.importorskip("triton")  # comes with a torch for CUDA, and works without a device
@@ -66,3 +67,15 @@ def test_kernels_compile(family: str, compiled: Counter[str]) -> None:
     lm.run = DeviceRun(lm, module, lower(module))
     every_pass(lm)
     assert {"kernel", "attention_parts", "attention_joined"} <= set(compiled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_kernels_of_states_compile(family: str, compiled: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from outrider.runtime.gpu.run import device_states
+
+    monkeypatch.setattr("outrider.runtime.own_states.check_same_logits", lambda *args, **kwargs: None)  # nothing was launched
+    module = hybrid(family, torch.bfloat16)
+    lm = device_states(build_lm(module, family, torch.bfloat16, CPU), module)  # type: ignore[arg-type]
+    every_pass(lm)
+    assert set(compiled) & {"convolution", "delta_rule", "scan"}

@@ -9,12 +9,16 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from outrider.models.graphs import GraphedPass
 from outrider.models.lm import LM
 from outrider.models.loading.load import build_lm
-from outrider.runtime.gpu.run import DeviceRun, use_device_run
+from outrider.runtime.gpu.run import DeviceRun, device_states, use_device_run
+from tests.contract.family_reference import begin, random_text
+from tests.contract.own_cache_families import VOCAB
+from tests.contract.own_cache_families import make as hybrid
 from tests.unit.runtime.families import make
 from tests.unit.runtime.passes import differences, every_pass
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 FAMILIES = ("llama", "qwen3_moe", "gemma2", "gpt2", "deepseek_v3", "apertus", "phi3", "cohere2", "llama4_text")
+HYBRIDS = ("qwen3_5_text", "kimi_linear", "falcon_h1", "lfm2", "mamba", "recurrent_gemma", "minimax")  # one of each kind of state
 CUDA = torch.device("cuda", 0)
 
 
@@ -27,6 +31,46 @@ def test_kernels_compute_what_the_module_does(family: str) -> None:
     assert isinstance(lm.run, DeviceRun)
     worst = differences(every_pass(lm), expected)
     assert max(worst.values()) < 0.1, worst
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+@torch.inference_mode()
+def test_states_are_what_the_module_has(family: str) -> None:
+    """Rejections at every depth and trees, each pass recorded and replayed; every logit beside transformers' over the text."""
+    module = hybrid(family, torch.bfloat16).to(CUDA)
+    lm = device_states(build_lm(module, family, torch.bfloat16, CUDA), module)  # type: ignore[arg-type]
+    assert isinstance(lm.run, DeviceRun)
+    lm.limits = lm.run.find_limits(lm, 64)
+    lm.run = GraphedPass(lm.run)
+
+    def check(logits: torch.Tensor, text: list[int]) -> None:
+        theirs = module(input_ids=torch.tensor([text], device=CUDA), use_cache=False).logits[0, -len(logits) :]
+        assert (logits - theirs).abs().max() <= 0.1 * theirs.abs().max()
+
+    texts = [random_text(VOCAB, length, seed=length) for length in (3, 20)]
+    parents, paths = torch.tensor([[-1, -1, 0, 2, 1], [-1, 0, 1, 1, -1]], device=CUDA), ([0, 1, 3, 4], [0, 1, 2, 4])
+    begin(lm, *texts)
+    for step in range(16):
+        drafts = [[text[-1], *random_text(VOCAB, 5, seed=10 * step + row)] for row, text in enumerate(texts)]
+        in_tree, kept = step % 2 == 0, 1 + step // 2 % 4
+        logits = lm.forward(torch.tensor(drafts, device=CUDA), parents if in_tree else None)
+        for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
+            path = paths[row] if in_tree else [0, 1, 2, 3, 4, 5]
+            check(logits[row, path], [*text, *(draft[column] for column in path[1:])])
+            lm.kv.keep(row, path[:kept])
+            text += [*(draft[column] for column in path[1:kept]), 7 + row]
+        lm.kv.check_integrity()
+    assert len(lm.run.graphs) > 0
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_states_keep_their_bits(family: str) -> None:
+    module = hybrid(family, torch.bfloat16).to(CUDA)
+    lm = device_states(build_lm(module, family, torch.bfloat16, CUDA), module)  # type: ignore[arg-type]
+    assert isinstance(lm.run, DeviceRun)
+    limits = lm.run.find_limits(lm, 64)
+    assert limits.exact_rows
+    assert limits.exact_trees
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(576, 576), (4096, 14336), (50257, 768), (97, 64)])

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from outrider.errors import CapabilityError
+from outrider.models import graphs
 from outrider.models.graphs import GraphedPass
+from outrider.models.lm import LM
 from outrider.models.loading.load import build_lm
 from outrider.models.signals import AFTER_NORM
 from outrider.runtime.blocks import NotLoweredError
-from outrider.runtime.gpu.run import DeviceRun, use_device_run
+from outrider.runtime.gpu.run import DeviceRun, device_states, use_device_run
 from outrider.runtime.gpu.source import kernel_text
 from outrider.runtime.gpu.value_offsets import ValueOffset, offsets_of, read_elsewhere
 from outrider.runtime.gpu.writer import SPLIT, UNARY
 from outrider.runtime.lower import lower
 from outrider.runtime.ops import Code, Op, Program, Value, View
 from outrider.runtime.schedule import Kind, schedule
+from tests.contract.family_reference import Reference, begin, random_text, score
+from tests.contract.own_cache_families import VOCAB
+from tests.contract.own_cache_families import make as hybrid
 from tests.unit.runtime.families import make
 from tests.unit.runtime.gpu.fake_triton import fake_triton
 from tests.unit.runtime.passes import differences, every_pass
@@ -28,6 +35,10 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 8e-2}
 FAMILIES = (  # turned halves, norms of heads, experts, windows and soft caps, transposed weights, latent attention, groups, sinks
     "llama", "qwen3_moe", "gemma2", "gpt2", "deepseek_v3", "apertus", "granite_swa", "gpt_oss", "llama4_text",
 )  # fmt: skip
+# Delta rules with a decay for a head and for each number, Mamba 2, a convolution alone, Mamba 1, RG-LRU, lightning attention
+HYBRIDS = ("qwen3_5_text", "kimi_linear", "falcon_h1", "lfm2", "mamba", "recurrent_gemma", "minimax")
+BY_DAY = ("qwen3_5_text", "lfm2", "mamba")
+REFERENCE = Reference(hybrid, tolerance=2e-4)
 
 
 @pytest.fixture(autouse=True)
@@ -157,3 +168,78 @@ def test_experts_of_long_passes_run_by_the_module() -> None:
     own = lm.forward(tokens)
     lm.run = expected
     assert (lm.forward(tokens) - own).abs().max() == 0
+
+
+@pytest.mark.parametrize("family", [pytest.param(name, marks=() if name in BY_DAY else pytest.mark.nightly) for name in HYBRIDS])
+def test_states_are_what_the_module_has(family: str) -> None:
+    """Catches states of rejected tokens, of other rows or branches, and records that another program writes meanwhile."""
+    module = hybrid(family)
+    lm = device_states(build_lm(module, family, torch.float32, CPU), module)  # type: ignore[arg-type]
+    texts = [random_text(VOCAB, length, seed=length) for length in (3, 8)]
+    parents, paths = torch.tensor([[-1, -1, 0, 2, 1], [-1, 0, 1, 1, -1]]), ([0, 1, 3, 4], [0, 1, 2, 4])
+    begin(lm, *texts)
+    for step, kept in enumerate((4, 1, 2, 3)):
+        drafts = [[text[-1], *random_text(VOCAB, 5, seed=10 * step + row)] for row, text in enumerate(texts)]
+        in_tree = step % 2 == 0
+        with torch.inference_mode():
+            logits = lm.forward(torch.tensor(drafts), parents if in_tree else None)
+        for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
+            path = paths[row] if in_tree else [0, 1, 2, 3, 4, 5]
+            REFERENCE.compare(family, logits[row, path], [*text, *(draft[column] for column in path[1:])])
+            lm.kv.keep(row, path[:kept])
+            text += [*(draft[column] for column in path[1:kept]), 7 + row]
+        lm.kv.check_integrity()
+        for row, alone in enumerate(score(lm, *[[text[-1]] for text in texts])):
+            REFERENCE.compare(family, alone, texts[row])
+            lm.kv.keep(row, [0])
+            texts[row].append(30 + step)
+
+
+def steps_of(lm: LM, text: list[int], run: Callable[[], Any]) -> torch.Tensor:
+    """Logits (tokens, V) of a text that is passed token by token, each by a new run, and rejected when it comes first."""
+    begin(lm, text[:1])
+    found = []
+    for token in text:
+        lm.run = run()
+        score(lm, [token])
+        found.append(score(lm, [token])[0, 0])
+        lm.kv.advance(0, 1)
+    return torch.stack(found)
+
+
+def test_recordings_of_states_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a state that takes in a token again while a pass is warmed up and recorded."""
+    module = hybrid("lfm2")
+    lm = device_states(build_lm(module, "lfm2", torch.float32, CPU), module)  # type: ignore[arg-type]
+    own, text = lm.run, random_text(VOCAB, 9)
+    expected = steps_of(lm, text, lambda: own)
+
+    class OnThisDevice(graphs._Recording):
+        """Made as on CUDA, and replayed by making it again."""
+
+        def __init__(self, call: Any, inputs: Any, pool: Any, stream: Any) -> None:
+            self._inputs, self._call = [tensor.clone() for tensor in inputs], call
+            for _ in range(graphs.WARM_UPS + 1):
+                call(*self._inputs)
+
+        def replay(self, inputs: Any) -> Any:
+            return self._call(*inputs)
+
+    class Everything(OrderedDict[Any, None]):
+        """Shapes that have come once: all, so that each is recorded at once."""
+
+        def __contains__(self, key: object) -> bool:
+            return True
+
+        def __delitem__(self, key: object) -> None:
+            pass
+
+    def recording() -> GraphedPass:
+        run = GraphedPass(own)
+        run.graphs._seen = Everything()
+        return run
+
+    monkeypatch.setattr(graphs.Graphs, "_made", lambda self, call, inputs: OnThisDevice(call, inputs, None, None))
+    assert torch.equal(steps_of(lm, text, recording), expected)
+    assert isinstance(lm.run, GraphedPass)
+    assert len(lm.run.graphs) == 1
