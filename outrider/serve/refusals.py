@@ -74,7 +74,7 @@ async def _http(request: Request, error: Exception) -> Response:
     messages = {
         404: f"there is no {request.url.path} here; see /openapi.json for what there is",
         405: f"{request.url.path} does not take {request.method}",
-        400: "the body is not JSON in UTF-8",
+        400: "the body is not JSON in UTF-8, or its lists are nested too deeply",
     }
     headers = dict(error.headers or {})
     kind = INVALID if error.status_code < 500 else SERVER
