@@ -49,6 +49,8 @@ class SettingsFile:
 def read_settings(path: Path) -> SettingsFile:
     """Raises ConfigError that says what is wrong with the file."""
     content = read_json(path, f"settings file {path}")
+    if isinstance(content, dict) and "schema_version" in content:
+        raise ConfigError(f"{path} is a result: --settings takes the file that 'outrider tune' writes to --settings-out")
     if not isinstance(content, dict) or content.get("outrider_settings") != FORMAT:
         raise ConfigError(f'{path} is no settings file of this version: it must have "outrider_settings": {FORMAT}')
     options: Any = content.get("options")

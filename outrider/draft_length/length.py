@@ -32,7 +32,7 @@ class DraftLength:
             return cls._of_table(str(asked))
         number = (bound or str(max(default, AUTO_MAX_DRAFT_TOKENS))) if is_auto else str(asked)
         if not NUMBER.fullmatch(number.removeprefix("-")) or (is_auto and ":" in str(asked) and not bound):
-            raise ConfigError(f"num_draft_tokens must be a number, 'auto' or 'auto:N', got '{asked}'")
+            raise ConfigError(_not_a_length(str(asked)))
         if not 1 <= int(number) <= MAX_DRAFT_TOKENS:
             plain = "; drafter 'none' drafts nothing" if int(number) == 0 else ""
             raise ConfigError(f"num_draft_tokens must be between 1 and {MAX_DRAFT_TOKENS}, got {number}{plain}")
@@ -42,11 +42,11 @@ class DraftLength:
     def _of_table(cls, text: str) -> DraftLength:
         pairs = [part.split(":") for part in text.split(",")]
         if not all(len(pair) == 2 and NUMBER.fullmatch(pair[0]) and NUMBER.fullmatch(pair[1]) for pair in pairs):
-            raise ConfigError(_no_table(text))
+            raise ConfigError(_not_a_length(text))
         table = tuple((int(rows), int(nodes)) for rows, nodes in pairs)
         starts, max_nodes = [rows for rows, _ in table], max(nodes for _, nodes in table)
         if starts[0] != 1 or starts != sorted(set(starts)):
-            raise ConfigError(_no_table(text))
+            raise ConfigError(_not_a_length(text))
         if not 1 <= max_nodes <= MAX_DRAFT_TOKENS:
             raise ConfigError(f"num_draft_tokens must be between 1 and {MAX_DRAFT_TOKENS} at some load, got '{text}'")
         return cls(max_nodes, by_rows=table)
@@ -75,7 +75,7 @@ class DraftLength:
         return f"auto:{self.max_nodes}" if self.is_auto else str(self.max_nodes)
 
 
-def _no_table(text: str) -> str:
+def _not_a_length(text: str) -> str:
     return (
         f"num_draft_tokens must be a number, 'auto' or 'auto:N', got '{text}'; by load it is ROWS:NODES with commas between, "
         "beginning with 1 row, like 1:5,4:3,16:0"

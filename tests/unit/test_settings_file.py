@@ -50,6 +50,7 @@ def test_two_drafters_are_refused(file: Path) -> None:
     [
         ("{", "not JSON"),
         ("[]", "no settings file"),
+        ('{"schema_version": 1, "kind": "tune"}', "is a result: --settings takes the file .* --settings-out"),
         ('{"outrider_settings": 2, "options": {}}', "no settings file of this version"),
         ('{"outrider_settings": 1}', "'options' must be an object"),
         ('{"outrider_settings": 1, "options": {"drafer": "x"}}', "Did you mean 'drafter'"),
