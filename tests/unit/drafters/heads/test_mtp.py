@@ -190,6 +190,8 @@ def test_targets_with_states(tmp_path: Path, family: str, layout: str, runtime: 
 @pytest.mark.parametrize(("family", "layout"), BESIDE_STATES)
 def test_trees_beside_a_hybrid(tmp_path: Path, family: str, layout: str) -> None:
     """On the native runtime states branch: the texts are plain decoding's to the bit, with T = 1 as with T = 0."""
+    if family == "nemotron_h" and Version(transformers.__version__) < Version("5.23"):
+        pytest.skip(f"the head of {family} runs on transformers' own cache with transformers {transformers.__version__}")
     saved(tmp_path, partial(random_model, family), layout)
     made = built(tmp_path, "native", drafter="mtp", drafter_options={"tree": "2x2x1"})
     plain = built(tmp_path, "native", drafter="none")

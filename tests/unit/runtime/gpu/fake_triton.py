@@ -39,11 +39,11 @@ class Launch:
 
     def __init__(self) -> None:
         self.program, self.number = (0, 0, 0), 0
-        self.memories: dict[int, Memory] = {}
+        self.memories: dict[tuple[int, torch.dtype], Memory] = {}
 
     def memory(self, tensor: Tensor) -> Memory:
-        key = tensor.untyped_storage().data_ptr()
-        if key not in self.memories or self.memories[key].numbers.dtype != tensor.dtype:
+        key = tensor.untyped_storage().data_ptr(), tensor.dtype
+        if key not in self.memories:
             count = tensor.untyped_storage().nbytes() // tensor.itemsize
             numbers = torch.as_strided(tensor, (count,), (1,), 0)
             self.memories[key] = Memory(numbers, torch.full((count,), -1), torch.zeros(count, dtype=torch.bool))

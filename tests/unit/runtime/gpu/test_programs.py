@@ -51,8 +51,9 @@ def _kernels_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("family", "dtype"), [*((family, torch.float32) for family in FAMILIES), ("llama", torch.bfloat16)], ids=str
 )
-def test_kernels_compute_what_the_module_does(family: str, dtype: torch.dtype) -> None:
+def test_kernels_compute_what_the_module_does(family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a lost barrier, a part of a value that is read stale, a wrong offset in a joined product, a mask that is lost."""
+    monkeypatch.setattr("outrider.runtime.gpu.run.EXPERT_TOKENS", 16)  # here a prompt's take a minute
     module = make(family, dtype)
     lm = build_lm(module, family, dtype, CPU)
     capture = (AFTER_NORM, 0, 1, 2)
@@ -193,6 +194,17 @@ def test_states_are_what_the_module_has(family: str) -> None:
             REFERENCE.compare(family, alone, texts[row])
             lm.kv.keep(row, [0])
             texts[row].append(30 + step)
+
+
+def test_a_lost_barrier_between_branches_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    import outrider.runtime.gpu.state_kernels as state_kernels
+
+    module = hybrid("mamba")
+    lm = device_states(build_lm(module, "mamba", torch.float32, CPU), module)  # type: ignore[arg-type]
+    begin(lm, [5])
+    monkeypatch.setattr(state_kernels.tl, "debug_barrier", lambda: None)
+    with pytest.raises(AssertionError, match="without a barrier"):
+        lm.forward(torch.tensor([[5, 6, 7]]), torch.tensor([[-1, -1]]))
 
 
 def steps_of(lm: LM, text: list[int], run: Callable[[], Any]) -> torch.Tensor:
