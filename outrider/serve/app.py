@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from outrider.serve import refusals
+from outrider.serve import refusals, request_ids
 from outrider.serve.api.generating import generating_routes
 from outrider.serve.gate import Gate
 from outrider.serve.ignored import HEADER
@@ -28,6 +28,6 @@ def make_app(state: ServerState) -> FastAPI:
     if settings.cors_origins:  # outside the gate: a browser must be able to read refusals too
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"],
-            expose_headers=[HEADER],
+            expose_headers=[HEADER, request_ids.HEADER],
         )  # fmt: skip
     return app

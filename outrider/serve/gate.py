@@ -1,5 +1,5 @@
-"""What happens around every endpoint: API keys, the size of the body, a bug of ours made a 500; the answer is counted, names the
-fields that were ignored, and a refusal is logged.
+"""What happens around every endpoint: API keys, the size of the body, a bug of ours made a 500; the answer is counted, carries
+the request's id, names the fields that were ignored, and a refusal is logged.
 
 Plain ASGI, so that streams pass through untouched and a client's leaving is noticed.
 """
@@ -14,6 +14,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from outrider.serve import request_ids
 from outrider.serve.errors import SERVER, ApiError
 from outrider.serve.ignored import header_of
 from outrider.serve.observability.metrics import ServerMetrics
@@ -39,7 +40,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        counting = _Counting(scope, send, self._metrics)
+        counting = _Counting(scope, send, self._metrics, request_ids.begin(scope))
         try:
             self._check(scope)
             await self._app(scope, _Limited(receive, self._max_body_bytes), counting)
@@ -101,8 +102,8 @@ class _Limited:
 class _Counting:
     """Counts the answer under its route's template: raw paths would let anybody fill the metrics."""
 
-    def __init__(self, scope: MutableMapping[str, Any], send: Send, metrics: ServerMetrics) -> None:
-        self._scope, self._send, self._metrics = scope, send, metrics
+    def __init__(self, scope: MutableMapping[str, Any], send: Send, metrics: ServerMetrics, identity: str) -> None:
+        self._scope, self._send, self._metrics, self._identity = scope, send, metrics, identity
         self.begun = False
 
     async def __call__(self, message: Message) -> None:
@@ -111,7 +112,8 @@ class _Counting:
             self.begun = True
             self._metrics.answered(route, message["status"])
             self._notify(message["status"])
-            message = {**message, "headers": [*message.get("headers", ()), *header_of(self._scope)]}
+            own = [*header_of(self._scope), *request_ids.headers_of(self._identity)]
+            message = {**message, "headers": [*message.get("headers", ()), *own]}
         await self._send(message)
 
     def _notify(self, status: int) -> None:
@@ -121,5 +123,5 @@ class _Counting:
         path = self._scope["path"]
         if status >= 400 and status != FAILED.status and path.startswith(PROTECTED):
             level = logging.WARNING if status in URGENT else logging.INFO
-            facts = {"status": status, "method": self._scope["method"], "path": path[:LONGEST_PATH]}
+            facts = {"status": status, "method": self._scope["method"], "path": path[:LONGEST_PATH], "request_id": self._identity}
             log.log(level, "refused", extra={**facts, "reason": reason_of(self._scope) or "no reason was given"})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from outrider.engine.request import Request, Update
 from outrider.grammar import Spec
 from outrider.sampling.params import SamplingParams
+from outrider.serve import request_ids
 from outrider.serve.api.answer import Answer, check
 from outrider.serve.api.constraints import constraints
 from outrider.serve.api.usage import Cost, metrics, so_far, usage
@@ -120,7 +120,7 @@ async def make_exchange(
     """`kind` begins the id. Raises ApiError for prompts that do not fit, ConfigError for parameters out of range."""
     for prompt in route.prompts:
         check_prompt(prompt, route.served)
-    identity = f"{kind}-{uuid.uuid4().hex}"
+    identity = f"{kind}-{request_ids.fresh()}"
     predicted = await predicted_tokens(body.prediction, route.served)
     speculation = (body.speculation or SpeculationFields.model_validate({})).merged(_defaults(route, predicted))
     grammars = iter(await constraints(route.served, form, len(route.prompts) * num_answers))
@@ -142,6 +142,7 @@ async def make_exchange(
     if body.bad_words:
         await asyncio.to_thread(route.served.engine.prepare, requests[0].params)  # reads the whole vocabulary
     labels = {name: value for name in LABELS if (value := getattr(body, name, None)) is not None}
+    labels |= request_ids.chosen()
     if labels:
         log.info("labels", extra={"request_id": identity, **labels})
     return Exchange(identity, route.served, route.prompts, requests, num_answers)

@@ -184,7 +184,7 @@ class TestNaming:
         origin = {"Origin": "https://app.example"}
         with serving(FakeEngine(), cors_origins=("https://app.example",)) as client:
             response = client.post(CHAT, json=chat(x=1), headers=origin)
-        assert response.headers["access-control-expose-headers"] == HEADER
+        assert response.headers["access-control-expose-headers"] == f"{HEADER}, x-request-id"
 
 
 REFUSED_WHEN_STRICT: list[tuple[dict[str, Any], str, str]] = [
@@ -264,3 +264,21 @@ def test_a_call_without_arguments_has_none(arguments: str | None) -> None:
     with serving(engine) as client:
         assert client.post(CHAT, json={"messages": [{"role": "assistant", "tool_calls": [call]}]}).status_code == 200
     assert prompt_of(engine) == "{}"
+
+
+def test_an_answer_and_the_log_have_the_requests_id(caplog: pytest.LogCaptureFixture) -> None:
+    """Catches a support case that nobody can find in the log, and a client's id that ends a header or meets another's."""
+    caplog.set_level(logging.INFO, "outrider.serve")
+    with serving(FakeEngine()) as client:
+        answer = client.post(CHAT, json=chat())
+        assert answer.json()["id"] == f"chatcmpl-{answer.headers['x-request-id']}"
+        assert answer.headers["request-id"] == answer.headers["x-request-id"]
+        refused = client.post(CHAT, json=chat(temperature=-1))
+        lines = [record for record in caplog.records if record.message == "refused"]
+        assert [line.request_id for line in lines] == [refused.headers["x-request-id"]]
+        own = [client.post(CHAT, json=chat(), headers={"X-Request-Id": "mine/1"}) for _ in range(2)]
+        assert {one.headers["x-request-id"] for one in own} == {"mine/1"}
+        assert len({one.json()["id"] for one in own}) == 2
+        named = [record for record in caplog.records if getattr(record, "client_request_id", None) == "mine/1"]
+        assert [record.request_id for record in named] == [one.json()["id"] for one in own]
+        assert len(client.get("/health", headers={"X-Request-Id": "no id: " + "x" * 200}).headers["x-request-id"]) == 32
