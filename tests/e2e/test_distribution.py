@@ -232,7 +232,8 @@ CLOSELY = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("world", "drafter", "options", "verifier", "nodes"), [("eager", *BY_DAY[0]), *(("auto", *pair) for pair in BY_DAY)],
+    ("world", "drafter", "options", "verifier", "nodes"),
+    [pytest.param("eager", *BY_DAY[0], marks=pytest.mark.nightly), *(("auto", *pair) for pair in BY_DAY)],
     indirect=["world"],
 )
 def test_texts_follow_the_target_distribution(

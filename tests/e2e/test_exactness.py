@@ -120,12 +120,19 @@ RUNTIMES = ("eager",) if library.why_missing() else ("native", "eager")  # what 
 QUICK = tuple((name, dtype, RUNTIMES[0]) for name, dtype in (("stories", "float32"), ("pair", "bfloat16"), ("demo", "bfloat16")))
 EVERY = [(name, dtype, on) for on in RUNTIMES for name in ("stories", "pair", "demo") for dtype in ("float32", "bfloat16")]
 Mark = pytest.MarkDecorator | tuple[()]
+NIGHTLY = pytest.mark.nightly
 
 
 def cases(*ways: tuple[tuple[Any, ...], Mark, Mark]) -> list[Any]:
-    """Every subject with every way to decode; each way with its mark for the quick subjects and its mark for the others."""
+    """Every subject with every way to decode; each way with its mark for the quick subjects and its mark for the others.
+
+    On torch's modules, beside the native runtime, the smallest subject stands for the others until the night.
+    """
     return [
-        pytest.param(subject, *way, marks=quick if subject in QUICK else others, id="-".join(map(str, (*subject, *way))))
+        pytest.param(
+            subject, *way, id="-".join(map(str, (*subject, *way))),
+            marks=quick if subject in QUICK else others if subject[2] == RUNTIMES[0] or subject[0] == "stories" else NIGHTLY,
+        )
         for subject in EVERY
         for way, quick, others in ways
     ]

@@ -178,7 +178,7 @@ def test_all_parts_with_certificates(parts: Parts, drafts: str, model: Path, exp
     parts.stop("target", "coordinator")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_target_whose_draft_service_does_not_trust_it(parts: Parts, drafts: str, model: Path, expected: str) -> None:
     """Answers go on without drafts, and the log says once why."""
     http = free_port()
@@ -197,7 +197,7 @@ def test_a_target_whose_draft_service_does_not_trust_it(parts: Parts, drafts: st
     parts.stop("serve")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_coordinator_that_targets_do_not_trust_names_the_reason(parts: Parts, model: Path) -> None:
     """It is not ready, and says which replica closes the line, and why; nothing is answered by mistake."""
     target, http = free_port(), free_port()

@@ -64,6 +64,7 @@ def _step(checkpoint: Path) -> int:
         return -1
 
 
+@pytest.mark.nightly
 def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
     """Data parallel, with a last micro-batch that nobody shares: the same mean gradient, so the same drafter to rounding."""
     save_target(tmp_path / "target")

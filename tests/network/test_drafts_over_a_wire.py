@@ -106,7 +106,7 @@ def test_texts_are_those_of_one_process(deployment: Deployment) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("round_trip_s", [0.01, 0.05])
+@pytest.mark.parametrize("round_trip_s", [0.01, pytest.param(0.05, marks=pytest.mark.nightly)])
 def test_a_slow_wire_changes_no_text(deployment: Deployment, round_trip_s: float) -> None:
     deployment.network.change(round_trip_s=round_trip_s, jitter_s=round_trip_s / 4)
     deployment.check()
