@@ -51,9 +51,15 @@ class Branches {
  public:
   Branches(const Pass& pass, int64_t row, int64_t rows, int64_t columns)
       : pass_(pass), row_(row), step_((columns + 15) / 16 * 16), size_(rows * step_) {
-    if (pass.depths && int64_t(held_.size()) < pass.tokens * size_) held_.resize(pass.tokens * size_);
+    if (!pass.depths) return;
+    if (int64_t(held_.size()) < pass.tokens * size_) held_.resize(pass.tokens * size_);
+    followed_.assign(pass.tokens, 0);
+    for (int64_t t = 1; t < pass.tokens; ++t)
+      if (const int64_t parent = pass.parent(row, t); parent >= 0) followed_[parent] = 1;
   }
   Part of(int64_t token) const { return {held_.data() + token * size_, step_}; }
+  // Whether a token's state is needed again
+  bool is_followed(int64_t token) const { return !pass_.depths || followed_[token]; }
   // The part that a token of the tree goes on from: `first` where it follows nothing of the pass
   Part before(int64_t token, Part first) const {
     const int64_t parent = pass_.parent(row_, token);
@@ -62,6 +68,7 @@ class Branches {
 
  private:
   inline static thread_local std::vector<float> held_;
+  inline static thread_local std::vector<char> followed_;
   const Pass& pass_;
   int64_t row_, step_, size_;
 };
@@ -195,7 +202,7 @@ inline void prepare(const Sizes& s, const Token& token, double epsilon, Scratch&
 }
 
 // One token in some columns of a head's state, read at `from` and written to `to`; what its query reads there goes to `out`.
-template <bool READS>
+template <bool READS, bool WRITES = true>
 inline void update(const Sizes& s, const Scratch& room, const Token& token, int64_t first, int64_t count, Part from, Part to,
                    const Row* out) {
   const float *const key = room.key.data(), *const query = room.query.data(), *const decay = room.decay.data();
@@ -217,7 +224,7 @@ inline void update(const Sizes& s, const Scratch& room, const Token& token, int6
     const Floats k = floats(key[i]), d = floats(decay[i]), q = READS ? floats(query[i]) : k;
     for (int64_t v = 0; v < VECTORS; ++v) {
       const Floats now = multiply_add(k, held[v], load_some(some[v], from.at + i * from.step + 16 * v) * d);
-      store_some(some[v], to.at + i * to.step + 16 * v, now);
+      if (WRITES) store_some(some[v], to.at + i * to.step + 16 * v, now);
       if (READS) read[v] = multiply_add(now, q, read[v]);
     }
   }
@@ -262,7 +269,8 @@ void delta_rule(const Op& op, const Pass& pass, const At& at, Pool& pool) {
       prepare(s, token, op.numbers[0], room);
       scaled(row_of(op.in[0], at(op.in[0], m), group), s.key, op.numbers[0], float(op.scale), room.query.data());
       const Row out = row_of(op.out, at(op.out, m), h);
-      update<true>(s, room, token, first, count, from, to, &out);
+      if (branches.is_followed(t)) update<true>(s, room, token, first, count, from, to, &out);
+      else update<true, false>(s, room, token, first, count, from, to, &out);
       if (!move.is_recorded) continue;
       const Token kept = recorded(s, slot.record(pass.starts[b] + t), h);
       const auto copy = [](const Row& x, const Row& to, int64_t begin, int64_t end) {
