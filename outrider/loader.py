@@ -263,16 +263,18 @@ class ModelLoader:
         asked, fast = self.options.runtime, NATIVE if self.device.type == "cpu" else GRAPHS
         if asked == EAGER:
             return EAGER
-        if isinstance(loaded.lm, StateLM):
-            return self._own_cache(loaded, loaded.lm, module)
+        if isinstance(loaded.lm, StateLM) and (runtime := self._own_cache(loaded, loaded.lm, module)) is not None:
+            return runtime
+        has_states = bool(loaded.lm.shape.states)
         try:
             if fast == NATIVE:
                 use_native_run(loaded.lm, module, cache_folder(), is_checked=known is not None)
                 with checked.one_thread(loaded.lm.shape.num_parameters):
                     loaded.lm.limits = find_native_limits(loaded.lm) if known is None else known.limits
             else:
-                self._use_own_kernels(loaded, module)
-                use_graphs(loaded, module, self.needs.loop_lengths, loop_vocab)
+                if not has_states:
+                    self._use_own_kernels(loaded, module)
+                use_graphs(loaded, module, () if has_states else self.needs.loop_lengths, None if has_states else loop_vocab)
         except CapabilityError as error:
             label, reason = self._labels[loaded.name], str(error).rstrip(".")
             if asked != AUTO:
@@ -289,28 +291,25 @@ class ModelLoader:
             reason = str(error).rstrip(".")
             self.notes.append(f"{self._labels[loaded.name]} runs by its own code, which takes more and slower kernels: {reason}")
 
-    def _own_cache(self, loaded: LoadedModel, lm: StateLM, module: nn.Module) -> str:
-        """Move a model from transformers' cache to the native runtime and our states, where these know all of its layers.
+    def _own_cache(self, loaded: LoadedModel, lm: StateLM, module: nn.Module) -> str | None:
+        """Move a model from transformers' cache to our runtime and states, where these know all of its layers; how it runs now.
 
-        Raises CapabilityError where a runtime was insisted on that does not run it."""
+        None: by kernels on a CUDA device, whose passes may be recorded yet. Raises CapabilityError where a runtime was insisted
+        on that does not run it."""
         label, asked = self._labels[loaded.name], self.options.runtime
         try:
             if self.device.type == "cpu":
-                loaded.lm = native_states(lm, module, cache_folder())
+                made = native_states(lm, module, cache_folder())
                 with checked.one_thread(lm.shape.num_parameters):
-                    loaded.lm.limits = find_native_limits(loaded.lm)
+                    made.limits = find_native_limits(made)
+                loaded.lm = made
                 return NATIVE
-            loaded.lm = device_states(lm, module)
-            assert isinstance(loaded.lm.run, DeviceRun)
-            self._kernels = loaded.lm.run
-            use_graphs(loaded, module, (), None)
-            return GRAPHS
+            made = device_states(lm, module)
+            assert isinstance(made.run, DeviceRun)
+            loaded.lm, self._kernels = made, made.run
+            return None
         except CapabilityError as error:
             reason = str(error).rstrip(".")
-            if loaded.lm is not lm and asked == AUTO:
-                self.notes.append(f"{label} runs eagerly, which is slower: {reason}")
-                return EAGER
-        loaded.lm, self._kernels = lm, None
         if asked not in (AUTO, EAGER):
             raise CapabilityError(
                 f"{label} does not run on runtime '{asked}' ({reason}): {lm.why_own_cache}. Use --set runtime=eager."

@@ -45,17 +45,16 @@ class Parts:
         for model in (target, draft):
             if model is None or not (model.lm.shape.states or model.lm.why_own_cache):
                 continue
-            lacks = None
-            if self.requirements.trees and model.lm.why_own_cache:
-                own = f"transformers' own cache ({model.lm.why_own_cache})"
-                lacks = f"drafts trees, and states cannot branch where it runs: on {own}"
+            name, own, why = model.name, model.lm.why_own_cache, None
+            if self.requirements.trees and own:
+                why = f"drafts trees, and states cannot branch in transformers' own cache, on which '{name}' runs ({own})"
             elif self.requirements.trees and model is draft:
-                lacks = "grows a tree in several passes of its draft model, and running states branch within one pass alone"
+                why = f"would draft a tree in several passes of '{name}', whose running states branch within one pass alone"
             elif self.requirements.module and model is target:
-                lacks = "drafts on the target's own keys and values, which some of its layers do not have in our cache"
-            if lacks is not None:
+                why = f"drafts on the keys and values of '{name}', which some of its layers do not have in our cache"
+            if why is not None:
                 raise CapabilityError(
-                    f"drafter '{self.drafter_name}' does not serve with '{model.name}': it {lacks}. "
+                    f"drafter '{self.drafter_name}' {why}. "
                     "Use a drafter of chains: ngram, suffix, draft-model, composite with mode=best, ..."
                 )
 

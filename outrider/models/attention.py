@@ -52,7 +52,7 @@ class PassPlan:
     sees: np.ndarray | None = None  # (B, T, T) bool, which tokens each token of a tree sees; None for chains
     chain_keys: int | None = None  # S of a pass of chains alone, in which indices say who sees what; None: the mask says it
     states: StatePass | None = None  # running states, of a model that has them
-    parents: Tensor | None = None  # (B, T) int32, with states on a device: the token that each token of a tree follows, -1: none
+    parents: Tensor | None = None  # (B, T-1) as in `Draft`, of a tree over running states
     short: ShortSlots | None = None  # of layers with windows; None where they lie as the others do
 
     @cached_property

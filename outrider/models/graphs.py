@@ -82,17 +82,18 @@ class Graphs:
         return len(self._recordings)
 
     def run(
-        self, key: Hashable, call: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], harmless: Sequence[Tensor] = ()
-    ) -> list[Tensor]:
+        self, key: Hashable, call: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor],
+        harmless: Callable[[], Sequence[Tensor]] | None = None,
+    ) -> list[Tensor]:  # fmt: skip
         """`call(*inputs)`, a list of new tensors. What else the call depends on, shapes and memory included, must be in `key`.
 
         The call may write to tensors it reaches otherwise (a cache), with the same result if it runs twice; where running twice
-        is not the same, `harmless` are inputs with which it writes to none.
+        is not the same, `harmless` makes inputs with which it writes to none.
         """
         key = (key, tuple((tensor.shape, tensor.dtype) for tensor in inputs))
         recording = self._recordings.get(key)
         if recording is None and key in self._seen and self._max_graphs:
-            recording = self._record(key, call, harmless or inputs)
+            recording = self._record(key, call, inputs if harmless is None else harmless())
         if recording is None:
             self._remember(key)
             return list(call(*inputs))
@@ -215,8 +216,9 @@ class GraphedPass:
 
         stores = [*plan.keys, *plan.values, *([] if states is None else [*states.states, *states.records])]
         key = (layers, memory_of(stores), plan.chain_keys if by_indices else None, bool(short), plan.parents is None)
-        given = [ids, positions, plan.indices, columns, *short, *masks]
-        return self.graphs.run(key, call, [*moves, *parents, *given], [*map(_written_nowhere, moves), *parents, *given])
+        others = [*parents, ids, positions, plan.indices, columns, *short, *masks]
+        harmless = None if states is None else lambda: [*map(_written_nowhere, moves), *others]
+        return self.graphs.run(key, call, [*moves, *others], harmless)
 
 
 class GraphedLoop:

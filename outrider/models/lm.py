@@ -176,7 +176,7 @@ class LM:
         )  # fmt: skip
         if isinstance(self.kv, StateSlots):
             states = self.kv.begin(first_row, num_rows, width, reads=reads, in_tree=parents is not None)
-            plan = replace(plan, states=states, parents=None if parents is None else _parents(parents))
+            plan = replace(plan, states=states, parents=parents)
         return plan, positions
 
 
@@ -184,11 +184,6 @@ def _cache(shape: LMShape, dtype: torch.dtype, device: torch.device) -> KVCache:
     if shape.states:
         return StateSlots(shape.layers, shape.states, dtype, device)
     return KVCache(shape.layers, dtype, device)
-
-
-def _parents(parents: Tensor) -> Tensor:
-    """`parents` (B, T-1) as in `Draft` by the tokens of a pass (B, T) int32: -1 for the pending token, 0 for those behind it."""
-    return F.pad(parents + 1, (1, 0), value=-1).int()
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

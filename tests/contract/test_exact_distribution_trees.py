@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from outrider.lab.certify.bank import follow_the_likely
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import KeyedStreams
 from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
 from tests import oracle
 from tests.contract.test_exact_distribution import EXACT, FILTERS, pair, verifier_named
-from tests.oracle_trees import Growth, Nodes, probs_on, shape, tree_accepted, tree_bias, tree_drafts
+from tests.oracle_trees import probs_on, shape, tree_accepted, tree_bias, tree_drafts
 
 TREE_VERIFIERS = [
     name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless and VERIFIERS.load(name).shape == "tree"
@@ -29,24 +30,6 @@ SHAPES: dict[str, tuple[list[int], str]] = {
     "chain": ([-1, 0], "ss"),
     "late sibling": ([-1, 0, -1, 2], "ssss"),  # depth first instead of level by level
 }
-
-
-def follow_the_likely(drafter: oracle.TableModel) -> Growth:
-    """A tree that grows under whatever was drawn: a second child only where the first was unlikely, one grandchild under
-    the likelier of the two. It looks at drawn tokens that stay in the tree, never at one it then withholds."""
-
-    def growth(nodes: Nodes) -> tuple[int, str] | None:
-        probs = drafter.probs(())
-        if not nodes:
-            return -1, "s"
-        first = float(probs[nodes[0][1]])
-        if len(nodes) == 1:
-            return (-1, "s") if first < float(probs.max()) else (0, "s")
-        if len(nodes) == 2 and nodes[1][0] == -1 and nodes[1][1] != 0:
-            return (0 if first > float(probs[nodes[1][1]]) else 1), "s"
-        return None
-
-    return growth
 
 
 @every_verifier

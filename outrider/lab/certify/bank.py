@@ -153,7 +153,7 @@ def _tree_cases() -> Iterator[Case]:
         yield _tree_case("siblings with replacement", f"siblings with replacement, pair {seed}", target, drafter,
                          shape([-1, -1, 0, 1], "ssss"), replacement=True)  # fmt: skip
         target, drafter = _pair(seed, 3, 3, PLAIN, PLAIN)
-        growth = _follow_the_likely(drafter)
+        growth = follow_the_likely(drafter)
         yield _tree_case("following what was drawn", f"following what was drawn, pair {seed}", target, drafter, growth)
         target, drafter = _pair(seed, 3, 4, PLAIN, FILTERS["top-k"])
         for parents, kinds in (([-1, 0, 0, 1], "ssss"), ([-1, -1, 1, 2], "dsss")):
@@ -173,7 +173,7 @@ def _tree_case(
     return Case(f"tree: {kind}", f"tree {name}", measure)
 
 
-def _follow_the_likely(drafter: TableModel) -> Growth:
+def follow_the_likely(drafter: TableModel) -> Growth:
     """A second child only where the first was unlikely, one grandchild under the likelier of the two. It looks at drawn
     tokens that stay in the tree, never at one it then withholds."""
 

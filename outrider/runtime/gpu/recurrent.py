@@ -102,7 +102,7 @@ class Recurrence:
         width, offset, step = x.by_column
         convolution[(work.count, blocks)](
             work.tensors[x.tensor], weight, weight if self.bias is None else self.bias, window,
-            work.ids if work.parents is None else work.parents, own, records, moves, made, work.num_tokens, states.num_records,
+            _parents(work), own, records, moves, made, work.num_tokens, states.num_records,
             X_WIDTH=width, X_OFFSET=offset, X_STEP=step, CHANNELS=channels, LAST=last, BIASED=self.bias is not None,
             SILU=bool(self._op.numbers[0]), IN_TREE=work.parents is not None, BLOCK=CHANNELS, num_warps=4,
         )  # fmt: skip
@@ -122,7 +122,7 @@ class Recurrence:
         given = (work.tensors[one.tensor] for one in (query, key, value, decay, beta))
         delta_rule[(work.num_rows * heads, triton.cdiv(value_size, block))](
             *given, records.view(key.dtype), records.view(torch.float32), states.states[op.layer],
-            self._branches(work, heads * size * value_size), work.ids if work.parents is None else work.parents, moves, made,
+            self._branches(work, heads * size * value_size), _parents(work), moves, made,
             work.num_tokens, states.num_records, op.scale, **named, DECAYS=decays, CORRECTS=bool(betas),
             KEY_LINE=self._line(key.dtype), DECAY_LINE=self._line(torch.float32),
             DECAYS_AT=(key_heads * size + heads * value_size) * key.dtype.itemsize // torch.float32.itemsize,
@@ -147,9 +147,14 @@ class Recurrence:
         scan[(work.num_rows, triton.cdiv(channels, block))](
             *given, work.ids if self.weight is None else self.weight, records.view(value.dtype), records.view(step.dtype),
             records.view(key.dtype), states.states[op.layer], self._branches(work, each * channels),
-            work.ids if work.parents is None else work.parents, moves, made, work.num_tokens, states.num_records, **named,
+            _parents(work), moves, made, work.num_tokens, states.num_records, **named,
             VALUE_LINE=self._line(value.dtype), STEP_LINE=self._line(step.dtype), STEP_AT=step_at // step.dtype.itemsize,
             KEY_LINE=self._line(key.dtype), KEY_AT=key_at // key.dtype.itemsize, CHANNELS=channels, EACH=each,
             RATED=self.weight is not None, KEYED=bool(pair), IN_TREE=work.parents is not None, EACH_PAD=pad, BLOCK=block,
             num_warps=4,
         )  # fmt: skip
+
+
+def _parents(work: Work) -> Tensor:
+    """The tokens that those of a tree follow; of chains anything, which kernels do not read."""
+    return work.ids if work.parents is None else work.parents

@@ -11,6 +11,21 @@ import triton.language as tl
 
 
 @triton.jit
+def source_of(moves, row):
+    """What a pass brings forward of one row, and the buffer that it goes on from: base, begin, end and source of its move."""
+    own = moves + row * 8
+    return tl.load(own), tl.load(own + 1), tl.load(own + 2), tl.load(own + 3)
+
+
+@triton.jit
+def target_of(moves, row):
+    """The buffer that a pass leaves its state in, its start, and whether it writes states, and records."""
+    own = moves + row * 8
+    is_written = tl.load(own + 7) > 0
+    return tl.load(own + 4), tl.load(own + 6), is_written, (tl.load(own + 5) > 0) & is_written
+
+
+@triton.jit
 def window_before(
     states, records, moves, window, num_records, CHANNELS: tl.constexpr, LAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -18,9 +33,8 @@ def window_before(
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_channel = c < CHANNELS
-    own = moves + row * 8
-    base, begin, end, source = tl.load(own), tl.load(own + 1), tl.load(own + 2), tl.load(own + 3)
-    start, is_real = tl.load(own + 6), tl.load(own + 7)
+    base, begin, end, source = source_of(moves, row)
+    _, start, is_written, _ = target_of(moves, row)
     slot = states + row * 2 * LAST * CHANNELS
     lines = records + row * num_records * CHANNELS
     for i in tl.static_range(LAST):
@@ -31,7 +45,7 @@ def window_before(
         is_held = (position < begin) & (begin > 0)
         held = tl.load(slot + (base * LAST + i + end - begin) * CHANNELS + c, mask=is_channel & is_held, other=0.0)
         forward = tl.where(is_recorded, recorded, held)
-        is_moved = (end > begin) & (is_real > 0)
+        is_moved = (end > begin) & is_written
         tl.store(slot + (base * LAST + i) * CHANNELS + c, forward, mask=is_channel & is_moved)
         other = tl.load(slot + (source * LAST + i) * CHANNELS + c, mask=is_channel & (source != base), other=0.0)
         before = tl.where(start > 0, tl.where(source != base, other, forward), 0.0)
@@ -49,9 +63,7 @@ def convolution(
     row, token = at // num_tokens, at % num_tokens
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_channel = c < CHANNELS
-    own = moves + row * 8
-    target, is_recorded = tl.load(own + 4), tl.load(own + 5)
-    start, is_real = tl.load(own + 6), tl.load(own + 7)
+    target, start, is_written, is_recorded = target_of(moves, row)
     inputs = x + row * num_tokens * X_WIDTH + X_OFFSET + c * X_STEP
     total = tl.zeros([BLOCK], tl.float32)
     if BIASED:
@@ -69,7 +81,7 @@ def convolution(
         before = tl.load(outside + c, mask=is_channel & (node < 0), other=0.0)
         total += tl.load(weight + i * CHANNELS + c, mask=is_channel, other=0.0) * tl.where(node >= 0, inside, before)
         if not IN_TREE:  # the last token's predecessors, and itself, are the window behind it
-            is_last = (token == num_tokens - 1) & (is_real > 0)
+            is_last = (token == num_tokens - 1) & is_written
             newer = token - LAST + 1 + i
             later = tl.load(inputs + tl.maximum(newer, 0) * X_WIDTH, mask=is_channel & (newer >= 0), other=0.0).to(tl.float32)
             outside = window + ((row + 1) * LAST + tl.minimum(newer, -1)) * CHANNELS
@@ -83,7 +95,7 @@ def convolution(
         total = total / (1.0 + tl.exp(-total))
     tl.store(out + at * CHANNELS + c, total.to(out.dtype.element_ty), mask=is_channel)
     line = records + (row * num_records + (start + token) % num_records) * CHANNELS
-    tl.store(line + c, now, mask=is_channel & (is_recorded > 0) & (is_real > 0))
+    tl.store(line + c, now, mask=is_channel & is_recorded)
 
 
 @triton.jit
@@ -128,11 +140,8 @@ def delta_rule(
     is_cell = is_key[:, None] & is_value[None, :]
     cells = (k * VALUE_SIZE)[:, None] + v[None, :]
     is_first = tl.program_id(1) == 0
-    own = moves + row * 8
-    base, begin, end, source = tl.load(own), tl.load(own + 1), tl.load(own + 2), tl.load(own + 3)
-    target, is_recorded = tl.load(own + 4), tl.load(own + 5)
-    start, is_real = tl.load(own + 6), tl.load(own + 7)
-    is_recorded = (is_recorded > 0) & (is_real > 0)
+    base, begin, end, source = source_of(moves, row)
+    target, start, is_written, is_recorded = target_of(moves, row)
     slot = states + (row * 2 * HEADS + head) * SIZE * VALUE_SIZE
     in_keys, in_decays = key_records + row * num_records * KEY_LINE, decay_records + row * num_records * DECAY_LINE
     own_decays = head * DECAYS + k * OWN_DECAYS
@@ -144,7 +153,7 @@ def delta_rule(
         one_decay = tl.load(decays + own_decays, mask=is_key, other=0.0)
         one_beta = tl.load(decays + HEADS * DECAYS + head)
         state = updated(state, one_key, one_value, one_decay, one_beta, CORRECTS)
-    is_moved = (end > begin) & (is_real > 0)
+    is_moved = (end > begin) & is_written
     tl.store(slot + base * HEADS * SIZE * VALUE_SIZE + cells, state, mask=is_cell & is_moved)
     other = tl.load(slot + source * HEADS * SIZE * VALUE_SIZE + cells, mask=is_cell & (source != base), other=0.0)
     state = tl.where(start > 0, tl.where(source != base, other, state), 0.0)
@@ -183,7 +192,7 @@ def delta_rule(
         if CORRECTS:
             tl.store(decays + HEADS * DECAYS + head, beta_now, mask=is_recorded & is_first)
     if not IN_TREE:
-        tl.store(slot + target * HEADS * SIZE * VALUE_SIZE + cells, state, mask=is_cell & (is_real > 0))
+        tl.store(slot + target * HEADS * SIZE * VALUE_SIZE + cells, state, mask=is_cell & is_written)
 
 
 @triton.jit
@@ -208,11 +217,8 @@ def scan(
     is_cell = is_number[:, None] & is_channel[None, :]
     cells = (e * CHANNELS)[:, None] + c[None, :]
     is_first = tl.program_id(1) == 0
-    own = moves + row * 8
-    base, begin, end, source = tl.load(own), tl.load(own + 1), tl.load(own + 2), tl.load(own + 3)
-    target, is_recorded = tl.load(own + 4), tl.load(own + 5)
-    start, is_real = tl.load(own + 6), tl.load(own + 7)
-    is_recorded = (is_recorded > 0) & (is_real > 0)
+    base, begin, end, source = source_of(moves, row)
+    target, start, is_written, is_recorded = target_of(moves, row)
     slot = states + row * 2 * EACH * CHANNELS
     in_values, in_steps = value_records + row * num_records * VALUE_LINE, step_records + row * num_records * STEP_LINE + STEP_AT
     in_keys = key_records + row * num_records * KEY_LINE + KEY_AT
@@ -229,7 +235,7 @@ def scan(
         if KEYED:
             one_key = tl.load(in_keys + line * KEY_LINE + e, mask=is_number, other=0.0).to(tl.float32)
         state = scanned(state, one_key, one_value, one_step, rate, RATED)
-    is_moved = (end > begin) & (is_real > 0)
+    is_moved = (end > begin) & is_written
     tl.store(slot + base * EACH * CHANNELS + cells, state, mask=is_cell & is_moved)
     other = tl.load(slot + source * EACH * CHANNELS + cells, mask=is_cell & (source != base), other=0.0)
     state = tl.where(start > 0, tl.where(source != base, other, state), 0.0)
@@ -262,7 +268,7 @@ def scan(
         if KEYED:
             tl.store(in_keys + line * KEY_LINE + e, key_now, mask=is_number & is_recorded & is_first)
     if not IN_TREE:
-        tl.store(slot + target * EACH * CHANNELS + cells, state, mask=is_cell & (is_real > 0))
+        tl.store(slot + target * EACH * CHANNELS + cells, state, mask=is_cell & is_written)
 
 
 @triton.jit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -43,10 +44,11 @@ class Work:
     tensors: dict[int, Tensor] = field(default_factory=dict)  # (tokens, width)
     hidden: dict[int, Tensor] = field(default_factory=dict)  # by index of the signal
 
-    @property
+    @cached_property
     def parents(self) -> Tensor | None:
-        """(B, T) int32, of a tree over running states."""
-        return self.plan.parents
+        """The token of the pass that each one follows (B, T), -1: none, of a tree over running states."""
+        given = self.plan.parents
+        return None if given is None else F.pad(given + 1, (1, 0), value=-1)
 
     @property
     def count(self) -> int:

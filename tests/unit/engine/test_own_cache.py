@@ -134,9 +134,9 @@ def test_trees_of_a_look_up(models: Models) -> None:
 
 @pytest.mark.parametrize(
     ("options", "runtime", "reason"), [
-        ({"drafter": "early-exit"}, "native", "drafts on the target's own keys and values, which some of its layers do not"),
-        ({"drafter": "early-exit"}, "eager", "drafts on the target's own keys and values, which some of its layers do not"),
-        ({"drafter": "ngram", "drafter_options": {"tree": 2}}, "eager", "cannot branch where it runs: on transformers'"),
+        ({"drafter": "early-exit"}, "native", "which some of its layers do not have in our cache"),
+        ({"drafter": "early-exit"}, "eager", "which some of its layers do not have in our cache"),
+        ({"drafter": "ngram", "drafter_options": {"tree": 2}}, "eager", "states cannot branch in transformers' own cache"),
     ],
 )  # fmt: skip
 def test_what_it_cannot_have_is_refused_by_name(options: dict[str, Any], runtime: str, reason: str, models: Models) -> None:

@@ -9,8 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.kv.cache import LayerShape
 from outrider.kv.state_pool import StatePool
+from outrider.kv.state_slots import NUM_RECORDS, StateShape, StateSlots
 from outrider.kv.states import MAX_SNAPSHOTS, SPACING, StateCache
+from tests.simulated_cuda import SimulatedCuda
 
 
 @dataclass
@@ -197,3 +200,28 @@ def test_the_least_recently_used_state_goes_first() -> None:
     nothing = StatePool(page=4, num_pages=0)
     nothing.save(texts[0], row_of(texts[0]), 0, 4)
     assert loaded(nothing, texts[0]) == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_records_of_a_kept_path_move_together(device: str) -> None:
+    """Catches records that stay among those of the tree, that another row's overwrite, or that wrap around wrongly."""
+    with SimulatedCuda(), torch.inference_mode():
+        slots = StateSlots([LayerShape(1, 2, 2)], [StateShape(4, 8), StateShape(6, 4)], torch.float32, device)
+        for _ in range(2):
+            slots.add_row()
+        for committed in (0, NUM_RECORDS - 2):  # the tree's records go on at the beginning of the slot
+            for chunk in [committed // 2] * 2 if committed else []:
+                slots.begin(1, 1, chunk, reads=True)
+                slots.advance(1, chunk)
+            slots.begin(1, 1, 6, reads=False, in_tree=True)
+            assert slots.num_records == NUM_RECORDS
+            lines = [(committed + node) % NUM_RECORDS for node in range(6)]
+            for store in slots.records:
+                store.zero_()
+                for node, line in enumerate(lines):
+                    store[1, line] = node + 1
+            slots.keep(1, [0, 2, 5])
+            for store in slots.records:
+                assert [int(store[1, line, -1]) for line in lines[:3]] == [1, 3, 6]
+                assert not store[0].any()
+            slots.truncate(1, 0)

@@ -37,7 +37,6 @@ FAMILIES = (  # turned halves, norms of heads, experts, windows and soft caps, t
 )  # fmt: skip
 # Delta rules with a decay for a head and for each number, Mamba 2, a convolution alone, Mamba 1, RG-LRU, lightning attention
 HYBRIDS = ("qwen3_5_text", "kimi_linear", "falcon_h1", "lfm2", "mamba", "recurrent_gemma", "minimax")
-BY_DAY = ("qwen3_5_text", "lfm2", "mamba")
 REFERENCE = Reference(hybrid, tolerance=2e-4)
 
 
@@ -171,7 +170,7 @@ def test_experts_of_long_passes_run_by_the_module() -> None:
     assert (lm.forward(tokens) - own).abs().max() == 0
 
 
-@pytest.mark.parametrize("family", [pytest.param(name, marks=() if name in BY_DAY else pytest.mark.nightly) for name in HYBRIDS])
+@pytest.mark.parametrize("family", HYBRIDS)
 def test_states_are_what_the_module_has(family: str) -> None:
     """Catches states of rejected tokens, of other rows or branches, and records that another program writes meanwhile."""
     module = hybrid(family)
