@@ -1,4 +1,4 @@
-"""The plots of a bench report: speedup over batch size and over context, acceptance by position, where the time goes."""
+"""The plots of a bench report: speedup over batch size and over context, and acceptance by position."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from outrider.lab.bench.bench_result import BenchResult, Cell, DepthAcceptance, Measured
 from outrider.report.document import Block, Heading, Plot, Series
 
-MAX_CELLS = 4  # whose acceptance and time are plotted; the tables have all
+MAX_CELLS = 4  # whose acceptance is plotted; the tables have all
 ENOUGH = 5  # steps that reached a position: fewer say nothing about it
 
 
@@ -64,8 +64,6 @@ def _by_cell(result: BenchResult) -> Iterator[Plot]:
             for title, y_label, read in wanted:
                 lines = [_padded(result, one, read, deepest) for one in drafting]
                 yield Plot(f"{title}: {cell.label}", "draft position", y_label, list(range(1, deepest + 1)), lines)
-        if cell.configurations:
-            yield _time_bars(result, cell)
 
 
 def _padded(
@@ -75,14 +73,6 @@ def _padded(
     found = one.acceptance
     values = [] if found is None else [v for v, n in zip(read(found), found.reached, strict=True) if n >= ENOUGH]
     return Series(result.configurations[one.configuration].label, [*values, *[None] * (length - len(values))])
-
-
-def _time_bars(result: BenchResult, cell: Cell) -> Plot:
-    """Milliseconds per output token, by phase: the shorter, the better."""
-    labels = [result.configurations[one.configuration].label for one in cell.configurations]
-    phases = list(cell.configurations[0].time_s)
-    series = [Series(name, [1000 * one.time_s[name] / one.num_tokens for one in cell.configurations]) for name in phases]
-    return Plot(f"Time per output token: {cell.label}", "configuration", "ms of one row's share", labels, series, kind="bar")
 
 
 def compared(cells: Sequence[Cell]) -> list[int]:

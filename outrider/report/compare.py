@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from outrider.lab.compare import Change, Comparison, Difference, ResultOrigin
 from outrider.lab.result import Interval
-from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Plot, Series, Table
+from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Table
 from outrider.report.plotted import figure, with_interval
 
-MAX_BARS, MAX_NAMES = 24, 12
+MAX_NAMES = 12
 METHOD = (
     "new / old, or new - old of numbers that may be 0; over the same prompts compared prompt by prompt (delta method, Student's "
     "t), else as independent runs (MOVER, Zou & Donner 2008)"
@@ -23,7 +23,7 @@ WORDS = {
 def document(comparison: Comparison) -> Document:
     """Everything in it is in the comparison."""
     blocks: list[Block] = [*_machines(comparison), *_verdict(comparison)]
-    blocks += [*_table(comparison.changes), *_plot(comparison.changes)]
+    blocks.append(_table(comparison.changes))
     blocks += _missing("Only in the old result", comparison.only_old)
     blocks += _missing("Only in the new result", comparison.only_new)
     if comparison.versions or comparison.settings:
@@ -65,7 +65,7 @@ def _verdict(comparison: Comparison) -> Iterator[Block]:
         )
 
 
-def _table(changes: Sequence[Change]) -> Iterator[Block]:
+def _table(changes: Sequence[Change]) -> Table:
     columns = [
         Column("number", align="left", help="↑ higher is better, ↓ lower is better"),
         Column("verdict", align="left", help="no evidence: the interval of the change includes no change at all"),
@@ -73,7 +73,7 @@ def _table(changes: Sequence[Change]) -> Iterator[Block]:
     ]  # fmt: skip
     rows = [[_label(one), WORDS[one.verdict], _written(one), _number(one.old), _number(one.new)] for one in changes]
     marked = frozenset(index for index, change in enumerate(changes) if change.verdict == "worse")
-    yield Table(columns, rows, "All numbers", marked)
+    return Table(columns, rows, "All numbers", marked)
 
 
 def _label(change: Change) -> str:
@@ -84,7 +84,8 @@ def _label(change: Change) -> str:
 
 def _number(number: float | Interval) -> str:
     if isinstance(number, Interval):
-        return with_interval(number.value, *_ends(number))
+        low, high = (end if math.isfinite(end) else None for end in (number.low, number.high))  # None: an open end
+        return with_interval(number.value, low, high)
     return figure(number)
 
 
@@ -93,24 +94,6 @@ def _written(change: Change) -> str:
     if change.scale == "ratio":
         return f"x {text}"
     return f"+{text}" if change.change.value > 0 else text
-
-
-def _ends(found: Interval) -> tuple[float | None, float | None]:
-    """None for an open end."""
-    low, high = (end if math.isfinite(end) else None for end in (found.low, found.high))
-    return low, high
-
-
-def _plot(changes: Sequence[Change]) -> Iterator[Block]:
-    """Ratios; where they are too many for one picture, the largest."""
-    ratios = [change for change in changes if change.scale == "ratio" and change.is_measured]
-    if not ratios:
-        return
-    kept = sorted(ratios, key=lambda change: -abs(math.log(change.change.value)))[:MAX_BARS] if len(ratios) > MAX_BARS else ratios
-    ends = [_ends(change.change) for change in kept]
-    series = Series("new / old", [one.change.value for one in kept], [low for low, _ in ends], [high for _, high in ends])
-    title = "Change" if len(kept) == len(ratios) else f"The {len(kept)} largest changes of {len(ratios)}"
-    yield Plot(title, "", "new / old", [_label(one) for one in kept], [series], kind="bar", baseline=1.0)
 
 
 def _missing(title: str, labels: Sequence[str]) -> Iterator[Block]:

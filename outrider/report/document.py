@@ -72,7 +72,7 @@ def word(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """One line or one group of bars. `low`/`high`: ends of intervals."""
+    """One line. `low`/`high`: ends of intervals."""
 
     label: str
     y: Sequence[float | None]
@@ -82,14 +82,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines or bars over common x values (numbers, or words for bars)."""
+    """Lines over common x values."""
 
     title: str
     x_label: str
     y_label: str
-    x: Sequence[float] | Sequence[str]
+    x: Sequence[float]
     series: Sequence[Series]
-    kind: Literal["line", "bar"] = "line"
     baseline: float | None = None  # a horizontal line, like speedup 1
     log_x: bool = False
 

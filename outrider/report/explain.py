@@ -130,20 +130,10 @@ def _where(result: ExplainResult) -> Iterator[Block]:
             "Kept, by position in the draft", "draft token of the step", "kept / tested", [float(row.level) for row in levels],
             (_observed([row.share for row in levels]), Series("expected", [row.expected for row in levels])),
         )  # fmt: skip
-    entropies = [row for row in result.by_entropy if row.share]
-    if entropies:
-        yield Plot(
-            "Kept, by the target's entropy", "entropy of p, nats", "kept / tested", [row.name for row in entropies],
-            (_observed([row.share for row in entropies]),), kind="bar",
-        )  # fmt: skip
-    kinds = [row for row in result.by_kind if row.share]
-    if kinds:
-        yield Plot(
-            "Kept, by kind of text", "", "kept / tested", [row.name for row in kinds],
-            (_observed([row.share for row in kinds]),), kind="bar",
-        )  # fmt: skip
     if result.by_section:
         yield _groups("By part of the answer", "part", result.by_section, explained=False)
+    if result.by_entropy:
+        yield _groups("By the target's entropy", "nats", result.by_entropy, explained=False)
     yield _groups("By kind of text", "kind", result.by_kind, explained=True)
     if result.ranks and sum(row.rejections for row in result.ranks):
         total = sum(row.rejections for row in result.ranks)

@@ -1,8 +1,8 @@
 """A document as Markdown, for GitHub and everything else that reads CommonMark with tables.
 
-A plot becomes the table of its numbers, with bars of blocks where there is one series: Mermaid's charts, the other choice, have
-neither intervals nor legends, and are raw code outside GitHub. Everything that Markdown or HTML could read as its own is
-escaped. A text by fate keeps its marks (report/tokens.py) inside <pre>, where GitHub also shows underline and strike-through.
+A plot becomes the table of its numbers: Mermaid's charts, the other choice, have neither intervals nor legends, and are raw code
+outside GitHub. Everything that Markdown or HTML could read as its own is escaped. A text by fate keeps its marks
+(report/tokens.py) inside <pre>, where GitHub also shows underline and strike-through.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from outrider.report.document import (
     Plot,
     Table,
 )
-from outrider.report.plotted import finite, numbers
+from outrider.report.plotted import numbers
 from outrider.report.tokens import MARKS, MEANING, fates, runs
 
 SIGNS = {"plain": "", "good": "✅ ", "bad": "❌ ", "caution": "⚠️ "}
 TAGS = {"accepted": "ins", "rejected": "del", "correction": "b", "bonus": "i"}
 LONG_TABLE, LONG_TEXT = 24, 600  # rows, tokens: from here on folded
 LINE = 100  # letters of a text by fate before it is broken
-BAR_WIDTH = 24
 _SPECIAL = re.compile(r"[\\`*<|~$]|&(?=[#\w])|](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])")  # inside a word _ is only a letter
 _BLOCK_START = re.compile(r"^(\s*)([-+=#>]|:(?=-)|\[(?=[ xX]\])|\d+(?=[.)]))", re.MULTILINE)
 _FENCE = re.compile(r"`{3,}")
@@ -114,24 +113,8 @@ def _plot(plot: Plot) -> Iterator[str]:
     table = numbers(plot)
     axes = f"{plot.y_label} over {plot.x_label}" if plot.x_label and plot.y_label else plot.y_label or plot.x_label
     title = " ".join(filter(None, (_bold(plot.title), f"({_line(axes)})" if axes else "")))
-    bars = _bars(plot) if len(plot.series) == 1 else None
-    if bars:
-        columns = [*table.columns, Column("", align="left")]
-        rows = [_row([*map(_line, row), bar]) for row, bar in zip(table.rows, bars, strict=True)]
-    else:
-        columns, rows = list(table.columns), [_row(list(map(_line, row))) for row in table.rows]
-    text = "\n".join([_head(columns), *rows])
     yield title
-    yield _folded(f"{len(rows)} numbers", text) if len(rows) > LONG_TABLE else text
-
-
-def _bars(plot: Plot) -> list[str] | None:
-    """One bar of blocks a row; none where a value is negative."""
-    ys = finite(plot.series[0].y, len(plot.x))
-    top = max((y for y in ys if y is not None), default=0.0)
-    if top <= 0 or any(y is not None and y < 0 for y in ys):
-        return None
-    return ["█" * round((y or 0.0) / top * BAR_WIDTH) for y in ys]
+    yield from _table(table)
 
 
 def _tokens(block: MarkedTokens) -> Iterator[str]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from outrider.report.document import Column, Plot, Series, Table
 
+Point = tuple[float | None, float | None, float | None]  # value, low, high
+
 
 def finite(values: Sequence[float | None] | None, count: int) -> list[float | None]:
     """`count` values; None where there is no value, or no drawable one."""
@@ -47,26 +49,15 @@ def _decimals(value: float) -> int:
     return max(0, 2 - math.floor(math.log10(abs(value))))
 
 
-def points(series: Series, count: int) -> list[tuple[float | None, float | None, float | None]]:
-    """(value, low, high) at each x. Raises ValueError where the series has another length than x."""
+def points(series: Series, count: int) -> list[Point]:
+    """Each x's values. Raises ValueError where the series has another length than x."""
     columns = (finite(values, count) for values in (series.y, series.low, series.high))
     return list(zip(*columns, strict=True))
 
 
-def x_words(plot: Plot) -> list[str]:
-    """The x values as words."""
-    return [x if isinstance(x, str) else short(x) for x in plot.x]
-
-
 def numbers(plot: Plot) -> Table:
     """One row per x, one column per series."""
-    columns = [Column(plot.x_label, align="left" if has_words(plot) else "right")]
-    columns += [Column(series.label or plot.y_label) for series in plot.series]
+    columns = [Column(plot.x_label), *(Column(series.label or plot.y_label) for series in plot.series)]
     found = [points(series, len(plot.x)) for series in plot.series]
-    rows = [[x, *(with_interval(*one[row]) for one in found)] for row, x in enumerate(x_words(plot))]
+    rows = [[short(x), *(with_interval(*one[row]) for one in found)] for row, x in enumerate(plot.x)]
     return Table(columns, rows)
-
-
-def has_words(plot: Plot) -> bool:
-    """Whether the x values are words."""
-    return any(isinstance(x, str) for x in plot.x)

@@ -47,21 +47,15 @@ def lines() -> Plot:
     return Plot("Speedup by draft length", "draft length γ", "speedup", LENGTHS, series, baseline=1.0)
 
 
-def bars() -> Plot:
-    ys = (1.74, 1.21, 0.93)
-    series = [Series("speedup", ys, [y - 0.06 for y in ys], [y + 0.09 for y in ys])]
-    return Plot("Speedup by configuration", "", "tokens/s over plain", CONFIGURATIONS, series, kind="bar", baseline=1.0)
+def gaps() -> Plot:
+    """Positions that one series lacks."""
+    series = [Series("prose", (0.91, 0.82, 0.61, 0.35)), Series("code", (0.95, None, 0.61, None))]
+    return Plot("Kept, by position", "position", "share", (1, 2, 3, 4), series)
 
 
-def grouped_bars() -> Plot:
-    tasks = ("digits", "code", "names", "punctuation")
-    series = [Series("share of tokens", (0.31, 0.12, 0.22, 0.35)), Series("share of rejections", (0.08, None, 0.61, 0.2))]
-    return Plot("Where drafts are rejected", "region", "share", tasks, series, kind="bar")
-
-
-def histogram() -> Plot:
+def alone() -> Plot:
     accepted = [0.91 ** (i * i / 4 + 1) for i in LENGTHS]
-    return Plot("Acceptance by position", "position", "accepted", LENGTHS, [Series("α", accepted)], kind="bar")
+    return Plot("Acceptance by position", "position", "accepted", LENGTHS, [Series("α", accepted)])
 
 
 def logarithmic() -> Plot:
@@ -105,9 +99,9 @@ def everything(num_repeats: int = 8) -> Document:
             Paragraph("One configuration is slower than plain decoding: draft-model k=8 tree=sequoia.", "bad"),
             Paragraph("The machine was busy during 2 of 40 runs; those were repeated.", "caution"),
             Paragraph("Forty problems, five repeats each, plain and speculative decoding in turn."),
-            Heading("Configurations"), table(), lines(), bars(),
+            Heading("Configurations"), table(), lines(),
             Heading("Where time goes"), Bullets(["draft 22 %", "target 71 %", "verify 4 %"]),
-            Heading("By position", level=3), histogram(), grouped_bars(),
+            Heading("By position", level=3), alone(), gaps(),
             Heading("By context"), logarithmic(),
             Heading("Use it"), CodeBlock("outrider generate demo --drafter draft-model --num-draft-tokens 5 'How many?'", "bash"),
             Heading("An example"), text(num_repeats),
@@ -126,8 +120,7 @@ def every_block(words: str) -> Document:
             Paragraph(words, "caution"), Bullets([words, words]), CodeBlock(words, "bash"),
             Table([column, Column(words, "left")], [[words, words], [words, words]], title=words, marked=frozenset({1})),
             Plot(words, words, words, [1, 2], series, baseline=1.0),
-            Plot(words, words, words, [words, words], series, kind="bar"),
-            Plot(words, words, words, [1, 2], [], kind="bar"),
+            Plot(words, words, words, [1, 2], []),
             MarkedTokens(words, [
                 Token(words, "prompt"), Token(words, "accepted", hover=words), Token(words, "correction", words, words),
                 Token(words, "bonus"), Token(words, "plain", hover=words),

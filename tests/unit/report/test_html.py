@@ -47,7 +47,7 @@ def test_the_page_says_everything() -> None:
     text = page.text()
     for words in ("Benchmark of demo on gsm8k", "1.74 [1.68, 1.83]", "accepted / tested", "outrider generate demo", "verify 4 %"):
         assert words in text
-    assert [tag for tag, _ in page.tags].count("img") == 5
+    assert [tag for tag, _ in page.tags].count("img") == 4
     assert "p 0.412 (rank 2)\nq 0.731\nentropy 1.93 bits" in page.attributes("title")
 
 

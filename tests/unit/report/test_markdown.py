@@ -18,8 +18,6 @@ from outrider.report.document import (
     Heading,
     MarkedTokens,
     Paragraph,
-    Plot,
-    Series,
     Table,
     Token,
 )  # fmt: skip
@@ -42,7 +40,7 @@ def test_everything_is_shown() -> None:
     for words in ("Benchmark of demo on gsm8k", "1.74 [1.68, 1.83]", "α: accepted / tested", "verify 4 %", "max_depth=32"):
         assert words in shown
     tags = [tag for tag, _ in found.tags]
-    assert (tags.count("table"), tags.count("h2"), tags.count("blockquote")) == (6, 5, 3)
+    assert (tags.count("table"), tags.count("h2"), tags.count("blockquote")) == (5, 5, 3)
 
 
 def test_plain_words_stay_readable_unrendered() -> None:
@@ -114,15 +112,6 @@ def test_long_things_are_folded() -> None:
     assert "<details>" not in to_markdown(Document("x", "", [Table([Column("a")], rows[:-1])]))
     tokens = [Token("a", "plain")] * (LONG_TEXT + 1)
     assert f"<summary>{LONG_TEXT + 1} tokens" in to_markdown(Document("x", "", [MarkedTokens("t", tokens)]))
-
-
-def test_one_series_has_bars_several_have_none() -> None:
-    one = Plot("t", "x", "y", [1, 2], [Series("s", [2.0, 1.0])])
-    assert "| 1 | 2 | ████████████████████████ |\n| 2 | 1 | ████████████ |" in to_markdown(Document("x", "", [one]))
-    two = Plot("t", "x", "y", [1, 2], [Series("s", [2.0, 1.0]), Series("r", [2.0, 1.0])])
-    assert "█" not in to_markdown(Document("x", "", [two]))
-    negative = Plot("t", "x", "y", [1, 2], [Series("s", [2.0, -1.0])])
-    assert "█" not in to_markdown(Document("x", "", [negative]))
 
 
 def test_rows_that_stand_out_are_bold() -> None:

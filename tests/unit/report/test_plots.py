@@ -13,9 +13,9 @@ import pytest
 from outrider.report.document import Plot, Series
 from outrider.report.plots import COLOURS, to_image, to_svg
 from outrider.report.plotted import figure, numbers, short, with_interval
-from tests.unit.report.samples import HOSTILE, bars, grouped_bars, histogram, lines, logarithmic
+from tests.unit.report.samples import HOSTILE, alone, gaps, lines, logarithmic
 
-ALL = [lines, bars, grouped_bars, histogram, logarithmic]
+ALL = [lines, gaps, alone, logarithmic]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -52,8 +52,8 @@ def test_an_image_holds_the_picture() -> None:
 
 
 def test_a_legend_only_where_there_is_a_choice() -> None:
-    assert "speedup" not in words(drawn(bars()))
-    assert "share of rejections" in words(drawn(grouped_bars()))
+    assert "α" not in words(drawn(alone()))
+    assert {"prose", "code"} <= set(words(drawn(gaps())))
     assert "\u200b_odd" in words(drawn(Plot("t", "x", "y", [1], [Series("_odd", [1]), Series("b", [2])])))
 
 
@@ -66,8 +66,7 @@ def test_baseline_and_interval_are_drawn() -> None:
 
 def test_no_values_at_all() -> None:
     for series in ([], [Series("s", [None, math.nan])]):
-        for kind in ("line", "bar"):
-            assert "nothing was measured" in words(drawn(Plot("t", "x", "y", [1, 2], series, kind=kind)))
+        assert "nothing was measured" in words(drawn(Plot("t", "x", "y", [1, 2], series)))
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
@@ -81,8 +80,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 def test_any_words(text: str) -> None:
     """Dollars are no formulas, control characters no broken XML."""
     series = [Series(text, [1.0, 2.0]), Series(text, [2.0, 1.0])]
-    for kind in ("line", "bar"):
-        assert drawn(Plot(text, text, text, [text, text], series, kind=kind)) is not None
+    assert drawn(Plot(text, text, text, [1, 2], series)) is not None
 
 
 def test_matplotlib_is_left_as_it_was() -> None:
@@ -114,7 +112,6 @@ def test_intervals_end_at_the_same_decimal() -> None:
 
 
 def test_numbers_of_a_plot() -> None:
-    table = numbers(grouped_bars())
-    assert [column.heading for column in table.columns] == ["region", "share of tokens", "share of rejections"]
-    assert table.rows[1] == ["code", "0.120", "-"]
-    assert [column.align for column in table.columns] == ["left", "right", "right"]
+    table = numbers(gaps())
+    assert [column.heading for column in table.columns] == ["position", "prose", "code"]
+    assert table.rows[1] == ["2", "0.820", "-"]
