@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from outrider.cli.mistakes import usage_message
 from outrider.cli.verbs import add_verb, join_settings
 from outrider.errors import OutriderError
+from outrider.report.text import PLAINER
 from outrider.version import __version__
 
 VERBS = (  # a module of `outrider.cli` each, and the function of that name in it
@@ -98,7 +99,7 @@ def main() -> None:
     """Run the command line of this process, and end it."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # what a terminal cannot show must not end the run
+            stream.reconfigure(errors=PLAINER)  # what a terminal cannot show must not end the run
     code = run(sys.argv[1:])
     if any(thread.name == LOADING for thread in threading.enumerate()):
         sys.stdout.flush()

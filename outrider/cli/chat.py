@@ -17,10 +17,9 @@ from rich.console import Console
 from outrider.cli import session
 from outrider.cli.generate import full_context
 from outrider.cli.options import GenerationConfig, ModelOptions, SamplingOptions, ShowDrafts, Target
-from outrider.cli.stream import MarkedText, PlainStream, Printer, run_stream
+from outrider.cli.stream import MarkedText, PlainStream, run_stream
 from outrider.cli.verbs import with_groups
 from outrider.errors import ConfigError, OutriderError, did_you_mean
-from outrider.report.marks import DraftMarks
 from outrider.report.text import stats_line
 from outrider.stats import DecodeStats
 from outrider.wellformed import checked_text
@@ -82,18 +81,17 @@ class Conversation:
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None, show_drafts: bool) -> None:
         self._llm = llm
         self._params = params
-        self._marks = DraftMarks(Console(highlight=False)) if show_drafts else None
+        self._printer = MarkedText(Console(highlight=False)) if show_drafts else PlainStream()
         self._start = [{"role": "system", "content": system}] if system is not None else []
         self.history: list[dict[str, str]] = list(self._start)
         self.stats = DecodeStats()
-        if self._marks is not None:
-            Console(stderr=True, highlight=False).print(self._marks.legend())
+        if isinstance(self._printer, MarkedText):
+            Console(stderr=True, highlight=False).print(self._printer.legend())
 
     def answer(self, message: str) -> None:
         """Stream the answer to `message`. One stopped by Ctrl-C stays in the history as far as it got."""
         asked = [*self.history, {"role": "user", "content": checked_text("the message", message)}]
-        printer: Printer = PlainStream() if self._marks is None else MarkedText(self._marks)
-        completion = run_stream(self._llm, self._llm.chat_prompt(asked), self._params, printer)
+        completion = run_stream(self._llm, self._llm.chat_prompt(asked), self._params, self._printer)
         self.history = [*asked, {"role": "assistant", "content": completion.text}]
         self.stats = self.stats.merge(completion.stats)
         if completion.finish_reason == "abort":

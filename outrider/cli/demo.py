@@ -14,10 +14,9 @@ from rich.console import Console
 from outrider.cli import session
 from outrider.cli.lab import INTERRUPTED, shown_progress
 from outrider.cli.options import Json, ModelOptions, RuntimeName
-from outrider.cli.stream import MarkedText, Printer, SilentStream, run_stream
+from outrider.cli.stream import MarkedText, Printer, run_stream
 from outrider.cli.verbs import with_groups
 from outrider.errors import ConfigError
-from outrider.report.marks import DraftMarks
 from outrider.report.text import stats_line, to_json
 
 if TYPE_CHECKING:
@@ -80,15 +79,14 @@ def _answer(llm: LLM, count: int, silent: bool) -> tuple[list[dict[str, Any]], b
     from outrider.sampling.params import SamplingParams
 
     console = Console(highlight=False)
-    marks = DraftMarks(console)
-    printer: Printer = SilentStream() if silent else MarkedText(marks)
+    marked = MarkedText(console)
     answers: list[dict[str, Any]] = []
     if count and not silent:
-        console.print(marks.legend())
+        console.print(marked.legend())
     for prompt in DEMO_PROMPTS[:count]:
         if not silent:
             console.print(f"\n{prompt}", style="bold", markup=False, end="", soft_wrap=True)
-        completion = run_stream(llm, prompt, SamplingParams(max_tokens=MAX_NEW_TOKENS), printer)
+        completion = run_stream(llm, prompt, SamplingParams(max_tokens=MAX_NEW_TOKENS), Printer() if silent else marked)
         answers.append(_as_dict(prompt, completion))
         if not silent:
             console.print(stats_line(completion.stats), style="dim", soft_wrap=True)

@@ -22,10 +22,9 @@ from outrider.cli.options import (
 )
 from outrider.cli.prediction import PredictionFile, read_prediction, with_prediction
 from outrider.cli.prompt import read_prompt
-from outrider.cli.stream import MarkedText, PlainStream, Printer, SilentStream, run_stream
+from outrider.cli.stream import MarkedText, PlainStream, Printer, run_stream
 from outrider.cli.verbs import listed, with_groups
 from outrider.errors import ConfigError
-from outrider.report.marks import DraftMarks
 from outrider.report.text import printable, stats_line, to_json
 
 if TYPE_CHECKING:
@@ -145,15 +144,11 @@ def as_object(
 
 
 def _printer(silent: bool, show_drafts: bool) -> Printer:
-    if silent:
-        return SilentStream()
-    return MarkedText(_marks()) if show_drafts else PlainStream()
-
-
-def _marks() -> DraftMarks:
-    marks = DraftMarks(Console(highlight=False))
-    Console(stderr=True, highlight=False).print(marks.legend())
-    return marks
+    if silent or not show_drafts:
+        return Printer() if silent else PlainStream()
+    marked = MarkedText(Console(highlight=False))
+    Console(stderr=True, highlight=False).print(marked.legend())
+    return marked
 
 
 def _print_whole(text: str) -> None:

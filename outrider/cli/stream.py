@@ -9,36 +9,34 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from itertools import groupby
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from outrider.report.marks import DraftMarks
+from rich.console import Console
+from rich.text import Text
+
 from outrider.report.text import printable
+from outrider.report.tokens import ACCEPTED
 
 if TYPE_CHECKING:
     from outrider.llm import LLM, Completion, StreamChunk
     from outrider.sampling.params import SamplingParams
 
-
-class Printer(Protocol):
-    """Something that shows the chunks of one answer."""
-
-    def show(self, chunk: StreamChunk) -> None: ...
-
-    def end(self) -> None: ...
+MARK = "dim green"
 
 
-class SilentStream:
-    """Shows nothing: the caller prints the completion when it is whole."""
+class Printer:
+    """Shows nothing of an answer: the caller prints the completion when it is whole."""
 
     def show(self, chunk: StreamChunk) -> None:
-        pass
+        """Print one step's text."""
 
     def end(self) -> None:
-        pass
+        """Leave the cursor at the start of a line."""
 
 
-class PlainStream:
+class PlainStream(Printer):
     """The text as it is, on stdout; always ended by a newline."""
 
     def __init__(self) -> None:
@@ -55,19 +53,43 @@ class PlainStream:
         if self._last != "\n":
             sys.stdout.write("\n")
             sys.stdout.flush()
+            self._last = "\n"
 
 
-class MarkedText:
-    """The text with accepted draft tokens marked, on stdout."""
+class MarkedText(Printer):
+    """Text in which one sees what was drafted: every run of accepted draft tokens between marks, and green where colour works.
 
-    def __init__(self, marks: DraftMarks) -> None:
-        self._marks = marks
+        ‹James picks 18›eggs‹ in the›morning
+
+    One run is one step's accepted tokens: its length is what speculation saved there.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = "\n"
+
+    def legend(self) -> Text:
+        """What the marks mean, in the marks themselves."""
+        return _accepted("drafted and accepted").append("  everything else: written by the target itself", "dim")
 
     def show(self, chunk: StreamChunk) -> None:
-        self._marks.show(chunk.pieces, chunk.origins)
+        text = Text()
+        for is_accepted, group in groupby(zip(chunk.pieces, chunk.origins, strict=True), lambda one: one[1] == "accepted"):
+            run = "".join(piece for piece, _ in group)
+            text.append_text(_accepted(run) if is_accepted else Text(printable(run)))
+        if text:
+            self._console.print(text, end="", soft_wrap=True)
+            self._console.file.flush()
+            self._last = text.plain[-1]
 
     def end(self) -> None:
-        self._marks.end()
+        if self._last != "\n":
+            self._console.print()
+            self._last = "\n"
+
+
+def _accepted(run: str) -> Text:
+    return Text.assemble((ACCEPTED[0], MARK), (printable(run), "green"), (ACCEPTED[1], MARK)) if run else Text()
 
 
 def run_stream(

@@ -18,18 +18,21 @@ from rich.text import Text
 from outrider.report.clean import clean, one_line
 from outrider.report.document import Block, Bullets, CodeBlock, Document, Heading, MarkedTokens, Paragraph, Plot, Table
 from outrider.report.plotted import numbers, short
-from outrider.report.tokens import ASCII_MARKS, MARKS, MEANING, fates, runs
+from outrider.report.tokens import ACCEPTED, BONUS, MEANING, PROMPT, REJECTED, fates, runs
 
 UNSQUEEZED = 10_000  # columns of a pipe
 LONGEST_WORD = 24  # columns: words up to here are not broken, however narrow the terminal
 MAX_ROWS = 24  # of a plot's numbers
 MAX_TOKENS = 600  # of one text; the HTML page shows all
 SIGNS = {"plain": "", "good": "✓ ", "bad": "✗ ", "caution": "! "}
-ASCII_SIGNS = {"plain": "", "good": "+ ", "bad": "x ", "caution": "! "}
 TONES = {"plain": "", "good": "bold green", "bad": "bold red", "caution": "yellow"}
 FATES = {
     "prompt": "dim", "accepted": "green", "rejected": "red strike", "correction": "bold yellow", "bonus": "cyan", "plain": "",
     "mark": "dim",
+}  # fmt: skip
+SAMPLES = {  # what stands before and behind a token of each fate
+    "prompt": ("text", PROMPT), "accepted": ACCEPTED, "correction": (f"{REJECTED[0]}draft{REJECTED[1]}", ""),
+    "bonus": ("", BONUS), "plain": ("", ""),
 }  # fmt: skip
 
 
@@ -46,7 +49,7 @@ def print_blocks(blocks: Sequence[Block], console: Console | None = None) -> Non
     """Blocks alone, without a title."""
     console = console or _standard_output()
     for block in blocks:
-        for part in _parts(block, ascii_only=console.options.ascii_only):
+        for part in _parts(block):
             console.print(part, soft_wrap=isinstance(block, CodeBlock | MarkedTokens), crop=False)
 
 
@@ -57,41 +60,40 @@ def _standard_output() -> Console:
     return console
 
 
-def _parts(block: Block, *, ascii_only: bool) -> Iterator[RenderableType]:
+def _parts(block: Block) -> Iterator[RenderableType]:
     match block:
         case Heading():
-            yield from _heading(block, ascii_only=ascii_only)
+            yield from _heading(block)
         case Paragraph():
-            sign = (ASCII_SIGNS if ascii_only else SIGNS)[block.tone]
-            yield Text("\n" + sign + clean(block.text), TONES[block.tone])
+            yield Text("\n" + SIGNS[block.tone] + clean(block.text), TONES[block.tone])
         case Bullets():
             yield ""
             for item in block.items:
-                yield _bullet(clean(item), ascii_only=ascii_only)
+                yield _bullet(clean(item))
         case CodeBlock():
             yield Text("\n" + clean(block.text), "cyan")
         case Table():
-            yield from _table(block, ascii_only=ascii_only)
+            yield from _table(block)
         case Plot():
-            yield from _plot(block, ascii_only=ascii_only)
+            yield from _plot(block)
         case MarkedTokens():
-            yield from _tokens(block, ascii_only=ascii_only)
+            yield from _tokens(block)
 
 
-def _heading(block: Heading, *, ascii_only: bool) -> Iterator[RenderableType]:
+def _heading(block: Heading) -> Iterator[RenderableType]:
     text = Text("\n" + one_line(block.text), "bold")
     yield text
     if block.level == 2:
-        yield Text(("-" if ascii_only else "─") * (text.cell_len), "dim")
+        yield Text("─" * text.cell_len, "dim")
 
 
-def _bullet(text: str, *, ascii_only: bool) -> RenderableType:
+def _bullet(text: str) -> RenderableType:
     grid = RichTable.grid(padding=(0, 1))
-    grid.add_row("-" if ascii_only else "•", Text(text))
+    grid.add_row("•", Text(text))
     return grid
 
 
-def _table(block: Table, *, ascii_only: bool) -> Iterator[RenderableType]:
+def _table(block: Table) -> Iterator[RenderableType]:
     """Rows that stand out are bold, and have a mark before them. Long names wrap, numbers are never cut."""
     yield Text("\n" + one_line(block.title), "bold") if block.title else ""
     table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
@@ -103,7 +105,7 @@ def _table(block: Table, *, ascii_only: bool) -> Iterator[RenderableType]:
         table.add_column(Text(one_line(column.heading)), justify=column.align, min_width=widest, overflow="fold")
     for number, row in enumerate(block.rows):
         marked = number in block.marked
-        mark = [(">" if ascii_only else "▸") if marked else ""] if block.marked else []
+        mark = ["▸" if marked else ""] if block.marked else []
         table.add_row(*mark, *(Text(one_line(cell)) for cell in row), style="bold" if marked else "")
     yield table
     for column in block.columns:
@@ -111,40 +113,22 @@ def _table(block: Table, *, ascii_only: bool) -> Iterator[RenderableType]:
             yield Text(f"  {one_line(column.heading)}: {one_line(column.help)}", "dim")
 
 
-def _plot(plot: Plot, *, ascii_only: bool) -> Iterator[RenderableType]:
+def _plot(plot: Plot) -> Iterator[RenderableType]:
     """Its numbers; of many x values evenly spread ones, the first and the last among them."""
     table, axes = numbers(plot), " over ".join(filter(None, (plot.y_label, plot.x_label)))
     last, step = len(table.rows) - 1, -(-len(table.rows) // MAX_ROWS)
     rows = [row for number, row in enumerate(table.rows) if number % step == 0 or number == last]
     baseline = "" if plot.baseline is None else f", baseline {short(plot.baseline)}"
-    yield from _table(replace(table, rows=rows, title=f"{plot.title} ({axes}{baseline})"), ascii_only=ascii_only)
+    yield from _table(replace(table, rows=rows, title=f"{plot.title} ({axes}{baseline})"))
 
 
-def _tokens(block: MarkedTokens, *, ascii_only: bool) -> Iterator[RenderableType]:
-    marks = ASCII_MARKS if ascii_only else MARKS
+def _tokens(block: MarkedTokens) -> Iterator[RenderableType]:
     shown = list(islice(block.tokens, MAX_TOKENS))
     yield Text("\n" + one_line(block.title), "bold")
-    yield _legend(fates(block.tokens), marks.accepted, marks.rejected, marks.bonus)
-    yield _coloured(list(runs(shown, marks)))
+    for fate, count in fates(block.tokens).items():
+        before, after = SAMPLES[fate]
+        token = "" if fate == "prompt" else "token"
+        yield Text.assemble("  ", (before, "dim"), (token, FATES[fate]), (f"{after}  {MEANING[fate]}: {count}", "dim"))
+    yield Text.assemble(*((text, FATES[kind]) for kind, text in runs(shown)))
     if len(block.tokens) > len(shown):
         yield Text(f"({len(block.tokens) - len(shown)} more tokens: the HTML page shows all)", "dim")
-
-
-def _coloured(pieces: Sequence[tuple[str, str]]) -> Text:
-    return Text.assemble(*((text, FATES[kind]) for kind, text in pieces))
-
-
-def _legend(count: dict[str, int], accepted: tuple[str, str], rejected: tuple[str, str], bonus: str) -> Text:
-    samples = {
-        "prompt": ("text", ""), "accepted": accepted, "correction": (f"{rejected[0]}draft{rejected[1]}", ""),
-        "bonus": ("", bonus), "plain": ("", ""),
-    }  # fmt: skip
-    lines = Text()
-    for fate, number in count.items():
-        before, after = samples[fate]
-        lines.append("  ").append(before, "dim")
-        if fate != "prompt":
-            lines.append("token", FATES[fate])
-        lines.append(after, "dim").append(f"  {MEANING[fate]}: {number}\n", "dim")
-    lines.rstrip()
-    return lines

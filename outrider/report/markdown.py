@@ -25,7 +25,7 @@ from outrider.report.document import (
     Table,
 )
 from outrider.report.plotted import numbers
-from outrider.report.tokens import MARKS, MEANING, fates, runs
+from outrider.report.tokens import MEANING, fates, runs
 
 SIGNS = {"plain": "", "good": "✅ ", "bad": "❌ ", "caution": "⚠️ "}
 TAGS = {"accepted": "ins", "rejected": "del", "correction": "b", "bonus": "i"}
@@ -118,7 +118,7 @@ def _plot(plot: Plot) -> Iterator[str]:
 
 
 def _tokens(block: MarkedTokens) -> Iterator[str]:
-    pieces = [(kind, escape_html(text, quote=False)) for kind, text in _broken(list(runs(block.tokens, MARKS)))]
+    pieces = [(kind, escape_html(text, quote=False)) for kind, text in _broken(list(runs(block.tokens)))]
     text = "".join(f"<{TAGS[kind]}>{text}</{TAGS[kind]}>" if kind in TAGS and text else text for kind, text in pieces)
     yield _bold(block.title)
     yield _legend(fates(block.tokens))

@@ -6,6 +6,7 @@ Every ratio is printed with its formula, because the field uses the same word fo
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
@@ -14,12 +15,22 @@ from typing import Any
 from outrider.counted import counted
 from outrider.stats import DecodeStats
 
+PLAINER = "outrider-plainer"  # how streams handle signs that they cannot encode
+ASCII = dict(zip("✓✗▸•─‹›⁺▌·τα", "+x>--<>+|-ta", strict=True))
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
     """Text a terminal only displays: control characters, which a model can write, are replaced."""
     return _CONTROL.sub("\ufffd", text)
+
+
+def _plainer(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return ASCII.get(error.object[error.start], "?"), error.start + 1
+
+
+codecs.register_error(PLAINER, _plainer)
 
 
 def number(value: float | None, digits: int = 2) -> str:

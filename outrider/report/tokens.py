@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 from outrider.report.clean import clean
@@ -24,19 +23,7 @@ MEANING = {
     "plain": "written by the target without a draft",
 }
 
-
-@dataclass(frozen=True)
-class Marks:
-    """What surrounds a run of each fate."""
-
-    accepted: tuple[str, str] = ("‹", "›")
-    rejected: tuple[str, str] = ("[-", "-]")
-    bonus: str = "⁺"
-    prompt: str = "▌"
-
-
-MARKS = Marks()
-ASCII_MARKS = Marks(accepted=("<", ">"), bonus="+", prompt="|")  # where the output cannot encode the others
+ACCEPTED, REJECTED, BONUS, PROMPT = ("‹", "›"), ("[-", "-]"), "⁺", "▌"
 
 
 def fates(tokens: Sequence[Token]) -> dict[str, int]:
@@ -45,28 +32,28 @@ def fates(tokens: Sequence[Token]) -> dict[str, int]:
     return {fate: count[fate] for fate in MEANING if count[fate]}
 
 
-def runs(tokens: Sequence[Token], marks: Marks) -> Iterator[tuple[str, str]]:
+def runs(tokens: Sequence[Token]) -> Iterator[tuple[str, str]]:
     """(kind, text) pieces in reading order: kind is a fate, "rejected", or "mark"."""
     for fate, group in groupby(tokens, key=lambda token: token.fate):
         joined = list(group)
         if fate == "accepted":
-            yield "mark", marks.accepted[0]
+            yield "mark", ACCEPTED[0]
         if fate in ("correction", "bonus"):
-            yield from _target_tokens(joined, marks)
+            yield from _target_tokens(joined)
         else:
             yield fate, clean("".join(token.text for token in joined))
         if fate == "accepted":
-            yield "mark", marks.accepted[1]
+            yield "mark", ACCEPTED[1]
         if fate == "prompt":
-            yield "mark", marks.prompt
+            yield "mark", PROMPT
 
 
-def _target_tokens(tokens: Sequence[Token], marks: Marks) -> Iterator[tuple[str, str]]:
+def _target_tokens(tokens: Sequence[Token]) -> Iterator[tuple[str, str]]:
     for token in tokens:
         if token.fate == "correction":
-            yield "mark", marks.rejected[0]
+            yield "mark", REJECTED[0]
             yield "rejected", clean(token.rejected)
-            yield "mark", marks.rejected[1]
+            yield "mark", REJECTED[1]
         yield token.fate, clean(token.text)
         if token.fate == "bonus":
-            yield "mark", marks.bonus
+            yield "mark", BONUS

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outrider.report.clean import clean, one_line
 from outrider.report.document import Token
-from outrider.report.tokens import ASCII_MARKS, MARKS, MEANING, fates, runs
+from outrider.report.tokens import MEANING, fates, runs
 
 
 @given(st.text(st.characters(codec=None)))
@@ -39,9 +39,8 @@ def test_runs_and_marks() -> None:
         Token("Q", "prompt"), Token("a", "accepted"), Token("b", "accepted"), Token("c", "correction", "x\x1b"),
         Token("d", "bonus"), Token("e", "plain"), Token("f", "plain"),
     ]  # fmt: skip
-    assert "".join(text for _, text in runs(tokens, MARKS)) == "Q▌‹ab›[-x\ufffd-]cd⁺ef"
-    assert "".join(text for _, text in runs(tokens, ASCII_MARKS)) == "Q|<ab>[-x\ufffd-]cd+ef"
-    assert [kind for kind, _ in runs(tokens, MARKS) if kind != "mark"] == [
+    assert "".join(text for _, text in runs(tokens)) == "Q▌‹ab›[-x\ufffd-]cd⁺ef"
+    assert [kind for kind, _ in runs(tokens) if kind != "mark"] == [
         "prompt", "accepted", "rejected", "correction", "bonus", "plain",
     ]  # fmt: skip
 
@@ -49,7 +48,7 @@ def test_runs_and_marks() -> None:
 def test_corrections_in_a_row_stay_apart() -> None:
     """Each has a draft token of its own, or none."""
     tokens = [Token("a", "correction", "x"), Token("b", "correction")]
-    assert "".join(text for _, text in runs(tokens, MARKS)) == "[-x-]a[--]b"
+    assert "".join(text for _, text in runs(tokens)) == "[-x-]a[--]b"
 
 
 def test_fates_are_counted_in_order() -> None:

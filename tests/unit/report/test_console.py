@@ -13,6 +13,7 @@ from rich.console import Console
 from outrider.report.clean import one_line
 from outrider.report.console import MAX_TOKENS, print_document
 from outrider.report.document import Column, Document, MarkedTokens, Paragraph, Plot, Series, Table, Token
+from outrider.report.text import PLAINER
 from tests.unit.report.samples import HOSTILE, every_block, everything, text
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
@@ -20,7 +21,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 def printed(document: Document, width: int = 80, *, colour: bool = False, encoding: str = "utf-8") -> str:
     raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding=encoding, errors="replace", write_through=True)
+    file = io.TextIOWrapper(raw, encoding=encoding, errors=PLAINER, write_through=True)
     print_document(document, Console(file=file, width=width, force_terminal=colour, color_system="standard" if colour else None))
     return raw.getvalue().decode(encoding)
 

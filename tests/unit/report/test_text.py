@@ -1,58 +1,13 @@
-"""Lines, JSON and marks."""
+"""Lines and JSON."""
 
 from __future__ import annotations
 
-import io
 import json
 
 import pytest
-from rich.console import Console
 
-from outrider.report.marks import DraftMarks
 from outrider.report.text import amount, printable, stats_line, to_json
 from outrider.stats import DecodeStats
-
-
-def console(encoding: str = "utf-8", colour: bool = False) -> tuple[Console, io.BytesIO]:
-    raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding=encoding, write_through=True)
-    return Console(
-        file=file, force_terminal=colour, color_system="standard" if colour else None, width=80
-    ), raw
-
-
-def test_marks_survive_line_breaks_and_long_lines() -> None:
-    """The marked text with its marks removed is the text: nothing wrapped, nothing trimmed."""
-    out, raw = console()
-    marks = DraftMarks(out)
-    pieces = ["word " * 40, " \n", "[bold]x[/bold]", "end"]
-    marks.show(pieces, ["accepted", "correction", "accepted", "accepted"])
-    marks.end()
-    plain = raw.getvalue().decode().replace("‹", "").replace("›", "")
-    assert plain == "".join(pieces) + "\n"
-
-
-def test_marks_in_ascii() -> None:
-    """A terminal that cannot print the marks gets brackets, not an exception."""
-    out, raw = console("ascii")
-    DraftMarks(out).show(["a", "b"], ["accepted", "bonus"])
-    assert raw.getvalue() == b"[a]b"
-
-
-def test_colour_is_added_to_the_marks() -> None:
-    out, raw = console(colour=True)
-    DraftMarks(out).show(["a"], ["accepted"])
-    assert "\x1b[32ma" in raw.getvalue().decode()
-    assert "‹" in raw.getvalue().decode()
-
-
-def test_empty_pieces_leave_no_marks() -> None:
-    """Bytes of an unfinished character come as an empty piece."""
-    out, raw = console()
-    marks = DraftMarks(out)
-    marks.show([""], ["accepted"])
-    marks.end()
-    assert raw.getvalue() == b""
 
 
 def test_printable_disarms_the_terminal() -> None:
