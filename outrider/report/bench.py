@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from outrider.counted import counted
 from outrider.lab.bench.bench_result import ENDINGS, BenchResult, Cell, Identity, Measured, TargetInfo
 from outrider.report import server
-from outrider.report.bench_grid import grids
-from outrider.report.bench_plots import main_cells, plots
-from outrider.report.bench_tables import overview, speed_text, tables
+from outrider.report.bench_plots import grids, main_cells, plots
+from outrider.report.bench_tables import speed_text, speeds, tables
 from outrider.report.document import Block, Bullets, Document, Heading, Paragraph, Tone
 
 HARDLY = 1.02  # a gain below this is not worth a setting
@@ -29,7 +28,7 @@ def document(result: BenchResult) -> Document:
 
 def brief(result: BenchResult) -> Document:
     """The verdicts and one table: what `outrider demo` shows."""
-    blocks = [*_verdicts(result), *_disturbed(result), *_identity(result), *_failures(result), overview(result)]
+    blocks = [*_verdicts(result), *_disturbed(result), *_identity(result), *_failures(result), speeds(result)]
     return Document(_title(result), _subtitle(result), tuple(blocks))
 
 

@@ -1,28 +1,16 @@
-"""The tables of a bench report. A cell's name stands in its first row only."""
+"""The tables of a bench report: their columns, each with what it says of a configuration in a cell, and the rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from outrider.lab.bench.bench_result import Accuracy, BenchResult, Cell, Measured, Speedup
+from outrider.lab.bench.bench_result import BenchResult, Cell, Measured, Speedup
 from outrider.lab.server.types import Percentiles
 from outrider.report.document import Block, Column, Heading, Paragraph, Table
 from outrider.report.text import amount, number
 
-POSITIONS = 5  # of acceptance in the table; the plots have all
-CELL, NAME = Column("cell", "left"), Column("configuration", "left")
-Line = list[str]
-
-
-def tables(result: BenchResult) -> Iterator[Block]:
-    """All of them; those without a row are left out."""
-    yield _speed(result)
-    yield from _accepted(result)
-    yield Heading("Latency and time")
-    yield _latency(result)
-    yield _time_split(result)
-    yield from _accuracy(result)
-    yield from _memory(result)
+POSITIONS = 5  # of acceptance in the table; the plot has all
 
 
 def speed_text(found: Speedup | None) -> str:
@@ -34,182 +22,167 @@ def speed_text(found: Speedup | None) -> str:
     return f"{found.value:.2f}x{span}"
 
 
-def overview(result: BenchResult) -> Table:
-    """One line for each configuration of each cell."""
-    columns = [
-        CELL, NAME, Column("tokens/s", help="of one row's decode phase, behind its first step"),
-        Column("speedup", help="plain seconds / own seconds of the decode phase; 95 % bootstrap over prompts"),
-        Column("τ", help="tokens per target pass, correction or bonus token included"),
-        Column("α", help="accepted / tested draft tokens"),
-        Column("same text", help="texts that are plain decoding's, token by token"),
-        Column("right", help="answers of the first round that are right, of those that were complete on both sides"),
-    ]  # fmt: skip
-
-    def line(one: Measured, cell: Cell) -> Line:
-        identity, accuracy = one.identity, one.accuracy
-        return [
-            number(one.tokens_per_s, 0), speed_text(one.speedup) if one.speedup else "1", number(one.tau), number(one.alpha),
-            f"{identity.num_identical} of {identity.num_compared}" if identity else "-",
-            f"{accuracy.num_right} of {accuracy.num_graded}" if accuracy else "-",
-        ]  # fmt: skip
-
-    return _table(result, columns, line, "", _winners(result))
+def _same(one: Measured) -> str:
+    return f"{one.identity.num_identical} of {one.identity.num_compared}" if one.identity else "-"
 
 
-def _speed(result: BenchResult) -> Table:
-    columns = [
-        CELL,
-        NAME,
-        Column(
-            "speedup",
-            help="plain seconds / own seconds of the decode phase, behind the first step, over the same tokens: sums over "
-            "prompts, each the mean of its rounds; 95 % bootstrap over prompts",
-        ),
-        Column("end to end", help="the same with prompt and queue: from the start to the last common token"),
-        Column("tokens/s", help="of one row's decode phase: tokens / seconds, both behind its first step"),
-        Column("same text", help="greedy texts that are plain decoding's, token by token, of all runs; -: sampled, or plain"),
-    ]
-    disturbed = any(one.num_disturbed for cell in result.cells for one in cell.configurations)
-    if disturbed:
-        columns.append(Column("others", help="mean share of the processors that other processes used during its runs"))
-
-    def line(one: Measured, cell: Cell) -> Line:
-        identity = one.identity
-        others = ["-" if one.other_cpu is None else f"{one.other_cpu:.0%}"] if disturbed else []
-        return [
-            speed_text(one.speedup) if one.speedup else ("1" if _is_plain(result, one) else "-"),
-            f"{one.end_to_end.value:.2f}x" if one.end_to_end else "-",
-            number(one.tokens_per_s, 1),
-            f"{identity.num_identical} of {identity.num_compared}" if identity else "-",
-            *others,
-        ]
-
-    return _table(result, columns, line, "Speed", _winners(result))
+def _right(one: Measured) -> str:
+    return f"{one.accuracy.num_right} of {one.accuracy.num_graded}" if one.accuracy else "-"
 
 
-def _accepted(result: BenchResult) -> Iterator[Block]:
-    columns = [
-        CELL,
-        NAME,
-        Column("τ", help="tokens per target pass, correction or bonus token included: emitted / steps"),
-        Column("α", help="accepted / tested draft tokens"),
-        Column("utilisation", help="accepted / drafted (vLLM calls this the acceptance rate)"),
-        Column("drafted", help="draft tokens per step"),
-    ]
-
-    def line(one: Measured, cell: Cell) -> Line | None:
-        if one.acceptance is None:
-            return None
-        return [number(one.tau), number(one.alpha), number(one.draft_utilisation), number(one.drafted / one.num_steps, 1)]
-
-    table = _table(result, columns, line, "Acceptance")
-    if table.rows:
-        yield table
-        yield _by_position(result)
-
-
-def _by_position(result: BenchResult) -> Table:
-    columns = [
-        CELL,
-        NAME,
-        Column(
-            "conditional",
-            "left",
-            help="P(the i-th draft token is kept | those before it were); on a tree: some token of that depth",
-        ),
-        Column("kept", "left", help="steps that kept an i-th draft token / steps that had a draft (what vLLM prints)"),
-    ]
-
-    def line(one: Measured, cell: Cell) -> Line | None:
-        found = one.acceptance
-        return None if found is None else [_row(found.conditional), _row(found.per_position)]
-
-    return _table(result, columns, line, f"Acceptance by position, 1 to {POSITIONS}")
-
-
-def _row(shares: Sequence[float | None]) -> str:
-    return " ".join(number(share) for share in shares[:POSITIONS]) + (" ..." if len(shares) > POSITIONS else "")
-
-
-def _latency(result: BenchResult) -> Table:
-    columns = [
-        CELL,
-        NAME,
-        Column("TTFT", help="ms from the start to the first step's tokens, the prompt included; p50 over runs"),
-        Column("TPOT", help="ms per output token behind the first step, per run; p50 / p99 over runs"),
-        Column("chunk", help="ms from one step of a row to its next, how long a reader waits for more text; p50 / p99 over all"),
-        Column("all rows", help="tokens/s of everything: all rows, prompts included"),
-        Column(
-            "of the roof",
-            help="a row's tokens/s / those of a plain decoder that reads its weights and keys at the full measured bandwidth",
-        ),
-    ]
-
-    def line(one: Measured, cell: Cell) -> Line:
-        return [
-            _milliseconds(one.ttft_s, "p50"), _milliseconds(one.tpot_s, "p50", "p99"), _milliseconds(one.chunk_s, "p50", "p99"),
-            number(one.throughput_tokens_per_s, 1), "-" if one.roof is None else f"{one.roof:.0%}",
-        ]  # fmt: skip
-
-    return _table(result, columns, line, "Latency, ms")
-
-
-def _time_split(result: BenchResult) -> Table:
-    helps = {
-        "prompt": "reading the prompt into the target",
-        "draft": "drafting; reading the prompt into a draft model",
-        "target": "target passes over pending token and draft",
-        "verify": "distributions, verdicts, appending",
-        "other": "caches, and what lies between steps",
-    }
-    columns = [CELL, NAME, *(Column(name, help=text) for name, text in helps.items())]
-
-    def line(one: Measured, cell: Cell) -> Line:
-        total = sum(one.time_s.values())
-        return [f"{one.time_s[name] / total:.0%}" for name in helps]
-
-    return _table(result, columns, line, "Where the time goes, share of the wall time")
-
-
-def _accuracy(result: BenchResult) -> Iterator[Block]:
-    columns = [
-        CELL,
-        NAME,
-        Column("right", help="answers of the first round that are right, of those that were complete on both sides"),
-        Column("plain"),
-        Column("difference", help="right / graded, here - plain; 95 % interval for paired answers (Agresti & Min 2005)"),
-        Column("p", help="McNemar's exact test on the prompts that only one side answered rightly; -: there are none"),
-        Column("incomplete", help="prompts whose answer was cut off on either side (--max-tokens): not graded"),
-    ]
-
-    def line(one: Measured, cell: Cell) -> Line | None:
-        found = one.accuracy
-        if found is None or _is_plain(result, one):
-            return None
-        return [
-            f"{found.num_right} of {found.num_graded}", f"{found.num_plain_right} of {found.num_graded}", _difference(found, one),
-            number(found.p_value, 3), str(found.num_incomplete),
-        ]  # fmt: skip
-
-    table = _table(result, columns, line, "")
-    if not table.rows:
-        return
-    yield Heading("Right answers")
-    graded = [one.accuracy.num_graded for cell in result.cells for one in cell.configurations if one.accuracy]
-    if any(graded):
-        yield table
-    else:
-        remedy = "raise --max-tokens, leave --set ignore_eos=true out"
-        yield Paragraph(f"No answer came to its end on both sides, so none was graded: {remedy}.", "caution")
-
-
-def _difference(found: Accuracy, one: Measured) -> str:
-    if found.difference is None:
+def _difference(one: Measured) -> str:
+    if one.accuracy is None or one.accuracy.difference is None:
         return "-"
     if one.identity and one.identity.num_identical == one.identity.num_compared:
         return "0: same texts"
-    span = found.difference
+    span = one.accuracy.difference
     return f"{span.value:+.1%} [{span.low:+.1%}, {span.high:+.1%}]"
+
+
+def _positions(shares: Sequence[float | None]) -> str:
+    return " ".join(number(share) for share in shares[:POSITIONS]) + (" ..." if len(shares) > POSITIONS else "")
+
+
+def _milliseconds(found: Percentiles | None, *names: str) -> str:
+    return "-" if found is None else " / ".join(f"{1000 * getattr(found, name):.1f}" for name in names)
+
+
+@dataclass(frozen=True)
+class Fact(Column):
+    """A column, and what it says of one configuration in one cell."""
+
+    cell: Callable[[Measured], str] = str
+
+
+SPEED = (
+    Fact(
+        "speedup", cell=lambda one: speed_text(one.speedup),
+        help="plain seconds / own seconds of the decode phase, behind the first step, over the same tokens: sums over prompts, "
+        "each the mean of its rounds; 95 % bootstrap over prompts",
+    ),
+    Fact(
+        "end to end", cell=lambda one: f"{one.end_to_end.value:.2f}x" if one.end_to_end else "-",
+        help="the same with prompt and queue: from the start to the last common token",
+    ),
+    Fact(
+        "tokens/s", cell=lambda one: number(one.tokens_per_s, 1),
+        help="of one row's decode phase: tokens / seconds, both behind its first step",
+    ),
+    Fact(
+        "τ", cell=lambda one: number(one.tau),
+        help="tokens per target pass, correction or bonus token included: emitted / steps",
+    ),
+    Fact("α", cell=lambda one: number(one.alpha), help="accepted / tested draft tokens"),
+    Fact(
+        "same text", cell=_same,
+        help="greedy texts that are plain decoding's, token by token, of all runs; -: sampled, or plain",
+    ),
+    Fact(
+        "right", cell=_right,
+        help="answers of the first round that are right, of those that were complete on both sides",
+    ),
+)  # fmt: skip
+OTHERS = Fact(
+    "others", cell=lambda one: "-" if one.other_cpu is None else f"{one.other_cpu:.0%}",
+    help="mean share of the processors that other processes used during its runs",
+)  # fmt: skip
+DRAFTS = (
+    Fact(
+        "utilisation", cell=lambda one: number(one.draft_utilisation),
+        help="accepted / drafted (vLLM calls this the acceptance rate)",
+    ),
+    Fact("drafted", cell=lambda one: number(one.drafted / one.num_steps, 1), help="draft tokens per step"),
+    Fact(
+        "conditional", "left", cell=lambda one: _positions(one.acceptance.conditional if one.acceptance else ()),
+        help="P(the i-th draft token is kept | those before it were); on a tree: some token of that depth",
+    ),
+    Fact(
+        "kept", "left", cell=lambda one: _positions(one.acceptance.per_position if one.acceptance else ()),
+        help="steps that kept an i-th draft token / steps that had a draft (what vLLM prints)",
+    ),
+)  # fmt: skip
+LATENCY = (
+    Fact(
+        "TTFT", cell=lambda one: _milliseconds(one.ttft_s, "p50"),
+        help="ms from the start to the first step's tokens, the prompt included; p50 over runs",
+    ),
+    Fact(
+        "TPOT", cell=lambda one: _milliseconds(one.tpot_s, "p50", "p99"),
+        help="ms per output token behind the first step, per run; p50 / p99 over runs",
+    ),
+    Fact(
+        "chunk", cell=lambda one: _milliseconds(one.chunk_s, "p50", "p99"),
+        help="ms from one step of a row to its next, how long a reader waits for more text; p50 / p99 over all",
+    ),
+    Fact(
+        "all rows", cell=lambda one: number(one.throughput_tokens_per_s, 1),
+        help="tokens/s of everything: all rows, prompts included",
+    ),
+    Fact(
+        "of the roof", cell=lambda one: "-" if one.roof is None else f"{one.roof:.0%}",
+        help="a row's tokens/s / those of a plain decoder that reads its weights and keys at the full measured bandwidth",
+    ),
+)  # fmt: skip
+PHASES = {
+    "prompt": "reading the prompt into the target",
+    "draft": "drafting; reading the prompt into a draft model",
+    "target": "target passes over pending token and draft",
+    "verify": "distributions, verdicts, appending",
+    "other": "caches, and what lies between steps",
+}
+ANSWERS = (
+    Fact("right", cell=_right),
+    Fact("plain", cell=lambda one: f"{one.accuracy.num_plain_right} of {one.accuracy.num_graded}" if one.accuracy else "-"),
+    Fact(
+        "difference", cell=_difference,
+        help="right / graded, here - plain; 95 % interval for paired answers (Agresti & Min 2005)",
+    ),
+    Fact(
+        "p", cell=lambda one: number(one.accuracy.p_value if one.accuracy else None, 3),
+        help="McNemar's exact test on the prompts that only one side answered rightly; -: there are none",
+    ),
+    Fact(
+        "incomplete", cell=lambda one: str(one.accuracy.num_incomplete) if one.accuracy else "-",
+        help="prompts whose answer was cut off on either side (--max-tokens): not graded",
+    ),
+)  # fmt: skip
+
+
+def tables(result: BenchResult) -> Iterator[Block]:
+    """All of them; those without a row are left out."""
+    yield speeds(result)
+    drafts = _table(result, DRAFTS, "Drafts", lambda one: one.acceptance is not None)
+    if drafts.rows:
+        yield drafts
+    yield Heading("Latency and time")
+    yield _table(result, LATENCY, "Latency, ms")
+    yield _table(result, [_phase(name) for name in PHASES], "Where the time goes, share of the wall time")
+    yield from _answers(result)
+    yield from _memory(result)
+
+
+def speeds(result: BenchResult) -> Table:
+    """What a bench is made for. The fastest of a cell stands out, where it is surely a gain."""
+    every = [(one, cell) for cell in result.cells for one in cell.configurations]
+    is_disturbed = any(one.num_disturbed for one, _ in every)
+    marked = frozenset(index for index, (one, cell) in enumerate(every) if _is_best(one, cell))
+    return replace(_table(result, [*SPEED, OTHERS] if is_disturbed else SPEED, "Speed"), marked=marked)
+
+
+def _phase(name: str) -> Fact:
+    return Fact(name, help=PHASES[name], cell=lambda one: f"{one.time_s[name] / sum(one.time_s.values()):.0%}")
+
+
+def _answers(result: BenchResult) -> Iterator[Block]:
+    graded = [one.accuracy.num_graded for cell in result.cells for one in cell.configurations if one.accuracy]
+    if not graded:
+        return
+    yield Heading("Right answers")
+    if any(graded):
+        yield _table(result, ANSWERS, "", lambda one: one.accuracy is not None and one.accuracy.difference is not None)
+    else:
+        remedy = "raise --max-tokens, leave --set ignore_eos=true out"
+        yield Paragraph(f"No answer came to its end on both sides, so none was graded: {remedy}.", "caution")
 
 
 def _memory(result: BenchResult) -> Iterator[Block]:
@@ -217,7 +190,7 @@ def _memory(result: BenchResult) -> Iterator[Block]:
     if target is None:
         return
     columns = [
-        NAME,
+        Column("configuration", "left"),
         Column("weights", help="beside the target's, one copy; -: the drafter does not say"),
         Column("of the target's"),
         Column("KV per token", help="beside the target's; tables of model-free drafters are not counted"),
@@ -249,36 +222,18 @@ def _roof(result: BenchResult) -> str:
 
 
 def _table(
-    result: BenchResult, columns: Sequence[Column], line: Callable[[Measured, Cell], Line | None], title: str,
-    marked: Callable[[Measured, Cell], bool] = lambda one, cell: False,
-) -> Table:  # fmt: skip
-    rows: list[Line] = []
-    marks: set[int] = set()
+    result: BenchResult, facts: Sequence[Fact], title: str, wanted: Callable[[Measured], bool] = lambda one: True
+) -> Table:
+    """A cell's name stands in its first row only."""
+    rows: list[list[str]] = []
     for cell in result.cells:
         label = cell.label
-        for one in cell.configurations:
-            if (rest := line(one, cell)) is None:
-                continue
-            if marked(one, cell):
-                marks.add(len(rows))
-            rows.append([label, result.configurations[one.configuration].label, *rest])
+        for one in filter(wanted, cell.configurations):
+            rows.append([label, result.configurations[one.configuration].label, *(fact.cell(one) for fact in facts)])
             label = ""
-    return Table(columns, rows, title, frozenset(marks))
+    return Table([Column("cell", "left"), Column("configuration", "left"), *facts], rows, title)
 
 
-def _winners(result: BenchResult) -> Callable[[Measured, Cell], bool]:
-    """The fastest of each cell, where it is surely a gain."""
-
-    def is_winner(one: Measured, cell: Cell) -> bool:
-        speedups = [other.speedup.value for other in cell.configurations if other.speedup]
-        return one.speedup is not None and one.speedup.is_gain and one.speedup.value == max(speedups)
-
-    return is_winner
-
-
-def _is_plain(result: BenchResult, one: Measured) -> bool:
-    return result.configurations[one.configuration].baseline == one.configuration
-
-
-def _milliseconds(found: Percentiles | None, *names: str) -> str:
-    return "-" if found is None else " / ".join(f"{1000 * getattr(found, name):.1f}" for name in names)
+def _is_best(one: Measured, cell: Cell) -> bool:
+    speedups = [other.speedup.value for other in cell.configurations if other.speedup]
+    return one.speedup is not None and one.speedup.is_gain and one.speedup.value == max(speedups)

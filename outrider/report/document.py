@@ -93,6 +93,16 @@ class Plot:
     log_x: bool = False
 
 
+def curves(
+    title: str, x_label: str, y_label: str, lines: Mapping[str, Mapping[Any, float | None]], *, baseline: float | None = None,
+    log_x: bool = False,
+) -> Plot:  # fmt: skip
+    """Lines given by their values over x; a gap where one has none."""
+    x = sorted({at for line in lines.values() for at in line})
+    series = [Series(label, [line.get(at) for at in x]) for label, line in lines.items()]
+    return Plot(title, x_label, y_label, x, series, baseline, log_x)
+
+
 @dataclass(frozen=True)
 class Token:
     """One token of a text that is coloured by fate. `hover`: lines of numbers, shown when pointed at or tapped."""
