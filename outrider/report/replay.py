@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from outrider.counted import counted
 from outrider.lab.configuration import PLAIN
 from outrider.lab.replay.replay_result import AcceptanceCounts, ReplayedConfiguration, ReplayResult, SearchOutcome
@@ -16,13 +14,12 @@ from outrider.report.document import (
     Document,
     Heading,
     Paragraph,
-    Plot,
-    Series,
     Table,
     Tone,
+    curves,
 )  # fmt: skip
 from outrider.report.heading import origin, to_keep_in_mind
-from outrider.report.text import number
+from outrider.report.text import interval, number
 
 HARDLY = 1.05  # a predicted speedup below this is no reason to speculate
 TAU = (
@@ -103,19 +100,14 @@ def _row(one: ReplayedConfiguration) -> list[str]:
 
 def _sweeps(result: ReplayResult) -> list[Block]:
     """Draft lengths, where a family has several."""
-    families: dict[str, dict[int, AcceptanceCounts]] = {}
+    families: dict[str, dict[int, float]] = {}
     for one in result.configurations:
-        families.setdefault(one.family, {})[one.num_draft_tokens] = one.overall
+        families.setdefault(one.family, {})[one.num_draft_tokens] = _objective(one.overall)
     swept = {family: members for family, members in families.items() if len(members) > 1}
     if not swept:
         return []
-    lengths = sorted({length for members in swept.values() for length in members})
     what = "τ" if result.costs is None else "predicted speedup"
-    series = [
-        Series(family, [_objective(members[length]) if length in members else None for length in lengths])
-        for family, members in swept.items()
-    ]
-    return [Plot(f"{what} over draft length", "k, most draft tokens per step", what, lengths, series, baseline=1.0)]
+    return [curves(f"{what} over draft length", "k, most draft tokens per step", what, swept, baseline=1.0)]
 
 
 def _tasks(result: ReplayResult) -> list[Block]:
@@ -142,10 +134,11 @@ def _positions(result: ReplayResult) -> list[Block]:
     champions = [one for one in _champions(result) if one.overall.accepted]
     if not champions:
         return []
-    longest = max(len(one.overall.accepted_per_position) for one in champions)
-    series = [Series(one.configuration, _survival(one.overall, longest)) for one in champions]
-    title, positions = "How far drafts are kept", list(range(1, longest + 1))
-    return [Plot(title, "draft token", "share of all steps that keep it", positions, series)]
+    lines = {}
+    for one in champions:
+        counts = enumerate(one.overall.accepted_per_position, 1)
+        lines[one.configuration] = {position: count / one.overall.steps for position, count in counts}
+    return [curves("How far drafts are kept", "draft token", "share of all steps that keep it", lines)]
 
 
 def _champions(result: ReplayResult) -> list[ReplayedConfiguration]:
@@ -155,11 +148,6 @@ def _champions(result: ReplayResult) -> list[ReplayedConfiguration]:
         if one.family not in best or _objective(one.overall) > _objective(best[one.family].overall):
             best[one.family] = one
     return list(best.values())
-
-
-def _survival(found: AcceptanceCounts, length: int) -> Sequence[float]:
-    counts = [*found.accepted_per_position, *[0] * (length - len(found.accepted_per_position))]
-    return [count / found.steps for count in counts]
 
 
 def _search(found: SearchOutcome) -> list[Block]:
@@ -194,6 +182,5 @@ def _gain(found: SearchOutcome) -> tuple[str, Tone]:
     return f"No settings that are certainly better: {text}. Keep the ones given.", "plain"
 
 
-def _with_interval(value: float, interval: Interval | None, unit: str = "") -> str:
-    ends = "" if interval is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
-    return f"{value:.2f}{unit}{ends}"
+def _with_interval(value: float, found: Interval | None, unit: str = "") -> str:
+    return f"{value:.2f}{unit}" if found is None else interval(found, unit)

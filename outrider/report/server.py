@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from outrider.lab.server.positions import positions
 from outrider.lab.server.types import LevelMeasurement, Percentiles, ServerMeasurement, SpeculationCounts
-from outrider.report.document import Block, Bullets, Column, Heading, Paragraph, Plot, Series, Table
-from outrider.report.text import number
+from outrider.report.document import Block, Bullets, Column, Heading, Paragraph, Table, curves
+from outrider.report.text import interval, number
 
 MILLISECONDS = 1000
 MAX_FAILURES = 5  # shown of each server
@@ -106,20 +107,21 @@ def _speculation(measurements: Sequence[ServerMeasurement]) -> Iterator[Block]:
     ]
     rows = [[one.label, level.level.label, *_counts(counts)] for one, level, counts in known]
     yield Table(columns, rows, title="Speculation, as the servers count it")
-    curves = [
-        (f"{one.label}, {level.level.label}", counts.acceptance_per_position)
+    by_position = [
+        [one.label, level.level.label, str(row.position), str(row.accepted), number(row.share), interval(row.given)]
         for one, level, counts in known
-        if counts.acceptance_per_position
+        for row in positions(counts)
     ]
-    if curves:
-        longest = max(len(curve) for _, curve in curves)
-        yield Plot(
-            title="Acceptance by draft position",
-            x_label="draft position",
-            y_label="accepted in this share of the steps",
-            x=list(range(1, longest + 1)),
-            series=[Series(label, [*curve, *[None] * (longest - len(curve))]) for label, curve in curves],
-        )
+    if by_position:
+        columns = [
+            LABEL,
+            LOAD,
+            Column("position"),
+            Column("accepted", help="passes that kept the token at this position"),
+            Column("of all", help="accepted / passes with a draft"),
+            Column("given the one before", help="accepted / passes that kept the position before, with Wilson's 95 % interval"),
+        ]
+        yield Table(columns, by_position, title="Acceptance by position")
 
 
 def _comparison(measurement: ServerMeasurement) -> Iterator[Block]:
@@ -134,12 +136,9 @@ def _comparison(measurement: ServerMeasurement) -> Iterator[Block]:
     ]
     rows = []
     for one in measurement.comparisons:
-        interval = one.speedup_interval
-        spread = f" [{interval.low:.2f}, {interval.high:.2f}]" if interval else ""
+        speedup = interval(one.speedup_interval) if one.speedup_interval else number(one.speedup)
         same = "-" if one.num_identical is None else f"{one.num_identical} of {one.num_pairs}"
-        rows.append(
-            [one.level.label, str(one.num_pairs), f"{number(one.speedup)}{spread}", number(one.throughput_ratio), same]
-        )
+        rows.append([one.level.label, str(one.num_pairs), speedup, number(one.throughput_ratio), same])
     yield Table(columns, rows, title=f"{measurement.label} against {measurement.baseline}, request by request")
     yield from _differences(measurement)
 
@@ -163,8 +162,7 @@ def _differences(measurement: ServerMeasurement) -> Iterator[Block]:
 
 def _plots(measurements: Sequence[ServerMeasurement]) -> Iterator[Block]:
     """Over the number of requests in flight, where there is more than one number."""
-    numbers = sorted({level.level.concurrency for _, level in _levels(measurements)})
-    if len(numbers) < 2:
+    if len({level.level.concurrency for _, level in _levels(measurements)}) < 2:
         return
     wanted: list[tuple[str, str, Callable[[LevelMeasurement], float | None]]] = [
         ("Throughput by load", "tokens/s", lambda level: level.tokens_per_s),
@@ -172,12 +170,9 @@ def _plots(measurements: Sequence[ServerMeasurement]) -> Iterator[Block]:
         ("Time to first token by load", "TTFT, median (ms)", lambda level: _median(level.ttft_s)),
     ]
     for title, y_label, read in wanted:
-        series = []
-        for one in measurements:
-            values = {level.level.concurrency: read(level) for level in one.levels}
-            series.append(Series(one.label, [values.get(concurrency) for concurrency in numbers]))
-        if any(value is not None for line in series for value in line.y):
-            yield Plot(title, "requests in flight", y_label, numbers, series, log_x=True)
+        lines = {one.label: {level.level.concurrency: read(level) for level in one.levels} for one in measurements}
+        if any(value is not None for line in lines.values() for value in line.values()):
+            yield curves(title, "requests in flight", y_label, lines, log_x=True)
 
 
 def _troubles(measurements: Sequence[ServerMeasurement]) -> Iterator[Block]:

@@ -9,7 +9,6 @@ from typing import Any
 from outrider.counted import counted
 from outrider.lab.result import Result
 from outrider.lab.server.lengths import LevelAdvice
-from outrider.lab.server.positions import positions
 from outrider.lab.server.server_result import ServerResult, Standing
 from outrider.lab.tune.export.vllm import batch_size_table
 from outrider.report import server
@@ -26,7 +25,7 @@ def document(result: Result) -> Document:
     blocks: list[Block] = [Bullets(result.findings)]
     if result.question == "tune":
         blocks += [_advice(result.advice), *_counters_as_reported(result)]
-    blocks += [*_positions(result), *_standing(result.standing), *server.blocks(result.servers)]
+    blocks += [*_standing(result.standing), *server.blocks(result.servers)]
     blocks += [Heading("What a server cannot tell"), Bullets(result.unknown), *to_keep_in_mind(result)]
     engine = " ".join(filter(None, (result.server.server.engine, result.server.server.version)))
     title = f"{result.question.capitalize()}: {result.server.server.model} on {engine}"
@@ -68,21 +67,6 @@ def _counters_as_reported(result: ServerResult) -> Iterator[Block]:
         config |= {"num_speculative_tokens_per_batch_size": batch_size_table(result.table)}
     yield Paragraph("vLLM, beside the method in its --speculative-config:")
     yield CodeBlock(json.dumps(config), "json")
-
-
-def _positions(result: ServerResult) -> Iterator[Block]:
-    rows = []
-    for level in result.server.levels:
-        for row in positions(level.speculation) if level.speculation is not None else ():
-            given = "-" if row.given is None else f"{row.given.value:.2f} [{row.given.low:.2f}, {row.given.high:.2f}]"
-            rows.append([level.level.label, str(row.position), str(row.accepted), number(row.share), given])
-    if rows:
-        columns = [
-            Column("load", "left"), Column("position"), Column("accepted", help="passes that kept the token at this position"),
-            Column("of all", help="accepted / passes with a draft"),
-            Column("given the one before", help="accepted / passes that kept the position before, with Wilson's 95 % interval"),
-        ]  # fmt: skip
-        yield Table(columns, rows, title="Acceptance by position")
 
 
 def _standing(found: Standing | None) -> Iterator[Block]:

@@ -10,10 +10,13 @@ import codecs
 import json
 import math
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.counted import counted
 from outrider.stats import DecodeStats
+
+if TYPE_CHECKING:
+    from outrider.lab.result import Interval
 
 PLAINER = "outrider-plainer"  # how streams handle signs that they cannot encode
 ASCII = dict(zip("✓✗▸•─‹›⁺▌·τα", "+x>--<>+|-ta", strict=True))
@@ -36,6 +39,11 @@ codecs.register_error(PLAINER, _plainer)
 def number(value: float | None, digits: int = 2) -> str:
     """A rounded number, or a dash where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def interval(found: Interval | None, unit: str = "") -> str:
+    """1.92x [1.80, 2.04], or a dash where there is none."""
+    return "-" if found is None else f"{found.value:.2f}{unit} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def times(speedup: float | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.lab.result import Interval
 from outrider.lab.tune.confirm import Confirmed
 from outrider.lab.tune.tune_result import Recommendation, TuneResult
 from outrider.report.document import (
@@ -15,12 +14,11 @@ from outrider.report.document import (
     Document,
     Heading,
     Paragraph,
-    Plot,
-    Series,
     Table,
+    curves,
 )
 from outrider.report.remote import remote_lengths
-from outrider.report.text import number, times
+from outrider.report.text import interval, number, times
 
 SHOWN = 12  # forecasts in the table
 CURVES = 5  # families in a plot
@@ -88,7 +86,7 @@ def _confirmed(result: TuneResult) -> list[Block]:
     best = next((index for index, one in enumerate(order) if one.configuration == result.recommendations[0].configuration), None)
     rows = [
         [
-            one.configuration, _interval(one.speedup), times(result.overall_speedup.get(one.configuration)),
+            one.configuration, interval(one.speedup, "x"), times(result.overall_speedup.get(one.configuration)),
             number(one.tokens_per_s, 0), number(one.tau), str(one.texts), _same(result, one),
         ]
         for one in order
@@ -135,24 +133,22 @@ def _length_plot(result: TuneResult) -> list[Block]:
         if one.configuration in result.overall_speedup:
             sizes_of.setdefault(one.family, {})[one.size] = result.overall_speedup[one.configuration]
     ranking = sorted((f for f in sizes_of if len(sizes_of[f]) > 2), key=lambda f: -max(sizes_of[f].values()))[:CURVES]
-    sizes = sorted({size for family in ranking for size in sizes_of[family]})
-    if not sizes:
+    if not ranking:
         return []
-    series = [Series(family, [sizes_of[family].get(size) for size in sizes]) for family in ranking]
-    return [Plot("Forecast speedup by draft length", "draft tokens per step", "speedup", sizes, series, baseline=1.0)]
+    lines = {family: sizes_of[family] for family in ranking}
+    return [curves("Forecast speedup by draft length", "draft tokens per step", "speedup", lines, baseline=1.0)]
 
 
 def _acceptance(result: TuneResult) -> list[Block]:
-    curves = {
+    known = {
         f"{one.family}" if len(one.survival) == 1 else f"{one.family} ({task})": curve
         for one in result.families for task, curve in one.survival.items() if len(curve) > 1
     }  # fmt: skip
-    ranking = sorted(curves, key=lambda label: -sum(curves[label]))[:CURVES]
+    ranking = sorted(known, key=lambda label: -sum(known[label]))[:CURVES]
     if not ranking:
         return []
-    length = max(len(curves[label]) for label in ranking)
-    series = [Series(label, [*curves[label], *([None] * (length - len(curves[label])))]) for label in ranking]
-    plot = Plot("How far drafts survive", "position in the draft", "P(kept)", list(range(1, length + 1)), series)
+    lines = {label: dict(enumerate(known[label], 1)) for label in ranking}
+    plot = curves("How far drafts survive", "position in the draft", "P(kept)", lines)
     failed = [f"{one.family}: {one.failure}" for one in result.families if one.failure]
     blocks: list[Block] = [Heading("Acceptance"), plot]
     return [*blocks, Paragraph("Not tried:"), Bullets(failed)] if failed else blocks
@@ -160,11 +156,10 @@ def _acceptance(result: TuneResult) -> list[Block]:
 
 def _costs(result: TuneResult) -> list[Block]:
     timed = [one for one in result.families if len(one.step_s) > 2][:CURVES]
-    sizes = sorted({size for one in timed for size in one.step_s})
-    if not sizes:
+    if not timed:
         return []
-    series = [Series(one.family, [_ms(one.step_s.get(size)) for size in sizes]) for one in timed]
-    plot = Plot("What a step costs", "draft tokens", "milliseconds", sizes, series, baseline=1e3 * result.plain_step_s)
+    lines = {one.family: {size: 1e3 * seconds for size, seconds in one.step_s.items()} for one in timed}
+    plot = curves("What a step costs", "draft tokens", "milliseconds", lines, baseline=1e3 * result.plain_step_s)
     best = result.recommendations[0].configuration
     alpha = next((one.break_even_alpha for one in result.forecasts if one.configuration == best), None)
     blocks: list[Block] = [Heading("Costs"), plot]
@@ -245,14 +240,6 @@ def _spent(result: TuneResult) -> list[Block]:
 
 def _notes(result: TuneResult) -> Sequence[Block]:
     return [Heading("Notes"), Bullets(result.notes)] if result.notes else []
-
-
-def _interval(one: Interval) -> str:
-    return f"{one.value:.2f}x [{one.low:.2f}, {one.high:.2f}]"
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else 1e3 * seconds
 
 
 def _same(result: TuneResult, one: Confirmed) -> str:
