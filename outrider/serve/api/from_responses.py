@@ -1,10 +1,11 @@
-"""Bodies of /v1/responses as bodies of chat completions, and responses as messages that a later one goes on from."""
+"""Bodies of /v1/responses as bodies of chat completions, with the responses that they go on from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
+from outrider.serve.api.response_store import ResponseStore
 from outrider.serve.schema.base import made
 from outrider.serve.schema.chat import ChatBody
 from outrider.serve.schema.responses import InputItem, InputPart, ResponsesBody
@@ -17,12 +18,12 @@ SAME = (
 Message = dict[str, Any]
 
 
-def chat_of(body: ResponsesBody, earlier: Sequence[Message]) -> ChatBody:
-    """`earlier`: messages that this response goes on from. Raises RequestError where all that makes no request."""
+def chat_of(body: ResponsesBody, items: Iterable[InputItem]) -> ChatBody:
+    """`items`: the conversation that is answered. Raises RequestError where all that makes no request."""
     system = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     fields = {
         **{name: getattr(body, name) for name in SAME},
-        "messages": [*system, *earlier, *messages_of(body)],
+        "messages": [*system, *_messages(map(_fields, items))],
         "max_completion_tokens": body.max_output_tokens,
         "tools": [_tool(tool.model_dump(exclude_none=True)) for tool in body.tools or []] or None,
         "tool_choice": _choice(body),
@@ -33,12 +34,17 @@ def chat_of(body: ResponsesBody, earlier: Sequence[Message]) -> ChatBody:
     return made(ChatBody, fields)
 
 
-def messages_of(body: ResponsesBody) -> list[Message]:
-    """What the body adds to a conversation."""
-    return [{"role": "user", "content": body.input}] if isinstance(body.input, str) else joined(map(_fields, body.input))
+def items_of(body: ResponsesBody, store: ResponseStore) -> list[InputItem]:
+    """What the body adds to a conversation. Raises ApiError where it refers to an item that is not kept."""
+    if isinstance(body.input, str):
+        return [InputItem(type="message", role="user", content=body.input)]
+    return [
+        InputItem.model_validate(store.find_item(item.id or "")) if item.type == "item_reference" else item
+        for item in body.input
+    ]
 
 
-def joined(items: Iterable[Message]) -> list[Message]:
+def _messages(items: Iterable[Message]) -> list[Message]:
     """Items as messages. Successive thoughts, texts and calls of an assistant are one message."""
     found: list[Message] = []
     for item in items:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from outrider.serve.api.chat import Chat
 from outrider.serve.api.completions import CompletionRequest
 from outrider.serve.api.messages import EVENTS as MESSAGE_EVENTS
 from outrider.serve.api.messages import Messages, count_tokens
+from outrider.serve.api.response_store import page
 from outrider.serve.api.responses import EVENTS as RESPONSE_EVENTS
 from outrider.serve.api.responses import Responses
 from outrider.serve.api.responses import count_tokens as count_input_tokens
@@ -80,10 +81,25 @@ def generating_routes(state: ServerState) -> APIRouter:
     @router.get("/v1/responses/{response_id}")
     async def stored_response(response_id: str, request: Request) -> dict[str, Any]:
         """A response that is kept, as it was answered."""
-        if request.query_params:
-            name = next(iter(request.query_params)).removesuffix("[]")
-            raise ApiError(f"'{name}' is not supported: a kept response is answered whole. Leave it out", param=name)
+        _check_query(request)
         return state.responses.find(response_id, to_go_on=False).response
+
+    @router.get("/v1/responses/{response_id}/input_items")
+    async def input_items(
+        response_id: str, request: Request, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> dict[str, Any]:  # fmt: skip
+        """What a kept response answered, earlier turns included."""
+        _check_query(request, "after", "limit", "order")
+        return page(state.responses.find(response_id, to_go_on=False).input(), after, limit, order)
+
+    @router.post("/v1/responses/{response_id}/cancel")
+    async def cancelled_response(response_id: str) -> None:
+        """Always refused, because no response runs in the background."""
+        raise ApiError(
+            f"'{response_id[:60]}' cannot be cancelled: nothing runs in the background here. Close the connection of "
+            "one that is being answered", param="response_id",
+        )  # fmt: skip
 
     @router.delete("/v1/responses/{response_id}")
     async def dropped_response(response_id: str) -> dict[str, Any]:
@@ -106,6 +122,13 @@ def generating_routes(state: ServerState) -> APIRouter:
         return TokenCount(input_tokens=await count_tokens(served_named(state, body.model), body))
 
     return router
+
+
+def _check_query(request: Request, *known: str) -> None:
+    """Raises ApiError for a parameter that would be ignored."""
+    for name in (sent.removesuffix("[]") for sent in request.query_params):
+        if name not in known:
+            raise ApiError(f"'{name}' is not supported: what is kept is answered whole. Leave it out", param=name)
 
 
 async def _answer(

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outrider.serve.api.reader import Delta
+from outrider.serve.schema.responses import InputItem
 
 Event = dict[str, Any]
 Item = dict[str, Any]
+PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 
 
 class Items:
@@ -56,15 +58,15 @@ class Items:
         if is_message:
             part |= {"annotations": [], "logprobs": []}
         about: dict[str, Any] = {"role": "assistant"} if is_message else {"summary": []}
-        yield from self._begin({"type": kind, "id": _id("msg" if is_message else "rs"), **about, "content": []})
+        yield from self._begin({"type": kind, "id": item_id(kind), **about, "content": []})
         self.output[-1]["content"] = [part]
         yield self._event("response.content_part.added", content_index=0, part=dict(part))
 
     def _call(self, call: dict[str, Any]) -> Iterator[Event]:
         function = call["function"]
         if "id" in call:
-            item = {"type": "function_call", "id": _id("fc"), "call_id": call["id"], "name": function["name"], "arguments": ""}
-            yield from self._begin(item)
+            about = {"call_id": call["id"], "name": function["name"], "arguments": ""}
+            yield from self._begin({"type": "function_call", "id": item_id("function_call"), **about})
         if arguments := function.get("arguments"):
             self.output[-1]["arguments"] += arguments
             yield self._event("response.function_call_arguments.delta", delta=arguments)
@@ -91,5 +93,19 @@ def _no_logprobs(kind: str) -> dict[str, Any]:
     return {"logprobs": []} if kind == "message" else {}
 
 
-def _id(kind: str) -> str:
-    return f"{kind}_{uuid.uuid4().hex}"
+def item_id(kind: str) -> str:
+    """A new id for an item of that type."""
+    return f"{PREFIXES[kind]}_{uuid.uuid4().hex}"
+
+
+def listed(item: InputItem) -> Item:
+    """An item of the input, as lists of a response's input have it and a later response reads it."""
+    fields = {"id": item_id(item.type), "status": "completed", **item.model_dump(exclude_none=True)}
+    if item.type == "reasoning":
+        return {"summary": [], **fields}
+    if item.type != "message":
+        return fields
+    kind = "output_text" if item.role == "assistant" else "input_text"
+    parts = [{"type": kind, "text": item.content}] if isinstance(item.content, str) else fields["content"]
+    more: Item = {"annotations": [], "logprobs": []}
+    return {**fields, "content": [{**part, **(more if part["type"] == "output_text" else {})} for part in parts]}

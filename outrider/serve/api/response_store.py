@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from outrider.serve.errors import ApiError
 
-MAX_CHARACTERS = 64 << 20  # of all messages that are kept
-Message = dict[str, Any]
+MAX_CHARACTERS = 64 << 20  # of everything that is kept
+Item = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Stored:
     """What one response added to its conversation, behind what it went on from."""
 
-    messages: tuple[Message, ...]
+    asked: tuple[Item, ...]  # its own input
+    said: tuple[Item, ...]  # its output, as far as later responses see it
     response: dict[str, Any]  # as the client got it
     size: int
     before: Stored | None = None
 
-    def conversation(self) -> list[Message]:
-        """All messages from the first one on."""
-        turns, one = [], self
-        while True:
-            turns.append(one.messages)
-            if one.before is None:
-                return [message for turn in reversed(turns) for message in turn]
+    def input(self) -> list[Item]:
+        """All that it answers, from the first turn on."""
+        return [*([] if self.before is None else self.before.conversation()), *self.asked]
+
+    def conversation(self) -> list[Item]:
+        """All items from the first turn on, its own output included."""
+        turns: list[tuple[Item, ...]] = []
+        one: Stored | None = self
+        while one is not None:
+            turns.append((*one.asked, *one.said))
             one = one.before
+        return [item for turn in reversed(turns) for item in turn]
 
 
 class ResponseStore:
@@ -37,7 +42,8 @@ class ResponseStore:
 
     def __init__(self, max_responses: int, max_characters: int = MAX_CHARACTERS) -> None:
         self._max_responses, self._max_characters = max_responses, max_characters
-        self._kept: OrderedDict[str, Stored] = OrderedDict()
+        self._kept: dict[str, Stored] = {}  # oldest first
+        self._items: dict[str, Item] = {}  # of their outputs, by id
         self._size = 0
 
     def find(self, name: str, *, to_go_on: bool = True) -> Stored:
@@ -56,16 +62,43 @@ class ResponseStore:
             )  # fmt: skip
         return self._kept[name]
 
+    def find_item(self, name: str) -> Item:
+        """An item of an output that is kept. Raises ApiError for one that is not here."""
+        if name not in self._items:
+            raise ApiError(
+                f"there is no item '{name[:60]}' in the responses that are kept: give its content instead of the reference",
+                param="input",
+            )
+        return self._items[name]
+
     def drop(self, name: str) -> None:
         """Forget one; those that went on from it keep what they need. Raises ApiError for one that is not here."""
-        self._size -= self.find(name, to_go_on=False).size
-        del self._kept[name]
+        self.find(name, to_go_on=False)
+        self._forget(name)
 
-    def keep(self, name: str, messages: list[Message], response: dict[str, Any], before: Stored | None) -> None:
+    def keep(self, name: str, asked: list[Item], said: list[Item], response: dict[str, Any], before: Stored | None) -> None:
         """A response that is whole."""
-        stored = Stored(tuple(messages), response, sum(len(json.dumps(each)) for each in (*messages, response)), before)
-        self._kept[name] = stored
-        self._size += stored.size
+        size = sum(len(json.dumps(each)) for each in (*asked, *said, response))
+        self._kept[name] = Stored(tuple(asked), tuple(said), response, size, before)
+        self._items.update((item["id"], item) for item in response["output"])
+        self._size += size
         while len(self._kept) > self._max_responses or self._size > self._max_characters:
-            _, oldest = self._kept.popitem(last=False)
-            self._size -= oldest.size
+            self._forget(next(iter(self._kept)))
+
+    def _forget(self, name: str) -> None:
+        stored = self._kept.pop(name)
+        self._size -= stored.size
+        for item in stored.response["output"]:
+            del self._items[item["id"]]
+
+
+def page(items: Sequence[Item], after: str | None, limit: int, order: str) -> dict[str, Any]:
+    """A part of a list, as OpenAI's clients turn its pages. Raises ApiError for an `after` that is not in it."""
+    ordered = list(items) if order == "asc" else list(reversed(items))
+    names = [item["id"] for item in ordered]
+    if after is not None and after not in names:
+        raise ApiError(f"'after' must be the id of an item of the list, got '{after[:60]}'", param="after")
+    rest = ordered if after is None else ordered[names.index(after) + 1 :]
+    data = rest[:limit]
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(rest) > limit}

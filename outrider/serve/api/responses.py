@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -10,15 +10,15 @@ from outrider.engine.request import Update
 from outrider.errors import OutriderError
 from outrider.serve.api.conversation import shows_thoughts
 from outrider.serve.api.dialogue import Answering, Dialogue, Interface, num_prompt_tokens
-from outrider.serve.api.from_responses import THOUGHT, chat_of, joined, messages_of
-from outrider.serve.api.response_items import Event, Items, numbered
+from outrider.serve.api.from_responses import THOUGHT, chat_of, items_of
+from outrider.serve.api.response_items import Event, Items, listed, numbered
 from outrider.serve.api.response_store import ResponseStore, Stored
 from outrider.serve.api.sse import Framing
 from outrider.serve.errors import ApiError, as_api_error
 from outrider.serve.ignored import IgnoredFields
 from outrider.serve.routing import served_named
 from outrider.serve.schema.base import made
-from outrider.serve.schema.responses import InputTokensBody, ResponsesBody
+from outrider.serve.schema.responses import InputItem, InputTokensBody, ResponsesBody
 from outrider.serve.served import ServerState
 
 
@@ -32,26 +32,37 @@ EVENTS = Framing(has_names=True, end=None, error=_failure)
 
 async def count_tokens(state: ServerState, body: InputTokensBody) -> int:
     """Tokens of a conversation as the model reads it. Raises ApiError where it cannot be rendered."""
-    asked, name = made(ResponsesBody, body.model_dump(by_alias=True, exclude_none=True)), body.previous_response_id
-    earlier = [] if name is None else state.responses.find(name).conversation()
-    return await num_prompt_tokens(served_named(state, body.model), chat_of(asked, earlier), INTERFACE)
+    whole = made(ResponsesBody, body.model_dump(by_alias=True, exclude_none=True))
+    chat = chat_of(whole, [*_earlier(before_of(state, whole)), *items_of(whole, state.responses)])
+    return await num_prompt_tokens(served_named(state, body.model), chat, INTERFACE)
+
+
+def before_of(state: ServerState, body: ResponsesBody) -> Stored | None:
+    """The response that a body goes on from. Raises ApiError for one that is not here."""
+    return None if body.previous_response_id is None else state.responses.find(body.previous_response_id)
+
+
+def _earlier(before: Stored | None) -> list[InputItem]:
+    return [] if before is None else [InputItem.model_validate(item) for item in before.conversation()]
 
 
 class Responses(Answering):
     """One request to the endpoint. Make it with `prepared`; then either `whole` or `chunks`."""
 
-    def __init__(self, body: ResponsesBody, dialogue: Dialogue, store: ResponseStore, before: Stored | None) -> None:
+    def __init__(
+        self, body: ResponsesBody, asked: Sequence[InputItem], dialogue: Dialogue, store: ResponseStore, before: Stored | None
+    ) -> None:
         super().__init__(dialogue)
-        self._body, self._store, self._before = body, store, before
+        self._body, self._asked, self._store, self._before = body, asked, store, before
         self._items = Items()
         self._id = dialogue.exchange.id.replace("-", "_")
 
     @classmethod
     async def prepared(cls, state: ServerState, body: ResponsesBody, ignored: IgnoredFields) -> Responses:
         """Find what it goes on from, route it, render the conversation, check everything. Raises ApiError or ConfigError."""
-        before = None if body.previous_response_id is None else state.responses.find(body.previous_response_id)
-        chat = chat_of(body, [] if before is None else before.conversation())
-        return cls(body, await Dialogue.prepared(state, chat, ignored, INTERFACE), state.responses, before)
+        before, asked = before_of(state, body), items_of(body, state.responses)
+        chat = chat_of(body, [*_earlier(before), *asked])
+        return cls(body, asked, await Dialogue.prepared(state, chat, ignored, INTERFACE), state.responses, before)
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
@@ -92,17 +103,10 @@ class Responses(Answering):
         more = {"incomplete_details": details, "usage": _usage(bill["usage"]), "metrics": bill["metrics"]}
         found = {**self._response(self._status), **more}
         if self._body.store is not False:
-            self._store.keep(self._id, [*messages_of(self._body), *self._output()], found, self._before)
+            shown = shows_thoughts(self._dialogue.exchange.served)  # by the chat template, in later turns
+            said = [item for item in self._items.output if shown or item["type"] != "reasoning"]
+            self._store.keep(self._id, [listed(item) for item in self._asked], said, found, self._before)
         return found
-
-    def _output(self) -> list[dict[str, Any]]:
-        """The answer as a message, with its thoughts where the chat template shows them again."""
-        items = [
-            {**item, "text": item["content"][0]["text"] if item.get("content") else "", "role": "assistant"}
-            for item in self._items.output
-        ]
-        shown = shows_thoughts(self._dialogue.exchange.served)
-        return joined(item for item in items if shown or item["type"] != "reasoning")
 
     def _response(self, status: str) -> dict[str, Any]:
         body, exchange = self._body, self._dialogue.exchange

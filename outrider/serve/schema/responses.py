@@ -47,7 +47,7 @@ class InputPart(Body):
 class InputItem(Body):
     """A message, a call, its output, or what the model thought."""
 
-    type: str = Field("message", description="message, function_call, function_call_output or reasoning.")
+    type: str = Field("message", description="message, function_call, function_call_output, reasoning or item_reference.")
     id: str | None = None
     status: str | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -67,11 +67,10 @@ class InputItem(Body):
     def _check_type(self) -> InputItem:
         needs = {
             "message": ("role", "content"), "function_call": ("call_id", "name", "arguments"),
-            "function_call_output": ("call_id", "output"), "reasoning": (),
+            "function_call_output": ("call_id", "output"), "reasoning": (), "item_reference": ("id",),
         }  # fmt: skip
         if self.type not in needs:
-            why = "items are not stored one by one: give its content" if self.type == "item_reference" else OWN_TOOLS
-            raise refusal("type", f"an item of type '{self.type[:40]}' is not supported: {why}")
+            raise refusal("type", f"an item of type '{self.type[:40]}' is not supported: {OWN_TOOLS}")
         for name in needs[self.type]:
             if getattr(self, name) is None:
                 raise refusal(name, f"an item of type '{self.type}' needs '{name}'")

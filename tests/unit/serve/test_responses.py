@@ -116,16 +116,16 @@ def test_what_is_kept(client: Any, thinker: FakeEngine) -> None:
     assert caught.value.code == "previous_response_not_found"
     store = ResponseStore(2, max_characters=300)
     for name in "abc":
-        store.keep(name, [{"role": "user", "content": name}], {}, store.find("a") if name == "b" else None)
+        store.keep(name, [{"id": name}], [], {"output": []}, store.find("a") if name == "b" else None)
     with pytest.raises(ApiError, match="no response 'a'"):
         store.find("a")
-    assert [message["content"] for message in store.find("b").conversation()] == ["a", "b"], "what it went on from is still there"
-    store.keep("d", [{"role": "user", "content": "x" * 300}], {}, None)
+    assert [item["id"] for item in store.find("b").conversation()] == ["a", "b"], "what it went on from is still there"
+    store.keep("d", [{"id": "x" * 300}], [], {"output": []}, None)
     for name in "bcd":
         with pytest.raises(ApiError):
             store.find(name)
     none = ResponseStore(0)
-    none.keep("a", [], {}, None)
+    none.keep("a", [], [], {"output": []}, None)
     with pytest.raises(ApiError, match="keeps none"):
         none.find("a")
 
@@ -153,6 +153,49 @@ def test_a_kept_response_is_answered_again_and_forgotten(client: Any, thinker: F
         client.responses.retrieve(second.id, include=["reasoning.encrypted_content"])
 
 
+def test_the_input_of_a_kept_response_is_listed(client: Any) -> None:
+    """Page by page, earlier turns included, the latest first unless asked otherwise."""
+    first = client.responses.create(input="Weather?", tools=FUNCTIONS)
+    call = first.output[-1]
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sun."}
+    second = client.responses.create(input=[result], previous_response_id=first.id)
+    third = client.responses.create(
+        input=[{"role": "assistant", "content": "So."}, {"role": "user", "content": [{"type": "input_text", "text": "And?"}]}],
+        previous_response_id=second.id, instructions="Be kind.",
+    )  # fmt: skip
+    items = list(client.responses.input_items.list(third.id, order="asc", limit=2))
+    assert [item.type for item in items] == [
+        "message", "reasoning", "message", "function_call", "function_call_output", "reasoning", "message", "message", "message",
+    ]  # fmt: skip
+    texts = [item.content[0].text for item in items if item.type == "message"]
+    assert texts == ["Weather?", "Let me look.", "yes", "So.", "And?"]
+    assert (items[3].id, items[3].arguments, items[4].output) == (call.id, call.arguments, "Sun.")
+    assert len({item.id for item in items}) == len(items)
+    assert [item.id for item in client.responses.input_items.list(third.id, limit=4)] == [item.id for item in reversed(items)]
+    for wrong in ({"after": "msg_1"}, {"limit": 0}, {"order": "up"}, {"include": ["reasoning.encrypted_content"]}):
+        with pytest.raises(openai.BadRequestError, match=f"'{next(iter(wrong))}'"):
+            client.responses.input_items.list(third.id, **wrong)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_items.list("resp_1")
+
+
+def test_an_item_that_is_kept_may_be_named_instead_of_sent(client: Any, thinker: FakeEngine) -> None:
+    """The AI SDK sends earlier answers so; one that is forgotten must be sent whole."""
+    first = client.responses.create(input="Hi")
+    asked = [{"role": "user", "content": "Hi"}, *[{"type": "item_reference", "id": item.id} for item in first.output]]
+    client.responses.create(input=[*asked, {"role": "user", "content": "So?"}])
+    client.responses.create(input="So?", previous_response_id=first.id)
+    assert prompts(thinker)[-1] == prompts(thinker)[-2]
+    client.responses.delete(first.id)
+    with pytest.raises(openai.BadRequestError, match="give its content"):
+        client.responses.create(input=asked)
+
+
+def test_nothing_is_cancelled_by_its_name(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="Close the connection"):
+        client.responses.cancel(client.responses.create(input="Hi").id)
+
+
 def test_cut_off(client: Any) -> None:
     found = client.responses.create(input="Hi", max_output_tokens=9)
     assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")
@@ -174,7 +217,8 @@ def test_a_form(thinker: FakeEngine) -> None:
 
 @pytest.mark.parametrize(("fields", "param", "message"), [
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input", "reads text only"),
-    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "not stored one by one"),
+    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "no item 'msg_1'"),
+    ({"input": [{"type": "item_reference"}]}, "input", "needs 'id'"),
     ({"input": [{"type": "computer_call"}]}, "input", "no tools of its own"),
     ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input", "needs 'call_id'"),
     ({"input": []}, "input", "nothing to answer"),
