@@ -107,8 +107,7 @@ def _replayed(
     name: str, tokenizer: str, options: LogOptions, plan: ReplayPlan, path: Path, resume: bool, progress: Progress
 ) -> tuple[ReplayResult, Journal]:
     from outrider.demo import demo_paths
-    from outrider.lab.journal import Journal
-    from outrider.lab.replay.run import journal_plan, run_replay
+    from outrider.lab.replay.run import run_replay
     from outrider.lab.replay.target import load_text_target
     from outrider.lab.replay.texts import read_log
     from outrider.lab.workload.load import load_workload
@@ -118,12 +117,6 @@ def _replayed(
     target = load_text_target(str(demo_paths().target) if tokenizer == "demo" else tokenizer, options.trust_remote_code)
     target.name = tokenizer
     log = read_log(workload, target.tokenizer, on_bad=options.on_bad, chat_template=options.chat_template)
-    plan.check_log(log)
-    journal = Journal.open(path, journal_plan(plan, log, target), resume=resume)
     lines = [f"line {line.number}: {line.reason}" for line in workload.skipped]
     notes = [*workload.notes, *([f"{len(lines)} bad lines were skipped: {'; '.join(lines[:3])}"] if lines else [])]
-    try:
-        return run_replay(plan, log, target, journal, workload=workload.name, notes=notes, progress=progress), journal
-    finally:
-        if not len(journal):
-            journal.close()  # nothing to go on with
+    return run_replay(plan, log, target, path, workload=workload.name, resume=resume, notes=notes, progress=progress)

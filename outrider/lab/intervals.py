@@ -19,43 +19,38 @@ def proportion(count: int, total: int) -> Interval:
     return Interval(value=count / total, low=float(found.low), high=float(found.high))
 
 
-def ratio_of_sums(above: Sequence[float], below: Sequence[float], level: float = 0.95, seed: int = 0) -> Interval:
+def ratio_of_sums(above: Sequence[float], below: Sequence[float]) -> Interval:
     """sum(above) / sum(below) over the same prompts, with a bootstrap interval (percentiles, prompts resampled in pairs).
 
     One prompt says nothing about others: its interval is 0..infinity.
     """
-    if len(above) != len(below) or not above:
-        raise ValueError(f"a ratio needs the same prompts on both sides, got {len(above)} and {len(below)}")
-    return _resampled(_ratio, (above, below), level, seed)
+    return _resampled(_ratio, above, below)
 
 
 def ratio_of_rates(
-    tokens: Sequence[float], seconds: Sequence[float], base_tokens: Sequence[float], base_seconds: Sequence[float],
-    level: float = 0.95,
-) -> Interval:  # fmt: skip
+    tokens: Sequence[float], seconds: Sequence[float], base_tokens: Sequence[float], base_seconds: Sequence[float]
+) -> Interval:
     """(sum(tokens) / sum(seconds)) / the same of the base, over the same prompts, with an interval as of `ratio_of_sums`.
 
     For two sides that emitted different numbers of tokens in the time that counts.
     """
-    columns = (tokens, seconds, base_tokens, base_seconds)
-    if len({len(column) for column in columns}) > 1 or not tokens:
-        raise ValueError(f"rates need the same prompts on both sides, got {[len(column) for column in columns]}")
-    return _resampled(_ratio_of_rates, columns, level)
+    return _resampled(_ratio_of_rates, tokens, seconds, base_tokens, base_seconds)
 
 
-def _resampled(
-    statistic: Callable[..., np.ndarray], columns: Sequence[Sequence[float]], level: float, seed: int = 0
-) -> Interval:
-    """A statistic of columns with a value for each prompt, prompts resampled."""
+def _resampled(statistic: Callable[..., np.ndarray], *columns: Sequence[float]) -> Interval:
+    """A statistic of columns with a value for each prompt, prompts resampled. Raises ValueError where these are not the same."""
+    lengths = [len(column) for column in columns]
+    if len(set(lengths)) > 1 or not lengths[0]:
+        raise ValueError(f"a ratio needs the same prompts on both sides, got {lengths}")
     arrays = tuple(np.asarray(column, dtype=np.float64) for column in columns)
     value = float(statistic(*arrays))
     if len(arrays[0]) == 1:
-        return Interval.unknown(value).model_copy(update={"level": level})
+        return Interval.unknown(value)
     found = bootstrap(
-        arrays, statistic, paired=True, vectorized=True, n_resamples=RESAMPLES, confidence_level=level, method="percentile",
-        batch=max(1, AT_ONCE // len(arrays[0])), rng=np.random.default_rng(seed),
+        arrays, statistic, paired=True, vectorized=True, n_resamples=RESAMPLES, method="percentile",
+        batch=max(1, AT_ONCE // len(arrays[0])), rng=np.random.default_rng(0),
     ).confidence_interval  # fmt: skip
-    return Interval(value=value, low=float(found.low), high=float(found.high), level=level)
+    return Interval(value=value, low=float(found.low), high=float(found.high))
 
 
 def _ratio(above: np.ndarray, below: np.ndarray, axis: int = -1) -> np.ndarray:

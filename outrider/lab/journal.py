@@ -2,8 +2,7 @@
 
     journal = Journal.open(path, plan, resume=True)
     for key in work:
-        if key not in journal:
-            journal.add(key, measure(key))        # plain JSON data
+        journal.unit(key, measure, key)           # plain JSON data, measured unless it is there
     journal.close()                               # finished: the file goes
 
 The file is JSON lines: a head with the plan, then one line a unit. A resumed run must have the same plan (what is measured,
@@ -13,7 +12,7 @@ with which code); half a last line, from a crash while writing, is dropped.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +63,12 @@ class Journal:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"key": key, "value": value}) + "\n")
         self._done[key] = value
+
+    def unit(self, key: str, run: Callable[..., Any], *arguments: Any) -> Any:
+        """A unit's value: read, or what `run(*arguments)` returns now."""
+        if key not in self._done:
+            self.add(key, run(*arguments))
+        return self._done[key]
 
     def close(self) -> None:
         """Everything is done and written elsewhere."""

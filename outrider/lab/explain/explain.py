@@ -110,10 +110,12 @@ class Analyst:
         progress.stage("decoding and explaining", len(questions))
         for number, question in enumerate(questions):
             params = params_of(self._params, question, number)
-            if (key := str(number)) not in journal:
-                journal.add(key, record(self._contender, question, params).as_json())
-            self.explain_one(question, RecordedPrompt.from_json(journal[key]), params)
+            recording = journal.unit(str(number), self._recorded, question, params)
+            self.explain_one(question, RecordedPrompt.from_json(recording), params)
             progress.advance()
+
+    def _recorded(self, question: Question, params: SamplingParams) -> dict[str, Any]:
+        return asdict(record(self._contender, question, params))
 
     def explain_one(self, question: Question, recording: RecordedPrompt, params: SamplingParams) -> None:
         """Look at one recorded prompt."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.lab.explain.distributions import FinishedText
@@ -32,9 +32,6 @@ class RecordedPrompt:
     steps: list[Step]
     seed: int
     other_cpu: float = 0.0  # share of the processors that others used meanwhile, 0..1
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> RecordedPrompt:

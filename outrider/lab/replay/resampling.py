@@ -14,7 +14,6 @@ import numpy as np
 from outrider.lab.intervals import ratio_of_rates, ratio_of_sums
 from outrider.lab.result import Interval
 
-LEVEL = 0.95
 MIN_BLOCKS = 5  # texts or blocks; an interval from fewer would be a guess
 
 Sums = tuple[Sequence[float], Sequence[float]]  # numerators and denominators, one of each per text, in the order of the replay
@@ -23,7 +22,7 @@ Sums = tuple[Sequence[float], Sequence[float]]  # numerators and denominators, o
 def ratio_interval(sums: Sums, *, blocks: bool) -> Interval | None:
     """sum(numerators) / sum(denominators). None for too few texts."""
     above, below = _units(sums, blocks=blocks)
-    return None if len(above) < MIN_BLOCKS else ratio_of_sums(above.tolist(), below.tolist(), LEVEL)
+    return None if len(above) < MIN_BLOCKS else ratio_of_sums(above.tolist(), below.tolist())
 
 
 def gain_interval(new: Sums, old: Sums, *, blocks: bool) -> Interval | None:
@@ -32,7 +31,7 @@ def gain_interval(new: Sums, old: Sums, *, blocks: bool) -> Interval | None:
     c, d = _units(old, blocks=blocks)
     if len(a) < MIN_BLOCKS:
         return None
-    found = ratio_of_rates(a.tolist(), b.tolist(), c.tolist(), d.tolist(), LEVEL)
+    found = ratio_of_rates(a.tolist(), b.tolist(), c.tolist(), d.tolist())
     return found.model_copy(update={"value": found.value - 1, "low": found.low - 1, "high": found.high - 1})
 
 

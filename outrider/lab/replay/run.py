@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from outrider.draft_length.length import MAX_DRAFT_TOKENS
@@ -13,14 +14,14 @@ from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.estimate.curves import StepCosts
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Progress, Quiet
+from outrider.lab.progress import Progress
 from outrider.lab.replay.drafters import replayable_parts
 from outrider.lab.replay.replay import Order, replay
 from outrider.lab.replay.replay_result import ReplayedConfiguration, ReplayResult, SearchOutcome
 from outrider.lab.replay.search import check_search, check_texts, search
 from outrider.lab.replay.spaces import space_of
 from outrider.lab.replay.summary import summarise
-from outrider.lab.replay.texts import Log, Text
+from outrider.lab.replay.texts import Log
 from outrider.models.loading.load import LoadedModel
 from outrider.version import __version__
 
@@ -58,46 +59,38 @@ class ReplayPlan:
             check_search(self.trials, space_of(configuration, lengths=self.costs is not None))
         return chosen
 
-    def check_log(self, log: Log) -> None:
-        """Raises ConfigError where the texts are too few."""
-        if self.trials:
-            check_texts(len(log.texts))
-
     def _members(self, configuration: Configuration) -> list[Configuration]:
         if not self.sweep or configuration.is_plain:
             return [configuration]
         return [replace(configuration, num_draft_tokens=length) for length in range(1, self.sweep + 1)]
 
 
-def journal_plan(plan: ReplayPlan, log: Log, target: LoadedModel) -> dict[str, Any]:
-    """What must be the same for a journal to be gone on with."""
-    texts = [[list(text.prompt), list(text.answer), text.task, text.max_tokens] for text in log.texts]
-    return {
-        "outrider": __version__,
-        "texts": hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
-        "vocabulary": target.lm.shape.vocab_size,
-        "configurations": [configuration.label for configuration in plan.configurations],
-        "sweep": plan.sweep,
-        "trials": plan.trials,
-        "order": plan.order,
-        "max_num_seqs": plan.max_num_seqs,
-        "seed": plan.seed,
-        "costs": None if plan.costs is None else plan.costs.model_dump(),
-    }
-
-
 def run_replay(
-    plan: ReplayPlan, log: Log, target: LoadedModel, journal: Journal, *, workload: str, notes: Sequence[str] = (),
-    progress: Progress | None = None,
-) -> ReplayResult:  # fmt: skip
-    """Replays and searches that the journal does not have yet. Raises ConfigError and CapabilityError before any work."""
-    progress = progress or Quiet()
+    plan: ReplayPlan, log: Log, target: LoadedModel, journal_path: Path, *, workload: str, resume: bool = False,
+    notes: Sequence[str] = (), progress: Progress,
+) -> tuple[ReplayResult, Journal]:  # fmt: skip
+    """Replays and searches that the journal does not have yet. Close the journal when the result is safe.
+
+    Raises ConfigError and CapabilityError before any work.
+    """
     configurations = plan.check()
-    plan.check_log(log)
-    work = _Work(plan, log.texts, target, journal, progress)
-    replayed = [work.replayed(configuration) for configuration in configurations]
-    searches = [work.searched(configuration) for configuration in plan.configurations if plan.trials]
-    return ReplayResult(
+    if plan.trials:
+        check_texts(len(log.texts))
+    how: dict[str, Any] = {
+        "target": target, "order": plan.order, "seed": plan.seed, "max_num_seqs": plan.max_num_seqs, "progress": progress,
+    }  # fmt: skip
+
+    def replayed(configuration: Configuration) -> dict[str, Any]:
+        return summarise(replay(log.texts, configuration, **how), log.texts, plan.costs).model_dump()
+
+    def searched(configuration: Configuration) -> dict[str, Any]:
+        return search(log.texts, configuration, trials=plan.trials, costs=plan.costs, **how).outcome.model_dump()
+
+    with Journal.open(journal_path, _identity(plan, log, target), resume=resume) as journal:
+        replays = [journal.unit(f"replay {one.label}", replayed, one) for one in configurations]
+        searches = [journal.unit(f"search {one.label}", searched, one) for one in plan.configurations if plan.trials]
+    found = [ReplayedConfiguration.model_validate(one) for one in replays]
+    result = ReplayResult(
         workload=workload,
         tokenizer=target.name,
         order=plan.order,
@@ -107,40 +100,21 @@ def run_replay(
         num_tokens=sum(len(text.answer) for text in log.texts),
         skipped=log.skipped,
         costs=plan.costs,
-        configurations=replayed,
-        searches=searches,
-        notes=[*notes, *_notes(plan, replayed, log)],
+        configurations=found,
+        searches=[SearchOutcome.model_validate(one) for one in searches],
+        notes=[*notes, *_notes(plan, found, log)],
     )
+    return result, journal
 
 
-class _Work:
-    """One unit of work after the other."""
-
-    def __init__(
-        self, plan: ReplayPlan, texts: Sequence[Text], target: LoadedModel, journal: Journal, progress: Progress
-    ) -> None:
-        self._plan, self._texts, self._target, self._journal = plan, texts, target, journal
-        self._progress = progress
-
-    def replayed(self, configuration: Configuration) -> ReplayedConfiguration:
-        plan, key = self._plan, f"replay {configuration.label}"
-        if key not in self._journal:
-            found = replay(
-                self._texts, configuration, target=self._target, order=plan.order, seed=plan.seed,
-                max_num_seqs=plan.max_num_seqs, progress=self._progress,
-            )  # fmt: skip
-            self._journal.add(key, summarise(found, self._texts, plan.costs).model_dump())
-        return ReplayedConfiguration.model_validate(self._journal[key])
-
-    def searched(self, configuration: Configuration) -> SearchOutcome:
-        plan, key = self._plan, f"search {configuration.label}"
-        if key not in self._journal:
-            found = search(
-                self._texts, configuration, trials=plan.trials, seed=plan.seed, costs=plan.costs, target=self._target,
-                order=plan.order, max_num_seqs=plan.max_num_seqs, progress=self._progress,
-            )  # fmt: skip
-            self._journal.add(key, found.outcome.model_dump())
-        return SearchOutcome.model_validate(self._journal[key])
+def _identity(plan: ReplayPlan, log: Log, target: LoadedModel) -> dict[str, Any]:
+    """What an interrupted run must have in common with the one that goes on."""
+    texts = [[list(text.prompt), list(text.answer), text.task, text.max_tokens] for text in log.texts]
+    return {
+        **asdict(plan), "configurations": [one.label for one in plan.configurations],
+        "costs": None if plan.costs is None else plan.costs.model_dump(), "outrider": __version__,
+        "texts": hashlib.sha256(json.dumps(texts).encode()).hexdigest(), "vocabulary": target.lm.shape.vocab_size,
+    }  # fmt: skip
 
 
 def _notes(plan: ReplayPlan, replayed: Sequence[ReplayedConfiguration], log: Log) -> list[str]:

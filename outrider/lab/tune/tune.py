@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from outrider.errors import OutriderError
 from outrider.lab.bench.bench_result import OtherProcesses
@@ -213,13 +214,13 @@ class Tuner:
 
     def _probe(self, family: Family, batch_size: int, is_enough: Callable[[Probe], bool] | None = None) -> Probe:
         """From the journal, or run now. At other loads than the plan's, as many prompts as there are rows."""
-        key = f"probe {family.label} / {batch_size}"
-        if key in self._journal:
-            return Probe.model_validate(self._journal[key])
         samples = self._plan.probe if batch_size == self._plan.batch_size else _as_many(self._plan.probe, batch_size)
-        probe = run_probe(self._runner.open(family.largest, any_length=True), family, samples, batch_size, is_enough)
-        self._journal.add(key, probe.model_dump())
-        return probe
+
+        def run() -> dict[str, Any]:
+            contender = self._runner.open(family.largest, any_length=True)
+            return run_probe(contender, family, samples, batch_size, is_enough).model_dump()
+
+        return Probe.model_validate(self._journal.unit(f"probe {family.label} / {batch_size}", run))
 
     def _chosen(self, found: Findings) -> list[tuple[Family, Configuration]]:
         """The finalists: the best member of the best families and of every task, the best nested family with a free length, and
