@@ -31,6 +31,19 @@ class Step:
     draft_s: float = 0.0  # of `seconds`, those in the drafter
     replacement: bool = False  # drawn siblings may repeat
 
+    @property
+    def parent_list(self) -> list[int]:
+        """The parent of every node; in a chain the node before it."""
+        return self.parents if self.parents is not None else list(range(-1, len(self.tokens) - 1))
+
+    @property
+    def num_levels(self) -> int:
+        """The levels of the draft: a chain's tokens, a tree's depth."""
+        levels = [0]
+        for parent in self.parent_list:
+            levels.append(levels[parent + 1] + 1)
+        return max(levels)
+
 
 @dataclass
 class StepRecorder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 
 import numpy as np
@@ -12,9 +12,7 @@ from outrider.lab.explain.causes import Drafting, Ledger, account
 from outrider.lab.explain.distributions import Distributions, FinishedText
 from outrider.lab.recording import Step
 
-NUMBERS = (
-    "p_token", "q_token", "p_draft", "q_draft", "p_entropy", "q_entropy", "tv", "outside", "rank_draft", "rank_token",
-)  # fmt: skip
+IDS = ("token", "draft", "siblings", "p_best", "q_best", "guess")  # columns of whole numbers
 NONE = -1  # where there is no token
 
 
@@ -64,7 +62,7 @@ class Annotated:
 def annotate(text: FinishedText, steps: Sequence[Step], distributions: Iterable[Distributions], drafting: Drafting) -> Annotated:
     """`distributions`: of every output position, in order; only those of one step are held at a time."""
     total = len(text.output)
-    ledger, rows = Ledger.empty(total), _Rows(total)
+    ledger, rows = Ledger.empty(total), list[dict[str, float]]()
     stream = iter(distributions)
     for number, step in enumerate(steps):
         here = list(islice(stream, step.taken))
@@ -72,48 +70,45 @@ def annotate(text: FinishedText, steps: Sequence[Step], distributions: Iterable[
         ledger.add(step, account(step, here, total - step.start, own))
         tested = tested_tokens(step)
         for level, point in enumerate(here):
-            rows.add(step.start + level, point, tested[level] if level < len(tested) else [])
-    return Annotated(text, steps, rows.done(), ledger)
+            rows.append(_row(point, tested[level]))
+    return Annotated(text, steps, _columns(rows), ledger)
 
 
 def tested_tokens(step: Step) -> list[list[int]]:
     """At every token that the step took: the draft tokens that stood there, the kept one first."""
-    parents = step.parents if step.parents is not None else range(-1, len(step.tokens) - 1)
     found = []
     for level, node in enumerate([-1, *step.path][: step.taken]):
-        there = [child for child, parent in enumerate(parents) if parent == node]
+        there = [child for child, parent in enumerate(step.parent_list) if parent == node]
         kept = step.path[level] if level < len(step.path) else None
         found.append([step.tokens[child] for child in sorted(there, key=lambda child: child != kept)])
     return found
 
 
-class _Rows:
-    """Positions, one at a time."""
+def _row(point: Distributions, tested: list[int]) -> dict[str, float]:
+    """What `Positions` says of one position."""
+    p, q = point.p_soft, point.q
+    row = {
+        "token": point.token, "siblings": len(tested), "p_best": point.p_best, "p_token": p[point.token], "p_entropy": entropy(p),
+    }  # fmt: skip
+    if tested:
+        row |= {"draft": tested[0], "p_draft": p[tested[0]], "rank_draft": rank(p, tested[0])}
+    if q is None:
+        return row
+    assert point.q_best is not None
+    if tested:
+        row["q_draft"] = q[tested[0]]
+    return row | {
+        "q_best": point.q_best, "guess": NONE if point.guess is None else point.guess, "q_token": q[point.token],
+        "q_entropy": entropy(q), "rank_token": rank(q, point.token), "tv": 1 - np.minimum(p, q).sum(),
+        "outside": 0.0 if point.outside is None else p[point.outside].sum(),
+    }  # fmt: skip
 
-    def __init__(self, size: int) -> None:
-        self._ints = {name: np.full(size, NONE) for name in ("token", "draft", "siblings", "p_best", "q_best", "guess")}
-        self._numbers = {name: np.full(size, np.nan) for name in NUMBERS}
 
-    def add(self, index: int, point: Distributions, tested: list[int]) -> None:
-        ints, numbers = self._ints, self._numbers
-        ints["token"][index], ints["siblings"][index], ints["p_best"][index] = point.token, len(tested), point.p_best
-        p, q = point.p_soft, point.q
-        numbers["p_token"][index], numbers["p_entropy"][index] = p[point.token], entropy(p)
-        if tested:
-            ints["draft"][index] = tested[0]
-            numbers["p_draft"][index], numbers["rank_draft"][index] = p[tested[0]], rank(p, tested[0])
-        if q is None:
-            return
-        assert point.q_best is not None
-        ints["q_best"][index], ints["guess"][index] = point.q_best, NONE if point.guess is None else point.guess
-        numbers["q_token"][index], numbers["q_entropy"][index] = q[point.token], entropy(q)
-        numbers["rank_token"][index], numbers["tv"][index] = rank(q, point.token), 1 - np.minimum(p, q).sum()
-        numbers["outside"][index] = 0.0 if point.outside is None else p[point.outside].sum()
-        if tested:
-            numbers["q_draft"][index] = q[tested[0]]
-
-    def done(self) -> Positions:
-        return Positions(**self._ints, **self._numbers)
+def _columns(rows: Sequence[dict[str, float]]) -> Positions:
+    names = [field.name for field in fields(Positions)]
+    ids = {name: np.array([row.get(name, NONE) for row in rows], dtype=int) for name in IDS}
+    numbers = {name: np.array([row.get(name, np.nan) for row in rows], dtype=float) for name in names if name not in IDS}
+    return Positions(**ids, **numbers)
 
 
 def entropy(point: np.ndarray) -> float:

@@ -147,15 +147,11 @@ class _Tree:
         self._step, self._replacement = step, replacement
         self._sampled = step.sampled if draws and step.sampled is not None else [False] * len(step.tokens)
         self.is_chain = step.parents is None
-        parents = step.parents if step.parents is not None else list(range(-1, len(step.tokens) - 1))
-        self._children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
-        levels = [0]
-        for node, parent in enumerate(parents):
+        self._parents, self.num_levels = step.parent_list, step.num_levels
+        self._children: list[list[int]] = [[] for _ in range(len(self._parents) + 1)]
+        for node, parent in enumerate(self._parents):
             self._children[parent + 1].append(node)
-            levels.append(levels[parent + 1] + 1)
-        self.depth = step.asked if self.is_chain else max(*levels, min(step.asked, 1))
-        self.num_levels = max(levels)
-        self._parents = parents
+        self.depth = step.asked if self.is_chain else max(self.num_levels, min(step.asked, 1))
 
     @property
     def draws(self) -> bool:
@@ -275,8 +271,6 @@ class Ledger:
     level: np.ndarray  # (n,) draft tokens kept before it in its step
     kept: np.ndarray  # (n,) 1 kept, 0 not, -1 nothing was tested
     ideal: float = 0.0
-    taken: int = 0
-    steps: int = 0
     ended: list[tuple[int, Ended]] = field(default_factory=list)  # (position, what ended)
 
     @classmethod
@@ -292,8 +286,6 @@ class Ledger:
         self.level[here] = np.arange(step.taken)
         self.kept[here] = [-1 if kept is None else int(kept) for kept in one.kept]
         self.ideal += one.ideal
-        self.taken += step.taken
-        self.steps += 1
         if one.ended is not None:
             self.ended.append((step.start + one.ended.level, one.ended))
 

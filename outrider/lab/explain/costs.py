@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -16,33 +15,18 @@ from outrider.models.lm import LM
 PASS_REPEATS = 5
 
 
-@dataclass
-class Clock:
-    """Sums over steps."""
-
-    seconds: float = 0.0
-    draft_s: float = 0.0
-    drafted: int = 0
-    levels: int = 0
-    steps: int = 0
-
-    def add(self, steps: Sequence[Step]) -> None:
-        """One text. Its first step also reads the prompt into the draft, so it says nothing about the others."""
-        for step in steps[1:]:
-            self.seconds += step.seconds / step.rows
-            self.draft_s += step.draft_s / step.rows
-            self.drafted += len(step.tokens)
-            self.levels += num_levels(step)
-            self.steps += 1
-
-    def times(self) -> Times | None:
-        """None where no text had a second step."""
-        if not self.steps or self.seconds <= 0:
-            return None
-        return Times(
-            step_s=self.seconds / self.steps, draft_s=self.draft_s / self.steps, steps=self.steps,
-            width=1 + self.drafted / self.steps, draft_level_s=self.draft_s / self.levels if self.levels else 0.0,
-        )  # fmt: skip
+def times_of(texts: Iterable[Sequence[Step]]) -> Times | None:
+    """Means over the steps of all texts but their first ones, which also read the prompt into the draft; None where there is no
+    other."""
+    steps = [step for text in texts for step in text[1:]]
+    seconds = sum(step.seconds / step.rows for step in steps)
+    if seconds <= 0:
+        return None
+    draft_s, levels = sum(step.draft_s / step.rows for step in steps), sum(step.num_levels for step in steps)
+    return Times(
+        step_s=seconds / len(steps), draft_s=draft_s / len(steps), steps=len(steps),
+        width=1 + sum(len(step.tokens) for step in steps) / len(steps), draft_level_s=draft_s / levels if levels else 0.0,
+    )  # fmt: skip
 
 
 def with_passes(times: Times, target: LM, longest: int, context: int) -> Times:
@@ -69,11 +53,3 @@ def chain_rate(times: Times | None, tokens_per_step: float, length: int) -> floa
     if times is None or (length and not times.draft_level_s):
         return None
     return tokens_per_step / (rest_at(times, length + 1) + length * times.draft_level_s)
-
-
-def num_levels(step: Step) -> int:
-    """The levels of a step's draft: a chain's tokens, a tree's depth."""
-    levels = [0]
-    for parent in step.parents if step.parents is not None else range(-1, len(step.tokens) - 1):
-        levels.append(levels[parent + 1] + 1)
-    return max(levels)

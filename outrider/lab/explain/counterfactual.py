@@ -44,7 +44,7 @@ def _lengths(run: Explained, walks: Sequence[TextWalk]) -> Iterator[Counterfactu
         steps, current = total_steps(walks, length, run.stop), run.is_chain and length == run.length
         rate = chain_rate(run.times, run.stats.emitted / steps, length)
         if run.stop is not None and length:  # how many tokens the rule would let through is not known
-            rate = run.stats.emitted / run.steps / run.times.step_s if current and run.times else None
+            rate = run.stats.emitted / run.stats.steps / run.times.step_s if current and run.times else None
         if run.is_mixed and length:  # nor what one part's share of the drafting is
             rate = None
         yield _row(
@@ -65,7 +65,7 @@ def _without_stop(run: Explained, walks: Sequence[TextWalk]) -> Counterfactual:
 def _temperature(run: Explained) -> Counterfactual:
     """Greedy runs at temperature 1, sampled ones at 0: at the same positions, which the other would not have visited."""
     other: Callable[..., TextWalk] = overlap_walk if run.params.is_greedy else favourites_walk
-    walks = [other(one.annotated.positions, one.annotated.text.limit) for one in run.texts]
+    walks = [other(one.positions, one.text.limit) for one in run.texts]
     steps = total_steps(walks, run.length)
     how = "a draft token is kept with probability sum min(p, q) of the unfiltered distributions" if run.params.is_greedy else (
         "each model emits its likeliest token; a draft token is kept where they agree"
@@ -80,9 +80,9 @@ def _temperature(run: Explained) -> Counterfactual:
 def _replays(run: Explained, tokenizer: Any, vocab_size: int, progress: Progress) -> Iterator[Counterfactual]:
     """Every drafter that needs only text."""
     texts = [
-        Text(list(text.prompt), list(text.output), one.task, one.id, text.limit)
+        Text(list(one.text.prompt), list(one.text.output), one.task, one.id, one.text.limit)
         for one in run.texts
-        if (text := one.annotated.text).output
+        if one.text.output
     ]
     target = text_target(tokenizer, vocab_size)
     for configuration in default_configurations():

@@ -23,13 +23,13 @@ from outrider.lab.explain.causes import AcceptanceRule, Drafting, rule_of
 from outrider.lab.explain.distributions import forced_distributions
 from outrider.lab.explain.explain_result import ExplainResult
 from outrider.lab.explain.explained import Explained
-from outrider.lab.explain.forecast import placed_walk, walk_of
-from outrider.lab.explain.labelled import labelled
+from outrider.lab.explain.forecast import Mode, placed_walk, walk_of
+from outrider.lab.explain.labelled import Labelled, labelled
 from outrider.lab.explain.recorded import Question, RecordedPrompt, finished_text, params_of, record
 from outrider.lab.explain.summary import summarise
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress, Quiet
-from outrider.lab.runner import Runner
+from outrider.lab.runner import Contender, Runner
 from outrider.machine import versions
 from outrider.sampling.params import SamplingParams
 
@@ -51,19 +51,21 @@ def explain(
     check(configuration, params, lossy=options.lossy)
     if not params.is_greedy and params.seed is None:
         params = replace(params, seed=0)
-    analyst = Analyst(Runner(options, [configuration], status), configuration, params, lossy=options.lossy)
-    asked = questions(analyst.runner)
+    runner = Runner(options, [configuration], status)
+    found = Explained(runner.open(configuration), params, lossy=options.lossy)
+    _check_children(found)
+    asked = questions(runner)
     if not asked:
         raise ConfigError("there is no prompt to explain")
     journal = Journal.open(journal_path, _identity(options, configuration, asked, params), resume=resume)
     stopped = False
     try:
-        analyst.read(asked, journal, progress)
+        _read(found, asked, journal, progress)
     except KeyboardInterrupt:
         stopped = True
-        if not analyst.found.texts:
+        if not found.texts:
             raise
-    result = summarise(analyst.found, options, workload, max_shown, progress)
+    result = summarise(found, options, workload, max_shown, progress)
     if stopped:
         result.interrupted = True
         result.notes.append(f"the run was stopped: {result.texts_read} of {len(asked)} prompts were explained")
@@ -94,68 +96,59 @@ def _identity(
     }  # fmt: skip
 
 
-class Analyst:
-    """One configuration, prompt by prompt. `found`: everything so far."""
+def _check_children(run: Explained) -> None:
+    """Raises CapabilityError for drafts whose distributions cannot be had again."""
+    drafter = run.contender.built.decoder.drafter
+    if run.params.is_greedy or not isinstance(drafter, CompositeDrafter):
+        return
+    models = [part for part in drafter.parts if part.is_model]
+    if run.rule is AcceptanceRule.RACE and models:
+        raise CapabilityError(
+            "with shared noise (verifier 'gumbel') the children of a composite's tree cannot be distinguished; explain its "
+            "parts one by one, or use another verifier"
+        )
+    if models and drafter.model is None:
+        raise CapabilityError(
+            f"the distribution of the part '{models[0].name}' cannot be recomputed beside other parts; explain it alone, or "
+            "with --temperature 0"
+        )
 
-    def __init__(self, runner: Runner, configuration: Configuration, params: SamplingParams, *, lossy: bool) -> None:
-        self.runner = runner
-        self._params = params
-        self._contender = runner.open(configuration)
-        self._rule = rule_of(self._contender.built.decoder.verifier.name, is_greedy=params.is_greedy)
-        self.found = Explained(self._contender, configuration, params, self._rule, lossy=lossy)
-        self._check_children()
 
-    def read(self, questions: Sequence[Question], journal: Journal, progress: Progress) -> None:
-        """All of them; what the journal has is not decoded again."""
-        progress.stage("decoding and explaining", len(questions))
-        for number, question in enumerate(questions):
-            params = params_of(self._params, question, number)
-            recording = journal.unit(str(number), self._recorded, question, params)
-            self.explain_one(question, RecordedPrompt.from_json(recording), params)
-            progress.advance()
+def _read(run: Explained, questions: Sequence[Question], journal: Journal, progress: Progress) -> None:
+    """All of them; what the journal has is not decoded again."""
+    progress.stage("decoding and explaining", len(questions))
+    for number, question in enumerate(questions):
+        params = params_of(run.params, question, number)
+        recording = RecordedPrompt.from_json(journal.unit(str(number), _recorded, run.contender, question, params))
+        run.texts.append(_explained(run, question, recording, params))
+        run.recordings.append(recording)
+        progress.advance()
 
-    def _recorded(self, question: Question, params: SamplingParams) -> dict[str, Any]:
-        return asdict(record(self._contender, question, params))
 
-    def explain_one(self, question: Question, recording: RecordedPrompt, params: SamplingParams) -> None:
-        """Look at one recorded prompt."""
-        built, text = self._contender.built, finished_text(self._contender, question, recording, params)
-        drafting = Drafting(
-            self._rule, any(step.replacement for step in recording.steps), seed=len(self.found.texts) << 20,
-            draws=not params.is_greedy,
-        )  # fmt: skip
-        found = annotate(text, recording.steps, forced_distributions(built.target.lm, built.decoder.drafter, text), drafting)
-        self._split_ends(found)
-        one = labelled(found, self.runner.tokenizer, recording.origins, id=question.id, task=question.task)
-        self.found.add(one, recording)
+def _recorded(contender: Contender, question: Question, params: SamplingParams) -> dict[str, Any]:
+    return asdict(record(contender, question, params))
 
-    def _split_ends(self, found: Annotated) -> None:
-        """What a draft that went on would have brought: along the text, from the distributions there."""
-        if not found.positions.has_draft_probs:
-            return
-        limit, mode = found.text.limit, self.found.mode
-        walk, placed = walk_of(found.positions, mode, limit), placed_walk(found.positions, limit)
 
-        def gain(position: int, levels: int, weight: float, drawn: bool) -> float:
-            chosen = walk if drawn or mode == "guessed" else placed
-            return sum(chosen.survival(position, levels, weight))
+def _explained(run: Explained, question: Question, recording: RecordedPrompt, params: SamplingParams) -> Labelled:
+    """Look at one recorded prompt."""
+    built, text = run.contender.built, finished_text(run.contender, question, recording, params)
+    drafting = Drafting(
+        run.rule, any(step.replacement for step in recording.steps), seed=len(run.texts) << 20, draws=not params.is_greedy
+    )
+    found = annotate(text, recording.steps, forced_distributions(built.target.lm, built.decoder.drafter, text), drafting)
+    _split_ends(found, run.mode)
+    return labelled(found, built.target.tokenizer, recording.origins, id=question.id, task=question.task)
 
-        found.ledger.split_ends(gain)
 
-    def _check_children(self) -> None:
-        """Raises CapabilityError for drafts whose distributions cannot be had again."""
-        drafter = self._contender.built.decoder.drafter
-        if self._params.is_greedy or not isinstance(drafter, CompositeDrafter):
-            return
-        models = [part for part in drafter.parts if part.is_model]
-        if self._rule is AcceptanceRule.RACE and models:
-            raise CapabilityError(
-                "with shared noise (verifier 'gumbel') the children of a composite's tree cannot be distinguished; explain its "
-                "parts one by one, or use another verifier"
-            )
-        if models and drafter.model is None:
-            raise CapabilityError(
-                f"the distribution of the part '{models[0].name}' cannot be recomputed beside other parts; explain it alone, or "
-                "with --temperature 0"
-            )
+def _split_ends(found: Annotated, mode: Mode) -> None:
+    """What a draft that went on would have brought: along the text, from the distributions there."""
+    if not found.positions.has_draft_probs:
+        return
+    limit = found.text.limit
+    walk, placed = walk_of(found.positions, mode, limit), placed_walk(found.positions, limit)
 
+    def gain(position: int, levels: int, weight: float, drawn: bool) -> float:
+        chosen = walk if drawn or mode == "guessed" else placed
+        return sum(chosen.survival(position, levels, weight))
+
+    found.ledger.split_ends(gain)

@@ -7,9 +7,7 @@ from typing import Any
 
 from outrider.drafters.base import Drafter
 from outrider.drafters.composite import CompositeDrafter
-from outrider.lab.configuration import Configuration
-from outrider.lab.explain.causes import AcceptanceRule
-from outrider.lab.explain.costs import Clock
+from outrider.lab.explain.causes import AcceptanceRule, rule_of
 from outrider.lab.explain.explain_result import Times
 from outrider.lab.explain.forecast import Mode, TextWalk, walk_of
 from outrider.lab.explain.labelled import Labelled
@@ -27,32 +25,29 @@ BEYOND = 4
 
 
 class Explained:
-    """One configuration on all prompts so far. `times`: of its steps, once they are known."""
+    """One configuration on all prompts so far. `times`: of its steps, once they are known.
 
-    def __init__(
-        self, contender: Contender, configuration: Configuration, params: SamplingParams, rule: AcceptanceRule, *, lossy: bool
-    ) -> None:
-        self.contender, self.configuration, self.params, self.rule = contender, configuration, params, rule
+    Raises CapabilityError for a verifier whose causes cannot be distinguished.
+    """
+
+    def __init__(self, contender: Contender, params: SamplingParams, *, lossy: bool) -> None:
+        self.contender, self.configuration, self.params = contender, contender.configuration, params
         self.texts: list[Labelled] = []
-        self.clock = Clock()
-        self.per_text: list[DecodeStats] = []
-        self.other_cpu = 0.0
+        self.recordings: list[RecordedPrompt] = []  # of the texts
         self.times: Times | None = None
-        parts, drafter = configuration.parts(lossy=lossy), contender.built.decoder.drafter
+        parts, decoder = self.configuration.parts(lossy=lossy), contender.built.decoder
+        self.rule = rule_of(decoder.verifier.name, is_greedy=params.is_greedy)
         settings = parts.drafter_settings
         self.length = parts.length.max_nodes  # draft tokens of a step, at most
-        self.is_mixed = isinstance(drafter, CompositeDrafter)  # several drafters share a step
+        self.is_mixed = isinstance(decoder.drafter, CompositeDrafter)  # several drafters share a step
         self.is_chain = not (parts.requirements.trees or parts.length.is_auto or self.is_mixed)  # of one length
-        self.is_sure = _follows_its_distribution(drafter, settings)  # what a draft of any length would meet
+        self.is_sure = _follows_its_distribution(decoder.drafter, settings)  # what a draft of any length would meet
         has_rule = isinstance(settings, ConfidenceSettings) and settings.stop != "none"
         self.stop: ConfidenceSettings | None = settings if has_rule else None  # a stop rule at work
 
-    def add(self, text: Labelled, recording: RecordedPrompt) -> None:
-        """One finished prompt."""
-        self.texts.append(text)
-        self.clock.add(recording.steps)
-        self.per_text.append(recording.stats)
-        self.other_cpu = max(self.other_cpu, recording.other_cpu)
+    @property
+    def per_text(self) -> list[DecodeStats]:
+        return [one.stats for one in self.recordings]
 
     @cached_property
     def stats(self) -> DecodeStats:
@@ -72,11 +67,7 @@ class Explained:
     @property
     def has_draft_probs(self) -> bool:
         """A model stands behind the draft, whose distribution is known at the positions of the texts."""
-        return any(one.annotated.positions.has_draft_probs for one in self.texts)
-
-    @property
-    def steps(self) -> int:
-        return sum(len(one.annotated.steps) for one in self.texts)
+        return any(one.positions.has_draft_probs for one in self.texts)
 
     @property
     def is_guessed(self) -> bool:
@@ -102,7 +93,7 @@ class Explained:
 
     def walks(self) -> list[TextWalk]:
         """With the draft's own guesses or draws."""
-        return [walk_of(one.annotated.positions, self.mode, one.annotated.text.limit, self.stop) for one in self.texts]
+        return [walk_of(one.positions, self.mode, one.text.limit, self.stop) for one in self.texts]
 
 
 def _follows_its_distribution(drafter: Drafter, settings: Any) -> bool:

@@ -33,14 +33,14 @@ class Pool:
         self.level = self._ledger("level")
         self.tested = self.kept >= 0
         self.lost = np.concatenate([one.lost_to_rejections for one in texts])
-        self.parts = np.concatenate([one.annotated.ledger.parts for one in texts])
+        self.parts = np.concatenate([one.ledger.parts for one in texts])
 
     def _ledger(self, name: str) -> np.ndarray:
-        return np.concatenate([getattr(one.annotated.ledger, name) for one in self.texts])
+        return np.concatenate([getattr(one.ledger, name) for one in self.texts])
 
     def column(self, name: str) -> np.ndarray:
         """A column of `annotate.Positions`."""
-        return np.concatenate([getattr(one.annotated.positions, name) for one in self.texts])
+        return np.concatenate([getattr(one.positions, name) for one in self.texts])
 
     def by_level(self) -> list[LevelRow]:
         """Chains and trees alike: the n-th level of a draft."""
@@ -97,7 +97,7 @@ class Pool:
         """What each cost. Luck comes with what it could have been."""
         total = self.parts.sum(0)
         seconds = None if times is None else steps * times.step_s
-        spread = float(np.sqrt(sum(one.annotated.ledger.luck_variance for one in self.texts)))
+        spread = float(np.sqrt(sum(one.ledger.luck_variance for one in self.texts)))
         return [
             CauseRow(
                 cause=name, tokens=float(total[index]), tokens_per_step=float(total[index]) / steps,

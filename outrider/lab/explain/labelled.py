@@ -20,10 +20,9 @@ MIN_LOST = 0.005  # tokens; what is smaller has no cause
 
 
 @dataclass(frozen=True)
-class Labelled:
+class Labelled(Annotated):
     """One text, ready to be counted and shown."""
 
-    annotated: Annotated
     id: str
     task: str
     prompt: str
@@ -35,31 +34,33 @@ class Labelled:
     @property
     def lost(self) -> np.ndarray:
         """(n,) tokens lost at each position, luck left out."""
-        parts = self.annotated.ledger.parts
+        parts = self.ledger.parts
         return parts.sum(1) - parts[:, LUCK]
 
     @property
     def lost_to_rejections(self) -> np.ndarray:
         """(n,) the same without what short drafts lost."""
-        return self.lost - self.annotated.ledger.parts[:, [STOPPED, LENGTH]].sum(1)
+        return self.lost - self.ledger.parts[:, [STOPPED, LENGTH]].sum(1)
 
     @property
     def causes(self) -> list[str | None]:
         """The largest part at each position, luck left out."""
-        parts = self.annotated.ledger.parts.copy()
+        parts = self.ledger.parts.copy()
         parts[:, LUCK] = 0
         best = parts.argmax(1)
         return [CAUSES[cause] if parts[index, cause] > MIN_LOST else None for index, cause in enumerate(best.tolist())]
 
 
-def labelled(annotated: Annotated, tokenizer: Any, origins: Sequence[str], *, id: str = "", task: str = "other") -> Labelled:
+def labelled(annotated: Annotated, tokenizer: Any, origins: Sequence[str], *, id: str, task: str) -> Labelled:
     """`origins`: `Completion.origins`."""
     text = annotated.text
     prompt = decode(tokenizer, text.prompt, special=True, flush=False)  # the answer begins with an unfinished character
     pieces = token_pieces(tokenizer, text.prompt, text.output)
     end = prompt[-PROMPT_END:]
     kinds, sections = token_kinds(end, pieces), token_sections(end, pieces)
-    return Labelled(annotated, id, task, prompt, pieces, kinds, sections, list(origins))
+    return Labelled(
+        **vars(annotated), id=id, task=task, prompt=prompt, pieces=pieces, kinds=kinds, sections=sections, fates=list(origins)
+    )
 
 
 def token_pieces(tokenizer: Any, prompt: Sequence[int], output: Sequence[int]) -> list[str]:
@@ -73,7 +74,7 @@ def token_pieces(tokenizer: Any, prompt: Sequence[int], output: Sequence[int]) -
 
 def as_columns(one: Labelled, tokenizer: Any) -> TextColumns:
     """For the result."""
-    positions, ledger = one.annotated.positions, one.annotated.ledger
+    positions, ledger = one.positions, one.ledger
     rejected = ledger.kept == 0
     draft = [
         token_name(tokenizer, token) if no and token != NONE else ""
@@ -106,5 +107,5 @@ def _named_ends(one: Labelled, tokenizer: Any) -> list[str]:
     """The pieces; a last token that adds no text (the end of text) shows its name."""
     pieces = list(one.pieces)
     if pieces and not pieces[-1]:
-        pieces[-1] = token_name(tokenizer, one.annotated.text.output[-1])
+        pieces[-1] = token_name(tokenizer, one.text.output[-1])
     return pieces

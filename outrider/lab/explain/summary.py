@@ -8,7 +8,7 @@ from typing import Any
 
 from outrider.build import Options
 from outrider.lab.explain.advice import advise
-from outrider.lab.explain.costs import with_passes
+from outrider.lab.explain.costs import times_of, with_passes
 from outrider.lab.explain.counterfactual import counterfactuals
 from outrider.lab.explain.explain_result import Counterfactual, ExplainResult, TextColumns
 from outrider.lab.explain.explained import Explained
@@ -22,21 +22,22 @@ def summarise(run: Explained, options: Options, workload: str, max_shown: int, p
     """Everything that was found. Replays other drafters on the texts."""
     built, stats, pool = run.contender.built, run.stats, Pool(run.texts)
     tokenizer, verifier = built.target.tokenizer, built.decoder.verifier.name
-    run.times = run.clock.times()
+    run.times = times_of(one.steps for one in run.texts)
     if run.times is not None:
-        longest_text = max(len(one.annotated.text.prompt) + len(one.pieces) for one in run.texts)
+        longest_text = max(len(one.text.prompt) + len(one.pieces) for one in run.texts)
         run.times = with_passes(run.times, built.target.lm, run.longest, longest_text)
-    times, tau, steps, shown = run.times, run.tau, run.steps, _shown(run, max_shown)
+    times, tau, shown = run.times, run.tau, _shown(run, max_shown)
     others = counterfactuals(run, tokenizer, built.target.lm.shape.vocab_size, progress)
     result = ExplainResult(
         target=options.target, draft=options.draft, configuration=run.configuration.label, verifier=verifier,
         is_greedy=run.params.is_greedy, has_draft_probs=run.has_draft_probs, is_chain=run.is_chain,
         sampling=_sampling(run.params),
         num_draft_tokens=str(run.contender.config["num_draft_tokens"]), workload=workload, texts_read=len(run.texts),
-        steps=steps, emitted=stats.emitted, drafted=stats.drafted, tested=stats.tested,
-        accepted=stats.accepted, ideal=sum(one.annotated.ledger.ideal for one in run.texts), tau=tau, alpha=run.alpha,
-        tokens_per_s=None if times is None else tau.value / times.step_s, other_cpu=run.other_cpu, times=times,
-        causes=pool.causes(steps, times), by_level=pool.by_level(), by_kind=pool.by_kind(), by_section=pool.by_section(),
+        steps=stats.steps, emitted=stats.emitted, drafted=stats.drafted, tested=stats.tested,
+        accepted=stats.accepted, ideal=sum(one.ledger.ideal for one in run.texts), tau=tau, alpha=run.alpha,
+        tokens_per_s=None if times is None else tau.value / times.step_s, times=times,
+        other_cpu=max(one.other_cpu for one in run.recordings),
+        causes=pool.causes(stats.steps, times), by_level=pool.by_level(), by_kind=pool.by_kind(), by_section=pool.by_section(),
         by_entropy=pool.by_entropy(), ranks=pool.ranks(), confusions=pool.confusions(tokenizer), counterfactuals=others,
         advice=[], texts=shown, notes=[*built.notes, *_remarks(run, others, len(shown))],
     )  # fmt: skip
@@ -61,10 +62,10 @@ def _remarks(run: Explained, others: Sequence[Counterfactual], num_shown: int) -
     if num_shown < len(run.texts):
         notes.append(f"the first {num_shown} of {len(run.texts)} texts are shown; the numbers are of all of them")
     current = next((one for one in others if one.current and one.exact), None)
-    if current is not None and round(current.steps) != run.steps:
+    if current is not None and round(current.steps) != run.stats.steps:
         notes.append(
-            f"replayed at its own length this run has {current.steps:.0f} steps, recorded were {run.steps}: some guesses are "
-            "near ties, which rounding decides otherwise in a pass of another width"
+            f"replayed at its own length this run has {current.steps:.0f} steps, recorded were {run.stats.steps}: some guesses "
+            "are near ties, which rounding decides otherwise in a pass of another width"
         )
     return notes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -142,7 +142,7 @@ def test_a_recording_is_plain_data(pair: tuple[str, str]) -> None:
 
     contender = contender_of(pair, "draft-model k=6 tree=parallel:2")
     recording = record(contender, Question(PROMPTS[0]), replace(WARM, seed=1))
-    assert RecordedPrompt.from_json(recording.as_json()) == recording
+    assert RecordedPrompt.from_json(asdict(recording)) == recording
     assert any(step.replacement for step in recording.steps)
     assert all(0 < step.draft_s < step.seconds for step in recording.steps[1:])
     assert recording.stats.emitted == len(recording.output)
