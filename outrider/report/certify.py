@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from outrider.lab.certify.certify_result import (
     CertifyResult,
@@ -12,18 +11,14 @@ from outrider.lab.certify.certify_result import (
     SameTexts,
     SampledDistribution,
     Section,
-    Status,
     TextDifference,
     TextRun,
     Verdict,
 )
-from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Table, Tone
+from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Table, Tone, word
 from outrider.report.heading import origin, to_keep_in_mind
 
-TONES: dict[Status | Verdict, Tone] = {
-    "passed": "good", "failed": "bad", "inconclusive": "caution", "not claimed": "plain",
-    "lossless": "good", "not lossless": "bad", "lossy": "caution",
-}  # fmt: skip
+TONES: dict[Verdict, Tone] = {"lossless": "good", "not lossless": "bad", "lossy": "caution", "inconclusive": "caution"}
 HEADLINES: dict[Verdict, str] = {
     "lossless": "Lossless: every check passed. What each of them shows, exactly or with which power, stands below.",
     "not lossless": "Not lossless: a check failed.",
@@ -68,26 +63,22 @@ def _overview(sections: Mapping[str, Section]) -> Table:
 
 
 def _decoded(result: CertifyResult) -> str:
-    settings = ", ".join(f"{name} {_word(result.settings[name])}" for name in SETTINGS if result.settings.get(name) is not None)
+    settings = ", ".join(f"{name} {word(result.settings[name])}" for name in SETTINGS if result.settings.get(name) is not None)
     options = {**result.settings.get("drafter_options", {}), **result.settings.get("verifier_options", {})}
-    with_options = "".join(f", {name}={_word(value)}" for name, value in options.items() if value is not None)
+    with_options = "".join(f", {name}={word(value)}" for name, value in options.items() if value is not None)
     return (
         f"Settings: {settings}{with_options}. Prompts: {result.num_prompts} of {result.workload}, up to {result.max_new_tokens} "
         f"new tokens; seed {result.seed}."
     )
 
 
-def _word(value: Any) -> str:
-    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
-
-
-def _head(title: str, section: Section, about: str) -> list[Block]:
-    return [Heading(title), Paragraph(about), Paragraph(f"{section.status}: {section.why}", TONES[section.status])]
+def _head(title: str, about: str) -> list[Block]:
+    return [Heading(title), Paragraph(about)]
 
 
 def _exact(found: ExactDistribution) -> list[Block]:
     blocks = _head(
-        "Exact distribution of the verifier", found,
+        "Exact distribution of the verifier",
         "The verifier's own code over every outcome of small pairs of random tables (3 or 4 tokens, drafts of 2 or 3), in fp64, "
         f"no random number involved. A case passes below a total variation of {found.limit:.0e}.",
     )  # fmt: skip
@@ -101,7 +92,7 @@ def _exact(found: ExactDistribution) -> list[Block]:
 
 def _first(found: FirstTokenDistribution) -> list[Block]:
     blocks = _head(
-        "Exact distribution of the first token", found,
+        "Exact distribution of the first token",
         "The verifier on this pair's own distributions, whole vocabulary, precision of real runs: every draft of one token, "
         "every outcome of its coin, added up instead of drawn.",
     )  # fmt: skip
@@ -120,7 +111,7 @@ def _first(found: FirstTokenDistribution) -> list[Block]:
 
 
 def _texts(title: str, about: str, found: SameTexts) -> list[Block]:
-    blocks = _head(title, found, about)
+    blocks = _head(title, about)
     if found.runs:
         blocks.append(_runs(found.runs))
     if found.differences:
@@ -157,7 +148,7 @@ def _spacings(value: float | None) -> str:
 
 def _sampled(found: SampledDistribution) -> list[Block]:
     blocks = _head(
-        "Sampled distribution", found,
+        "Sampled distribution",
         "Seeded continuations, counted, against the target's own conditionals from teacher-forced passes: G-tests for each "
         f"position, at temperature {found.temperature:g}.",
     )  # fmt: skip

@@ -22,7 +22,7 @@ FORMULAS = {
 def document(result: EstimateResult) -> Document:
     """Everything in it is in the result."""
     blocks: list[Block] = [Paragraph(*verdict(result)), Bullets(_premises(result))]
-    blocks += [_lengths(result), _length_plot(result), _models(result), _alpha_plot(result)]
+    blocks += [_lengths(result), _models(result), _alpha_plot(result)]
     blocks += [*remote(result.remote), *_memory(result), *_roof(result)]
     blocks += to_keep_in_mind(result)
     return Document("Estimate of speculative decoding", origin(result, "from formulas, nothing was run"), blocks)
@@ -105,23 +105,6 @@ def _lengths(result: EstimateResult) -> Table:
         rows.append(row)
     star = " (* beyond what was measured)" if any(one.curve.cost_extrapolated for one in result.lengths) else ""
     return Table(columns, rows, f"Speedup by draft length{star}", frozenset({result.num_draft_tokens}))
-
-
-def _length_plot(result: EstimateResult) -> Plot:
-    lengths = result.lengths
-    series = [
-        Series("Leviathan", [one.leviathan_speedup for one in lengths]),
-        Series("envelope", [one.envelope_speedup for one in lengths]),
-        Series(CURVES[result.cost_source], [one.curve.speedup for one in lengths]),
-    ]
-    return Plot(
-        "Speedup over draft length",
-        "γ, draft tokens per step",
-        "speedup",
-        [one.num_draft_tokens for one in lengths],
-        series,
-        baseline=1.0,
-    )
 
 
 def _models(result: EstimateResult) -> Table:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from outrider.counted import counted
 from outrider.lab.explain.explain_result import CauseRow, Counterfactual, ExplainResult, GroupRow
-from outrider.lab.result import Interval
 from outrider.report.document import (
     Block,
     Bullets,
@@ -20,23 +19,10 @@ from outrider.report.document import (
     Table,
     Tone,
 )
-from outrider.report.explain_text import costliest, token_text
+from outrider.report.explain_text import CAUSES, costliest, token_text
 from outrider.report.heading import origin
 from outrider.report.text import number
 
-CAUSES = {
-    "draft": ("the draft disagrees", "p and q differ: for one drawn token their total variation, 1 - sum min(p, q)"),
-    "vocabulary": ("words the draft lacks", "mass of p on tokens that the draft can never emit"),
-    "filters": ("filters", "what top-k, top-p and min-p change, by cutting other tokens from p than from q; negative where they "
-                "help"),
-    "stopped": ("the drafter stopped early", "less was drafted than asked for (a stop rule, nothing to copy), and more would "
-                "have been kept"),
-    "tree-budget": ("the tree is too small", "one more sibling, or a leaf as deep as the deepest, would have kept more"),
-    "length": ("the draft is too short", "everything was kept, and so would one more token have been"),
-    "verifier": ("the verifier's gap", "what the best lossless rule for the same draft would keep more (optimal transport; for a "
-                 "chain, block verification)"),
-    "luck": ("luck", "fewer tokens than the distributions promise. 0 on average; the spread is one standard deviation"),
-}  # fmt: skip
 GROUP_COLUMNS = {
     "tokens": "share of all output tokens", "kept / tested": "",
     "expected": "mean probability of being kept, before draws and coins",
@@ -128,7 +114,13 @@ def _where(result: ExplainResult) -> Iterator[Block]:
     if levels:
         yield Plot(
             "Kept, by position in the draft", "draft token of the step", "kept / tested", [float(row.level) for row in levels],
-            (_observed([row.share for row in levels]), Series("expected", [row.expected for row in levels])),
+            (
+                Series(
+                    "observed", [row.share.value for row in levels], [row.share.low for row in levels],
+                    [row.share.high for row in levels],
+                ),
+                Series("expected", [row.expected for row in levels]),
+            ),
         )  # fmt: skip
     if result.by_section:
         yield _groups("By part of the answer", "part", result.by_section, explained=False)
@@ -146,13 +138,6 @@ def _where(result: ExplainResult) -> Iterator[Block]:
             [[row.rank, str(row.rejections), _share(row.rejections, total)] for row in result.ranks],
             title="What stood there instead: how near the draft was",
         )  # fmt: skip
-
-
-def _observed(shares: Sequence[Interval | None]) -> Series:
-    known = [share for share in shares if share is not None]
-    return Series(
-        "observed", [share.value for share in known], [share.low for share in known], [share.high for share in known]
-    )
 
 
 def _groups(title: str, heading: str, rows: Sequence[GroupRow], *, explained: bool) -> Table:
@@ -205,18 +190,6 @@ def _counterfactuals(result: ExplainResult) -> Iterator[Block]:
         return
     yield Heading("What other choices would have given")
     yield Paragraph("Replayed from the recording, no model was run.")
-    chains = [one for one in result.counterfactuals if one.num_draft_tokens is not None]
-    if len(chains) > 2:
-        lengths = [float(one.num_draft_tokens or 0) for one in chains]
-        yield Plot(
-            "Tokens per step, by draft length", "draft tokens per step", "tokens per step", lengths,
-            (Series("tokens per step", [one.tokens_per_step for one in chains]),), baseline=1.0,
-        )  # fmt: skip
-        if any(one.tokens_per_s for one in chains):
-            yield Plot(
-                "Estimated tokens/s, by draft length", "draft tokens per step", "tokens/s", lengths,
-                (Series("estimated", [one.tokens_per_s for one in chains]),),
-            )
     now = ["this run", number(result.tau.value), number(result.tokens_per_s, 1), "measured"]
     rows = [now, *(_counterfactual(one) for one in result.counterfactuals)]
     best = max(

@@ -12,9 +12,17 @@ Fate = Literal["prompt", "accepted", "correction", "bonus", "plain"]
 PROMPT_SHOWN = 1200  # characters
 CONTEXT = 28
 CAUSES = {
-    "draft": "the draft disagrees", "vocabulary": "a word the draft lacks", "filters": "filters",
-    "stopped": "the drafter stopped early", "tree-budget": "the tree is too small", "length": "the draft is too short",
-    "verifier": "the verifier's gap",
+    "draft": ("the draft disagrees", "p and q differ: for one drawn token their total variation, 1 - sum min(p, q)"),
+    "vocabulary": ("words the draft lacks", "mass of p on tokens that the draft can never emit"),
+    "filters": ("filters", "what top-k, top-p and min-p change, by cutting other tokens from p than from q; negative where they "
+                "help"),
+    "stopped": ("the drafter stopped early", "less was drafted than asked for (a stop rule, nothing to copy), and more would "
+                "have been kept"),
+    "tree-budget": ("the tree is too small", "one more sibling, or a leaf as deep as the deepest, would have kept more"),
+    "length": ("the draft is too short", "everything was kept, and so would one more token have been"),
+    "verifier": ("the verifier's gap", "what the best lossless rule for the same draft would keep more (optimal transport; for a "
+                 "chain, block verification)"),
+    "luck": ("luck", "fewer tokens than the distributions promise. 0 on average; the spread is one standard deviation"),
 }  # fmt: skip
 
 
@@ -66,7 +74,7 @@ def _lines(text: TextColumns, index: int, fate: Fate) -> list[str]:
         lines.append(f"chance {_value(text.kept_chance[index])}" + (" (kept)" if fate == "accepted" else ""))
     cause = text.cause[index]
     if cause != ".":
-        lines.append(f"lost here {_value(text.lost[index])} tokens: {CAUSES[LETTERS['cause'][cause]]}")
+        lines.append(f"lost here {_value(text.lost[index])} tokens: {CAUSES[LETTERS['cause'][cause]][0]}")
     return lines
 
 

@@ -11,7 +11,6 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
@@ -21,7 +20,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from outrider.report.clean import clean, one_line
-from outrider.report.document import Block, Document, Heading, MarkedTokens, Plot, Table, Token
+from outrider.report.document import Block, Document, Plot, Table, Token
 from outrider.report.plots import to_image
 from outrider.report.plotted import numbers
 from outrider.report.tokens import MEANING, fates
@@ -37,65 +36,30 @@ _EXPONENT = re.compile(r"(?<![\w.&;#])\d[\d.]{0,18}e-\d{1,3}(?!\d)")
 def to_html(document: Document) -> str:
     """The whole page. Raises ValueError for a plot whose series do not fit its x."""
     style, script = _asset("page.css"), _asset("page.js")
-    parts = list(_parts(document.blocks))
     return _template().render(
-        title=document.title, subtitle=document.subtitle, parts=parts, version=__version__,
-        contents=[part for part in parts if part.kind == "heading" and part.block.level == 2], min_headings=MIN_HEADINGS,
+        title=document.title, subtitle=document.subtitle, blocks=list(_beside(document.blocks)), meaning=MEANING,
+        version=__version__, min_headings=MIN_HEADINGS,
         style=Markup(style), script=Markup(script), policy=_policy(style, script),
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class PagePart:
-    """One thing on the page: `kind` is what the template calls it."""
-
-    kind: str
-    block: Any
-    id: str = ""
-    extra: Any = None
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A plot, drawn, and its numbers."""
-
-    plot: Plot
-    image: str  # its URL
-    numbers: Table
-
-
-@dataclass(frozen=True)
-class Span:
-    """One token, or several that share a fate and say nothing more."""
-
-    fate: str
-    text: str
-    rejected: str = ""
-    hover: str = ""
-
-
-def _parts(blocks: Sequence[Block]) -> Iterator[PagePart]:
+def _beside(blocks: Sequence[Block]) -> Iterator[Block | list[Block]]:
     """Plots that follow one another stand side by side where the page is wide."""
-    number = 0
     for is_plot, group in groupby(blocks, key=lambda block: isinstance(block, Plot)):
-        together = list(group)
         if is_plot:
-            plots = [block for block in together if isinstance(block, Plot)]
-            yield PagePart("plots", [Figure(plot, to_image(plot), numbers(plot)) for plot in plots])
-            continue
-        for block in together:
-            number += 1
-            yield _part(block, number)
+            yield list(group)
+        else:
+            yield from group
 
 
-def _part(block: Block, number: int) -> PagePart:
-    kind = type(block).__name__.lower()
-    if isinstance(block, MarkedTokens):
-        return PagePart(kind, block, extra={"runs": list(_runs(block.tokens)), "fates": fates(block.tokens), "meaning": MEANING})
-    return PagePart(kind, block, id=f"s{number}" if isinstance(block, Heading) else "")
+def _kind(block: Block | list[Block]) -> str:
+    """What the template calls it."""
+    return "plots" if isinstance(block, list) else type(block).__name__.lower()
 
 
-def _runs(tokens: Sequence[Token]) -> Iterator[Span]:
+def _spans(tokens: Sequence[Token]) -> Iterator[Token]:
+    """Each token, and as one those in a row that share a fate and say nothing more."""
+
     def alone(numbered: tuple[int, Token]) -> Any:
         index, token = numbered
         return token.fate if token.fate in ("prompt", "plain") and not token.hover else index
@@ -104,12 +68,7 @@ def _runs(tokens: Sequence[Token]) -> Iterator[Span]:
         together = [token for _, token in group]
         first = together[0]
         text = clean("".join(token.text for token in together)).replace("\n", NEWLINE)
-        yield Span(first.fate, text, _inline(clean(first.rejected)), clean(first.hover))
-
-
-def _inline(text: str) -> str:
-    """A rejected token breaks no line."""
-    return text.replace("\n", "↵")
+        yield Token(text, first.fate, clean(first.rejected).replace("\n", "↵"), clean(first.hover))
 
 
 def _prose(text: str) -> Markup:
@@ -146,5 +105,8 @@ def _asset(name: str) -> str:
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"line": one_line, "clean": clean, "prose": _prose, "cell": _cell, "classes": _classes}
+    environment.filters |= {
+        "line": one_line, "clean": clean, "prose": _prose, "cell": _cell, "classes": _classes, "kind": _kind, "image": to_image,
+        "numbers": numbers, "fates": fates, "spans": _spans,
+    }  # fmt: skip
     return environment.from_string(_asset("page.html.j2"))

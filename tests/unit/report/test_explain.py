@@ -9,7 +9,6 @@ import pytest
 from outrider.lab.explain.causes import CAUSES
 from outrider.lab.explain.explain_result import LETTERS
 from outrider.report import explain as report
-from outrider.report import explain_text
 from outrider.report.console import print_document
 from outrider.report.document import MarkedTokens
 from outrider.report.explain import document
@@ -47,7 +46,6 @@ def test_nothing_tested_and_no_times(capsys: pytest.CaptureFixture[str]) -> None
 def test_letters_have_words() -> None:
     """Every letter a result may hold is known to the report."""
     assert set(LETTERS["cause"].values()) | {"luck"} == set(report.CAUSES)
-    assert set(LETTERS["cause"].values()) == set(explain_text.CAUSES)
     assert set(report.CAUSES) == set(CAUSES)
 
 
