@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from outrider.lab.bench.bench_result import BenchResult, Cell, Measured, Speedup
+from outrider.lab.bench.bench_result import BenchResult, Cell, Measured, Speedup, TargetInfo
 from outrider.lab.server.types import Percentiles
-from outrider.report.document import Block, Column, Heading, Paragraph, Table
+from outrider.report.document import Block, Column, Fact, Heading, Paragraph, Table, table
 from outrider.report.text import amount, number
 
 POSITIONS = 5  # of acceptance in the table; the plot has all
@@ -47,80 +47,61 @@ def _milliseconds(found: Percentiles | None, *names: str) -> str:
     return "-" if found is None else " / ".join(f"{1000 * getattr(found, name):.1f}" for name in names)
 
 
-@dataclass(frozen=True)
-class Fact(Column):
-    """A column, and what it says of one configuration in one cell."""
-
-    cell: Callable[[Measured], str] = str
-
-
-SPEED = (
+SPEED: tuple[Fact[Measured], ...] = (
     Fact(
-        "speedup", cell=lambda one: speed_text(one.speedup),
-        help="plain seconds / own seconds of the decode phase, behind the first step, over the same tokens: sums over prompts, "
-        "each the mean of its rounds; 95 % bootstrap over prompts",
+        "speedup", lambda one: speed_text(one.speedup),
+        "plain seconds / own seconds of the decode phase, behind the first step, over the same tokens: sums over prompts, each "
+        "the mean of its rounds; 95 % bootstrap over prompts",
     ),
     Fact(
-        "end to end", cell=lambda one: f"{one.end_to_end.value:.2f}x" if one.end_to_end else "-",
-        help="the same with prompt and queue: from the start to the last common token",
+        "end to end", lambda one: f"{one.end_to_end.value:.2f}x" if one.end_to_end else "-",
+        "the same with prompt and queue: from the start to the last common token",
     ),
     Fact(
-        "tokens/s", cell=lambda one: number(one.tokens_per_s, 1),
-        help="of one row's decode phase: tokens / seconds, both behind its first step",
+        "tokens/s", lambda one: number(one.tokens_per_s, 1),
+        "of one row's decode phase: tokens / seconds, both behind its first step",
+    ),
+    Fact("τ", lambda one: number(one.tau), "tokens per target pass, correction or bonus token included: emitted / steps"),
+    Fact("α", lambda one: number(one.alpha), "accepted / tested draft tokens"),
+    Fact("same text", _same, "greedy texts that are plain decoding's, token by token, of all runs; -: sampled, or plain"),
+    Fact("right", _right, "answers of the first round that are right, of those that were complete on both sides"),
+)  # fmt: skip
+OTHERS: Fact[Measured] = Fact(
+    "others", lambda one: "-" if one.other_cpu is None else f"{one.other_cpu:.0%}",
+    "mean share of the processors that other processes used during its runs",
+)  # fmt: skip
+DRAFTS: tuple[Fact[Measured], ...] = (
+    Fact("utilisation", lambda one: number(one.draft_utilisation), "accepted / drafted (vLLM calls this the acceptance rate)"),
+    Fact("drafted", lambda one: number(one.drafted / one.num_steps, 1), "draft tokens per step"),
+    Fact(
+        "conditional", lambda one: _positions(one.acceptance.conditional if one.acceptance else ()),
+        "P(the i-th draft token is kept | those before it were); on a tree: some token of that depth", "left",
     ),
     Fact(
-        "τ", cell=lambda one: number(one.tau),
-        help="tokens per target pass, correction or bonus token included: emitted / steps",
-    ),
-    Fact("α", cell=lambda one: number(one.alpha), help="accepted / tested draft tokens"),
-    Fact(
-        "same text", cell=_same,
-        help="greedy texts that are plain decoding's, token by token, of all runs; -: sampled, or plain",
-    ),
-    Fact(
-        "right", cell=_right,
-        help="answers of the first round that are right, of those that were complete on both sides",
+        "kept", lambda one: _positions(one.acceptance.per_position if one.acceptance else ()),
+        "steps that kept an i-th draft token / steps that had a draft (what vLLM prints)", "left",
     ),
 )  # fmt: skip
-OTHERS = Fact(
-    "others", cell=lambda one: "-" if one.other_cpu is None else f"{one.other_cpu:.0%}",
-    help="mean share of the processors that other processes used during its runs",
-)  # fmt: skip
-DRAFTS = (
+LATENCY: tuple[Fact[Measured], ...] = (
     Fact(
-        "utilisation", cell=lambda one: number(one.draft_utilisation),
-        help="accepted / drafted (vLLM calls this the acceptance rate)",
-    ),
-    Fact("drafted", cell=lambda one: number(one.drafted / one.num_steps, 1), help="draft tokens per step"),
-    Fact(
-        "conditional", "left", cell=lambda one: _positions(one.acceptance.conditional if one.acceptance else ()),
-        help="P(the i-th draft token is kept | those before it were); on a tree: some token of that depth",
+        "TTFT", lambda one: _milliseconds(one.ttft_s, "p50"),
+        "ms from the start to the first step's tokens, the prompt included; p50 over runs",
     ),
     Fact(
-        "kept", "left", cell=lambda one: _positions(one.acceptance.per_position if one.acceptance else ()),
-        help="steps that kept an i-th draft token / steps that had a draft (what vLLM prints)",
-    ),
-)  # fmt: skip
-LATENCY = (
-    Fact(
-        "TTFT", cell=lambda one: _milliseconds(one.ttft_s, "p50"),
-        help="ms from the start to the first step's tokens, the prompt included; p50 over runs",
+        "TPOT", lambda one: _milliseconds(one.tpot_s, "p50", "p99"),
+        "ms per output token behind the first step, per run; p50 / p99 over runs",
     ),
     Fact(
-        "TPOT", cell=lambda one: _milliseconds(one.tpot_s, "p50", "p99"),
-        help="ms per output token behind the first step, per run; p50 / p99 over runs",
+        "chunk", lambda one: _milliseconds(one.chunk_s, "p50", "p99"),
+        "ms from one step of a row to its next, how long a reader waits for more text; p50 / p99 over all",
     ),
     Fact(
-        "chunk", cell=lambda one: _milliseconds(one.chunk_s, "p50", "p99"),
-        help="ms from one step of a row to its next, how long a reader waits for more text; p50 / p99 over all",
+        "all rows", lambda one: number(one.throughput_tokens_per_s, 1),
+        "tokens/s of everything: all rows, prompts included",
     ),
     Fact(
-        "all rows", cell=lambda one: number(one.throughput_tokens_per_s, 1),
-        help="tokens/s of everything: all rows, prompts included",
-    ),
-    Fact(
-        "of the roof", cell=lambda one: "-" if one.roof is None else f"{one.roof:.0%}",
-        help="a row's tokens/s / those of a plain decoder that reads its weights and keys at the full measured bandwidth",
+        "of the roof", lambda one: "-" if one.roof is None else f"{one.roof:.0%}",
+        "a row's tokens/s / those of a plain decoder that reads its weights and keys at the full measured bandwidth",
     ),
 )  # fmt: skip
 PHASES = {
@@ -130,20 +111,17 @@ PHASES = {
     "verify": "distributions, verdicts, appending",
     "other": "caches, and what lies between steps",
 }
-ANSWERS = (
-    Fact("right", cell=_right),
-    Fact("plain", cell=lambda one: f"{one.accuracy.num_plain_right} of {one.accuracy.num_graded}" if one.accuracy else "-"),
+ANSWERS: tuple[Fact[Measured], ...] = (
+    Fact("right", _right),
+    Fact("plain", lambda one: f"{one.accuracy.num_plain_right} of {one.accuracy.num_graded}" if one.accuracy else "-"),
+    Fact("difference", _difference, "right / graded, here - plain; 95 % interval for paired answers (Agresti & Min 2005)"),
     Fact(
-        "difference", cell=_difference,
-        help="right / graded, here - plain; 95 % interval for paired answers (Agresti & Min 2005)",
+        "p", lambda one: number(one.accuracy.p_value if one.accuracy else None, 3),
+        "McNemar's exact test on the prompts that only one side answered rightly; -: there are none",
     ),
     Fact(
-        "p", cell=lambda one: number(one.accuracy.p_value if one.accuracy else None, 3),
-        help="McNemar's exact test on the prompts that only one side answered rightly; -: there are none",
-    ),
-    Fact(
-        "incomplete", cell=lambda one: str(one.accuracy.num_incomplete) if one.accuracy else "-",
-        help="prompts whose answer was cut off on either side (--max-tokens): not graded",
+        "incomplete", lambda one: str(one.accuracy.num_incomplete) if one.accuracy else "-",
+        "prompts whose answer was cut off on either side (--max-tokens): not graded",
     ),
 )  # fmt: skip
 
@@ -169,8 +147,8 @@ def speeds(result: BenchResult) -> Table:
     return replace(_table(result, [*SPEED, OTHERS] if is_disturbed else SPEED, "Speed"), marked=marked)
 
 
-def _phase(name: str) -> Fact:
-    return Fact(name, help=PHASES[name], cell=lambda one: f"{one.time_s[name] / sum(one.time_s.values()):.0%}")
+def _phase(name: str) -> Fact[Measured]:
+    return Fact(name, lambda one: f"{one.time_s[name] / sum(one.time_s.values()):.0%}", PHASES[name])
 
 
 def _answers(result: BenchResult) -> Iterator[Block]:
@@ -189,26 +167,35 @@ def _memory(result: BenchResult) -> Iterator[Block]:
     target = result.target
     if target is None:
         return
-    columns = [
-        Column("configuration", "left"),
-        Column("weights", help="beside the target's, one copy; -: the drafter does not say"),
-        Column("of the target's"),
-        Column("KV per token", help="beside the target's; tables of model-free drafters are not counted"),
-    ]
-    rows = []
-    for info in result.configurations:
-        weights, per_token = info.added_weights_bytes, info.added_kv_bytes_per_token
-        share = weights / target.weights_bytes if weights is not None and target.weights_bytes else None
-        sizes = ["-" if value is None else amount(value) for value in (weights, per_token)]
-        rows.append([info.label, sizes[0], "-" if share is None else f"{share:.1%}", sizes[1]])
     yield Heading("Memory")
-    yield Table(columns, rows, "What drafting adds")
-    yield Paragraph(_roof(result))
+    yield table(
+        result.configurations,
+        [
+            Fact("configuration", lambda info: info.label, align="left"),
+            Fact(
+                "weights", lambda info: _amount(info.added_weights_bytes),
+                "beside the target's, one copy; -: the drafter does not say",
+            ),
+            Fact("of the target's", lambda info: _share(info.added_weights_bytes, target.weights_bytes)),
+            Fact(
+                "KV per token", lambda info: _amount(info.added_kv_bytes_per_token),
+                "beside the target's; tables of model-free drafters are not counted",
+            ),
+        ],
+        "What drafting adds",
+    )  # fmt: skip
+    yield Paragraph(_roof(target))
 
 
-def _roof(result: BenchResult) -> str:
-    target = result.target
-    assert target is not None
+def _amount(num_bytes: int | None) -> str:
+    return "-" if num_bytes is None else amount(num_bytes)
+
+
+def _share(part: int | None, whole: int | None) -> str:
+    return f"{part / whole:.1%}" if part is not None and whole else "-"
+
+
+def _roof(target: TargetInfo) -> str:
     weights = "unknown" if target.weights_bytes is None else amount(target.weights_bytes)
     has = f"The target has {weights} of weights and {amount(target.kv_bytes_per_token)} of keys and values per token."
     if target.pass_bytes is None or target.bandwidth_bytes_per_s is None:
@@ -222,7 +209,7 @@ def _roof(result: BenchResult) -> str:
 
 
 def _table(
-    result: BenchResult, facts: Sequence[Fact], title: str, wanted: Callable[[Measured], bool] = lambda one: True
+    result: BenchResult, facts: Sequence[Fact[Measured]], title: str, wanted: Callable[[Measured], bool] = lambda one: True
 ) -> Table:
     """A cell's name stands in its first row only."""
     rows: list[list[str]] = []
@@ -231,7 +218,8 @@ def _table(
         for one in filter(wanted, cell.configurations):
             rows.append([label, result.configurations[one.configuration].label, *(fact.cell(one) for fact in facts)])
             label = ""
-    return Table([Column("cell", "left"), Column("configuration", "left"), *facts], rows, title)
+    columns = [Column("cell", "left"), Column("configuration", "left"), *(fact.column for fact in facts)]
+    return Table(columns, rows, title)
 
 
 def _is_best(one: Measured, cell: Cell) -> bool:

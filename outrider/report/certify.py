@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from outrider.lab.certify.certify_result import (
     CertifyResult,
+    DistributionTest,
     ExactDistribution,
     FirstTokenDistribution,
     SameTexts,
@@ -15,8 +16,21 @@ from outrider.lab.certify.certify_result import (
     TextRun,
     Verdict,
 )
-from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Table, Tone, word
+from outrider.report.document import (
+    Block,
+    Bullets,
+    Column,
+    Document,
+    Fact,
+    Heading,
+    Paragraph,
+    Table,
+    Tone,
+    table,
+    word,
+)
 from outrider.report.heading import origin, to_keep_in_mind
+from outrider.report.text import number
 
 TONES: dict[Verdict, Tone] = {"lossless": "good", "not lossless": "bad", "lossy": "caution", "inconclusive": "caution"}
 HEADLINES: dict[Verdict, str] = {
@@ -125,25 +139,27 @@ def _runs(runs: Sequence[TextRun]) -> Table:
 
 
 def _differences(differences: Sequence[TextDifference]) -> Table:
-    columns = [
-        Column("Decoded", "left"), Column("Prompt"), Column("Token"), Column("Plain says", "left"), Column("It says", "left"),
-        Column("Gap", help=f"the target's score of the plain token minus that of the other one, {SPACINGS}"),
-        Column("Moved", help=f"how far those scores are from plain decoding's, {SPACINGS}"),
-        Column("Noise", help=f"how far they move between teacher-forced passes of several shapes, {SPACINGS}"),
-        Column("Cause", "left"),
+    facts: list[Fact[TextDifference]] = [
+        Fact("Decoded", lambda one: one.run, align="left"),
+        Fact("Prompt", lambda one: str(one.prompt + 1)),
+        Fact("Token", lambda one: str(one.position + 1)),
+        Fact("Plain says", lambda one: repr(one.expected_text), align="left"),
+        Fact("It says", lambda one: repr(one.found_text), align="left"),
+        Fact(
+            "Gap", lambda one: number(one.gap_in_spacings, 1),
+            f"the target's score of the plain token minus that of the other one, {SPACINGS}",
+        ),
+        Fact(
+            "Moved", lambda one: number(one.moved_in_spacings, 1),
+            f"how far those scores are from plain decoding's, {SPACINGS}",
+        ),
+        Fact(
+            "Noise", lambda one: number(one.noise_in_spacings, 1),
+            f"how far they move between teacher-forced passes of several shapes, {SPACINGS}",
+        ),
+        Fact("Cause", lambda one: CAUSES[one.cause], align="left"),
     ]  # fmt: skip
-    rows = [
-        [
-            one.run, str(one.prompt + 1), str(one.position + 1), repr(one.expected_text), repr(one.found_text),
-            _spacings(one.gap_in_spacings), _spacings(one.moved_in_spacings), _spacings(one.noise_in_spacings), CAUSES[one.cause],
-        ]
-        for one in differences
-    ]  # fmt: skip
-    return Table(columns, rows, title="First differing token of each text")
-
-
-def _spacings(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+    return table(differences, facts, "First differing token of each text")
 
 
 def _sampled(found: SampledDistribution) -> list[Block]:
@@ -154,27 +170,33 @@ def _sampled(found: SampledDistribution) -> list[Block]:
     )  # fmt: skip
     if not found.tests:
         return blocks
-    columns = [
-        Column("Sampler", "left"), Column("Token"),
-        Column("View", "left", help="tokens: single ones; preference: draws in the order of the draft's q over the target's p"),
-        Column("Draws"), Column("Uncertain", help="draws that leave a choice; all others are right or impossible"),
-        Column("Cells"),
-        Column("G", help="2 Σ O ln(O / E) over cells expected at least 5 times, over Williams' factor"),
-        Column("Freedom", help="cells minus groups; a group is one beginning of the text"), Column("p"),
-        Column("Finds", help=f"the smallest total variation, averaged over the draws, found with probability {found.power:g}"),
-        Column("Result", "left", help=f"Holm over all tests: a faithful sampler fails any once in {1 / found.false_alarms:.0f}"),
-    ]  # fmt: skip
-    rows = [
-        [
-            one.sampler, str(one.position), one.view, str(one.num_draws), str(one.num_uncertain), str(one.num_cells),
-            f"{one.g:.1f}", str(one.df), f"{one.p_value:.2g}",
-            "-" if one.detectable_total_variation is None else f"{one.detectable_total_variation:.3f}",
-            "deviates" if one.rejected else "follows",
-        ]
-        for one in found.tests
+    facts: list[Fact[DistributionTest]] = [
+        Fact("Sampler", lambda one: one.sampler, align="left"),
+        Fact("Token", lambda one: str(one.position)),
+        Fact(
+            "View", lambda one: one.view,
+            "tokens: single ones; preference: draws in the order of the draft's q over the target's p", "left",
+        ),
+        Fact("Draws", lambda one: str(one.num_draws)),
+        Fact(
+            "Uncertain", lambda one: str(one.num_uncertain),
+            "draws that leave a choice; all others are right or impossible",
+        ),
+        Fact("Cells", lambda one: str(one.num_cells)),
+        Fact("G", lambda one: number(one.g, 1), "2 Σ O ln(O / E) over cells expected at least 5 times, over Williams' factor"),
+        Fact("Freedom", lambda one: str(one.df), "cells minus groups; a group is one beginning of the text"),
+        Fact("p", lambda one: f"{one.p_value:.2g}"),
+        Fact(
+            "Finds", lambda one: number(one.detectable_total_variation, 3),
+            f"the smallest total variation, averaged over the draws, found with probability {found.power:g}",
+        ),
+        Fact(
+            "Result", lambda one: "deviates" if one.rejected else "follows",
+            f"Holm over all tests: a faithful sampler fails any once in {1 / found.false_alarms:.0f}", "left",
+        ),
     ]  # fmt: skip
     marked = frozenset(index for index, one in enumerate(found.tests) if one.rejected)
-    blocks.append(Table(columns, rows, marked=marked))
+    blocks.append(table(found.tests, facts, marked=marked))
     entropies = [index.entropy_nats for index in found.places]
     origins = ", ".join(f"{count} {origin}" for origin, count in sorted(found.origins.items()))
     blocks.append(Paragraph(

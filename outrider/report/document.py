@@ -6,10 +6,11 @@ three writers. Renderers compute nothing that a reader could not recompute from 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
+T = TypeVar("T")
 Tone = Literal["plain", "good", "bad", "caution"]
 
 
@@ -55,6 +56,27 @@ class Table:
     rows: Sequence[Sequence[str]]
     title: str = ""
     marked: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Fact(Generic[T]):
+    """A column, and what it says of one subject."""
+
+    heading: str
+    cell: Callable[[T], str]
+    help: str = ""
+    align: Literal["left", "right"] = "right"
+
+    @property
+    def column(self) -> Column:
+        """The column without its cells."""
+        return Column(self.heading, self.align, self.help)
+
+
+def table(subjects: Iterable[T], facts: Sequence[Fact[T]], title: str = "", marked: frozenset[int] = frozenset()) -> Table:
+    """A row for each subject."""
+    rows = [[fact.cell(subject) for fact in facts] for subject in subjects]
+    return Table([fact.column for fact in facts], rows, title, marked)
 
 
 def facts_table(title: str, facts: Mapping[str, Any]) -> Table:

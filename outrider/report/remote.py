@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.lab.estimate.estimate_result import RemoteEstimate, RemoteLength
-from outrider.report.document import Block, Bullets, Column, Heading, Paragraph, Table, Tone
+from outrider.report.document import Block, Bullets, Fact, Heading, Paragraph, Tone, table
 from outrider.report.text import number, times
 
 HARDLY = 1.05  # a predicted gain below this is within what such an estimate can be off
@@ -33,24 +33,25 @@ def remote_lengths(found: RemoteEstimate) -> list[Block]:
     lines.append("no hit rate is enough" if edge is None else f"break-even hit rate {number(edge, 3)} at the best length")
     if not found.in_time:
         lines.append("a reply takes longer than a plain step, and drafter 'remote' waits no longer than that: it decodes plainly")
-    columns = [
-        Column("γ"),
-        Column("target's step, ms", help="without drafting"),
-        Column("reply, ms", help="round trip and drafting"),
-        Column("synchronous", help="τ · plain step / (target's step + reply): every step waits for its draft"),
-        Column("overlapped", help="τ · plain step / (h max(target's step, reply) + (1 - h) (target's step + reply))"),
-        Column("co-located", help="τ · plain step / (target's step + drafting): in the target's process"),
-    ]
-    rows = [_cells(one) for one in found.lengths]
-    title = f"Speedup with a round trip of {_ms(found.rtt_s)} ms"
-    return [Bullets(lines), Table(columns, rows, title, frozenset({found.best_num_draft_tokens - 1}))]
-
-
-def _cells(one: RemoteLength) -> list[str]:
-    return [
-        str(one.num_draft_tokens), _ms(one.target_s), _ms(one.reply_s), times(one.synchronous_speedup),
-        times(one.overlapped_speedup), times(one.co_located_speedup),
+    facts: list[Fact[RemoteLength]] = [
+        Fact("γ", lambda one: str(one.num_draft_tokens)),
+        Fact("target's step, ms", lambda one: _ms(one.target_s), "without drafting"),
+        Fact("reply, ms", lambda one: _ms(one.reply_s), "round trip and drafting"),
+        Fact(
+            "synchronous", lambda one: times(one.synchronous_speedup),
+            "τ · plain step / (target's step + reply): every step waits for its draft",
+        ),
+        Fact(
+            "overlapped", lambda one: times(one.overlapped_speedup),
+            "τ · plain step / (h max(target's step, reply) + (1 - h) (target's step + reply))",
+        ),
+        Fact(
+            "co-located", lambda one: times(one.co_located_speedup),
+            "τ · plain step / (target's step + drafting): in the target's process",
+        ),
     ]  # fmt: skip
+    title = f"Speedup with a round trip of {_ms(found.rtt_s)} ms"
+    return [Bullets(lines), table(found.lengths, facts, title, frozenset({found.best_num_draft_tokens - 1}))]
 
 
 def _ms(seconds: float) -> str:

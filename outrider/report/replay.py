@@ -12,11 +12,13 @@ from outrider.report.document import (
     CodeBlock,
     Column,
     Document,
+    Fact,
     Heading,
     Paragraph,
     Table,
     Tone,
     curves,
+    table,
 )  # fmt: skip
 from outrider.report.heading import origin, to_keep_in_mind
 from outrider.report.text import interval, number
@@ -26,18 +28,24 @@ TAU = (
     "emitted / steps: tokens per target pass, the target's own included. The upper bound of the speedup: what it would be if a "
     "pass over k + 1 tokens cost the same as one over one token, and drafting nothing"
 )
-COLUMNS = (
-    Column("configuration", align="left"),
-    Column("τ", help=TAU),
-    Column("α", help="accepted / tested draft tokens"),
-    Column("draft utilisation", help="accepted / drafted tokens"),
-    Column("drafted per step", help="drafted / steps: each of these tokens makes a target pass wider"),
-    Column("drafter, µs per step", help="time spent in the drafter / steps, on the machine of the replay"),
-)
-SPEEDUP = Column(
-    "predicted speedup",
-    help="emitted × seconds of a plain step / seconds of all steps, by their width and the costs given, with drafting",
-)
+COLUMNS: tuple[Fact[ReplayedConfiguration], ...] = (
+    Fact("configuration", lambda one: one.configuration, align="left"),
+    Fact("τ", lambda one: _with_interval(one.overall.tau, one.overall.tau_interval), TAU),
+    Fact("α", lambda one: number(one.overall.alpha), "accepted / tested draft tokens"),
+    Fact("draft utilisation", lambda one: number(one.overall.draft_utilisation), "accepted / drafted tokens"),
+    Fact(
+        "drafted per step", lambda one: number(one.overall.drafted / one.overall.steps, 1),
+        "drafted / steps: each of these tokens makes a target pass wider",
+    ),
+    Fact(
+        "drafter, µs per step", lambda one: number(one.draft_s_per_step * 1e6, 0),
+        "time spent in the drafter / steps, on the machine of the replay",
+    ),
+)  # fmt: skip
+SPEEDUP: Fact[ReplayedConfiguration] = Fact(
+    "predicted speedup", lambda one: _cell(one.overall),
+    "emitted × seconds of a plain step / seconds of all steps, by their width and the costs given, with drafting",
+)  # fmt: skip
 
 
 def document(result: ReplayResult) -> Document:
@@ -82,20 +90,10 @@ def _objective(found: AcceptanceCounts) -> float:
 
 
 def _overview(result: ReplayResult) -> Table:
-    columns = [*COLUMNS, SPEEDUP] if result.costs is not None else COLUMNS
     best = _best(result)
-    rows = [_row(one) for one in result.configurations]
     marked = frozenset(index for index, one in enumerate(result.configurations) if one is best)
-    return Table(columns, rows, "All texts (95 % intervals in brackets)", marked)
-
-
-def _row(one: ReplayedConfiguration) -> list[str]:
-    found = one.overall
-    row = [
-        one.configuration, _with_interval(found.tau, found.tau_interval), number(found.alpha), number(found.draft_utilisation),
-        number(found.drafted / found.steps, 1), number(one.draft_s_per_step * 1e6, 0),
-    ]  # fmt: skip
-    return row if found.speedup is None else [*row, _with_interval(found.speedup, found.speedup_interval, "x")]
+    facts = [*COLUMNS, SPEEDUP] if result.costs is not None else COLUMNS
+    return table(result.configurations, facts, "All texts (95 % intervals in brackets)", marked)
 
 
 def _sweeps(result: ReplayResult) -> list[Block]:

@@ -2,29 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
-from outrider.lab.server.positions import positions
-from outrider.lab.server.types import LevelMeasurement, Percentiles, ServerMeasurement, SpeculationCounts
-from outrider.report.document import Block, Bullets, Column, Heading, Paragraph, Table, curves
+from outrider.lab.server.positions import PositionRow, positions
+from outrider.lab.server.types import (
+    LevelComparison,
+    LevelMeasurement,
+    Percentiles,
+    ServerMeasurement,
+    SpeculationCounts,
+)
+from outrider.report.document import Block, Bullets, Column, Fact, Heading, Paragraph, Table, curves, table, word
 from outrider.report.text import interval, number
 
+T = TypeVar("T")
 MILLISECONDS = 1000
 MAX_FAILURES = 5  # shown of each server
 PERCENTILES_HELP = "percentiles over the answers, linear between neighbours; of fewer than 100 p99 is close to the largest"
-SPEEDUP_HELP = (
-    "tokens/s of a request here / there, sums over the pairs (where tokens are not counted: seconds there / here of pairs with "
-    "the same text); 95 % bootstrap interval over pairs"
-)
-LABEL = Column("server", "left")
-LOAD = Column("load", "left")
-LOAD_EXPLAINED = Column("load", "left", "requests in flight (a new one as soon as one ends)")
+LOAD = "requests in flight (a new one as soon as one ends)"
+THROUGHPUT: tuple[Fact[LevelMeasurement], ...] = (
+    Fact(
+        "answered", lambda level: f"{len(level.answers)} of {level.num_requests}",
+        "requests that were answered to their end, of those asked for",
+    ),
+    Fact(
+        "tokens/s", lambda level: number(level.tokens_per_s, 1),
+        "completion tokens of all answers, as the server counts them / seconds in which requests ran",
+    ),
+    Fact("requests/s", lambda level: number(level.requests_per_s), "answers / the same seconds"),
+    Fact(
+        "tokens/chunk", lambda level: number(level.tokens_per_chunk),
+        "tokens / chunks of the stream; not τ: a server may send steps together, or apart",
+    ),
+)  # fmt: skip
+LATENCY: tuple[Fact[LevelMeasurement], ...] = (
+    Fact(
+        "TTFT (ms)", lambda level: _three(level.ttft_s),
+        f"time to first token: from sending to the first chunk with text; {PERCENTILES_HELP}",
+    ),
+    Fact(
+        "TPOT (ms)", lambda level: _three(level.tpot_s),
+        "time per output token: (request − TTFT) / (tokens − 1), per request",
+    ),
+    Fact(
+        "chunk gap (ms)", lambda level: _three(level.gap_s),
+        "from one chunk to the next, over all gaps of all answers: inter-token latency as seen",
+    ),
+    Fact("request (s)", lambda level: _three(level.request_s, scale=1, digits=2), "from sending to the last chunk"),
+)  # fmt: skip
+POSITIONS: tuple[Fact[PositionRow], ...] = (
+    Fact("position", lambda row: str(row.position)),
+    Fact("accepted", lambda row: str(row.accepted), "passes that kept the token at this position"),
+    Fact("of all", lambda row: number(row.share), "accepted / passes with a draft"),
+    Fact(
+        "given the one before", lambda row: interval(row.given),
+        "accepted / passes that kept the position before, with Wilson's 95 % interval",
+    ),
+)  # fmt: skip
 
 
 def blocks(measurements: Sequence[ServerMeasurement]) -> list[Block]:
     """All there is to say of them; the caller's document has the title."""
     found: list[Block] = [Heading("Servers"), _servers(measurements)]
-    found += [_throughput(measurements), _latency(measurements)]
+    found += [
+        _by_level(measurements, lambda level: [level], THROUGHPUT, "Throughput"),
+        _by_level(measurements, lambda level: [level], LATENCY, "Latency: p50 / p90 / p99"),
+    ]
     found += _speculation(measurements)
     for measurement in measurements:
         found += _comparison(measurement)
@@ -34,112 +78,83 @@ def blocks(measurements: Sequence[ServerMeasurement]) -> list[Block]:
 
 
 def _servers(measurements: Sequence[ServerMeasurement]) -> Table:
-    columns = [LABEL, Column("URL", "left"), Column("engine", "left"), Column("model", "left"), Column("counters", "left")]
-    rows = []
-    for one in measurements:
-        engine = " ".join(filter(None, (one.server.engine, one.server.version)))
-        rows.append([one.label, one.url, engine, one.server.model, "/metrics" if one.server.metrics else "none"])
-    return Table(columns, rows)
-
-
-def _throughput(measurements: Sequence[ServerMeasurement]) -> Table:
-    columns = [
-        LABEL,
-        LOAD_EXPLAINED,
-        Column("answered", help="requests that were answered to their end, of those asked for"),
-        Column("tokens/s", help="completion tokens of all answers, as the server counts them / seconds in which requests ran"),
-        Column("requests/s", help="answers / the same seconds"),
-        Column("tokens/chunk", help="tokens / chunks of the stream; not τ: a server may send steps together, or apart"),
-    ]
-    rows = [
+    return table(
+        measurements,
         [
-            one.label,
-            level.level.label,
-            f"{len(level.answers)} of {level.num_requests}",
-            number(level.tokens_per_s, 1),
-            number(level.requests_per_s),
-            number(level.tokens_per_chunk),
-        ]
-        for one, level in _levels(measurements)
-    ]
-    return Table(columns, rows, title="Throughput")
+            Fact("server", lambda one: one.label, align="left"),
+            Fact("URL", lambda one: one.url, align="left"),
+            Fact("engine", lambda one: " ".join(filter(None, (one.server.engine, one.server.version))), align="left"),
+            Fact("model", lambda one: one.server.model, align="left"),
+            Fact("counters", lambda one: "/metrics" if one.server.metrics else "none", align="left"),
+        ],
+    )
 
 
-def _latency(measurements: Sequence[ServerMeasurement]) -> Table:
-    columns = [
-        LABEL,
-        LOAD,
-        Column("TTFT (ms)", help=f"time to first token: from sending to the first chunk with text; {PERCENTILES_HELP}"),
-        Column("TPOT (ms)", help="time per output token: (request − TTFT) / (tokens − 1), per request"),
-        Column("chunk gap (ms)", help="from one chunk to the next, over all gaps of all answers: inter-token latency as seen"),
-        Column("request (s)", help="from sending to the last chunk"),
-    ]
+def _by_level(
+    measurements: Sequence[ServerMeasurement], read: Callable[[LevelMeasurement], Iterable[T]], facts: Sequence[Fact[T]],
+    title: str,
+) -> Table:  # fmt: skip
+    """Rows for what `read` finds in a level."""
     rows = [
-        [
-            one.label,
-            level.level.label,
-            _three(level.ttft_s),
-            _three(level.tpot_s),
-            _three(level.gap_s),
-            _three(level.request_s, scale=1, digits=2),
-        ]
+        [one.label, level.level.label, *(fact.cell(subject) for fact in facts)]
         for one, level in _levels(measurements)
+        for subject in read(level)
     ]
-    return Table(columns, rows, title="Latency: p50 / p90 / p99")
+    return Table([Column("server", "left"), Column("load", "left", LOAD), *(fact.column for fact in facts)], rows, title)
 
 
 def _speculation(measurements: Sequence[ServerMeasurement]) -> Iterator[Block]:
-    known = [(one, level, level.speculation) for one, level in _levels(measurements) if level.speculation is not None]
-    if not known:
-        yield Paragraph(
-            "No server shows speculation counters, so τ and acceptance are unknown."
-        )
+    if not any(level.speculation for _, level in _levels(measurements)):
+        yield Paragraph("No server shows speculation counters, so τ and acceptance are unknown.")
         return
-    columns = [
-        LABEL,
-        LOAD,
-        Column("τ", help=f"tokens per target pass that had a draft, its correction or bonus token included: {_formulas(known)}"),
-        Column("α", help="accepted / tested; known where every draft is a chain of one length or the server counts lengths"),
-        Column("utilisation", help="accepted / drafted (vLLM calls this the acceptance rate)"),
-        Column("steps", help="target passes that had a draft; from /metrics, after minus before"),
-        Column("drafted"),
-        Column("accepted"),
-    ]
-    rows = [[one.label, level.level.label, *_counts(counts)] for one, level, counts in known]
-    yield Table(columns, rows, title="Speculation, as the servers count it")
-    by_position = [
-        [one.label, level.level.label, str(row.position), str(row.accepted), number(row.share), interval(row.given)]
-        for one, level, counts in known
-        for row in positions(counts)
-    ]
-    if by_position:
-        columns = [
-            LABEL,
-            LOAD,
-            Column("position"),
-            Column("accepted", help="passes that kept the token at this position"),
-            Column("of all", help="accepted / passes with a draft"),
-            Column("given the one before", help="accepted / passes that kept the position before, with Wilson's 95 % interval"),
-        ]
-        yield Table(columns, by_position, title="Acceptance by position")
+    facts: list[Fact[SpeculationCounts]] = [
+        Fact(
+            "τ", lambda counts: number(counts.tau),
+            f"tokens per target pass that had a draft, its correction or bonus token included: {_formulas(measurements)}",
+        ),
+        Fact(
+            "α", lambda counts: number(counts.alpha),
+            "accepted / tested; known where every draft is a chain of one length or the server counts lengths",
+        ),
+        Fact(
+            "utilisation", lambda counts: number(counts.draft_utilisation),
+            "accepted / drafted (vLLM calls this the acceptance rate)",
+        ),
+        Fact("steps", lambda counts: word(counts.num_steps), "target passes that had a draft; from /metrics, after minus before"),
+        Fact("drafted", lambda counts: word(counts.num_draft_tokens)),
+        Fact("accepted", lambda counts: word(counts.num_accepted_tokens)),
+    ]  # fmt: skip
+    yield _by_level(measurements, _counted, facts, "Speculation, as the servers count it")
+    by_position = _by_level(
+        measurements, lambda level: [row for counts in _counted(level) for row in positions(counts)], POSITIONS,
+        "Acceptance by position",
+    )  # fmt: skip
+    if by_position.rows:
+        yield by_position
+
+
+def _counted(level: LevelMeasurement) -> list[SpeculationCounts]:
+    return [] if level.speculation is None else [level.speculation]
 
 
 def _comparison(measurement: ServerMeasurement) -> Iterator[Block]:
     if not any(one.num_pairs for one in measurement.comparisons):
         return
-    columns = [
-        LOAD,
-        Column("pairs", help="requests that both servers answered"),
-        Column("speedup", help=SPEEDUP_HELP),
-        Column("throughput", help="tokens/s of the whole load here / there"),
-        Column("same text", help="pairs with the same greedy text, character by character; - when texts were sampled"),
-    ]
-    rows = []
-    for one in measurement.comparisons:
-        speedup = interval(one.speedup_interval) if one.speedup_interval else number(one.speedup)
-        same = "-" if one.num_identical is None else f"{one.num_identical} of {one.num_pairs}"
-        rows.append([one.level.label, str(one.num_pairs), speedup, number(one.throughput_ratio), same])
-    yield Table(columns, rows, title=f"{measurement.label} against {measurement.baseline}, request by request")
+    facts: list[Fact[LevelComparison]] = [
+        Fact("load", lambda one: one.level.label, align="left"),
+        Fact("pairs", lambda one: str(one.num_pairs), "requests that both servers answered"),
+        Fact(
+            "speedup", lambda one: interval(one.speedup_interval) if one.speedup_interval else number(one.speedup),
+            "tokens/s of a request here / there, sums over the pairs (where tokens are not counted: seconds there / here of "
+            "pairs with the same text); 95 % bootstrap interval over pairs",
+        ),
+        Fact("throughput", lambda one: number(one.throughput_ratio), "tokens/s of the whole load here / there"),
+        Fact(
+            "same text", lambda one: "-" if one.num_identical is None else f"{one.num_identical} of {one.num_pairs}",
+            "pairs with the same greedy text, character by character; - when texts were sampled",
+        ),
+    ]  # fmt: skip
+    yield table(measurement.comparisons, facts, f"{measurement.label} against {measurement.baseline}, request by request")
     yield from _differences(measurement)
 
 
@@ -210,15 +225,10 @@ def _levels(measurements: Sequence[ServerMeasurement]) -> Iterator[tuple[ServerM
         yield from ((one, one.levels[index]) for one in measurements if index < len(one.levels))
 
 
-def _formulas(known: Sequence[tuple[ServerMeasurement, LevelMeasurement, SpeculationCounts]]) -> str:
-    formulas = dict.fromkeys((counts.tau_formula, one.server.engine) for one, _, counts in known if counts.tau is not None)
-    return "; ".join(f"{formula} ({engine})" for formula, engine in formulas) or "no server reports how many steps there were"
-
-
-def _counts(counts: SpeculationCounts) -> list[str]:
-    whole = (counts.num_steps, counts.num_draft_tokens, counts.num_accepted_tokens)
-    rates = (counts.tau, counts.alpha, counts.draft_utilisation)
-    return [*map(number, rates), *("-" if value is None else str(value) for value in whole)]
+def _formulas(measurements: Sequence[ServerMeasurement]) -> str:
+    counted = [(counts, one) for one, level in _levels(measurements) for counts in _counted(level) if counts.tau is not None]
+    formulas = dict.fromkeys(f"{counts.tau_formula} ({one.server.engine})" for counts, one in counted)
+    return "; ".join(formulas) or "no server reports how many steps there were"
 
 
 def _three(values: Percentiles | None, scale: float = MILLISECONDS, digits: int = 1) -> str:

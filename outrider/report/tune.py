@@ -10,12 +10,12 @@ from outrider.report.document import (
     Block,
     Bullets,
     CodeBlock,
-    Column,
     Document,
+    Fact,
     Heading,
     Paragraph,
-    Table,
     curves,
+    table,
 )
 from outrider.report.remote import remote_lengths
 from outrider.report.text import interval, number, times
@@ -84,24 +84,23 @@ def _confirmed(result: TuneResult) -> list[Block]:
         return []
     order = sorted(result.confirmed, key=lambda one: -one.speedup.value)
     best = next((index for index, one in enumerate(order) if one.configuration == result.recommendations[0].configuration), None)
-    rows = [
-        [
-            one.configuration, interval(one.speedup, "x"), times(result.overall_speedup.get(one.configuration)),
-            number(one.tokens_per_s, 0), number(one.tau), str(one.texts), _same(result, one),
-        ]
-        for one in order
+    facts: list[Fact[Confirmed]] = [
+        Fact("configuration", lambda one: one.configuration, align="left"),
+        Fact(
+            "speedup", lambda one: interval(one.speedup, "x"),
+            "plain seconds per token / its seconds per token, decode phase; 95 % bootstrap over prompts",
+        ),
+        Fact(
+            "forecast", lambda one: times(result.overall_speedup.get(one.configuration)),
+            "from probes alone, before this was run",
+        ),
+        Fact("tokens/s", lambda one: number(one.tokens_per_s, 0), "of one row's decode phase"),
+        Fact("τ", lambda one: number(one.tau), "tokens per target pass and row, the bonus token included"),
+        Fact("prompts", lambda one: str(one.texts)),
+        Fact("identical", lambda one: _same(result, one), "greedy texts equal to plain decoding's"),
     ]  # fmt: skip
-    columns = (
-        Column("configuration", "left"),
-        Column("speedup", help="plain seconds per token / its seconds per token, decode phase; 95 % bootstrap over prompts"),
-        Column("forecast", help="from probes alone, before this was run"),
-        Column("tokens/s", help="of one row's decode phase"),
-        Column("τ", help="tokens per target pass and row, the bonus token included"),
-        Column("prompts"),
-        Column("identical", help="greedy texts equal to plain decoding's"),
-    )
     marked = frozenset() if best is None else frozenset({best})
-    return [Heading("Measured"), Table(columns, rows, marked=marked)]
+    return [Heading("Measured"), table(order, facts, marked=marked)]
 
 
 def _forecasts(result: TuneResult) -> list[Block]:
@@ -111,19 +110,21 @@ def _forecasts(result: TuneResult) -> list[Block]:
     by_label: dict[str, list[float]] = {}
     for one in result.forecasts:
         by_label.setdefault(one.configuration, []).append(one.tau)
-    rows = [
-        [label, times(result.overall_speedup[label]), " ".join(number(tau) for tau in by_label[label])]
-        for label in ranking[:SHOWN]
-    ]
     tasks = list(dict.fromkeys(one.task for one in result.forecasts))
-    tau = f"τ ({', '.join(tasks)})" if len(tasks) > 1 else "τ"
-    columns = (
-        Column("configuration", "left"),
-        Column("speedup", help="τ × seconds of a plain step / expected seconds of its step, over the whole workload"),
-        Column(tau),
-    )
-    title = f"The best {len(rows)} of {len(ranking)} forecasts, none of them run as such"
-    return [Heading("Forecast for everything"), Table(columns, rows, title=title), *_length_plot(result)]
+    facts: list[Fact[str]] = [
+        Fact("configuration", lambda label: label, align="left"),
+        Fact(
+            "speedup", lambda label: times(result.overall_speedup[label]),
+            "τ × seconds of a plain step / expected seconds of its step, over the whole workload",
+        ),
+        Fact(
+            f"τ ({', '.join(tasks)})" if len(tasks) > 1 else "τ",
+            lambda label: " ".join(number(tau) for tau in by_label[label]),
+        ),
+    ]  # fmt: skip
+    shown = ranking[:SHOWN]
+    title = f"The best {len(shown)} of {len(ranking)} forecasts, none of them run as such"
+    return [Heading("Forecast for everything"), table(shown, facts, title), *_length_plot(result)]
 
 
 def _length_plot(result: TuneResult) -> list[Block]:
@@ -187,19 +188,18 @@ def _line(result: TuneResult) -> list[Block]:
 def _schedule(result: TuneResult) -> list[Block]:
     if not result.schedule:
         return []
-    columns = (
-        Column("rows at a time"), Column("configuration", "left"), Column("tokens/s", help="forecast, all rows together"),
-        Column("plain tokens/s"), Column("speedup"),
-    )  # fmt: skip
-    rows = [
+    forecast = table(
+        result.schedule,
         [
-            str(one.batch_size), one.configuration, number(one.tokens_per_s, 0), number(one.plain_tokens_per_s, 0),
-            times(one.speedup),
-        ]
-        for one in result.schedule
-    ]  # fmt: skip
-    table = Table(columns, rows, title="Forecast from costs at each load and the acceptance above")
-    return [Heading("By load"), table, *_lengths(result)]
+            Fact("rows at a time", lambda one: str(one.batch_size)),
+            Fact("configuration", lambda one: one.configuration, align="left"),
+            Fact("tokens/s", lambda one: number(one.tokens_per_s, 0), "forecast, all rows together"),
+            Fact("plain tokens/s", lambda one: number(one.plain_tokens_per_s, 0)),
+            Fact("speedup", lambda one: times(one.speedup)),
+        ],
+        "Forecast from costs at each load and the acceptance above",
+    )
+    return [Heading("By load"), forecast, *_lengths(result)]
 
 
 def _lengths(result: TuneResult) -> list[Block]:
