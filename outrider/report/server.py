@@ -20,7 +20,6 @@ T = TypeVar("T")
 MILLISECONDS = 1000
 MAX_FAILURES = 5  # shown of each server
 PERCENTILES_HELP = "percentiles over the answers, linear between neighbours; of fewer than 100 p99 is close to the largest"
-LOAD = "requests in flight (a new one as soon as one ends)"
 THROUGHPUT: tuple[Fact[LevelMeasurement], ...] = (
     Fact(
         "answered", lambda level: f"{len(level.answers)} of {level.num_requests}",
@@ -66,7 +65,7 @@ def blocks(measurements: Sequence[ServerMeasurement]) -> list[Block]:
     """All there is to say of them; the caller's document has the title."""
     found: list[Block] = [Heading("Servers"), _servers(measurements)]
     found += [
-        _by_level(measurements, lambda level: [level], THROUGHPUT, "Throughput"),
+        _by_level(measurements, lambda level: [level], THROUGHPUT, "Throughput by load: requests in flight, a new one as soon as one ends"),
         _by_level(measurements, lambda level: [level], LATENCY, "Latency: p50 / p90 / p99"),
     ]
     found += _speculation(measurements)
@@ -100,7 +99,7 @@ def _by_level(
         for one, level in _levels(measurements)
         for subject in read(level)
     ]
-    return Table([Column("server", "left"), Column("load", "left", LOAD), *(fact.column for fact in facts)], rows, title)
+    return Table([Column("server", "left"), Column("load", "left"), *(fact.column for fact in facts)], rows, title)
 
 
 def _speculation(measurements: Sequence[ServerMeasurement]) -> Iterator[Block]:
