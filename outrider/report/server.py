@@ -64,10 +64,9 @@ POSITIONS: tuple[Fact[PositionRow], ...] = (
 def blocks(measurements: Sequence[ServerMeasurement]) -> list[Block]:
     """All there is to say of them; the caller's document has the title."""
     found: list[Block] = [Heading("Servers"), _servers(measurements)]
-    found += [
-        _by_level(measurements, lambda level: [level], THROUGHPUT, "Throughput by load: requests in flight, a new one as soon as one ends"),
-        _by_level(measurements, lambda level: [level], LATENCY, "Latency: p50 / p90 / p99"),
-    ]
+    title = "Throughput by load: requests in flight, a new one as soon as one ends"
+    found.append(_by_level(measurements, lambda level: [level], THROUGHPUT, title))
+    found.append(_by_level(measurements, lambda level: [level], LATENCY, "Latency: p50 / p90 / p99"))
     found += _speculation(measurements)
     for measurement in measurements:
         found += _comparison(measurement)
