@@ -27,7 +27,7 @@ from outrider.runtime.matrices import matrix_of
 from outrider.runtime.ops import RECURRENT, Code, Op, Program, Source, Value, View
 from outrider.runtime.positional import MAX_NUMBERS, Positional, followed
 from outrider.runtime.record import Recording, is_rotary, record, signals_of
-from outrider.runtime.rules import RULES
+from outrider.runtime.rules import RULES, Rule
 from outrider.runtime.strides import Strided, collapse, dense, reshape, stretch
 
 
@@ -165,7 +165,7 @@ class Lowering:
         try:
             if rule is None:
                 raise NotLoweredError(f"torch's '{event.name}'")
-            made: Sequence[Known] = rule(self, event)
+            made: Sequence[Known] = self._by_rule(rule, event)
         except NotLoweredError as error:
             if event.name in ("attention", "store", "heads", "rotary", "short_convolution", "delta_rule", "scan"):
                 raise
@@ -178,6 +178,13 @@ class Lowering:
             self._known[id(output)] = known
             if isinstance(output, Tensor):
                 self._sharing.setdefault(_memory(output), {})[id(output)] = output
+
+    def _by_rule(self, rule: Rule, event: Event) -> Sequence[Known]:
+        """What a rule makes of a call. Models call torch in more forms than any rule knows: those it fails on are not lowered."""
+        try:
+            return rule(self, event)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise NotLoweredError(f"torch's '{event.name}' in a form that is unknown here ({error})") from error
 
     def _is_constant(self, tensor: Tensor) -> bool:
         return id(tensor) not in self._known

@@ -72,6 +72,20 @@ def test_what_has_no_operation_is_refused_by_name(family: str) -> None:
         lower(make(family))
 
 
+class LargestOfAll(torch.nn.Module):
+    """Calls torch in a form of `max` that no rule knows, as DBRX did in transformers 5.17."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.max(x)
+
+
+def test_a_form_of_a_call_that_no_rule_knows_is_refused_by_name() -> None:
+    module = make("llama")
+    module.model.layers[0].mlp.act_fn = LargestOfAll()
+    with pytest.raises(NotLoweredError, match="torch's 'max' in a form that is unknown here"):
+        lower(module)
+
+
 def test_tables_that_change_with_the_text_are_refused() -> None:
     module = make("llama")
     module.model.rotary_emb.rope_type = "dynamic"
