@@ -52,7 +52,7 @@ def use_graphs(loaded: LoadedModel, module: nn.Module, loop_lengths: Sequence[in
     lm.run = GraphedPass(plain)
     try:
         probe_logits(lm)  # two passes of one shape: the second is recorded
-        check_same_logits(lm, expected)
+        check_same_logits(lm, expected, module)
     except (CapabilityError, RuntimeError) as error:
         lm.run = plain
         reason = first_line(_first(error)).rstrip(".")

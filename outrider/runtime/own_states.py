@@ -66,7 +66,7 @@ def moved_states(lm: StateLM, module: Any, make_run: Callable[[LM, Program], Run
     layers = kept_layers(_layers(program, len(lm.shape.layers)), program, lm.shape.context_length)
     made = LM(lm.run, replace(lm.shape, layers=layers, states=tuple(program.states)), lm.dtype, lm.device)
     made.run = make_run(made, program)
-    check_same_logits(made, expected, picks_experts=any(op.code == Code.EXPERTS for op in program.body))
+    check_same_logits(made, expected, module, picks_experts=any(op.code == Code.EXPERTS for op in program.body))
     return made
 
 

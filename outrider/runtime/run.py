@@ -272,7 +272,7 @@ def use_native_run(lm: LM, module: Any, cache: Path, *, is_checked: bool = False
     try:
         run = lm.run = NativeRun(lm, module, program, path)
         if expected is not None:
-            check_same_logits(lm, expected, picks_experts=any(op.code == Code.EXPERTS for op in program.body))
+            check_same_logits(lm, expected, module, picks_experts=any(op.code == Code.EXPERTS for op in program.body))
     except CapabilityError:
         lm.run = before
         lm.lay_out(layers)

@@ -19,7 +19,7 @@ from outrider.kv.cache import BLOCK
 from outrider.kv.states import MAX_SNAPSHOTS
 from outrider.models.lm import LMShape, PassLimits
 from outrider.models.loading.unsupported import ENCODER, is_decoder, sees_later
-from outrider.models.probes.probe import broken_weight, difference, probe_tokens, tolerance
+from outrider.models.probes.probe import broken_weight, difference, is_rounding, probe_tokens, tolerance
 from outrider.models.probes.reference import plain_logits, writes_otherwise
 from outrider.models.quantised.scheme import has_experts
 from outrider.models.stateful.lm import Feeding, StateLM
@@ -62,7 +62,7 @@ def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device:
             run = OwnCacheRun(module, held, keeps_state=keeps_state)
             lm = StateLM(run, shape, dtype, device, feeding=feeding, bytes_per_token=_bytes_per_token(run, tokens), why=why)
             worst = difference(_fed(lm, tokens), plain, lm.dtype, picks_experts=has_experts(module.config))
-            is_right = worst <= tolerance(lm.dtype)
+            is_right = is_rounding(worst, module, lm.dtype)
             if is_right and (keeps_state or _holds_in_a_long_text(run, _long_text(shape, device), dtype)):
                 return lm
         except Exception as error:  # foreign code: whatever it raises is reported

@@ -92,7 +92,7 @@ def use_device_run(lm: LM, module: Any) -> DeviceRun:
         keep_windows(lm, program)
     try:
         lm.run = run = DeviceRun(lm, module, program)
-        check_same_logits(lm, expected, picks_experts=_has_experts(program))
+        check_same_logits(lm, expected, module, picks_experts=_has_experts(program))
     except Exception as error:
         lm.run = before
         lm.lay_out(layers)

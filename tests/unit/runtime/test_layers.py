@@ -83,7 +83,7 @@ def test_where_onednn_has_no_bf16_plain_passes_take_the_kernels(
     finish(lm, module, kernels=partial(use_kernels, path=library_path))
     assert module.lm_head.kernel is not None
     assert isinstance(module.lm_head, PanelLinear)
-    check_same_logits(lm, expected)  # within the rounding of bf16
+    check_same_logits(lm, expected, module)  # within the rounding of bf16
 
 
 def test_a_compiler_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
