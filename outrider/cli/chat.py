@@ -64,7 +64,7 @@ def _talk(conversation: Conversation) -> int:
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):  # line editing and recall, where Python has it
             import readline  # noqa: F401
-        _note("/reset /stats /quit /help · Ctrl-C stops an answer")
+        session.say("/reset /stats /quit /help · Ctrl-C stops an answer")
     while (message := _read_message()) is not None:
         if message in ("/quit", "/exit"):
             break
@@ -95,22 +95,22 @@ class Conversation:
         self.history = [*asked, {"role": "assistant", "content": completion.text}]
         self.stats = self.stats.merge(completion.stats)
         if completion.finish_reason == "abort":
-            _note(stats_line(completion.stats, "abort"))
+            session.say(stats_line(completion.stats, "abort"))
         elif completion.finish_reason == "length":
-            _note("\n".join(full_context(completion, self._params)) or _cut_off(len(completion.token_ids)))
+            session.say("\n".join(full_context(completion, self._params)) or _cut_off(len(completion.token_ids)))
 
     def command(self, name: str) -> None:
         """One of COMMANDS, `/quit` excepted."""
         if name == "/reset":
             self.history = list(self._start)
-            _note("conversation forgotten")
+            session.say("conversation forgotten")
         elif name == "/stats":
-            _note(stats_line(self.stats) if self.stats.steps else "no answer yet")
+            session.say(stats_line(self.stats) if self.stats.steps else "no answer yet")
         elif name == "/help":
             for command, meaning in COMMANDS.items():
-                _note(f"{command:8}{meaning}")
+                session.say(f"{command:8}{meaning}")
         else:
-            _note(f"unknown command '{name}'.{did_you_mean(name, COMMANDS)}")
+            session.say(f"unknown command '{name}'.{did_you_mean(name, COMMANDS)}")
 
 
 def _cut_off(num_tokens: int) -> str:
@@ -123,7 +123,7 @@ def _answer(conversation: Conversation, message: str) -> None:
     except OutriderError as error:
         if not sys.stdin.isatty():
             raise
-        _note(f"error: {error}")
+        session.say(f"error: {error}")
 
 
 def _read_message() -> str | None:
@@ -141,8 +141,4 @@ def _read_message() -> str | None:
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise
-            _note("\n/quit or Ctrl-D leaves")
-
-
-def _note(line: str) -> None:
-    sys.stderr.write(line + "\n")
+            session.say("\n/quit or Ctrl-D leaves")

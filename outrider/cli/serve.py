@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from outrider.cli.options import GENERATION_CONFIG, ModelOptions
-from outrider.cli.verbs import changed, listed, option, with_groups
+from outrider.cli.quantities import memory
+from outrider.cli.session import quieten_libraries, say
+from outrider.cli.verbs import changed, option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.engine.request import EngineSettings
-    from outrider.serve.settings import ServerSettings
+    from outrider.serve.settings import ServedModel, ServerSettings
 
 SERVER = "Server"
 ENGINE = "Engine"
@@ -29,17 +29,6 @@ Target = Annotated[
 Config = Annotated[
     Path | None,
     typer.Option(help="Models and routes from a TOML file.", metavar="FILE", show_default=False, rich_help_panel=SERVER),
-]
-KVMemory = Annotated[
-    str | None, listed(ENGINE, "Memory for keys and values, like 4GiB.", show_default="half of what is free, 8 GiB at most")
-]
-ExtraDrafter = Annotated[
-    list[str] | None,
-    listed(ENGINE, "Another drafter that requests may ask for; may be given again.", metavar="NAME", show_default=False),
-]
-AllowLossy = Annotated[
-    list[str] | None,
-    listed(ENGINE, "A lossy verifier that requests may ask for; may be given again.", metavar="NAME", show_default=False),
 ]
 
 
@@ -100,41 +89,51 @@ class ListenOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How the one model of a server without --config is run."""
+    """How one model is run for many requests."""
 
     served_model_name: str | None = option(None, ENGINE, "What clients call the model.", show_default="the target")
-    max_num_seqs: int | None = option(None, ENGINE, "Requests decoded at the same time.", show_default="32")
-    max_queue: int | None = option(
-        None, ENGINE, "Requests that may wait; more get 429 with Retry-After.", show_default="256"
+    max_queue: int = option(256, ENGINE, "Requests that may wait; more are refused (HTTP: 429 with Retry-After).")
+    kv_memory: str | None = option(
+        None, ENGINE, "Memory for keys and values, like 4GiB.", show_default="half of what is free, 8 GiB at most"
     )
-    kv_memory: KVMemory = None
-    prefix_share: float | None = option(
-        None, ENGINE, "Share of it that keeps texts which may come again; 0: none are kept.", show_default="0.25"
+    prefix_share: float = option(0.25, ENGINE, "Share of it that keeps texts which may come again; 0: none are kept.")
+    generation_config: str = option("auto", ENGINE, GENERATION_CONFIG, metavar="auto|none|FOLDER")
+    extra_drafter: list[str] | None = option(
+        None, ENGINE, "Another drafter that requests may ask for; may be given again.", metavar="NAME"
     )
-    generation_config: str | None = option(
-        None, ENGINE, GENERATION_CONFIG, metavar="auto|none|FOLDER", show_default="auto"
+    allow_lossy: list[str] | None = option(
+        None, ENGINE, "A lossy verifier that requests may ask for; may be given again.", metavar="NAME"
     )
-    reasoning_parser: str | None = option(None, ENGINE, REASONING_PARSER, metavar="auto|none|NAME", show_default="auto")
-    extra_drafter: ExtraDrafter = None
-    allow_lossy: AllowLossy = None
 
-    def engine(self) -> EngineSettings:
+    def served(self, target: str, model: ModelOptions, max_num_seqs: int, reasoning_parser: str = "auto") -> ServedModel:
         """Raises ConfigError for values out of range."""
-        from outrider.cli.quantities import memory
+        from outrider.build import Options
         from outrider.engine.request import EngineSettings
+        from outrider.serve.settings import ServedModel
 
-        values: dict[str, Any] = {
-            "max_num_seqs": self.max_num_seqs, "max_queue": self.max_queue, "prefix_share": self.prefix_share,
-        }  # fmt: skip
-        if self.kv_memory is not None:
-            values["kv_memory"] = memory("--kv-memory", self.kv_memory)
-        return EngineSettings(**{name: value for name, value in values.items() if value is not None})
+        engine = EngineSettings(
+            max_num_seqs=max_num_seqs, max_queue=self.max_queue, prefix_share=self.prefix_share,
+            kv_memory=None if self.kv_memory is None else memory("--kv-memory", self.kv_memory),
+        )  # fmt: skip
+        return ServedModel(
+            name=self.served_model_name or target, options=Options(target=target, **model.llm_arguments()), engine=engine,
+            extra_drafters=tuple(self.extra_drafter or ()), allow_lossy=tuple(self.allow_lossy or ()),
+            generation_config=self.generation_config, reasoning_parser=reasoning_parser,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerEngineOptions(EngineOptions):
+    """How the one model of a server without --config is run."""
+
+    max_num_seqs: int = option(32, ENGINE, "Requests decoded at the same time.")
+    reasoning_parser: str = option("auto", ENGINE, REASONING_PARSER, metavar="auto|none|NAME")
 
 
 @with_groups
 def serve(
     model: ModelOptions,
-    engine: EngineOptions,
+    engine: ServerEngineOptions,
     listen: ListenOptions,
     target: Target = None,
     config: Config = None,
@@ -142,24 +141,18 @@ def serve(
     """Answer clients of OpenAI and Anthropic: chat, responses, messages, completions; streams, thoughts, tools, forms."""
     settings = _settings(target, config, model, engine, listen)
     check_installed()
-    from outrider.cli.session import quieten_libraries
     from outrider.serve.run import run_server
 
     quieten_libraries()
-    run_server(settings, status=_say)
+    run_server(settings, status=say)
     return 0
 
 
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-
-
 def _settings(
-    target: str | None, config: Path | None, model: ModelOptions, engine: EngineOptions, listen: ListenOptions
+    target: str | None, config: Path | None, model: ModelOptions, engine: ServerEngineOptions, listen: ListenOptions
 ) -> ServerSettings:
     """Raises ConfigError, before anything heavy is loaded where that is possible."""
-    from outrider.build import Options
-    from outrider.serve.settings import ServedModel, ServerSettings
+    from outrider.serve.settings import ServerSettings
 
     if config is not None:
         from outrider.serve.config_file import read_config
@@ -170,15 +163,7 @@ def _settings(
         return read_config(config, listen.given())
     if target is None:
         raise ConfigError("name a model to serve ('demo', a folder, a .gguf file or a hub id), or a --config FILE")
-    served = ServedModel(
-        name=engine.served_model_name or target,
-        options=Options(target=target, **model.llm_arguments()),
-        engine=engine.engine(),
-        extra_drafters=tuple(engine.extra_drafter or ()),
-        allow_lossy=tuple(engine.allow_lossy or ()),
-        generation_config=engine.generation_config or "auto",
-        reasoning_parser=engine.reasoning_parser or "auto",
-    )
+    served = engine.served(target, model, engine.max_num_seqs, engine.reasoning_parser)
     return ServerSettings(models=(served,), **listen.given())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,8 @@ import typer
 
 from outrider.cli.options import MODEL
 from outrider.cli.serve import REASONING_PARSER, ListenOptions, check_installed
+from outrider.cli.service_options import CallOptions
+from outrider.cli.session import quieten_libraries, say
 from outrider.cli.verbs import option, with_groups
 from outrider.errors import ConfigError
 
@@ -31,7 +32,7 @@ Config = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplicaOptions:
+class ReplicaOptions(CallOptions):
     """Which target services answer, how they are reached, and how much is tried."""
 
     model: list[str] | None = option(
@@ -47,12 +48,6 @@ class ReplicaOptions:
         "Target services of the model, grpc://HOST:PORT with commas between; may be given again with names.",
         metavar="[NAME=]A,B",
     )  # fmt: skip
-    tls_ca: Path | None = option(
-        None, REPLICAS, "Who may have signed their certificates (PEM).", metavar="FILE", show_default="the system's"
-    )
-    tls_cert: Path | None = option(None, REPLICAS, "Certificate shown to them (PEM), for mutual TLS.", metavar="FILE")
-    tls_key: Path | None = option(None, REPLICAS, "Its private key (PEM).", metavar="FILE")
-    tls_server_name: str | None = option(None, REPLICAS, "Name in their certificates, where it is not the address.")
     max_retries: int = option(3, REPLICAS, "Replicas that one request may lose before it ends with an error.")
     replica_wait: float = option(30.0, REPLICAS, "Seconds that a request waits for a replica when none answers.")
     stall_timeout: float = option(
@@ -71,15 +66,13 @@ def coordinator(
 
     Environment: MODEL, TARGET_ENDPOINT, OUTRIDER_SERVICE_TOKEN, OUTRIDER_API_KEY.
     """
-    from outrider.cli.session import quieten_libraries
-
     check_installed()
     settings = _settings(replicas, listen, config)
     from outrider.remote.coordinator.run import run_coordinator
 
     quieten_libraries()
     notes = [f"{DRAFT_VARIABLE} is set: {STEPS_ARE_THERE}"] if os.environ.get(DRAFT_VARIABLE) else []
-    run_coordinator(settings, status=_say, notes=notes)
+    run_coordinator(settings, status=say, notes=notes)
     return 0
 
 
@@ -88,7 +81,7 @@ def _settings(replicas: ReplicaOptions, listen: ListenOptions, config: Path | No
     from outrider.remote.coordinator.journey import RetryLimits
     from outrider.remote.coordinator.replica import Timeouts
     from outrider.remote.coordinator.settings import CoordinatorSettings, from_file, from_options
-    from outrider.remote.security import TOKEN_VARIABLE, ClientSecurity
+    from outrider.remote.security import TOKEN_VARIABLE
 
     given = listen.given()
     if given.pop("self_test", None) is not None:
@@ -107,12 +100,8 @@ def _settings(replicas: ReplicaOptions, listen: ListenOptions, config: Path | No
             models, addresses, given, trust_remote_code=replicas.trust_remote_code, revision=replicas.revision,
             reasoning_parser=replicas.reasoning_parser or "auto",
         )
-    security = ClientSecurity(
-        ca=replicas.tls_ca, certificate=replicas.tls_cert, key=replicas.tls_key, token=os.environ.get(TOKEN_VARIABLE) or None,
-        server_name=replicas.tls_server_name,
-    )  # fmt: skip
     return CoordinatorSettings(
-        server=server, endpoints=endpoints, security=security,
+        server=server, endpoints=endpoints, security=replicas.security(os.environ.get(TOKEN_VARIABLE) or None),
         patience=Timeouts(
             silence_s=replicas.stall_timeout, hang_s=hang_s, watch_interval_s=min(1.0, replicas.stall_timeout / 4)
         ),
@@ -123,7 +112,3 @@ def _settings(replicas: ReplicaOptions, listen: ListenOptions, config: Path | No
 def _from_environment(name: str) -> list[str]:
     """Several with semicolons between."""
     return [part for part in os.environ.get(name, "").split(";") if part.strip()]
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,13 +9,13 @@ import typer
 
 from outrider.cli.options import DRAFTING, MODEL, DrafterOption, MachineOptions
 from outrider.cli.service_options import SERVICE, ListeningOptions
+from outrider.cli.session import quieten_libraries, say
 from outrider.cli.verbs import name_and_value, option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.remote.draft.run import DraftServiceSettings
     from outrider.remote.draft.settings import DraftLimits
-    from outrider.remote.serving import ServiceSettings
 
 LIMITS = "Limits"
 Drafting = Annotated[
@@ -47,10 +46,6 @@ class DraftListeningOptions(ListeningOptions):
 
     port: int = option(50051, SERVICE, "0 takes a free one.")
     drain_timeout: float = option(5.0, SERVICE, "Seconds for drafts that are waited for after SIGTERM.")
-
-    def listen(self) -> ServiceSettings:
-        """Raises ConfigError for what cannot be."""
-        return self.settings(self.port, self.drain_timeout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +87,10 @@ def draft(
 ) -> int:
     """Guess tokens for targets in other processes: a draft model, or a look-up drafter."""
     settings = _settings(model_or_target, machine, hosted, limits, listening)
-    from outrider.cli.session import quieten_libraries
     from outrider.remote.draft.run import run_draft_service
 
     quieten_libraries()
-    run_draft_service(settings, status=lambda line: print(line, file=sys.stderr))
+    run_draft_service(settings, status=say)
     return 0
 
 
@@ -123,8 +117,7 @@ def _settings(
             runtime=machine.runtime, max_model_len=machine.max_model_len, revision=machine.revision,
             trust_remote_code=machine.trust_remote_code,
         ),
-        limits=limits.limits(), listen=listening.listen(),
-        log_format=listening.log_format, log_level=listening.log_level, otlp_endpoint=listening.otlp_endpoint,
+        limits=limits.limits(), listen=listening.settings(listening.port, listening.drain_timeout), **listening.watching(),
     )  # fmt: skip
 
 

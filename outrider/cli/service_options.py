@@ -1,20 +1,22 @@
-"""Options that draft services and target services share: address, access rules, monitoring."""
+"""Options that services share: where they listen and are monitored, who gets in, and how they are called."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from outrider.cli.verbs import option
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
+    from outrider.remote.security import ClientSecurity
     from outrider.remote.serving import ServiceSettings
 
 SERVICE = "Service"
 WATCHING = "Watching"
+CALLING = "TLS of calls to services"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,4 +50,28 @@ class ListeningOptions:
             raise ConfigError(f"--set drain_timeout must be at least 0 seconds, and finite, got {drain_timeout}")
         return ServiceSettings(
             host=self.host, port=port, security=security, metrics_port=self.metrics_port, drain_timeout_s=drain_timeout, **more
+        )
+
+    def watching(self) -> dict[str, Any]:
+        """Fields of a service's settings about how it is monitored."""
+        return {"log_format": self.log_format, "log_level": self.log_level, "otlp_endpoint": self.otlp_endpoint}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallOptions:
+    """How services are called."""
+
+    tls_ca: Path | None = option(
+        None, CALLING, "Who may have signed their certificates (PEM).", metavar="FILE", show_default="the system's"
+    )
+    tls_cert: Path | None = option(None, CALLING, "Certificate shown to them (PEM), for mutual TLS.", metavar="FILE")
+    tls_key: Path | None = option(None, CALLING, "Its private key (PEM).", metavar="FILE")
+    tls_server_name: str | None = option(None, CALLING, "Name in their certificates, where it is not the address.")
+
+    def security(self, token: str | None = None) -> ClientSecurity:
+        """Raises ConfigError for files that do not fit."""
+        from outrider.remote.security import ClientSecurity
+
+        return ClientSecurity(
+            ca=self.tls_ca, certificate=self.tls_cert, key=self.tls_key, token=token, server_name=self.tls_server_name
         )

@@ -56,6 +56,11 @@ def progress(first: str) -> Iterator[Callable[[str], None]]:
             yield lambda line: spinner.update(_dim(line))
 
 
+def say(line: str) -> None:
+    """A line on stderr."""
+    sys.stderr.write(f"{line}\n")
+
+
 def _dim(line: str) -> str:
     return f"[dim]{escape(line)}[/dim]"
 
