@@ -11,6 +11,7 @@ finished rows into completions. Not thread-safe: one call at a time.
 from __future__ import annotations
 
 import platform
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -34,6 +35,8 @@ from outrider.sampling.params import SamplingParams
 from outrider.verifiers.invariant import invariant_verifier
 from outrider.version import __version__
 from outrider.wellformed import checked_text
+
+WAIT_S = 0.05  # between two looks at what another thread's call is
 
 Prediction = Prompt  # what an answer is expected to be
 
@@ -88,6 +91,8 @@ class LLM:
         self._built = built
         self.sampling_defaults = defaults or SamplingDefaults()
         self._decoder = built.decoder
+        self._running = threading.Lock()  # while rows of a call are decoded
+        self._is_streaming = False
 
     def __repr__(self) -> str:
         target, draft, options = self._built.target, self._built.draft, self._built.options
@@ -257,7 +262,7 @@ class LLM:
     def _stream(self, row: Row, prompt: str | None) -> Iterator[StreamChunk]:
         shown = 0
         try:
-            for _ in self._run([row]):
+            for _ in self._run([row], streams=True):
                 new = slice(shown, len(row.origins))
                 shown = len(row.origins)
                 pieces = row.pieces[new]
@@ -268,16 +273,26 @@ class LLM:
         finally:
             self.last_completion = self._completion(row, prompt)
 
-    def _run(self, rows: Sequence[Row]) -> Iterator[Row]:
-        """Decode rows, at most max_num_seqs at a time; yields each row after each step that changed it."""
-        if self._decoder.target.kv.num_rows:
-            raise RequestError("another generate() or stream() on this model still runs; read it to its end or close it first")
+    def _run(self, rows: Sequence[Row], *, streams: bool = False) -> Iterator[Row]:
+        """Decode rows, at most max_num_seqs at a time; yields each row after each step that changed it. A call of another thread
+        waits until this one is over, unless this one is a stream, which may never be read to its end."""
+        while not self._running.acquire(timeout=WAIT_S):
+            self._refuse_beside(self._is_streaming)
         try:
+            self._is_streaming = streams
+            self._refuse_beside(self._decoder.target.kv.num_rows > 0)  # of an LLM that shares the model
             for stepped in run_rows(self._decoder, rows, self._built.options.max_num_seqs):
                 yield from stepped
         except NumericalError:
             self._scrub_caches()
             raise
+        finally:
+            self._is_streaming = False
+            self._running.release()
+
+    def _refuse_beside(self, another_runs: bool) -> None:
+        if another_runs:
+            raise RequestError("another generate() or stream() on this model still runs; read it to its end or close it first")
 
     def _scrub_caches(self) -> None:
         """After NaN: it must not reach the next call through positions that are masked (0 times NaN is NaN)."""

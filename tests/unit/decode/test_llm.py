@@ -1,7 +1,8 @@
-"""`LLM` as a caller meets it: one call at a time."""
+"""`LLM` as a caller meets it: one call at a time, from any thread."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,23 @@ def test_a_second_call_beside_a_stream_is_refused(tmp_path: Path) -> None:
     next(left)
     left.close()
     assert llm.generate([[5, 6, 7]], params)[0].token_ids == expected
+
+
+def test_calls_of_several_threads_wait_for_each_other(tmp_path: Path) -> None:
+    """Catches two threads that step one decoder: texts of each other's prompts, or a process that dies."""
+    llm = LLM(save_checkpoint(tmp_path / "model", tiny_llama(257), byte_tokenizer()), drafter="ngram")
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    prompts = [[5 + number, 6, 7] for number in range(12)]
+    expected = [llm.generate([prompt], params)[0].token_ids for prompt in prompts]
+
+    def streamed(prompt: list[int]) -> list[int]:
+        return [token for chunk in llm.stream(prompt, params) for token in chunk.token_ids]
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(lambda prompt: llm.generate([prompt], params)[0].token_ids, prompts)) == expected
+        stream = llm.stream(prompts[0], params)
+        next(stream)
+        with pytest.raises(RequestError, match="still runs"):
+            pool.submit(streamed, prompts[1]).result(timeout=30)
+        stream.close()
+        assert pool.submit(streamed, prompts[1]).result(timeout=30) == expected[1]
