@@ -22,7 +22,7 @@ from outrider.errors import ConfigError, did_you_mean
 STYLES = ("human", "json")
 LEVELS = ("debug", "info", "warning", "error")
 # libraries whose info lines say nothing about requests; uvicorn.error is the logger of all that uvicorn says, its start included
-QUIET = ("httpx", "httpcore", "urllib3", "asyncio", "opentelemetry", "uvicorn.error")
+QUIET = ("httpx", "httpcore", "urllib3", "asyncio", "opentelemetry", "uvicorn.error", "gguf")
 
 log = logging.getLogger("outrider.requests")
 

@@ -188,6 +188,16 @@ def test_exceptions_and_lines_of_libraries_have_the_same_form() -> None:
     assert "ZeroDivisionError" in broke["exception"]
 
 
+def test_what_libraries_tell_of_their_own_work_is_left_out() -> None:
+    """A GGUF file's metadata is written to a scratch file: its name in the log makes people look for it."""
+    stream = io.StringIO()
+    running = Logging("json", "info", stream)
+    for level in (logging.INFO, logging.WARNING):
+        logging.getLogger("gguf.gguf_writer").log(level, "Writing the following files:")
+    running.close()
+    assert [json.loads(line)["level"] for line in stream.getvalue().splitlines()] == ["warning"]
+
+
 def test_closing_puts_the_log_back() -> None:
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
