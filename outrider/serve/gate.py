@@ -40,6 +40,8 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # the server sends no body of its answer
+            scope = {**scope, "method": "GET"}
         counting = _Counting(scope, send, self._metrics, request_ids.begin(scope))
         try:
             self._check(scope)

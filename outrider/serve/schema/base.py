@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from outrider.errors import RequestError, did_you_mean, nearest
 from outrider.wellformed import is_text
 
+PATH = 120  # characters of the place of a wrong value
 SHOWN = 60  # characters of a wrong value or name in a message
 LISTS = 2  # inside one another: `prompt` takes lists of lists of token ids
 LOOKED_AT = 16  # unknown names that are compared with what is missing: a body may hold a hundred thousand
@@ -171,14 +172,30 @@ def describe(errors: Sequence[Any]) -> tuple[str, str | None]:
         inside = [str(part) for part in first["loc"][1:]]
         return context["message"], ".".join([*_plain(inside), context["param"]])
     if first["type"] == "json_invalid":
-        return f"the body is not JSON: {context.get('error', first['msg'])} at character {first['loc'][-1]}", None
-    location = [str(part) for part in first["loc"][1:]]
+        why = str(context.get("error", first["msg"])).removesuffix(" at")
+        return f"the body is not JSON: {why} at character {first['loc'][-1]}", None
+    location, wrong = _wrong(first, about)
     if not location:
         return "the body must be a JSON object, sent with Content-Type: application/json", None
-    ways = list(dict.fromkeys(_expected(error) for error in about))
-    param = ".".join(_plain(location)) if len(about) == 1 else location[0]
-    got = "" if first["type"] == "missing" else f", got {_json(first.get('input'))}"
-    return f"'{param}' {' or '.join(ways)}{got if len(about) == 1 else ''}", param
+    ways = list(dict.fromkeys(map(_expected, wrong)))
+    param = ".".join(location)
+    param = param if len(param) <= PATH else f"{param[: PATH - 1]}…"
+    got = "" if wrong[0]["type"] == "missing" else f", got {_json(wrong[0].get('input'))}"
+    return f"'{param}' {' or '.join(ways)}{got}", param
+
+
+def _wrong(first: Any, about: Sequence[Any]) -> tuple[list[str], list[Any]]:
+    """The place where the value of the error `first` is wrong, and the ways: those of all forms that it may have, or what is
+    wrong inside it, where one of the forms is meant."""
+    value = _parts(first)
+    while value and not _plain(value[-1:]):
+        value.pop()
+    forms = [error for error in about if _parts(error)[: len(value)] == value]
+    inside = [error for error in forms if len(_plain(_parts(error))) > len(_plain(value))]
+    if len({_parts(error)[len(value)] for error in inside}) != 1:
+        return _plain(value), forms
+    location = _plain(_parts(inside[0]))
+    return location, [error for error in inside if _plain(_parts(error)) == location]
 
 
 def _expected(error: Any) -> str:
@@ -186,9 +203,16 @@ def _expected(error: Any) -> str:
         return "is required"
     if error["type"] == "too_short":
         return f"must have at least {error['ctx']['min_length']}"
+    if error["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        return "should be an object"
     return error["msg"].replace("Input should", "should").replace("Value error, ", "")
 
 
+def _parts(error: Any) -> list[str]:
+    return [str(part) for part in error["loc"][1:]]
+
+
 def _plain(location: list[str]) -> list[str]:
-    """Without pydantic's own names for the members of a union."""
-    return [part for part in location if "[" not in part and part not in ("str", "int", "float", "bool")]
+    """Without pydantic's own names for the members of a union: types, and classes, whose names begin with a capital."""
+    types = ("str", "int", "float", "bool")
+    return [part for part in location if "[" not in part and part not in types and not part[:1].isupper()]

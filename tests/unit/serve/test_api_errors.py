@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 
 from outrider.serve.schema.base import Body
@@ -13,7 +14,7 @@ from outrider.serve.schema.foreign import REFUSED
 from outrider.serve.schema.messages import Message
 from outrider.serve.schema.tokens import TokenizeBody
 from tests.unit.serve.fake_engine import FakeEngine
-from tests.unit.serve.served_app import chat, error_of, serving
+from tests.unit.serve.served_app import chat, error_of, listening, serving
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -102,6 +103,42 @@ def test_chat_refuses_by_name(fields: dict[str, Any], param: str, message: str) 
     assert message in error["message"], error
     assert str(error["param"]).startswith(param), error
     assert error["type"] == "invalid_request_error"
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+INSIDE: list[tuple[dict[str, Any], str]] = [
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+        "'tool_choice.type' should be 'function', got 'allowed_tools'",
+    ),
+    ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "'tool_choice.function' is required"),
+    (
+        {"tools": [TOOL], "tool_choice": "f"},
+        "'tool_choice' should be 'none', 'auto' or 'required' or should be an object, got 'f'",
+    ),
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "'tools.0.type' should be 'function', got 'custom'"),
+    ({"tools": "f"}, "'tools' should be a valid list, got 'f'"),
+    ({"tools": ["f"]}, "'tools.0' should be an object, got 'f'"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+        "'messages.0.content.0.text' should be a valid string, got 5",
+    ),
+    (
+        {"messages": [{"role": "user", "content": 5}]},
+        "'messages.0.content' should be a valid string or should be a valid list, got 5",
+    ),
+    ({"stop": 5}, "'stop' should be a valid string or should be a valid list, got 5"),
+    ({"stop": ["a", 5]}, "'stop.1' should be a valid string, got 5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "message"), INSIDE, ids=lambda value: str(value)[:40])
+def test_what_is_wrong_inside_a_value_is_named(fields: dict[str, Any], message: str) -> None:
+    """The value's own kind decides which of its forms is meant: the others say nothing about it."""
+    with serving(FakeEngine()) as client:
+        error = error_of(client.post(CHAT, json=chat(**fields)), 400)
+    assert error["message"] == message
+    assert error["param"] == message.split("'")[1]
 
 
 def test_a_list_that_is_too_short_is_named_in_plain_words() -> None:
@@ -221,6 +258,14 @@ def test_values_that_are_nested_deeply(field: str, opens: str, closes: str) -> N
     with serving(FakeEngine()) as client:
         response = client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
     assert response.status_code == (200 if field == "nonsense" else 400), response.text
+    assert response.status_code == 200 or len(response.text) < 600, "the path to it is cut off"
+
+
+def test_where_json_breaks_off() -> None:
+    with serving(FakeEngine()) as client:
+        response = client.post(COMPLETIONS, content=b'{"prompt', headers={"Content-Type": "application/json"})
+    message = "the body is not JSON: Unterminated string starting at character 1"
+    assert error_of(response, 400)["message"] == message
 
 
 def test_body_that_is_not_declared_as_json() -> None:
@@ -233,6 +278,16 @@ def test_no_such_path_and_no_such_method() -> None:
     with serving(FakeEngine()) as client:
         assert "/v1/embeddings" in error_of(client.post("/v1/embeddings", json={}), 404)["message"]
         assert "GET" in error_of(client.get(CHAT), 405)["message"]
+        assert client.head(CHAT).status_code == 405
+
+
+def test_head_is_a_get_without_its_body() -> None:
+    """Probes and `curl -I` send it."""
+    with listening(FakeEngine()) as address:
+        for path in ("/health", "/ready", "/v1/models", "/metrics", "/"):
+            answer = httpx.head(f"{address}{path}")
+            assert (answer.status_code, answer.content) == (200, b""), path
+            assert int(answer.headers["content-length"]) > 0
 
 
 def test_unknown_model_names_the_nearest() -> None:
