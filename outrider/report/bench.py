@@ -10,6 +10,7 @@ from outrider.report import server
 from outrider.report.bench_plots import grids, main_cells, plots
 from outrider.report.bench_tables import speed_text, speeds, tables
 from outrider.report.document import Block, Bullets, Document, Heading, Paragraph, Tone
+from outrider.report.heading import disturbed, origin
 
 HARDLY = 1.02  # a gain below this is not worth a setting
 
@@ -66,24 +67,8 @@ def _other_cells(result: BenchResult) -> Iterator[Block]:
         yield Bullets(others)
 
 
-def _disturbed(result: BenchResult) -> Iterator[Block]:
-    """Cells with runs beside other processes, and how much of the processors those used."""
-    disturbed = [(cell.label, cell.others) for cell in result.cells if cell.others and cell.others.num_disturbed]
-    if not disturbed:
-        return
-    yield Paragraph(
-        "Disturbed: other processes ran beside the measurement. Both sides of a speedup were measured in the same minutes, but "
-        "speeds are too low, and speedups are uncertain beyond their intervals. Measure again on a machine that is idle.",
-        "caution",
-    )
-    yield Bullets(
-        [
-            f"{label}: {found.num_disturbed} of {found.num_runs} runs disturbed (others used more than {found.allowed:.0%} of "
-            f"the processors); others used {found.mean:.0%} on average over all runs, at most {found.highest:.0%}"
-            + (f"; {found.num_repeated} runs are the calmest of several attempts" if found.num_repeated else "")
-            for label, found in disturbed
-        ]
-    )
+def _disturbed(result: BenchResult) -> list[Block]:
+    return disturbed({cell.label: cell.others for cell in result.cells})
 
 
 def _lost(result: BenchResult, cell: Cell) -> str:
@@ -168,11 +153,12 @@ def _title(result: BenchResult) -> str:
 
 
 def _subtitle(result: BenchResult) -> str:
-    words = [f"{result.created:%Y-%m-%d %H:%M} UTC", f"outrider {result.versions.get('outrider', '?')}"]
-    if (target := result.target) is not None:
-        words += [str(result.machine.get("cpu", "")), f"{_numbers(target)} on {target.device}, {target.threads} threads"]
-        words += [f"{target.runtime} runtime", f"{result.seconds / 60:.1f} minutes of measuring"]
-    return " · ".join(words)
+    if (target := result.target) is None:
+        return origin(result)
+    return origin(
+        result, f"{_numbers(target)} on {target.device}, {counted(target.threads, 'thread')}", f"{target.runtime} runtime",
+        f"{result.seconds / 60:.1f} minutes of measuring",
+    )  # fmt: skip
 
 
 def _numbers(target: TargetInfo) -> str:

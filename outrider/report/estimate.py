@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from outrider.lab.estimate.estimate_result import EstimateResult, ModelEstimate
-from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Plot, Series, Table, Tone
+from outrider.counted import counted
+from outrider.lab.estimate.estimate_result import EstimateResult, LengthEstimate, ModelEstimate
+from outrider.report.document import (
+    Block,
+    Bullets,
+    Column,
+    Document,
+    Fact,
+    Heading,
+    Paragraph,
+    Plot,
+    Table,
+    Tone,
+    curves,
+    table,
+)
 from outrider.report.heading import origin, to_keep_in_mind
 from outrider.report.remote import remote
 from outrider.report.text import amount, number, times
 
 HARDLY = 1.05  # a predicted gain below this is within what such an estimate can be off
 CURVES = {"measured": "measured curve", "roofline": "roofline curve", "flat": "flat curve"}
-FORMULAS = {
-    "leviathan": "(1 - α^(γ+1)) / ((1 - α) (γc + 1)): one α, passes of one price (Leviathan et al. 2211.17192, Theorem 3.8)",
-    "envelope": "effective γ · T / (γ·t + T), T a target pass, t a draft token: kept draft tokens alone, not the target's own",
-    "curve": "τ · seconds of a plain step / seconds of a step with γ draft tokens; acceptance by position, cost by pass length",
-}
 
 
 def document(result: EstimateResult) -> Document:
@@ -70,124 +77,102 @@ def _premises(result: EstimateResult) -> list[str]:
     ]  # fmt: skip
     if result.is_timed:
         plain = result.lengths[0].curve
-        found.append(
-            f"a plain step takes {_ms(plain.step_s)} for {_rows(result.num_rows)}: {number(plain.tokens_per_s, 0)} tokens/s"
-        )
+        rows, speed = counted(result.num_rows, "row"), number(plain.tokens_per_s, 0)
+        found.append(f"a plain step takes {_ms(plain.step_s)} for {rows}: {speed} tokens/s")
     if result.context is not None:
-        found.append(f"{_rows(result.num_rows)} of {result.context} tokens each in the KV cache")
+        found.append(f"{counted(result.num_rows, 'row')} of {result.context} tokens each in the KV cache")
     return found
 
 
 def _lengths(result: EstimateResult) -> Table:
-    by_position = result.input.acceptance is not None
-    columns = [Column("γ", help="draft tokens per step; 0: plain decoding")]
-    if by_position:
-        columns.append(Column("τ, one α", help="(1 - α^(γ+1)) / (1 - α)"))
-    columns += [
-        Column("Leviathan", help=FORMULAS["leviathan"]),
-        Column("effective γ", help="kept draft tokens per step: S(1) + ... + S(γ), S(i) = P(at least i kept)"),
-        Column("envelope", help=FORMULAS["envelope"]),
-        Column("τ", help="tokens per target pass, the target's own included: 1 + effective γ"),
-        Column(CURVES[result.cost_source], help=FORMULAS["curve"]),
+    facts: list[Fact[LengthEstimate]] = [
+        Fact("γ", lambda one: str(one.num_draft_tokens), "draft tokens per step; 0: plain decoding")
     ]
+    if result.input.acceptance is not None:
+        facts.append(Fact("τ, one α", lambda one: number(one.leviathan_tau), "(1 - α^(γ+1)) / (1 - α)"))
+    facts += [
+        Fact(
+            "Leviathan", lambda one: times(one.leviathan_speedup),
+            "(1 - α^(γ+1)) / ((1 - α) (γc + 1)): one α, passes of one price (Leviathan et al. 2211.17192, Theorem 3.8)",
+        ),
+        Fact(
+            "effective γ", lambda one: number(one.effective_gamma),
+            "kept draft tokens per step: S(1) + ... + S(γ), S(i) = P(at least i kept)",
+        ),
+        Fact(
+            "envelope", lambda one: times(one.envelope_speedup),
+            "effective γ · T / (γ·t + T), T a target pass, t a draft token: kept draft tokens alone, not the target's own",
+        ),
+        Fact("τ", lambda one: number(one.curve.tau), "tokens per target pass, the target's own included: 1 + effective γ"),
+        Fact(
+            CURVES[result.cost_source], lambda one: times(one.curve.speedup) + ("*" if one.curve.cost_extrapolated else ""),
+            "τ · seconds of a plain step / seconds of a step with γ draft tokens; acceptance by position, cost by pass length",
+        ),
+    ]  # fmt: skip
     if result.is_timed:
-        columns += [
-            Column("step, ms", help="drafting, target pass and overhead"),
-            Column("tokens/s", help="rows · τ / step"),
+        facts += [
+            Fact("step, ms", lambda one: f"{1e3 * one.curve.step_s:.3g}", "drafting, target pass and overhead"),
+            Fact("tokens/s", lambda one: number(one.curve.tokens_per_s, 1), "rows · τ / step"),
         ]
-    rows = []
-    for one in result.lengths:
-        row = [str(one.num_draft_tokens)]
-        row += [number(one.leviathan_tau)] if by_position else []
-        row += [times(one.leviathan_speedup), number(one.effective_gamma), times(one.envelope_speedup)]
-        row += [number(one.curve.tau), times(one.curve.speedup) + ("*" if one.curve.cost_extrapolated else "")]
-        row += [_ms(one.curve.step_s).removesuffix(" ms"), number(one.curve.tokens_per_s, 1)] if result.is_timed else []
-        rows.append(row)
     star = " (* beyond what was measured)" if any(one.curve.cost_extrapolated for one in result.lengths) else ""
-    return Table(columns, rows, f"Speedup by draft length{star}", frozenset({result.num_draft_tokens}))
+    return table(result.lengths, facts, f"Speedup by draft length{star}", frozenset({result.num_draft_tokens}))
 
 
 def _models(result: EstimateResult) -> Table:
     gamma = result.num_draft_tokens
-    columns = [
-        Column("model", align="left"),
-        Column(f"speedup at γ = {gamma}"),
-        Column(
-            f"break-even α at γ = {gamma}",
-            help="α, the same at every position, from which this length is faster than plain decoding",
+    names = {"leviathan": "Leviathan", "envelope": "envelope", "curve": CURVES[result.cost_source]}
+    facts: list[Fact[ModelEstimate]] = [
+        Fact("model", lambda one: names[one.name], align="left"),
+        Fact(f"speedup at γ = {gamma}", lambda one: times(one.speedup)),
+        Fact(
+            f"break-even α at γ = {gamma}", lambda one: number(one.break_even_alpha, 3),
+            "α, the same at every position, from which this length is faster than plain decoding",
         ),
-        Column("best γ", help="0: do not speculate"),
-        Column("speedup there"),
-        Column("lowest break-even α", help="over all lengths tried; with it the length"),
-    ]
-    rows = [
-        [
-            _label(result, one.name), times(one.speedup), number(one.break_even_alpha, 3), str(one.best_num_draft_tokens),
-            times(one.best_speedup), _lowest(one),
-        ]
-        for one in result.models
+        Fact("best γ", lambda one: str(one.best_num_draft_tokens), "0: do not speculate"),
+        Fact("speedup there", lambda one: times(one.best_speedup)),
+        Fact("lowest break-even α", _lowest, "over all lengths tried; with it the length"),
     ]  # fmt: skip
-    return Table(columns, rows, "The three models", frozenset({len(rows) - 1}))
+    return table(result.models, facts, "The three models", frozenset({len(result.models) - 1}))
 
 
 def _lowest(one: ModelEstimate) -> str:
-    return (
-        "none"
-        if one.lowest_break_even_alpha is None
-        else f"{number(one.lowest_break_even_alpha, 3)} (γ = {one.lowest_break_even_length})"
-    )
+    if one.lowest_break_even_alpha is None:
+        return "none"
+    return f"{number(one.lowest_break_even_alpha, 3)} (γ = {one.lowest_break_even_length})"
 
 
 def _alpha_plot(result: EstimateResult) -> Plot:
     """Break-even is where a line crosses 1: marked, as is the present alpha."""
-    points, curve = result.sensitivity, _model(result, "curve")
-    alphas = [point.alpha for point in points]
-    series = [
-        Series("Leviathan", [point.leviathan for point in points]),
-        Series("envelope", [point.envelope for point in points]),
-        Series(CURVES[result.cost_source], [point.curve for point in points]),
-    ]
+    curve, name = _model(result, "curve"), CURVES[result.cost_source]
+    lines: dict[str, dict[float, float | None]] = {
+        "Leviathan": {point.alpha: point.leviathan for point in result.sensitivity},
+        "envelope": {point.alpha: point.envelope for point in result.sensitivity},
+        name: {point.alpha: point.curve for point in result.sensitivity},
+    }
     if curve.break_even_alpha is not None:
-        series.append(
-            _mark(
-                f"break-even of the {CURVES[result.cost_source]}: α {number(curve.break_even_alpha, 3)}",
-                alphas,
-                curve.break_even_alpha,
-                1.0,
-            )
-        )
+        lines[f"break-even of the {name}: α {number(curve.break_even_alpha, 3)}"] = {_drawn(result, curve.break_even_alpha): 1.0}
     same = "" if result.input.acceptance is None else " (gives the τ of your positions)"
-    series.append(
-        _mark(f"you: α {number(result.equivalent_alpha, 3)}{same}", alphas, result.equivalent_alpha, curve.speedup)
-    )
+    lines[f"you: α {number(result.equivalent_alpha, 3)}{same}"] = {_drawn(result, result.equivalent_alpha): curve.speedup}
     title = f"Speedup over α, the same at every position, at γ = {result.num_draft_tokens}"
-    return Plot(title, "α = accepted / tested", "speedup", alphas, series, baseline=1.0)
+    return curves(title, "α = accepted / tested", "speedup", lines, baseline=1.0)
 
 
-def _mark(label: str, alphas: Sequence[float], at: float, height: float) -> Series:
-    """A single point, at the place closest to `at`: the result has one there."""
-    nearest = min(range(len(alphas)), key=lambda index: abs(alphas[index] - at))
-    return Series(label, [height if index == nearest else None for index in range(len(alphas))])
+def _drawn(result: EstimateResult, alpha: float) -> float:
+    """The drawn point closest to an alpha: the result has one there, up to rounding."""
+    return min((point.alpha for point in result.sensitivity), key=lambda drawn: abs(drawn - alpha))
 
 
 def _memory(result: EstimateResult) -> list[Block]:
     found = result.memory
     if found is None:
         return []
-    columns = [
-        Column("", align="left"),
-        Column("weights"),
-        Column("KV cache", help=_kv_help(result)),
-    ]
+    kv_help = "" if result.context is None else f"{counted(result.num_rows, 'row')} x {result.context} tokens"
+    columns = [Column("", "left"), Column("weights"), Column("KV cache", help=kv_help)]
     rows = [["draft", amount(found.draft_weights_bytes), _amount(found.draft_kv_bytes)]]
     if found.target_weights_bytes is not None:
         rows.insert(0, ["target", amount(found.target_weights_bytes), _amount(found.target_kv_bytes)])
     share = f": the draft adds {found.share:.1%}" if found.share is not None else ""
     return [Heading(f"Memory{share}"), Table(columns, rows)]
-
-
-def _kv_help(result: EstimateResult) -> str:
-    return "" if result.context is None else f"{_rows(result.num_rows)} x {result.context} tokens"
 
 
 def _roof(result: EstimateResult) -> list[Block]:
@@ -215,17 +200,9 @@ def _model(result: EstimateResult, name: str) -> ModelEstimate:
     return next(one for one in result.models if one.name == name)
 
 
-def _label(result: EstimateResult, name: str) -> str:
-    return {"leviathan": "Leviathan", "envelope": "envelope", "curve": CURVES[result.cost_source]}[name]
-
-
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms"
 
 
 def _amount(num_bytes: int | None) -> str:
     return "unknown" if num_bytes is None else amount(num_bytes)
-
-
-def _rows(count: int) -> str:
-    return f"{count} row" + "s" * (count != 1)

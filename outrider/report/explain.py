@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from outrider.counted import counted
 from outrider.lab.explain.explain_result import CauseRow, Counterfactual, ExplainResult, GroupRow
@@ -11,6 +12,7 @@ from outrider.report.document import (
     Bullets,
     Column,
     Document,
+    Fact,
     Heading,
     MarkedTokens,
     Paragraph,
@@ -18,18 +20,12 @@ from outrider.report.document import (
     Series,
     Table,
     Tone,
+    table,
 )
 from outrider.report.explain_text import CAUSES, costliest, token_text
 from outrider.report.heading import origin
 from outrider.report.text import number
 
-GROUP_COLUMNS = {
-    "tokens": "share of all output tokens", "kept / tested": "",
-    "expected": "mean probability of being kept, before draws and coins",
-    "lost": "tokens lost to rejections there; luck, and drafts that were too short, left out", "of all losses": "",
-    "TV": "mean total variation of the two distributions over all positions (greedy: at temperature 1)",
-    "entropy": "mean of the target's, nats",
-}  # fmt: skip
 MAX_REJECTIONS = 12
 NOTHING = 0.0005  # tokens per step
 
@@ -38,20 +34,10 @@ def document(result: ExplainResult) -> Document:
     """Everything in it is in the result."""
     blocks: list[Block] = [Paragraph(*_verdict(result)), *_advice(result), *_causes(result), *_where(result)]
     blocks += [*_confusions(result), *_costliest(result), *_counterfactuals(result), *_texts(result), *_circumstances(result)]
-    return Document(f"Why drafts are rejected: {_name(result)}", _subtitle(result), tuple(blocks))
-
-
-def _name(result: ExplainResult) -> str:
-    return f"{result.target}, {result.configuration}"
-
-
-def _subtitle(result: ExplainResult) -> str:
-    return origin(result, _sampled(result), f"{counted(result.texts_read, 'text')} of {result.workload}")
-
-
-def _sampled(result: ExplainResult) -> str:
     temperature = result.sampling.get("temperature", 0)
-    return "greedy" if not temperature else f"temperature {temperature:g}"
+    sampled = f"temperature {temperature:g}" if temperature else "greedy"
+    subtitle = origin(result, sampled, f"{counted(result.texts_read, 'text')} of {result.workload}")
+    return Document(f"Why drafts are rejected: {result.target}, {result.configuration}", subtitle, tuple(blocks))
 
 
 def _verdict(result: ExplainResult) -> tuple[str, Tone]:
@@ -78,7 +64,13 @@ def _causes(result: ExplainResult) -> Iterator[Block]:
     rows = [row for row in result.causes if abs(row.tokens_per_step) >= NOTHING or row.cause in always]
     rows.sort(key=lambda row: (row.cause == "luck", -row.tokens))
     lost = result.ideal - result.emitted
-    cells = [[CAUSES[row.cause][0], number(row.tokens, 1), *_cost(row), _share(row.tokens, lost)] for row in rows]
+    cells = [
+        [
+            CAUSES[row.cause][0], number(row.tokens, 1), number(row.tokens_per_step, 3), number(row.tokens_per_s, 1),
+            _share(row.tokens, lost),
+        ]
+        for row in rows
+    ]  # fmt: skip
     total = sum(row.tokens_per_s for row in rows if row.tokens_per_s is not None) if result.times else None
     cells.append(["together", number(lost, 1), number(lost / result.steps), number(total, 1), "100%" if lost else "-"])
     yield Table(
@@ -94,10 +86,6 @@ def _causes(result: ExplainResult) -> Iterator[Block]:
         cells,
     )  # fmt: skip
     yield Bullets([f"{CAUSES[row.cause][0]}: {CAUSES[row.cause][1]}{_spread(row)}" for row in rows])
-
-
-def _cost(row: CauseRow) -> tuple[str, str]:
-    return number(row.tokens_per_step, 3), number(row.tokens_per_s, 1)
 
 
 def _spread(row: CauseRow) -> str:
@@ -143,16 +131,23 @@ def _where(result: ExplainResult) -> Iterator[Block]:
 def _groups(title: str, heading: str, rows: Sequence[GroupRow], *, explained: bool) -> Table:
     """`explained`: the columns' meaning is given; once on a page is enough."""
     tokens, lost = sum(row.tokens for row in rows), sum(row.lost for row in rows)
-    columns = [Column(heading, "left")]
-    columns += [Column(name, help=meaning if explained else "") for name, meaning in GROUP_COLUMNS.items()]
-    cells = [
-        [
-            row.name, _share(row.tokens, tokens), _kept(row), number(row.expected), number(row.lost, 1),
-            _share(row.lost, lost), number(row.disagreement, 3), number(row.entropy, 3),
-        ]
-        for row in rows
+    facts: list[Fact[GroupRow]] = [
+        Fact(heading, lambda row: row.name, align="left"),
+        Fact("tokens", lambda row: _share(row.tokens, tokens), "share of all output tokens"),
+        Fact("kept / tested", _kept),
+        Fact("expected", lambda row: number(row.expected), "mean probability of being kept, before draws and coins"),
+        Fact(
+            "lost", lambda row: number(row.lost, 1),
+            "tokens lost to rejections there; luck, and drafts that were too short, left out",
+        ),
+        Fact("of all losses", lambda row: _share(row.lost, lost)),
+        Fact(
+            "TV", lambda row: number(row.disagreement, 3),
+            "mean total variation of the two distributions over all positions (greedy: at temperature 1)",
+        ),
+        Fact("entropy", lambda row: number(row.entropy, 3), "mean of the target's, nats"),
     ]  # fmt: skip
-    return Table(columns, cells, title=title)
+    return table(rows, facts if explained else [replace(fact, help="") for fact in facts], title)
 
 
 def _kept(row: GroupRow) -> str:
@@ -190,26 +185,21 @@ def _counterfactuals(result: ExplainResult) -> Iterator[Block]:
         return
     yield Heading("What other choices would have given")
     yield Paragraph("Replayed from the recording, no model was run.")
-    now = ["this run", number(result.tau.value), number(result.tokens_per_s, 1), "measured"]
-    rows = [now, *(_counterfactual(one) for one in result.counterfactuals)]
     best = max(
         (index for index, one in enumerate(result.counterfactuals) if one.tokens_per_s and one.family != "temperature"),
         key=lambda index: result.counterfactuals[index].tokens_per_s or 0.0, default=None,
     )  # fmt: skip
-    yield Table(
-        (
-            Column("choice", "left"), Column("tokens per step"),
-            Column("tokens/s", help="estimated from the times of this run"), Column("certainty", "left"),
-        ),
-        rows, marked=frozenset() if best is None else frozenset([best + 1]),
-    )  # fmt: skip
+    facts: list[Fact[Counterfactual]] = [
+        Fact("choice", lambda one: one.name + (" (this run)" if one.current else ""), align="left"),
+        Fact("tokens per step", lambda one: number(one.tokens_per_step)),
+        Fact("tokens/s", lambda one: number(one.tokens_per_s, 1), "estimated from the times of this run"),
+        Fact("certainty", lambda one: "exact steps" if one.exact else "expectation", align="left"),
+    ]
+    now = f"This run: {number(result.tau.value)} tokens per step"
+    speed = "" if result.tokens_per_s is None else f", {number(result.tokens_per_s, 1)} tokens/s"
+    yield table(result.counterfactuals, facts, f"{now}{speed}", frozenset() if best is None else frozenset([best]))
     methods = dict.fromkeys((one.family, one.method, one.limits) for one in result.counterfactuals)
     yield Bullets([f"{family}: {method}; {limits}" for family, method, limits in methods])
-
-
-def _counterfactual(one: Counterfactual) -> list[str]:
-    name = one.name + (" (this run)" if one.current else "")
-    return [name, number(one.tokens_per_step), number(one.tokens_per_s, 1), "exact steps" if one.exact else "expectation"]
 
 
 def _texts(result: ExplainResult) -> Iterator[Block]:

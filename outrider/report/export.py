@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outrider.lab.result import Result
 from outrider.report.document import Block, Bullets, Document, Paragraph
+from outrider.report.heading import origin
 from outrider.train.export_result import ExportResult
 
 
@@ -11,6 +12,5 @@ def document(result: Result) -> Document:
     """Everything in it is in the result."""
     assert isinstance(result, ExportResult)
     block: Block = Bullets(result.checks) if result.checks else Paragraph("not checked: no --check", "caution")
-    words = [f"{result.created:%Y-%m-%d %H:%M} UTC", f"outrider {result.versions.get('outrider', '?')}"]
     title = f"Export: {result.drafter} for {result.target}, layout {result.layout}"
-    return Document(title, " · ".join([*words, f"from {result.source}"]), (block,))
+    return Document(title, origin(result, f"from {result.source}"), (block,))

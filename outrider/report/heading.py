@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from outrider.lab.bench.bench_result import OtherProcesses
 from outrider.lab.result import Result
-from outrider.report.document import Block, Bullets, Heading
+from outrider.report.document import Block, Bullets, Heading, Paragraph
 
 
 def origin(result: Result, *facts: str) -> str:
@@ -15,3 +18,21 @@ def origin(result: Result, *facts: str) -> str:
 def to_keep_in_mind(result: Result) -> list[Block]:
     """The result's notes, where it has any."""
     return [Heading("To keep in mind"), Bullets(result.notes)] if result.notes else []
+
+
+def disturbed(found: Mapping[str, OtherProcesses | None]) -> list[Block]:
+    """Runs that had other processes beside them, and how much of the processors those used."""
+    bullets = [
+        f"{where}: {one.num_disturbed} of {one.num_runs} runs disturbed (others used more than {one.allowed:.0%} of the "
+        f"processors); others used {one.mean:.0%} on average over all runs, at most {one.highest:.0%}"
+        + (f"; {one.num_repeated} runs are the calmest of several attempts" if one.num_repeated else "")
+        for where, one in found.items()
+        if one is not None and one.num_disturbed
+    ]
+    if not bullets:
+        return []
+    text = (
+        "Disturbed: other processes ran beside the measurement. Both sides of a speedup were measured in the same minutes, but "
+        "speeds are too low, and speedups are uncertain beyond their intervals. Measure again on a machine that is idle."
+    )
+    return [Paragraph(text, "caution"), Bullets(bullets)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from outrider.lab.tune.confirm import Confirmed
 from outrider.lab.tune.tune_result import Recommendation, TuneResult
 from outrider.report.document import (
@@ -17,6 +15,7 @@ from outrider.report.document import (
     curves,
     table,
 )
+from outrider.report.heading import disturbed, to_keep_in_mind
 from outrider.report.remote import remote_lengths
 from outrider.report.text import interval, number, times
 
@@ -30,9 +29,9 @@ def document(result: TuneResult) -> Document:
         title=f"Tuning {result.tried.target}",
         subtitle=f"{result.created:%Y-%m-%d %H:%M} UTC · {result.machine.get('cpu', '')} · {_tried(result)}",
         blocks=(
-            *_verdict(result), *_disturbed(result), *_confirmed(result), *_forecasts(result), *_acceptance(result),
-            *_costs(result), *_line(result), *_schedule(result), *_search(result), *_advice(result), *_spent(result),
-            *_notes(result),
+            *_verdict(result), *disturbed({"confirming runs": result.others}), *_confirmed(result), *_forecasts(result),
+            *_acceptance(result), *_costs(result), *_line(result), *_schedule(result), *_search(result), *_advice(result),
+            *_spent(result), *to_keep_in_mind(result),
         ),
     )  # fmt: skip
 
@@ -62,21 +61,6 @@ def _sentence(one: Recommendation) -> Paragraph:
     if not one.speculate:
         return Paragraph(f"{where}do not speculate: {one.reason}.", "caution")
     return Paragraph(f"{where}use {one.configuration}: {one.reason}.", "good")
-
-
-def _disturbed(result: TuneResult) -> list[Block]:
-    """Runs beside other processes: how many, and how much of the processors those used."""
-    others = result.others
-    if others is None or not others.num_disturbed:
-        return []
-    return [
-        Paragraph(
-            f"Disturbed: during {others.num_disturbed} of {others.num_runs} confirming runs other processes used more than "
-            f"{others.allowed:.0%} of the processors, on average over all runs {others.mean:.0%}, at most {others.highest:.0%}. "
-            "Speeds are too low, and speedups are uncertain beyond their intervals.",
-            "caution",
-        )
-    ]
 
 
 def _confirmed(result: TuneResult) -> list[Block]:
@@ -236,10 +220,6 @@ def _spent(result: TuneResult) -> list[Block]:
     parts = ", ".join(f"{stage.name} {stage.seconds:.0f} s" for stage in result.stages)
     text = f"Tuning took {result.seconds:.0f} s ({parts}). Running all {result.num_members} configurations on all prompts "
     return [Heading("What this cost"), Paragraph(f"{text}would have taken about {result.exhaustive_s:.0f} s.")]
-
-
-def _notes(result: TuneResult) -> Sequence[Block]:
-    return [Heading("Notes"), Bullets(result.notes)] if result.notes else []
 
 
 def _same(result: TuneResult, one: Confirmed) -> str:

@@ -112,8 +112,8 @@ def test_disturbed_runs_are_counted_with_the_share_that_others_used() -> None:
     others = OtherProcesses(mean=0.23, highest=0.5, allowed=0.15, num_runs=4, num_disturbed=2, num_repeated=0)
     busy = calm.model_copy(update={"others": others})
     sentence = (
-        "during 2 of 4 confirming runs other processes used more than 15% of the processors, on average over all runs 23%, at "
-        "most 50%"
+        "confirming runs: 2 of 4 runs disturbed (others used more than 15% of the processors); others used 23% on average over "
+        "all runs, at most 50%"
     )
-    assert any(sentence in getattr(block, "text", "") for block in document(busy).blocks)
+    assert any(sentence in getattr(block, "items", []) for block in document(busy).blocks)
     assert not any("Disturbed" in getattr(block, "text", "") for block in document(calm).blocks)
