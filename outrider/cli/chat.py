@@ -2,6 +2,7 @@
 
 Works typed and piped: with a pipe on standard input every line is a message, no prompt is printed, and an
 error ends the program; at a terminal an error is shown and the conversation goes on without that message.
+There a message of several lines is pasted, or typed with a backslash at each line's end.
 Ctrl-C stops an answer, not the program.
 """
 
@@ -64,8 +65,8 @@ def _talk(conversation: Conversation) -> int:
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):  # line editing and recall, where Python has it
             import readline  # noqa: F401
-        session.say("/reset /stats /quit /help · Ctrl-C stops an answer")
-    while (message := _read_message()) is not None:
+        session.say("/reset /stats /quit /help · \\ at a line's end: the message goes on · Ctrl-C stops an answer")
+    while (message := read_message()) is not None:
         if message in ("/quit", "/exit"):
             break
         if message.startswith("/"):
@@ -126,12 +127,15 @@ def _answer(conversation: Conversation, message: str) -> None:
         session.say(f"error: {error}")
 
 
-def _read_message() -> str | None:
-    """The next line, None at the end of input. Ctrl-C at the prompt only clears the line."""
+def read_message() -> str | None:
+    """The next message, None at the end of input. Ctrl-C at the prompt only clears the line."""
     typed = sys.stdin.isatty() and sys.stdout.isatty()
     while True:
         try:
-            return input("> " if typed else "").strip()
+            message = input("> " if typed else "")
+            while typed and message.endswith("\\"):
+                message = message[:-1] + "\n" + input(". ")
+            return message.strip()
         except EOFError:
             if typed:
                 sys.stdout.write("\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +22,35 @@ def test_piped_conversation(cli: Callable[..., Any], fake: Any) -> None:
     assert result.code == 0
     assert result.out == "Paris is the capital.\n" * 2
     assert fake.prompts[1] > fake.prompts[0], "the second prompt contains the first exchange"
+
+
+@pytest.mark.parametrize("typed", [b"one\\\rtwo\r", b"\x1b[200~one\rtwo\x1b[201~\r"], ids=["a backslash", "pasted"])
+def test_a_message_of_several_lines(typed: bytes) -> None:
+    """Catches code that is pasted and answered line by line."""
+    pytest.importorskip("readline")
+    program = "from outrider.cli import chat; import readline; print(repr(chat.read_message()))"
+    terminal, its_side = os.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=its_side, stdout=its_side, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(its_side)
+    _until(terminal, b"> ")
+    os.write(terminal, typed)
+    shown = _until(terminal, b"'one\\ntwo'")
+    assert child.wait(timeout=60) == 0
+    os.close(terminal)
+    assert b"'one\\ntwo'" in shown
+
+
+def _until(terminal: int, wanted: bytes) -> bytes:
+    """What a terminal shows until it shows `wanted`, or its program has ended."""
+    shown = b""
+    while wanted not in shown:
+        try:
+            shown += os.read(terminal, 4096)
+        except OSError:  # Linux says so at the end
+            break
+    return shown
 
 
 def test_commands(cli: Callable[..., Any], fake: Any) -> None:
