@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import partial
 
 from outrider.cli.bench_options import (
     AnswerOptions,
@@ -19,10 +18,6 @@ from outrider.cli.options import MachineOptions, ServerTarget
 from outrider.cli.server_study import endpoints_for, is_server, measure_server, refuse_for_server, refuse_without_server
 from outrider.cli.verbs import changed, with_groups
 
-if TYPE_CHECKING:
-    from outrider.lab.bench.bench_result import BenchResult
-    from outrider.lab.journal import Journal
-    from outrider.lab.progress import Progress
 
 @with_groups
 def bench(
@@ -45,17 +40,9 @@ def bench(
     plan = make_plan(target, machine, compared, prompts, answers, enough)
     workload = prompts.load(target)
     options = replace(machine.options(target), lossy=compared.lossy)
+    from outrider.lab.bench.run import run_bench
 
-    def run(path: Path, progress: Progress) -> tuple[BenchResult, Journal]:
-        from outrider.cli.session import quieten_libraries
-        from outrider.lab.bench.run import run_bench
-
-        quieten_libraries()
-        return run_bench(
-            options, plan, workload, path, resume=resume, on_bad=prompts.on_bad, chat_template=prompts.chat_template,
-            progress=progress, status=progress.say,
-        )  # fmt: skip
-
+    run = partial(run_bench, options, plan, workload, on_bad=prompts.on_bad, chat_template=prompts.chat_template)
     return measure("bench", output, run, resume=resume)
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from outrider.cli import session
 from outrider.cli.bench_options import PromptOptions, source
 from outrider.cli.form import FormOptions
 from outrider.cli.lab import OutputOptions, Resume, command_line, measure
@@ -68,14 +67,13 @@ def certify(
     plan, workload = evidence.plan(sampling), evidence.load(target, evidence.limit)
     options, grammar = Options(target=target, **model.llm_arguments()), form.spec()
 
-    def run(path: Path, progress: Progress) -> tuple[CertifyResult, Journal]:
+    def run(path: Path, *, resume: bool, progress: Progress) -> tuple[CertifyResult, Journal]:
         from outrider.lab.certify.certify import certify as run_certify
         from outrider.lab.certify.certify import identity, tokens_of
         from outrider.lab.certify.subject import Subject
         from outrider.lab.certify.units import Units
         from outrider.lab.journal import Journal
 
-        session.quieten_libraries()
         subject = Subject.open(options, progress.say, grammar)
         prompts = tokens_of(subject, workload, plan)
         journal = Journal.open(path, identity(subject, prompts, plan), resume=resume)

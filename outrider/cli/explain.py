@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,10 +18,7 @@ from outrider.errors import CapabilityError, ConfigError
 if TYPE_CHECKING:
     from outrider.build import Options
     from outrider.lab.configuration import Configuration
-    from outrider.lab.explain.explain_result import ExplainResult
     from outrider.lab.explain.recorded import Question
-    from outrider.lab.journal import Journal
-    from outrider.lab.progress import Progress
     from outrider.lab.runner import Runner
     from outrider.lab.workload.types import Workload
 
@@ -70,22 +67,12 @@ def explain(
         refuse_for_server([*changed(models), *named], resume=resume)
         return ask_server("explain", target, servers, params, prompts, output)
     refuse_without_server(servers)
-    from outrider.cli.session import quieten_libraries
     from outrider.lab.explain.explain import explain as run_explain
 
     asked = _asked(target, prompt, prompts)
     options, configuration = _chosen(target, models, greedy=params.is_greedy)
-    quieten_libraries()
-
-    def questions(runner: Runner) -> list[Question]:
-        return _questions(runner, asked, prompts, max_tokens)
-
-    def run(path: Path, progress: Progress) -> tuple[ExplainResult, Journal]:
-        return run_explain(
-            options, configuration, questions, params, path, resume=resume, workload=asked.name, max_shown=show_tokens,
-            progress=progress, status=progress.say,
-        )  # fmt: skip
-
+    questions = partial(_questions, asked=asked, prompts=prompts, max_tokens=max_tokens)
+    run = partial(run_explain, options, configuration, questions, params, workload=asked.name, max_shown=show_tokens)
     return measure("explain", output, run, resume=resume)
 
 

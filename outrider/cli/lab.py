@@ -21,6 +21,7 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from outrider.cli.options import Json
+from outrider.cli.session import quieten_libraries
 from outrider.cli.verbs import listed, option
 from outrider.cli.writable import check_file
 from outrider.errors import ConfigError
@@ -100,19 +101,20 @@ def show(document: Document, output: OutputOptions) -> None:
 
 
 def measure(
-    verb: str, output: OutputOptions, run: Callable[[Path, Progress], tuple[R, Journal]], *, resume: bool,
+    verb: str, output: OutputOptions, run: Callable[..., tuple[R, Journal]], *, resume: bool,
     finish: Callable[[R], int] = lambda result: 0,
 ) -> int:  # fmt: skip
     """Run a measurement, show and write its result; the exit code, of a whole one that of `finish`.
 
-    `run` gets the file that keeps what is finished, and returns the result and the journal in that file.
+    `run(path, resume=..., progress=...)` keeps what is finished in a file, and returns the result and the journal in that file.
     """
     path = journal_path(output, verb)
     if path.exists() and not resume:
         sys.stderr.write(f"note: {path} of an interrupted run is begun anew (--resume would have gone on with it)\n")
+    quieten_libraries()
     try:
         with shown_progress() as progress:
-            result, journal = run(path, progress)
+            result, journal = run(path, resume=resume, progress=progress)
     except KeyboardInterrupt:
         return _interrupted(path)
     deliver(result.model_copy(update={"command": command_line()}), output)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from outrider.cli import session
 from outrider.cli.lab import OutputOptions, Resume, measure
 from outrider.cli.verbs import listed, option, with_groups
 
@@ -95,16 +95,11 @@ def replay(
 ) -> int:
     """Predict acceptance of model-free drafters from logged answers, without a model."""
     output.check()
-    plan = drafters.plan()
-
-    def run(path: Path, progress: Progress) -> tuple[ReplayResult, Journal]:
-        return _replayed(workload, tokenizer, log, plan, path, resume, progress)
-
-    return measure("replay", output, run, resume=resume)
+    return measure("replay", output, partial(_replayed, workload, tokenizer, log, drafters.plan()), resume=resume)
 
 
 def _replayed(
-    name: str, tokenizer: str, options: LogOptions, plan: ReplayPlan, path: Path, resume: bool, progress: Progress
+    name: str, tokenizer: str, options: LogOptions, plan: ReplayPlan, path: Path, *, resume: bool, progress: Progress
 ) -> tuple[ReplayResult, Journal]:
     from outrider.demo import demo_paths
     from outrider.lab.replay.run import run_replay
@@ -113,7 +108,6 @@ def _replayed(
     from outrider.lab.workload.load import load_workload
 
     workload = load_workload(name, limit=options.limit, on_bad=options.on_bad, data=options.data, turns=options.turns)
-    session.quieten_libraries()
     target = load_text_target(str(demo_paths().target) if tokenizer == "demo" else tokenizer, options.trust_remote_code)
     target.name = tokenizer
     log = read_log(workload, target.tokenizer, on_bad=options.on_bad, chat_template=options.chat_template)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,8 +19,6 @@ from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.build import Options
-    from outrider.lab.journal import Journal
-    from outrider.lab.progress import Progress
     from outrider.lab.tune.remote import Line
     from outrider.lab.tune.run import TuneRequest
     from outrider.lab.tune.tune_result import TuneResult
@@ -169,18 +168,13 @@ def tune(
     refuse_without_server(servers)
     if settings_out is not None:
         check_file(settings_out)
-    from outrider.cli.session import quieten_libraries
     from outrider.lab.tune.run import run_tune
 
     request = replace(options.request(prompts.limit, machine.draft or []), line=line.line(target, machine))
-    workload = prompts.load(target)
-    quieten_libraries()
-
-    def run(path: Path, progress: Progress) -> tuple[TuneResult, Journal]:
-        return run_tune(
-            machine.options(target), request, workload, path, resume=resume, on_bad=prompts.on_bad,
-            chat_template=prompts.chat_template, progress=progress, status=progress.say,
-        )  # fmt: skip
+    run = partial(
+        run_tune, machine.options(target), request, prompts.load(target), on_bad=prompts.on_bad,
+        chat_template=prompts.chat_template,
+    )  # fmt: skip
 
     def finish(result: TuneResult) -> int:
         if settings_out is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ ENOUGH_PROMPTS = 8  # below it an interval is rough
 
 def run_bench(
     options: Options, plan: Plan, workload: Workload, journal_path: Path, *, resume: bool = False, on_bad: OnBad = "refuse",
-    chat_template: bool = True, progress: Progress | None = None, status: Callable[[str], None] = lambda line: None,
+    chat_template: bool = True, progress: Progress | None = None,
 ) -> tuple[BenchResult, Journal]:  # fmt: skip
     """`options`: of models and machine; what they say about drafting plays no part. Close the journal when the result is safe.
     After Ctrl-C the result is what was known by then (`interrupted`): keep the journal, a resumed run goes on.
@@ -36,14 +35,15 @@ def run_bench(
     """
     identity = plan_identity(options, plan, workload, chat_template=chat_template)
     journal = Journal.open(journal_path, identity, resume=True) if resume else None
-    runner = Runner(options, plan.all_configurations, status)
+    progress = progress or Quiet()
+    runner = Runner(options, plan.all_configurations, progress.say)
     material = gather(workload, runner.tokenizer, plan, runner.context, on_bad=on_bad, chat_template=chat_template)
     keys, notes = runnable_cells(plan, material)
     field, failures = Contenders.open(runner, plan.all_configurations)
-    status("measuring the memory's bandwidth")
+    progress.say("measuring the memory's bandwidth")
     target = describe_target(runner.models, options.target, options.draft)
     journal = journal or Journal.open(journal_path, identity, resume=False)
-    rounds = Rounds(field, plan, material, keys, journal, progress or Quiet())
+    rounds = Rounds(field, plan, material, keys, journal, progress)
     with journal:
         try:
             states = rounds.run()

@@ -39,7 +39,7 @@ MAX_SHOWN = 4000  # tokens whose columns a result keeps: less than 3 MB
 def explain(
     options: Options, configuration: Configuration, questions: Callable[[Runner], Sequence[Question]], params: SamplingParams,
     journal_path: Path, *, resume: bool = False, workload: str = "", max_shown: int = MAX_SHOWN,
-    progress: Progress | None = None, status: Callable[[str], None] = lambda line: None,
+    progress: Progress | None = None,
 ) -> tuple[ExplainResult, Journal]:  # fmt: skip
     """`questions`: from the loaded models, whose tokenizer they need. Sampled prompts get the seeds params.seed (0), + 1, ...
 
@@ -51,7 +51,7 @@ def explain(
     check(configuration, params, lossy=options.lossy)
     if not params.is_greedy and params.seed is None:
         params = replace(params, seed=0)
-    runner = Runner(options, [configuration], status)
+    runner = Runner(options, [configuration], progress.say)
     found = Explained(runner.open(configuration), params, lossy=options.lossy)
     _check_children(found)
     asked = questions(runner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,6 @@ class TuneRequest:
 def run_tune(
     options: Options, request: TuneRequest, workload: Workload, journal_path: Path, *, resume: bool = False,
     on_bad: OnBad = "refuse", chat_template: bool = True, progress: Progress | None = None,
-    status: Callable[[str], None] = lambda line: None,
 ) -> tuple[TuneResult, Journal]:  # fmt: skip
     """`options`: of models and machine. Close the journal when the result is safe. Raises what cannot be built or run."""
     identity = _identity(options, request, workload, chat_template=chat_template)
@@ -82,7 +81,8 @@ def run_tune(
         check_family(space)
     journal = Journal.open(journal_path, identity, resume=True) if resume else None
     began = time.perf_counter()
-    runner = Runner(options, [family.largest for family in space.families], status)
+    progress = progress or Quiet()
+    runner = Runner(options, [family.largest for family in space.families], progress.say)
     samples, notes = gather_samples(workload, runner, request, on_bad=on_bad, chat_template=chat_template)
     probe, confirm = split(samples)
     if (smallest := min(_count(confirm).values())) < request.batch_size:
@@ -93,8 +93,8 @@ def run_tune(
     )
     journal = journal or Journal.open(journal_path, identity, resume=False)
     sizes = f"{len(space.families)} families with {space.num_members} members"
-    status(f"{sizes}; {counted(len(probe), 'prompt')} to probe, {len(confirm)} to confirm")
-    found = Tuner(runner, space, plan, journal, progress or Quiet()).run()
+    progress.say(f"{sizes}; {counted(len(probe), 'prompt')} to probe, {len(confirm)} to confirm")
+    found = Tuner(runner, space, plan, journal, progress).run()
     tried = Tried(
         temperature=request.sampling.temperature, max_new_tokens=request.sampling.required_max_tokens,
         batch_size=request.batch_size,
