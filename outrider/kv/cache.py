@@ -55,6 +55,7 @@ class LayerShape:
     value_size: int
     values_in_keys: bool = False  # the first numbers of a key are its value, which is not stored beside it
     window: int | None = None  # positions that a token sees, its own included; None: all
+    is_indexer: bool = False  # it holds the keys of an indexer, to which no layer attends (`models/indexer.py`)
 
     @property
     def stored_value_size(self) -> int:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from outrider.kv.state_slots import StatePass
 from outrider.lazy import transformers
+from outrider.models.indexer import CHOOSE, Choose, Scores
 from outrider.models.latent import ABSORBED, absorbed
 
 NAME = "outrider"
@@ -102,14 +103,29 @@ def attention(
     s_aux: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     query_scales: Tensor | None = None,
+    indices: Tensor | None = None,
     **unused: object,
 ) -> tuple[Tensor, None]:
     """transformers' attention contract, on the plan that is followed: returns (what `attend` gives, no weights)."""
     out = attend(
         _followed.get(), module.layer_idx, scaled(query, query_scales), key, value,
         scaling=scaling, softcap=softcap, sliding_window=chunk_of(module) or sliding_window, sinks=s_aux, slopes=alibi_slopes,
+        chosen=indices,
     )  # fmt: skip
     return out, None
+
+
+def choose(number: int, scores: Scores) -> Tensor:
+    """The places in its slot that each token chooses (B, T, count), on the plan that is followed. Their keys are in the cache from now on."""
+    plan = _followed.get()
+    mask = plan.mask[:, 0]
+    keys = _write(plan.keys[number], plan.indices, scores.key[:, None])[: len(mask), : mask.shape[2], 0]
+    num_tokens, num_heads = scores.query.shape[1:3]
+    rows = (0, 0, 0, mask.shape[1] - num_tokens)
+    query = F.pad(scores.query.flatten(2), rows).unflatten(2, (num_heads, -1)).flatten(1, 2)
+    found = torch.relu(query.float() @ keys.float().transpose(1, 2) * scores.scale).unflatten(1, (-1, num_heads))
+    found = (F.pad(scores.weights, rows)[:, :, None] @ found)[:, :, 0] + mask
+    return found.sort(dim=-1, descending=True, stable=True).indices[:, :num_tokens, : scores.count]
 
 
 def scaled(query: Tensor, scales: Tensor | None) -> Tensor:
@@ -139,6 +155,7 @@ def attend(
     sliding_window: int | None = None,  # or a chunk's size: the plan's mask says which
     sinks: Tensor | None = None,  # (heads,)
     slopes: Tensor | None = None,  # (heads,) fp32
+    chosen: Tensor | None = None,  # (B, T, count) places in its slot that each token sees, of those that the mask shows; None: all
 ) -> Tensor:
     """What the pass's queries get of one layer's cache, (B, T, heads, Dv); its new keys and values are in it from now on."""
     mask = plan.mask if sliding_window is None or plan.window_mask is None else plan.window_mask
@@ -147,6 +164,8 @@ def attend(
     values = keys[..., : value.shape[3]] if in_keys else _write(plan.values[layer], indices, value)
     num_rows, num_queries, num_keys = query.shape[0], query.shape[2], mask.shape[3]
     padded = F.pad(query, (0, 0, 0, mask.shape[2] - num_queries))
+    if chosen is not None:
+        mask = _of_chosen(mask, chosen)
     keys = keys[:num_rows, :num_keys].transpose(1, 2)
     values = values[:num_rows, :num_keys].transpose(1, 2)
     if softcap is None and sinks is None and slopes is None and not in_keys:
@@ -155,6 +174,13 @@ def attend(
         bias = mask if slopes is None else mask + slopes.view(1, -1, 1, 1) * plan.distances
         out = _attend_written_out(padded, keys, values, bias, scaling, softcap, sinks)
     return out[:, :, :num_queries].transpose(1, 2).contiguous()
+
+
+def _of_chosen(mask: Tensor, chosen: Tensor) -> Tensor:
+    """The mask over what each token chose alone; queries that pad a pass see one key."""
+    places = F.pad(chosen, (0, 0, 0, mask.shape[2] - chosen.shape[1]))
+    hidden = torch.ones_like(mask[:, 0], dtype=torch.bool).scatter_(2, places, False)
+    return mask.masked_fill(hidden[:, None], float("-inf"))
 
 
 def _write(store: Tensor, indices: Tensor, new: Tensor) -> Tensor:
@@ -200,22 +226,27 @@ def _of_each(rows: Tensor, matrices: Tensor, heads: tuple[int, int]) -> Tensor:
     return torch.matmul(groups.flatten(2, 3), matrices).unflatten(2, groups.shape[2:4]).flatten(1, 2)
 
 
-def without_mask(*args: object, **kwargs: object) -> None:
-    """transformers need not build a mask: the plan carries ours."""
+def without_mask(*args: object, config: Any = None, **kwargs: object) -> Tensor | None:
+    """transformers need not build a mask: the plan carries ours. Code with an indexer takes a part of the mask, so it gets one."""
+    return torch.zeros(1, 1, 1, 1) if getattr(config, "index_topk", None) else None
 
 
 def register() -> None:
     """Make `attn_implementation="outrider"` known to transformers. Idempotent."""
-    make_known(NAME, attention)
+    make_known(NAME, attention, choose)
 
 
-def make_known(name: str, function: Callable[..., Any], *, reads_latents: bool = True) -> None:
+def make_known(
+    name: str, function: Callable[..., Any], choose: Choose | None = None, *, reads_latents: bool = True
+) -> None:
     """Register this attention function under this name; modules that are set to the name use it, and no mask is made for it.
 
-    `reads_latents`: latent attention hands it what is kept of a token (`latent.py`), not keys and values of each head.
+    `choose`: what indexers ask; None: they run by transformers' code. `reads_latents`: latent attention hands it what is kept of a token (`latent.py`), not keys and values of each head.
     """
     if reads_latents:
         ABSORBED.add(name)
         function = absorbed(function)
+    if choose is not None:
+        CHOOSE[name] = choose
     transformers.AttentionInterface.register(name, function)
     transformers.AttentionMaskInterface.register(name, without_mask)

@@ -135,7 +135,7 @@ def _finished(module: Any, norm: str) -> Body:
     """What `make_body` promises, of a whole model of one layer. Raises OwnCacheNeededError where our cache cannot serve it."""
     module.eval().requires_grad_(False)
     attention.register()
-    refuse_other_caches(module)
+    refuse_other_caches(module, module.device)
     keep_latents(module)
     found = see_layers(module)
     if len(found) != 1:

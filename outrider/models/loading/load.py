@@ -26,6 +26,7 @@ from outrider.models.gguf.linear import block_layers
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.tokenizer import gguf_tokenizer
 from outrider.models.gguf.weights import gguf_module
+from outrider.models.indexer import indexer_layers
 from outrider.models.linear.kernel import Kernels
 from outrider.models.linear.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
 from outrider.models.lm import LM, LMShape, module_run
@@ -307,7 +308,7 @@ def build_lm(
         return LM(module_run(module), known, dtype, device)
     own_attention = module.config._attn_implementation
     try:
-        refuse_other_caches(module)
+        refuse_other_caches(module, device)
         return _on_our_cache(module, name, dtype, device)
     except OwnCacheNeededError as error:
         module.set_attn_implementation(own_attention)
@@ -328,10 +329,11 @@ def _on_our_cache(module: Any, name: str, dtype: torch.dtype, device: torch.devi
 def _shape_of(module: Any, layers: Sequence[AttentionCall], device: torch.device) -> LMShape:
     """`layers`: what our attention saw of them; none for a model on transformers' own cache, which knows shapes and windows."""
     config = module.config.get_text_config()
+    kept = (*(layer.kept(device) for layer in layers), *indexer_layers(module)) if layers else ()
     return LMShape(
         vocab_size=module.get_output_embeddings().weight.shape[0],
         context_length=min([context_length(config), *(_reaches(config, layers) if layers else [])]),
-        layers=tuple(layer.kept(device) for layer in layers) or (UNKNOWN_LAYER,) * getattr(config, "num_hidden_layers", 1),
+        layers=kept or (UNKNOWN_LAYER,) * getattr(config, "num_hidden_layers", 1),
         sliding_window=next((layer.window for layer in layers if layer.window), _sliding_window(config)),
         num_parameters=sum(p.numel() for p in module.parameters()) + sum(layer.num_weights for layer in block_layers(module)),
         chunked=any(layer.chunked for layer in layers),

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from outrider.lazy import transformers
+from outrider.models.indexer import keep_choices
 from outrider.models.latent import keep_latents
 from outrider.models.loading.query_scales import PLAIN, scale_by_position
 
 
 def hand_over(module: nn.Module) -> None:
-    """Make a model of such a family ask transformers' interface for its attention; others hand it latents, or queries' scales."""
+    """Make a model of such a family ask transformers' interface for its attention; others hand it latents, choices, or queries' scales."""
     keep_latents(module)
+    keep_choices(module)
     scale_by_position(module)
     parts: list[Any] = [part for part in module.modules() if type(part).__name__ in OLDER]
     for part in parts:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from outrider.errors import CapabilityError
 from outrider.lazy import transformers
+from outrider.models.indexer import KEPT_LAYER, indexer_layers
 from outrider.models.probes.reference import plain_logits
 from outrider.models.quantised.checkpoint import quantisation_of
 from outrider.models.quantised.scheme import has_experts
@@ -37,7 +38,7 @@ def refuse_both_directions(module: Any, name: str) -> None:
         )
 
 
-def refuse_other_caches(module: Any) -> None:
+def refuse_other_caches(module: Any, device: torch.device) -> None:
     """Raise OwnCacheNeededError where transformers' own cache keeps more of a layer than keys and values.
 
     A pass over a few tokens does not show what comes into play with longer texts: which keys a sparse attention picks, what it
@@ -51,7 +52,8 @@ def refuse_other_caches(module: Any) -> None:
         layers = transformers.DynamicCache(config=config).layers
     except Exception:  # noqa: BLE001  some configs describe no such cache; the passes that follow will tell
         return
-    if other := [layer for layer, kept in enumerate(layers) if type(kept).__name__ not in PLAIN_LAYERS]:
+    plain = (*PLAIN_LAYERS, KEPT_LAYER) if device.type == "cpu" and indexer_layers(module) else PLAIN_LAYERS
+    if other := [layer for layer, kept in enumerate(layers) if type(kept).__name__ not in plain]:
         which, stateful = _which(config, other), _keeps_state(module, getattr(config, "layer_types", None), other[0])
         if stateful:
             raise OwnCacheNeededError(_running_state(which))
