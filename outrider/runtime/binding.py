@@ -126,9 +126,12 @@ class Binding:
             made.size, made.value_size, made.scale, made.softcap = shape.key_size, shape.value_size, op.scale, op.softcap
             made.values_in_keys, made.chunked = shape.values_in_keys, op.chunked
             made.weight = self._keep(self._tensor(op.weight).float().contiguous()) if op.weight else None
-            made.is_short = shape.window is not None
+            made.is_short, made.chosen = shape.window is not None, op.chosen
             if shape.window is not None and not 0 < op.window <= shape.window:
                 raise NotLoweredError(f"attention that sees {op.window or 'all'} positions of a layer that keeps {shape.window}")
+            self._check(op)
+        elif op.code == Code.CHOICE:
+            made.heads, made.size, made.scale = op.heads, self._layers[op.layer].key_size, op.scale
             self._check(op)
         elif op.code == Code.STORE:
             made.is_short = self._layers[op.layer].window is not None

@@ -129,7 +129,7 @@ class Lowering:
                 behind |= {view.value for view in op.inputs}
         behind -= {entrance.value}
         head = [op for op in self._ops if op.output is not None and op.output.value in behind]
-        if any(op.code in (Code.ATTENTION, Code.EMBED, *RECURRENT) for op in head):
+        if any(op.code in (Code.ATTENTION, Code.CHOICE, Code.EMBED, *RECURRENT) for op in head):
             raise NotLoweredError("an output head that reads more than the last hidden state")
         wanted, body = {entrance.value}, []
         for op in reversed(self._ops):
@@ -167,7 +167,7 @@ class Lowering:
                 raise NotLoweredError(f"torch's '{event.name}'")
             made: Sequence[Known] = self._by_rule(rule, event)
         except NotLoweredError as error:
-            if event.name in ("attention", "store", "heads", "rotary", "short_convolution", "delta_rule", "scan"):
+            if event.name in ("attention", "choice", "store", "heads", "rotary", "short_convolution", "delta_rule", "scan"):
                 raise
             made = [Unknown(str(error))] * len(event.outputs)
         if is_in_place:

@@ -2,11 +2,12 @@
 
 A pass is a program over tokens: every value is, for each token by itself, a small dense block of numbers. What transformers
 writes as (B, T, H * D), (B, T, H, D) or (B, H, T, D) is one block of H * D numbers here, so its views and transposes are only
-ways to look at a block (`View`). Attention and recurrent operations alone see more than one token.
+ways to look at a block (`View`). Attention, choices and recurrent operations alone see more than one token.
 
     LINEAR      in[0] x, `weight` and `bias` by name      EMBED    rows of a table, by token id or by position
     ATTENTION   in[0] query, in[1] sinks (constant),      STORE    in[0] key or value, into the cache of `layer`;
-                `weight` slopes of ALiBi by name                   without values they are the beginnings of keys
+                or, with `chosen`, in[1] positions and             without values they are the beginnings of keys
+                in[2] sinks; `weight` ALiBi's slopes      CHOICE   of positions the best, by an indexer's keys in `layer`
     GATHER      the rows that the output head reads       EXPERTS  a linear layer of each of the experts that in[1] names
     CONVOLUTION, DELTA_RULE and SCAN read and write a running state of each row
     the rest computes numbers of one token; truths are 1 and 0, and indices are numbers, too
@@ -82,6 +83,7 @@ class Code(IntEnum):
     TAKE = 51  # of a row's numbers[0] numbers those at the indices in[1]
     PUT = 52  # in[0] of a row, with in[2] at the numbers[0] indices in[1]
     HEADS = 60  # in[0] x, a row for each head, which is multiplied with the `part` of the head's rows of `weight`
+    CHOICE = 61  # of the positions on a token's path those that an indexer scores best, in order; in[0] query, in[1] heads' weights
 
 
 REDUCING = frozenset({Code.MEAN, Code.SUM, Code.LAYER_NORM, Code.RMS_NORM, Code.SOFTMAX})
@@ -142,12 +144,13 @@ class Op:
     by_position: bool = False  # EMBED: the index is the position, not the token id
     bound: int = 0  # EMBED: indices from this one on read row 0; 0: none do
     is_value: bool = False  # STORE: of values, not keys
-    heads: int = 0  # of ATTENTION, HEADS
+    heads: int = 0  # of ATTENTION, HEADS, CHOICE
     scale: float = 1.0
     softcap: float = 0.0  # 0: none
     window: int = 0  # positions looked back, its own counts as one; 0: all
     chunked: bool = False  # ATTENTION: `window` is the size of chunks, and a token sees its own chunk alone
     sees_all: bool = False  # ATTENTION: each token sees the whole pass, what comes after it, too
+    chosen: int = 0  # ATTENTION: a token sees these many positions at most, which in[1] names; 0: all
     part: tuple[int, int] = (0, 0)  # HEADS: the rows of a head's weight that are multiplied with, begin and end
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from outrider.lazy import transformers
 from outrider.models.attention import NAME, chunk_of, scaled, without_mask
 from outrider.models.gguf.linear import BlockEmbedding
+from outrider.models.indexer import CHOOSE, Scores
 from outrider.models.latent import ABSORBED, LatentProduct, absorbed
 from outrider.models.signals import AFTER_NORM, Listening
 from outrider.runtime.events import Event, Recorder, replaced
@@ -72,7 +73,7 @@ class RecordedCache:
 
     def attending(self, module: Any) -> AbstractContextManager[None]:
         """A module of transformers attends over this cache inside."""
-        return attending(module, partial(_attention, self._events, self._recorder))
+        return attending(module, self._events, self._recorder)
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Keys and values that this pass does not attend to."""
@@ -90,7 +91,7 @@ def record(module: Any, signals: tuple[int, ...]) -> Recording:
     positions = torch.arange(TOKENS, device=device).expand(ROWS, -1).contiguous()
     found = Recording(ids, positions)
     recorder = Recorder(found.events)
-    with attending(module, partial(_attention, found.events, recorder)), _written_down(module, recorder), ExitStack() as stack:
+    with attending(module, found.events, recorder), _written_down(module, recorder), ExitStack() as stack:
         if signals:
             stack.enter_context(Listening(module, signals).during(found.signals))
         stack.enter_context(recorder)
@@ -99,17 +100,18 @@ def record(module: Any, signals: tuple[int, ...]) -> Recording:
 
 
 @contextmanager
-def attending(module: Any, attention: Callable[..., Any]) -> Iterator[None]:
-    """A module of transformers attends by this function inside, then by ours."""
+def attending(module: Any, events: list[Event], recorder: Recorder) -> Iterator[None]:
+    """Attention and choices of a module of transformers are written down inside; then it attends by our functions."""
     ABSORBED.add(RECORDING)
-    transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[RECORDING] = absorbed(attention)
+    CHOOSE[RECORDING] = partial(_choice, events, recorder)
+    transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[RECORDING] = absorbed(partial(_attention, events, recorder))
     transformers.AttentionMaskInterface.register(RECORDING, without_mask)
     try:
         module.set_attn_implementation(RECORDING)
         yield
     finally:
         module.set_attn_implementation(NAME)
-        del transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[RECORDING]  # or what was recorded, weights and all, would stay
+        del transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[RECORDING], CHOOSE[RECORDING]  # or what was recorded, weights and all, would stay
 
 
 @contextmanager
@@ -166,7 +168,7 @@ def _attention(
     events: list[Event], recorder: Recorder, module: Any, query: Tensor, key: Tensor, value: Tensor,
     attention_mask: Tensor | None, scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
     sliding_window: int | None = None, s_aux: Tensor | None = None, alibi_slopes: Tensor | None = None, sees_all: bool = False,
-    values_in_keys: bool = False, query_scales: Tensor | None = None, **unused: object,
+    values_in_keys: bool = False, query_scales: Tensor | None = None, indices: Tensor | None = None, **unused: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """(B, T, heads, value size), of the right shape; its numbers are never looked at."""
     query = scaled(query, query_scales)
@@ -176,10 +178,19 @@ def _attention(
     kwargs = {
         "layer": module.layer_idx, "scaling": scaling, "softcap": softcap, "window": chunk or sliding_window,
         "chunked": chunk is not None, "sees_all": sees_all, "sinks": s_aux, "slopes": alibi_slopes,
-        "values_in_keys": values_in_keys,
+        "values_in_keys": values_in_keys, "chosen": indices,
     }  # fmt: skip
     events.append(Event("attention", (query, key, value), kwargs, (out,)))
     return out, None
+
+
+def _choice(events: list[Event], recorder: Recorder, number: int, scores: Scores) -> Tensor:
+    """(B, T, count), likewise."""
+    with recorder.paused():
+        out = torch.zeros(*scores.key.shape[:2], scores.count, dtype=torch.int64)
+    kwargs = {"layer": number, "scale": scores.scale, "count": scores.count}
+    events.append(Event("choice", (scores.query, scores.key, scores.weights), kwargs, (out,)))
+    return out
 
 
 def _shared_by_layers(part: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from outrider.models.gguf.linear import BlockExperts
 from outrider.runtime.blocks import Block, Index, Known, NotLoweredError
-from outrider.runtime.choices import CHOICES
+from outrider.runtime.choices import CHOICES, INDICES
 from outrider.runtime.complex_numbers import COMPLEX
 from outrider.runtime.elementwise import ELEMENTWISE
 from outrider.runtime.events import Event
-from outrider.runtime.indices import INDICES
+from outrider.runtime.indices import INDICES as INDEX_RULES
 from outrider.runtime.ops import Code, Op, View
 from outrider.runtime.products import PRODUCTS
 from outrider.runtime.recurrent_rules import RECURRENT
@@ -82,20 +82,41 @@ def _by_heads(low: Lowering, event: Event) -> list[Block]:
     return blocks
 
 
+def choice(low: Lowering, event: Event) -> list[Known]:
+    """What an indexer chooses of positions, for each token; its keys are put into the cache."""
+    query, key, weights = (low.block(tensor) for tensor in event.args)
+    if [block.axes for block in (query, key, weights)] != [("B", "T", "", ""), ("B", "T", ""), ("B", "T", "")]:
+        raise NotLoweredError("an indexer over another order of dimensions")
+    layer, (heads, _), count = event.kwargs["layer"], query.own.sizes, event.kwargs["count"]
+    low.add(Op(Code.STORE, (low.flat(key),), None, layer=layer))
+    made = low.value((count,), INDICES)
+    low.add(
+        Op(
+            Code.CHOICE, (_by_head(low, query), low.flat(weights)), View(made.value, 1, count, 0, count), layer=layer, heads=heads,
+            scale=event.kwargs["scale"],
+        )
+    )  # fmt: skip
+    return [Block(("B", "T", ""), made)]
+
+
 def attention(low: Lowering, event: Event) -> list[Known]:
     query, _, value = _by_heads(low, event)
     store(low, replace(event, args=event.args[1 : 2 if event.kwargs["values_in_keys"] else 3]))
     options, (heads, size), value_size = event.kwargs, query.own.sizes, value.own.sizes[1]
     sizes = (heads, value_size)
     made = low.value(sizes, event.outputs[0].dtype)
-    sinks = () if options["sinks"] is None else (_sinks(low, options["sinks"], heads),)
+    others = () if options["sinks"] is None else (_sinks(low, options["sinks"], heads),)
+    if (chosen := options["chosen"]) is not None:
+        if options["window"] or options["sees_all"] or options["slopes"] is not None:
+            raise NotLoweredError("a choice of positions beside a window or slopes")
+        others = (low.flat(low.block(chosen)), *others)
     low.add(
         Op(
-            Code.ATTENTION, (_by_head(low, query), *sinks), View(made.value, heads, value_size, 0, value_size),
+            Code.ATTENTION, (_by_head(low, query), *others), View(made.value, heads, value_size, 0, value_size),
             layer=options["layer"], heads=heads,
             scale=size**-0.5 if options["scaling"] is None else float(options["scaling"]),
             softcap=float(options["softcap"] or 0.0), window=int(options["window"] or 0), chunked=options["chunked"],
-            sees_all=options["sees_all"], weight=low.name(options["slopes"]),
+            sees_all=options["sees_all"], weight=low.name(options["slopes"]), chosen=0 if chosen is None else others[0].cols,
         )
     )  # fmt: skip
     return [Block(("B", "T", "", ""), made)]
@@ -164,8 +185,8 @@ def _by_head(low: Lowering, block: Block) -> View:
 
 
 RULES: dict[str, Rule] = {
-    **VIEWS, **ELEMENTWISE, **INDICES, **COMPLEX, **REDUCING, **CHOICES, **PRODUCTS, **RECURRENT,
+    **VIEWS, **ELEMENTWISE, **INDEX_RULES, **COMPLEX, **REDUCING, **CHOICES, **PRODUCTS, **RECURRENT,
     "alias": same, "detach": same, "clone": same, "contiguous": same, "lift_fresh": same,
     "embedding": embedding, "rows": rows, "rotary": rotary, "attention": attention, "store": store, "experts": experts,
-    "heads": heads,
+    "heads": heads, "choice": choice,
 }  # fmt: skip

@@ -54,7 +54,7 @@ def schedule(program: Program) -> Schedule:
 
 
 def _phases(ops: Sequence[Op], *, is_head: bool) -> list[Phase]:
-    """Greedily: all operations on single tokens that can be made, then all linear layers that can, then one attention, one
+    """Greedily: all operations on single tokens that can be made, then all linear layers that can, then one attention or choice, one
     product of experts or one recurrent operation."""
     waits, followers = _dependencies(ops)
     ready: dict[Kind, list[int]] = {kind: [] for kind in Kind}  # heaps of operations
@@ -86,7 +86,10 @@ def _phases(ops: Sequence[Op], *, is_head: bool) -> list[Phase]:
 
 
 def _kind(op: Op) -> Kind:
-    kinds = {Code.LINEAR: Kind.LINEARS, Code.ATTENTION: Kind.ATTENTIONS, Code.EXPERTS: Kind.EXPERTS, Code.HEADS: Kind.EXPERTS}
+    kinds = {
+        Code.LINEAR: Kind.LINEARS, Code.ATTENTION: Kind.ATTENTIONS, Code.CHOICE: Kind.ATTENTIONS, Code.EXPERTS: Kind.EXPERTS,
+        Code.HEADS: Kind.EXPERTS,
+    }  # fmt: skip
     return Kind.RECURRENT if op.code in RECURRENT else kinds.get(op.code, Kind.TOKENWISE)
 
 
@@ -97,7 +100,7 @@ def _dependencies(ops: Sequence[Op]) -> tuple[list[int], list[list[int]]]:
     waits, followers = [0] * len(ops), [list[int]() for _ in ops]
     for index, op in enumerate(ops):
         before = {writer for view in op.inputs for writer in writers.get(view.value, ())}
-        if op.code == Code.ATTENTION:
+        if op.code in (Code.ATTENTION, Code.CHOICE):
             before |= set(stores.get(op.layer, ()))
         for one in before:
             followers[one].append(index)

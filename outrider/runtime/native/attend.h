@@ -35,6 +35,8 @@ alignas(64) constexpr float COUNTED[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 
 
 inline int64_t rounded_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
 
+inline const Operand& sinks_of(const Op& op) { return op.in[op.chosen ? 2 : 1]; }
+
 // Memory of a thread, or of all, that begins at a line of the cache.
 inline char* lines(std::vector<char>& room, int64_t bytes) {
   if (int64_t(room.size()) < bytes + 64) room.resize(bytes + 64);
@@ -67,6 +69,7 @@ struct Block {
   const Op& op;
   const Pass& pass;
   const char* sinks;                // a score for each head; null: none
+  const char* chosen;               // the positions that each token sees, in order; null: all
   int64_t row, head, first, count;  // queries [first, first + count) of the row's tokens x heads of this KV head
   const Number *keys, *values;      // of this row and KV head
   Number *queries, *weights;        // (count, size), (count, RANGE)
@@ -75,17 +78,21 @@ struct Block {
   float* scores;                    // (count, RANGE)
   float low[QUERIES], high[QUERIES];  // positions that each query sees
   int64_t all_from, all_to;           // positions that all of them see
+  bool is_cut = false;                // positions are counted among those that a token chose
 
   int64_t group() const { return op.heads / op.kv_heads; }
   int64_t token(int64_t query) const { return (first + query) / group(); }
   int64_t start() const { return pass.starts[row]; }
   int64_t depth(int64_t t) const { return pass.depths ? pass.depths[row * pass.tokens + t] : t; }
+  const float* choice_of(int64_t t) const {
+    return reinterpret_cast<const float*>(chosen + (row * pass.tokens + t) * op.in[1].token_step) + op.in[1].offset;
+  }
   int64_t lowest() const { return int64_t(*std::min_element(low, low + count)); }
   int64_t end() const { return int64_t(*std::max_element(high, high + count)) + 1; }
 
-  Block(const Op& op, const Pass& pass, const char* sinks, int64_t row, int64_t head, int64_t first, int64_t count,
+  Block(const Op& op, const Pass& pass, const char* sinks, const char* chosen, int64_t row, int64_t head, int64_t first, int64_t count,
         const char* block0)
-      : op(op), pass(pass), sinks(sinks), row(row), head(head), first(first), count(count) {
+      : op(op), pass(pass), sinks(sinks), chosen(chosen), row(row), head(head), first(first), count(count) {
     const int64_t slot = pass.origin(op, row), width = rounded_up(op.value_size, WIDTH);
     keys = static_cast<const Number*>(pass.keys[op.layer]) + (slot * op.kv_heads + head) * op.size;
     values = keys;
@@ -108,6 +115,9 @@ struct Block {
       std::memcpy(queries + query * op.size, reinterpret_cast<const Number*>(from) + op.in[0].offset + h * op.in[0].row_step,
                   op.size * sizeof(Number));
     }
+    is_cut = chosen && end() > op.chosen;
+    if (is_cut)
+      for (int64_t query = 0; query < count; ++query) high[query] = std::min(high[query], float(op.chosen - 1));
     all_from = int64_t(*std::max_element(low, low + count));
     all_to = int64_t(*std::min_element(high, high + count)) + 1;
     if (is_tiled()) panels::pack_keys(count, op.size, [&](int64_t query) { return queries + query * op.size; }, query_panel);
@@ -246,16 +256,18 @@ struct Block {
     if (is_tiled()) score_tiles::shape();
     for (int64_t at = std::max(begin, lowest() / RANGE * RANGE); at < end; at += RANGE) {
       const int64_t num_keys = std::min(RANGE, end - at);
-      if (!pass.paths || at + num_keys <= start()) {
+      if (!is_cut && (!pass.paths || at + num_keys <= start())) {
         range(at, num_keys, [&](int64_t j) { return at + j; }, 0, count, state);
         continue;
       }
-      for (int64_t query = 0; query < count;) {  // each token's own path
+      for (int64_t query = 0; query < count;) {  // each token's own path, or choice
         const int64_t t = token(query), next = std::min(count, (t + 1) * group() - first);
-        const int64_t own = std::min(num_keys, start() + depth(t) + 1 - at);
-        const int32_t* path = pass.paths + (row * pass.tokens + t) * pass.tokens;
+        const int64_t own = std::min(num_keys, std::min(start() + depth(t), int64_t(high[query])) + 1 - at);
+        const int32_t* const path = is_cut ? nullptr : pass.paths + (row * pass.tokens + t) * pass.tokens;
         const auto place = [&](int64_t j) { return at + j < start() ? at + j : start() + path[at + j - start()]; };
-        if (own > 0) range(at, own, place, query, next, state);
+        const float* const seen = is_cut ? choice_of(t) + at : nullptr;
+        if (own > 0 && is_cut) range(at, own, [&](int64_t j) { return pass.place(row, t, int64_t(seen[j])); }, query, next, state);
+        else if (own > 0) range(at, own, place, query, next, state);
         query = next;
       }
     }
@@ -282,9 +294,10 @@ struct Block {
   }
 
   float sink_of(int64_t h) const {
-    const int64_t number = op.in[1].offset + h * op.in[1].col_step;
+    const Operand& operand = sinks_of(op);
+    const int64_t number = operand.offset + h * operand.col_step;
     alignas(64) float found[LANES];
-    if (op.in[1].is_bf16) store(found, load_some(1, reinterpret_cast<const bf16*>(sinks) + number));
+    if (operand.is_bf16) store(found, load_some(1, reinterpret_cast<const bf16*>(sinks) + number));
     else found[0] = reinterpret_cast<const float*>(sinks)[number];
     return found[0];
   }
@@ -311,7 +324,7 @@ struct Block {
 };
 
 template <typename Number>
-void run(const Op& op, const Pass& pass, const char* queries, const char* sinks, char* out, Pool& pool,
+void run(const Op& op, const Pass& pass, const char* queries, const char* sinks, const char* chosen, char* out, Pool& pool,
          std::vector<char>& found) {
   const int64_t all = pass.tokens * (op.heads / op.kv_heads), blocks = (all + QUERIES - 1) / QUERIES;
   const int64_t units = pass.rows * op.kv_heads * blocks, size = State::floats(op) * sizeof(float);
@@ -320,7 +333,7 @@ void run(const Op& op, const Pass& pass, const char* queries, const char* sinks,
   const int64_t spans = (longest + SPAN - 1) / SPAN;
   const auto block = [&](int64_t unit) {  // those of one row and block follow one another by KV head, as the cache does
     const int64_t b = unit / op.kv_heads / blocks, n = unit / op.kv_heads % blocks, begin = all * n / blocks;
-    return Block<Number>(op, pass, sinks, b, unit % op.kv_heads, begin, all * (n + 1) / blocks - begin, queries);
+    return Block<Number>(op, pass, sinks, chosen, b, unit % op.kv_heads, begin, all * (n + 1) / blocks - begin, queries);
   };
   const auto whole = [&](int64_t unit) {
     thread_local std::vector<char> room;

@@ -9,6 +9,7 @@
 #include "choices.h"
 #include "drafting.h"
 #include "experts.h"
+#include "indexer.h"
 #include "linear.h"
 #include "pool.h"
 #include "program.h"
@@ -112,9 +113,17 @@ class Execution {
   }
 
   void attention(const Op& op) const {
-    const char *queries = block(op.in[0], 0), *sinks = block(op.in[1], 0);
-    if (op.out.is_bf16) attend::run<bf16>(op, pass_, queries, sinks, block(op.out, 0), pool_, room_.attention);
-    else attend::run<float>(op, pass_, queries, sinks, block(op.out, 0), pool_, room_.attention);
+    if (op.in[0].is_bf16) attention_in<bf16>(op);
+    else attention_in<float>(op);
+  }
+
+  template <typename Number>
+  void attention_in(const Op& op) const {
+    const char* const queries = block(op.in[0], 0);
+    char* const out = block(op.out, 0);
+    if (op.code == CHOICE) return indexer::run<Number>(op, pass_, queries, block(op.in[1], 0), out, pool_, room_.attention);
+    const char *sinks = block(attend::sinks_of(op), 0), *chosen = op.chosen ? block(op.in[1], 0) : nullptr;
+    attend::run<Number>(op, pass_, queries, sinks, chosen, out, pool_, room_.attention);
   }
 
   void recurrent(const Op& op) const {

@@ -12,7 +12,7 @@ enum Code : int64_t {  // as in outrider/runtime/ops.py
   EXP, LOG, SOFTPLUS, WHERE, GREATER, AT_LEAST, EQUAL, NOT, LARGER, SMALLER, EXPM1, LOG1P,
   MEAN = 40, SUM, LAYER_NORM, RMS_NORM, SOFTMAX,
   TOP = 50, TAKE, PUT,
-  HEADS = 60
+  HEADS = 60, CHOICE
 };
 
 enum Source : int64_t { NOTHING, BODY, HEAD, CONSTANT, ROTARY, INPUT };  // where a value lies: made by the body or head, or known before
@@ -34,7 +34,7 @@ struct Op {
   Operand out, in[5];
   double numbers[2];
   // LINEAR, EMBED, and EXPERTS and HEADS, whose layers lie one after the other; BLOCKS and FLOATS alone have a form, and inputs that share a scale.
-  // ATTENTION: `weight` is null, or ALiBi's slope of each head, fp32
+  // ATTENTION: `weight` is null, or ALiBi's slope of each head, fp32; CHOICE: `in[0]` queries, `in[1]` weights of heads
   Format format;
   int64_t form, group;
   const void *weight, *bias;
@@ -51,6 +51,7 @@ struct Op {
   int64_t chunked;   // ATTENTION: tokens see their own chunk of `window` positions
   int64_t sees_all;  // ATTENTION: each token sees the whole pass
   int64_t is_short;  // STORE, ATTENTION: of a layer whose slots may be short, `Pass::bases`
+  int64_t chosen;    // ATTENTION: tokens see these many positions at most, those that in[1] says; 0: all
   double scale, softcap;
 };
 
@@ -103,6 +104,11 @@ struct Pass {
   int64_t parent(int64_t row, int64_t token) const {
     const int64_t m = row * tokens + token;
     return depths[m] ? paths[m * tokens + depths[m] - 1] : -1;
+  }
+  // Where a position on a token's own path lies in its slot
+  int64_t place(int64_t row, int64_t token, int64_t position) const {
+    const int64_t inside = position - starts[row];
+    return paths && inside >= 0 ? starts[row] + paths[(row * tokens + token) * tokens + inside] : position;
   }
   // Where position 0 of a row lies in a layer, in positions; in front of a short slot, of which nobody reads
   int64_t origin(const Op& op, int64_t row) const {
