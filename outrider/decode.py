@@ -103,7 +103,7 @@ class Decoder:
 
     def _blame(self) -> str:
         """The layer in which a pass went wrong, as far as the cache shows it: keys are made from what enters a layer."""
-        layer, last = self.target.kv.first_broken_layer(), len(self.target.shape.layers) - 1
+        layer, last = self.target.kv.first_broken_layer(), self.target.shape.num_layers - 1
         if layer is None:
             return f" (the keys and values of all layers are finite: look at layer {last} and the output head)"
         before = "the embedding" if layer == 0 else f"layer {layer - 1}"

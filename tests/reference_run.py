@@ -193,6 +193,19 @@ class _Pass:
         numbers = self.read(op.inputs[0])
         cache.view(-1, *cache.shape[2:]).index_copy_(0, self._plan.indices.flatten(), numbers.to(cache.dtype))
 
+    def choice(self, op: Op) -> None:
+        """Places in the slot, not positions: only `attend` reads them."""
+        assert op.output is not None
+        rows, tokens = self._ids.shape
+        mask = self._plan.mask[:, 0, :tokens].float()
+        query = self.read(op.inputs[0]).view(rows, tokens, op.heads, -1).float()
+        weights = self.read(op.inputs[1]).view(rows, tokens, op.heads).float()
+        keys = self._plan.keys[op.layer][:rows, : mask.shape[2], 0].float()
+        products = torch.relu(torch.einsum("bthd,bsd->bths", query, keys) * op.scale)
+        scores = torch.einsum("bth,bths->bts", weights, products) + mask
+        found = scores.sort(dim=-1, descending=True, stable=True).indices[..., : op.output.cols]
+        self._write(op.output, found.reshape(self._count, 1, -1).float())
+
     def attend(self, op: Op) -> None:
         assert op.output is not None
         plan, (rows, tokens) = self._plan, self._ids.shape
@@ -209,8 +222,12 @@ class _Pass:
         scores = scores + mask[:, :, :tokens].float()
         if op.weight:
             scores = scores + self._tensors[op.weight].view(1, -1, 1, 1) * plan.distances[:, :, :tokens]
-        if len(op.inputs) > 1:
-            sinks = self.read(op.inputs[1])[:1].view(1, op.heads, 1, 1).float()
+        if op.chosen:
+            places = self.read(op.inputs[1]).view(rows, tokens, -1).long()
+            hidden = torch.ones(rows, tokens, mask.shape[3], dtype=torch.bool).scatter(2, places, False)
+            scores = scores.masked_fill(hidden[:, None], -torch.inf)
+        if len(op.inputs) > (at := 2 if op.chosen else 1):
+            sinks = self.read(op.inputs[at])[:1].view(1, op.heads, 1, 1).float()
             scores = torch.cat([scores, sinks.expand(*scores.shape[:-1], 1)], dim=-1)
         weights = torch.softmax(scores, dim=-1)[..., : mask.shape[3]]
         self._write(op.output, (weights @ values).transpose(1, 2).reshape(self._count, op.heads, -1))
@@ -218,7 +235,7 @@ class _Pass:
 
 SPECIAL: dict[Code, Callable[[_Pass, Op], None]] = {
     Code.LINEAR: _Pass.linear, Code.EMBED: _Pass.embed, Code.SIGNAL: _Pass.signal, Code.GATHER: _Pass.gather,
-    Code.STORE: _Pass.store, Code.ATTENTION: _Pass.attend, Code.EXPERTS: _Pass.experts,
+    Code.STORE: _Pass.store, Code.ATTENTION: _Pass.attend, Code.CHOICE: _Pass.choice, Code.EXPERTS: _Pass.experts,
     Code.HEADS: _Pass.heads,
     Code.TOP: _Pass.choose, Code.TAKE: _Pass.choose, Code.PUT: _Pass.choose,
 }  # fmt: skip

@@ -116,7 +116,8 @@ def attention(
 
 
 def choose(number: int, scores: Scores) -> Tensor:
-    """The places in its slot that each token chooses (B, T, count), on the plan that is followed. Their keys are in the cache from now on."""
+    """The places in its slot that each token chooses (B, T, count), on the plan that is followed. Its new keys are in the cache
+    from now on."""
     plan = _followed.get()
     mask = plan.mask[:, 0]
     keys = _write(plan.keys[number], plan.indices, scores.key[:, None])[: len(mask), : mask.shape[2], 0]
@@ -155,7 +156,7 @@ def attend(
     sliding_window: int | None = None,  # or a chunk's size: the plan's mask says which
     sinks: Tensor | None = None,  # (heads,)
     slopes: Tensor | None = None,  # (heads,) fp32
-    chosen: Tensor | None = None,  # (B, T, count) places in its slot that each token sees, of those that the mask shows; None: all
+    chosen: Tensor | None = None,  # (B, T, count) places in its slot that each token sees, if the mask shows them; None: all
 ) -> Tensor:
     """What the pass's queries get of one layer's cache, (B, T, heads, Dv); its new keys and values are in it from now on."""
     mask = plan.mask if sliding_window is None or plan.window_mask is None else plan.window_mask
@@ -227,7 +228,7 @@ def _of_each(rows: Tensor, matrices: Tensor, heads: tuple[int, int]) -> Tensor:
 
 
 def without_mask(*args: object, config: Any = None, **kwargs: object) -> Tensor | None:
-    """transformers need not build a mask: the plan carries ours. Code with an indexer takes a part of the mask, so it gets one."""
+    """transformers need not build a mask: the plan carries ours. Code with an indexer takes a part of one, so it gets one."""
     return torch.zeros(1, 1, 1, 1) if getattr(config, "index_topk", None) else None
 
 
@@ -241,7 +242,8 @@ def make_known(
 ) -> None:
     """Register this attention function under this name; modules that are set to the name use it, and no mask is made for it.
 
-    `choose`: what indexers ask; None: they run by transformers' code. `reads_latents`: latent attention hands it what is kept of a token (`latent.py`), not keys and values of each head.
+    `choose`: what indexers ask; None: they run by transformers' code. `reads_latents`: latent attention hands it what is kept of
+    a token (`latent.py`), not keys and values of each head.
     """
     if reads_latents:
         ABSORBED.add(name)

@@ -2,10 +2,10 @@
 
     score of a position = sum over the indexer's heads of (weight of the head) * relu(its query . the position's key * scale)
 
-Weights and queries are of the token that looks. The indexer has one key for all its heads, which the cache keeps as one more layer,
-behind those of the model (`number_of`). transformers' code makes queries, keys and weights. Where it goes on to score, it is handed
-an object that stands for the scores and writes down what they are made of; a function of ours then chooses. Of equal scores
-the lowest position stands first: torch's `topk`, which transformers asks, promises no order there.
+Weights and queries are of the token that looks. The indexer has one key for all its heads, which the cache keeps as one more
+layer, behind those of the model (`number_of`). transformers' code makes queries, keys and weights. Where it goes on to score, it
+is handed an object that stands for the scores and writes down what they are made of; a function of ours then chooses. Of equal
+scores the lowest position stands first: torch's `topk`, which transformers asks, promises no order there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ CHOOSE: dict[str, Choose] = {}  # by the name of the attention function that rea
 
 def keep_choices(module: nn.Module) -> None:
     """Indexers of this model ask our functions for their choice from now on, where attention is one of ours."""
-    number: int = getattr(module.config.get_text_config(), "num_hidden_layers", 0)
+    config: Any = module.config
+    number: int = getattr(config.get_text_config(), "num_hidden_layers", 0)
     for part in module.modules():
         indexer: Any = getattr(part, "indexer", None)
         if has_latents(part) and hasattr(indexer, "index_topk"):

@@ -69,6 +69,11 @@ class LMShape:
     states: tuple[StateShape, ...] = ()  # running states of a row, on our cache
     chunked: bool = False  # `sliding_window` is the size of chunks, whose tokens see their own chunk alone
 
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model; behind them `layers` has those that hold keys of indexers."""
+        return sum(not layer.is_indexer for layer in self.layers)
+
 
 class LM:
     """A causal language model on our cache. One instance owns one model and one cache."""

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class Event:
     """One call: a torch operation's name, or that of a part that is not entered.
 
-    Those are "attention", "choice", "store", "experts", "heads", "short_convolution", "delta_rule", "scan", "rotary", and "matrix" and
-    "rows" of a layer in integers.
+    Those are "attention", "choice", "store", "experts", "heads", "short_convolution", "delta_rule", "scan", "rotary", and
+    "matrix" and "rows" of a layer in integers.
     """
 
     name: str

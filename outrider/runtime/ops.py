@@ -83,7 +83,7 @@ class Code(IntEnum):
     TAKE = 51  # of a row's numbers[0] numbers those at the indices in[1]
     PUT = 52  # in[0] of a row, with in[2] at the numbers[0] indices in[1]
     HEADS = 60  # in[0] x, a row for each head, which is multiplied with the `part` of the head's rows of `weight`
-    CHOICE = 61  # of the positions on a token's path those that an indexer scores best, in order; in[0] query, in[1] heads' weights
+    CHOICE = 61  # of the positions on a token's path those that an indexer scores best; in[0] query, in[1] heads' weights
 
 
 REDUCING = frozenset({Code.MEAN, Code.SUM, Code.LAYER_NORM, Code.RMS_NORM, Code.SOFTMAX})

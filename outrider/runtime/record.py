@@ -111,7 +111,8 @@ def attending(module: Any, events: list[Event], recorder: Recorder) -> Iterator[
         yield
     finally:
         module.set_attn_implementation(NAME)
-        del transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[RECORDING], CHOOSE[RECORDING]  # or what was recorded, weights and all, would stay
+        # or what was recorded, weights and all, would stay
+        del transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[RECORDING], CHOOSE[RECORDING]
 
 
 @contextmanager

@@ -92,8 +92,8 @@ def choice(low: Lowering, event: Event) -> list[Known]:
     made = low.value((count,), INDICES)
     low.add(
         Op(
-            Code.CHOICE, (_by_head(low, query), low.flat(weights)), View(made.value, 1, count, 0, count), layer=layer, heads=heads,
-            scale=event.kwargs["scale"],
+            Code.CHOICE, (_by_head(low, query), low.flat(weights)), View(made.value, 1, count, 0, count), layer=layer,
+            heads=heads, scale=event.kwargs["scale"],
         )
     )  # fmt: skip
     return [Block(("B", "T", ""), made)]
@@ -105,18 +105,17 @@ def attention(low: Lowering, event: Event) -> list[Known]:
     options, (heads, size), value_size = event.kwargs, query.own.sizes, value.own.sizes[1]
     sizes = (heads, value_size)
     made = low.value(sizes, event.outputs[0].dtype)
-    others = () if options["sinks"] is None else (_sinks(low, options["sinks"], heads),)
-    if (chosen := options["chosen"]) is not None:
-        if options["window"] or options["sees_all"] or options["slopes"] is not None:
-            raise NotLoweredError("a choice of positions beside a window or slopes")
-        others = (low.flat(low.block(chosen)), *others)
+    sinks = () if options["sinks"] is None else (_sinks(low, options["sinks"], heads),)
+    chosen = () if options["chosen"] is None else (low.flat(low.block(options["chosen"])),)
+    if chosen and (options["window"] or options["sees_all"] or options["slopes"] is not None):
+        raise NotLoweredError("a choice of positions beside a window or slopes")
     low.add(
         Op(
-            Code.ATTENTION, (_by_head(low, query), *others), View(made.value, heads, value_size, 0, value_size),
+            Code.ATTENTION, (_by_head(low, query), *chosen, *sinks), View(made.value, heads, value_size, 0, value_size),
             layer=options["layer"], heads=heads,
             scale=size**-0.5 if options["scaling"] is None else float(options["scaling"]),
             softcap=float(options["softcap"] or 0.0), window=int(options["window"] or 0), chunked=options["chunked"],
-            sees_all=options["sees_all"], weight=low.name(options["slopes"]), chosen=0 if chosen is None else others[0].cols,
+            sees_all=options["sees_all"], weight=low.name(options["slopes"]), chosen=sum(one.cols for one in chosen),
         )
     )  # fmt: skip
     return [Block(("B", "T", "", ""), made)]

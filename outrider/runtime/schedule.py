@@ -54,8 +54,8 @@ def schedule(program: Program) -> Schedule:
 
 
 def _phases(ops: Sequence[Op], *, is_head: bool) -> list[Phase]:
-    """Greedily: all operations on single tokens that can be made, then all linear layers that can, then one attention or choice, one
-    product of experts or one recurrent operation."""
+    """Greedily: all operations on single tokens that can be made, then all linear layers that can, then one attention or choice,
+    one product of experts or one recurrent operation."""
     waits, followers = _dependencies(ops)
     ready: dict[Kind, list[int]] = {kind: [] for kind in Kind}  # heaps of operations
     for index, count in enumerate(waits):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.unit.runtime.families import DECODER, EXPERTS, GROUPS, LATENT, SHORT_WINDOW, SIZES
+from tests.unit.runtime.families import DECODER, EXPERTS, GROUPS, LATENT, SHORT_WINDOW, SIZES, SPARSE
 
 VOCAB = SIZES["vocab_size"]
 ALTERNATING = {"layer_types": ["linear_attention", "full_attention"]}
@@ -25,10 +25,8 @@ HALF = {  # the decoder of a model that also has an encoder
     "d_model": 64, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 96, "max_position_embeddings": 2048,
     "init_std": 0.2, "is_decoder": True, "is_encoder_decoder": False, "forced_eos_token_id": None,
 }  # fmt: skip
-SPARSE = {**LATENT, "index_topk": 8, "index_n_heads": 16, "index_head_dim": 16}  # fewer heads: scores of 0, and ties
 
 FAMILIES: dict[str, dict[str, Any]] = {
-    "axk2": {**GROUPS, **SPARSE},
     "bailing_hybrid": {**GROUPS, **LATENT, **ALTERNATING, "head_dim": 16},
     "bamba": {**MAMBA2, "attn_layer_indices": [1]},
     "bart": HALF,
@@ -37,7 +35,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "blenderbot": HALF,
     "blenderbot-small": HALF,
     "cpmant": {"dim_head": 16, "dim_ff": 96, "prompt_types": 4, "prompt_length": 8, "segment_types": 4},
-    "deepseek_v32": {**GROUPS, **SPARSE},
     "deepseek_v4": {
         **SPARSE, **SHORT_WINDOW, **EXPERTS, "num_key_value_heads": 1, "o_lora_rank": 16, "o_groups": 2, "n_routed_experts": 4,
         "num_hidden_layers": 3,
@@ -51,10 +48,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "git": {"pad_token_id": 0, "vision_config": {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
         "patch_size": 14}},
-    "glm_moe_dsa": {**GROUPS, **SPARSE},
     "granitemoehybrid": {**EXPERTS, **MAMBA2, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 32},
     "hrm_text": {},
-    "hy_v4": {**EXPERTS, **SPARSE},
     "inkling2_text": EXPERTS,
     "inkling_text": EXPERTS,
     "jamba": {

@@ -32,7 +32,7 @@ from tests.helpers import OracleThatErrs, make_row, run_to_end
 from tests.unit.runtime.families import FAMILIES, NOT_LOWERED, SIZES, make
 
 CPU = torch.device("cpu")
-ALWAYS = ("gpt_oss", "mimo_v2_flash")  # with attention sinks
+ALWAYS = ("gpt_oss", "mimo_v2_flash", "glm_moe_dsa")  # with attention sinks; with indexers
 EACH = [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.nightly) for name in (*FAMILIES, *NOT_LOWERED)]
 GAMMA, LENGTH = 4, 200
 REFERENCE = Reference(make, tolerance=1e-4)

@@ -32,7 +32,7 @@ REASONS: dict[str, tuple[str, ...]] = {  # of each, words that must be there
     "lfm2": (STATE, "1 of 2 layers (first: layer 0, conv)"),
     "falcon_h1": ("2 of 2 layers (first: layer 0, hybrid) keep more than keys and values of each token",),
     "qwen3_next": (STATE, "1 of 2 layers (first: layer 0, linear_attention)"),
-    "deepseek_v32": ("its attention is sparse: an indexer picks the keys",),
+    "deepseek_v4": ("its attention is sparse: an indexer picks the keys",),
 }
 
 

@@ -33,7 +33,7 @@ from outrider.models.quantised.scheme import scheme_of
 GIB = 1 << 30
 CPU = torch.device("cpu")
 OWN_CODE = "transformers_modules"  # the package of a checkpoint's own code, which keeps latents as heads
-KEEPS_HEADS = "5.17."  # the version of transformers whose cache does so where an indexer picks keys
+KEEPS_HEADS = "5.17."  # the version of transformers whose own cache does so where an indexer picks keys
 PACKED_COPIES = 2.0  # weights as loaded, and packed for the kernels
 DEFAULT_TOKENS = 4096  # room asked for when nobody names a length: the cache only grows as it is used
 MAX_HEADER_BYTES = 100 << 20  # safetensors' own limit
@@ -243,14 +243,16 @@ def kv_bytes_per_token(config: Any, dtype: torch.dtype, device: torch.device = C
     if getattr(text, "is_heterogeneous", False):  # layers of several shapes (Gemma 4): the config answers for each alone
         numbers = sum(_kv_numbers(text.per_layer_config[layer], expands=expands) for layer in range(num_layers))
     else:
-        numbers = _num_with_keys(text, num_layers) * _kv_numbers(text, expands=expands)
+        numbers = _num_with_keys(text, num_layers) * _kv_numbers(text, expands=expands, ours=device.type == "cpu")
+        numbers -= (getattr(text, "indexer_types", None) or []).count("shared") * text.index_head_dim if _has_indexer(text) else 0
     return int(numbers * dtype.itemsize)
 
 
 def layer_kv_bytes(config: Any, dtype: torch.dtype) -> int:
     """Keys and values of one token in one layer: of several shapes, the first one's."""
     text = config.get_text_config()
-    return _kv_numbers(text.per_layer_config[0] if getattr(text, "is_heterogeneous", False) else text) * dtype.itemsize
+    layer = text.per_layer_config[0] if getattr(text, "is_heterogeneous", False) else text
+    return _kv_numbers(layer, ours=False) * dtype.itemsize
 
 
 def _num_with_keys(text: Any, num_layers: int) -> int:
@@ -259,16 +261,20 @@ def _num_with_keys(text: Any, num_layers: int) -> int:
     return num_layers - sum(any(each in kind for each in (*STATEFUL_KINDS, "moe", "mlp")) for kind in kinds[:num_layers])
 
 
-def _kv_numbers(layer: Any, *, expands: bool = False) -> int:
+def _has_indexer(layer: Any) -> bool:
+    return bool(getattr(layer, "index_topk", None))
+
+
+def _kv_numbers(layer: Any, *, expands: bool = False, ours: bool = True) -> int:
     """Numbers in the key and value of one token in a layer of this config. `expands`: its weights stay quantised in transformers'
-    code, so latents are kept as heads (`latent.py`)."""
+    code, so latents are kept as heads (`latent.py`). `ours`: our cache keeps an indexer's keys."""
     heads = getattr(layer, "num_attention_heads", None)
     if not heads:
         return 0
     kv_heads = getattr(layer, "num_key_value_heads", None) or heads
     if (rank := getattr(layer, "kv_lora_rank", None)) and getattr(layer, "v_head_dim", None):  # `models/latent.py`
-        picked = layer.index_head_dim if getattr(layer, "index_topk", None) else 0  # an indexer's key, on transformers' cache
-        if picked:
+        picked = layer.index_head_dim if _has_indexer(layer) else 0  # an indexer's key
+        if picked and not ours:
             expands = transformers.__version__.startswith(KEEPS_HEADS)
         if expands or type(layer).__module__.startswith(OWN_CODE):
             return int(heads * (layer.qk_nope_head_dim + layer.qk_rope_head_dim + layer.v_head_dim) + picked)

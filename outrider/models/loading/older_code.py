@@ -22,7 +22,10 @@ from outrider.models.loading.query_scales import PLAIN, scale_by_position
 
 
 def hand_over(module: nn.Module) -> None:
-    """Make a model of such a family ask transformers' interface for its attention; others hand it latents, choices, or queries' scales."""
+    """Make a model of such a family ask transformers' interface for its attention; others hand it latents, or queries' scales.
+
+    Indexers ask us for their choices.
+    """
     keep_latents(module)
     keep_choices(module)
     scale_by_position(module)

@@ -58,11 +58,12 @@ def refuse_other_caches(module: Any, device: torch.device) -> None:
         if stateful:
             raise OwnCacheNeededError(_running_state(which))
         if getattr(config, "index_topk", None):
-            raise OwnCacheNeededError(SPARSE)
+            raise OwnCacheNeededError(f"{SPARSE} {'does on a CPU alone' if indexer_layers(module) else DOES_NOT}")
         raise OwnCacheNeededError(f"{which} keep more than keys and values of each token ({type(layers[other[0]]).__name__})")
 
 
-SPARSE = "its attention is sparse: an indexer picks the keys of each token, which Outrider's attention does not do"
+SPARSE = "its attention is sparse: an indexer picks the keys of each token, which Outrider's attention"
+DOES_NOT = "does not do"
 
 
 def refuse_silent_layers(module: Any, silent: Sequence[int]) -> NoReturn:
@@ -93,7 +94,7 @@ def refuse_failure(module: Any, error: Exception) -> NoReturn:
         raise error
     code = type(module).__name__
     if getattr(module.config.get_text_config(), "index_topk", None):
-        what = SPARSE
+        what = f"{SPARSE} {DOES_NOT}"
     else:
         reason = (str(error).strip().splitlines() or [""])[0]
         what = f"the code of {code} fails in a pass over a few tokens ({type(error).__name__}: {reason})"

@@ -49,6 +49,8 @@ def find_pass_limits(lm: LM, module: Any) -> PassLimits:
     block = tokens[:, PREFIX:]
     exact_trees = tree_path_is_exact(lm, block)  # first: they leave their tokens where later passes put a chain
     exact_rows = neighbours_do_not_matter(lm, block) and experts_keep_bits(module, lm)
+    if any(shape.is_indexer for shape in lm.shape.layers):  # what it scores is not sampled, and a digit changes what it chooses
+        exact_trees = exact_rows = False
     alone = {width: lm.forward(block[:, :width]) for width in WIDTHS}
     beside = lm.forward(block[:, :QUERY_BLOCK].repeat(2, 1))[:1]
     lm.kv.advance(0, longest - QUERY_BLOCK)

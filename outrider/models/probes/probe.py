@@ -170,7 +170,7 @@ def probe_logits(lm: LM) -> Tensor:
 @torch.inference_mode()
 def find_signals(lm: LM) -> tuple[int, ...]:
     """Keys of `signals.py` for all hidden states that one pass can give; none where its layers cannot be identified."""
-    layers = range(len(lm.shape.layers) + 1)
+    layers = range(lm.shape.num_layers + 1)
     for keys in ((AFTER_NORM, *layers), tuple(layers)):
         lm.capture = keys
         try:

@@ -129,6 +129,8 @@ def _refuse_dtype(lm: LM) -> None:
 def _refuse_program(program: Program) -> None:
     if program.matrices:
         raise NotLoweredError("weights kept in integers")
+    if any(op.code == Code.CHOICE for op in program.body):
+        raise NotLoweredError("an indexer's choice of positions")
     if any(value.source == Source.INPUT for value in program.values):
         raise NotLoweredError("a program with further inputs")
 

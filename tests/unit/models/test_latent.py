@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from outrider.cache import cache_folder
 from outrider.models import latent
@@ -27,7 +25,6 @@ from outrider.models.probes.probe import probe_tokens
 from outrider.models.probes.sum_order import linear_samples, same_bits
 from outrider.models.quantised.on_loading import quantise_linears, rounded_parts
 from outrider.runtime.run import use_native_run
-from tests.contract.own_cache_families import FAMILIES as OWN_CACHE
 from tests.unit.runtime.families import LATENT, SIZES, make
 
 CPU = torch.device("cpu")
@@ -57,15 +54,12 @@ def test_a_token_costs_its_latent(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4"])
-def test_a_token_beside_an_indexer_costs_what_transformers_cache_keeps(family: str) -> None:
-    """Catches heads that are counted as latents, and an indexer's key that is not counted."""
-    if family not in CONFIG_MAPPING_NAMES:
-        pytest.skip(f"transformers {transformers.__version__} has no {family}")
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **{**SIZES, **OWN_CACHE[family]})
-    module = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+def test_a_token_beside_an_indexer_costs_its_key_too(family: str) -> None:
+    """Catches a key that is not counted, and one that is counted in layers that share another's choice."""
+    module = make(family)
     lm = build_lm(module, family, torch.float32, CPU)
-    assert kv_bytes_per_token(config, torch.float32) == pytest.approx(lm.kv.bytes_per_token, rel=0.02)  # and what every text has
+    assert lm.kv.bytes_per_token == kv_bytes_per_token(module.config, torch.float32)
+    assert sum(store.nbytes for store in (*lm.kv.keys, *lm.kv.values)) == lm.kv.allocated_bytes
 
 
 def test_heads_are_counted_where_they_are_kept() -> None:

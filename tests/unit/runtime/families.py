@@ -22,6 +22,7 @@ LATENT = {  # attention over compressed keys and values
     "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
     "v_head_dim": 8,
 }  # fmt: skip
+SPARSE = {**LATENT, "index_topk": 8, "index_n_heads": 16, "index_head_dim": 16}  # fewer heads: scores of 0, and ties
 SHORT_WINDOW = {"head_dim": 16, "sliding_window": 16}
 HALF_WINDOWED = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
 PICKED = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")  # what configs call the experts of a token
@@ -33,6 +34,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "arcee": {},
     "aria_text": {**EXPERTS, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1, "head_dim": 16},
     "axk1": {**GROUPS, **LATENT},
+    "axk2": {**GROUPS, **SPARSE},
     "bert-generation": DECODER,
     "biogpt": {},
     "bitnet": {},
@@ -48,6 +50,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "cwm": {"bos_token_id": 0, "pad_token_id": 0},
     "deepseek_v2": {**GROUPS, **LATENT},
     "deepseek_v3": {**GROUPS, **LATENT},
+    "deepseek_v32": {**GROUPS, **SPARSE},
     "dots1": {**GROUPS, "n_shared_experts": 1},
     "ernie4_5": {"head_dim": 16},
     "exaone4": {"sliding_window": 16, "sliding_window_pattern": 2, "head_dim": 16},
@@ -76,6 +79,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "glm4": {"head_dim": 16, "pad_token_id": 0},
     "glm4_moe": {**GROUPS, "head_dim": 16},
     "glm4_moe_lite": {**GROUPS, **LATENT},
+    "glm_moe_dsa": {**GROUPS, **SPARSE, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]},
     "gpt2": {**GPT, "n_inner": 96},
     "gpt_bigcode": {**GPT, "n_inner": 96},
     "gpt_neo": {
@@ -92,6 +96,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {**EXPERTS, "moe_topk": 2, "head_dim": 16},
     "hy_v3": EXPERTS,
+    "hy_v4": {**EXPERTS, **SPARSE},
     "hyperclovax": {},
     "internlm3": {"head_dim": 16},
     "iquestcoder": {"head_dim": 16},
@@ -173,9 +178,10 @@ def make(family: str, dtype: torch.dtype = torch.float32, *, picks_all: bool = T
     attention.register()  # which `lower` ends with
     changes = FAMILIES[family] if family in FAMILIES else NOT_LOWERED[family][1]
     named = {**SIZES, **changes}
-    if dtype == torch.bfloat16 and picks_all:  # in which rounding changes what a router picks: all experts, of all groups
+    if dtype == torch.bfloat16 and picks_all:  # rounding changes what is picked: all experts, of all groups, and positions
         named |= {key: named["num_experts"] for key in PICKED if key in named}
         named |= {"topk_group": named["n_group"]} if "n_group" in named else {}
+        named |= {"index_topk": 64} if "index_topk" in named else {}
         named |= {"num_local_experts": 2} if family == "phimoe" else {}  # its router picks two, whatever the config says
     if family in ("bloom", "codegen", "ctrl", "dbrx", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "opt"):
         named = {**{key: SIZES[key] for key in ("vocab_size", "bos_token_id", "eos_token_id", "initializer_range")}, **changes}

@@ -29,7 +29,7 @@ from tests.unit.runtime.samples import NativeAttention, with_sinks
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 8e-2}
 CAPTURE = (AFTER_NORM, 0, 1, 2)
-FEW = ("llama", "gemma2", "deepseek_v3")  # of whom more is asked
+FEW = ("llama", "gemma2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa")  # of whom more is asked
 
 
 def on_executor(family: str, dtype: torch.dtype, path: Path) -> tuple[LM, LM]:
@@ -100,7 +100,7 @@ def test_a_token_has_the_same_bits_in_every_company(family: str, dtype: torch.dt
 def test_attention_is_torchs(kind: AttentionKind, dtype: torch.dtype, library_path: Path) -> None:
     """Catches a lost tail of a head, a wrong group, a range or span that is left out, for prefixes on both sides of ends; a sink
     that is left out of the total, put to it once a span, or taken from another head."""
-    heads, (kv_heads, size, value_size, in_keys, _), softcap = kind.num_heads, astuple(kind.shape), kind.softcap
+    heads, (kv_heads, size, value_size, in_keys, *_), softcap = kind.num_heads, astuple(kind.shape), kind.softcap
     attend, kv = NativeAttention(kind, dtype, library_path), KVCache([kind.shape], dtype, CPU)
     kv.add_row()
     kv.reserve(1, 1600)

@@ -39,7 +39,8 @@ VOCAB = SIZES["vocab_size"]
 PROMPTS = ([5, 6, 7, 8, 9], [3, 4, 5, 3, 4, 5, 3], [11, 12])
 PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
 STAND_INS = [("qwen2", "mimo"), ("qwen3", "qwen")]  # MiMo's code is its own; dense
-ON_OUR_CACHE = [*STAND_INS, *((family, layout) for family, layout in SHIPPED.items() if family in FAMILIES)]
+OURS = [family for family, own in FAMILIES.items() if "index_topk" not in own]
+ON_OUR_CACHE = [*STAND_INS, *((family, layout) for family, layout in SHIPPED.items() if family in OURS)]
 BESIDE_STATES = [(family, layout) for family, layout in SHIPPED.items() if family in NATIVE]
 ON_THEIR_OWN_CACHE = [each for each in SHIPPED.items() if each not in (*ON_OUR_CACHE, *BESIDE_STATES)]  # an indexer picks keys
 SEVERAL = [("glm4_moe", "deepseek", 3), ("qwen3_5_text", "qwen", 2), ("mimo_v2_flash", "megatron", 3), ("step3p7", "deepseek", 2)]
