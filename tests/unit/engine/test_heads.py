@@ -78,15 +78,16 @@ def test_texts_and_drafts_are_those_of_one_request_alone(
     assert [answer.finish.stats.drafted for answer in answers] == [done.stats.drafted for done in expected]
 
 
-MAKERS: dict[str, Callable[[int], Any]] = {
-    "on our cache": lambda seed: tiny_llama(257, seed=seed), "on transformers'": lambda seed: make("deepseek_v32", vocab_size=257)
-}  # fmt: skip
+MAKERS: dict[str, tuple[Callable[[int], Any], str]] = {
+    "on our cache": (lambda seed: tiny_llama(257, seed=seed), "deepseek"),
+    "on transformers'": (lambda seed: make("minimax_m3_vl_text", vocab_size=257), "megatron"),
+}
 
 
 @pytest.mark.parametrize("where", MAKERS)
 def test_a_request_may_name_the_mtp_head_of_the_checkpoint(tmp_path: Path, where: str) -> None:
     """Catches an extra drafter that does not get its head's path, or that the target's tables are needed for it."""
-    save_with_mtp(tmp_path, MAKERS[where], "deepseek")
+    save_with_mtp(tmp_path, *MAKERS[where])
     byte_tokenizer().save_pretrained(tmp_path)
     options = Options(target=str(tmp_path), drafter="ngram", dtype="float32", num_draft_tokens=3)
     engine = make_engine(options, EngineSettings(kv_memory=16 << 20), extra_drafters=("mtp",))
