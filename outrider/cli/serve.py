@@ -16,7 +16,7 @@ from outrider.cli.verbs import changed, option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.serve.settings import ServedModel, ServerSettings
+    from outrider.serve.settings import ServedModel
 
 SERVER = "Server"
 ENGINE = "Engine"
@@ -139,19 +139,6 @@ def serve(
     config: Config = None,
 ) -> int:
     """Answer clients of OpenAI and Anthropic: chat, responses, messages, completions; streams, thoughts, tools, forms."""
-    settings = _settings(target, config, model, engine, listen)
-    check_installed()
-    from outrider.serve.run import run_server
-
-    quieten_libraries()
-    run_server(settings, status=say)
-    return 0
-
-
-def _settings(
-    target: str | None, config: Path | None, model: ModelOptions, engine: ServerEngineOptions, listen: ListenOptions
-) -> ServerSettings:
-    """Raises ConfigError, before anything heavy is loaded where that is possible."""
     from outrider.serve.settings import ServerSettings
 
     if config is not None:
@@ -160,11 +147,18 @@ def _settings(
         unused = [*(["the target"] if target is not None else []), *changed(model, engine)]
         if unused:
             raise ConfigError(f"--config says which models are served: leave out {', '.join(unused)}")
-        return read_config(config, listen.given())
-    if target is None:
+        settings = read_config(config, listen.given())
+    elif target is None:
         raise ConfigError("name a model to serve ('demo', a folder, a .gguf file or a hub id), or a --config FILE")
-    served = engine.served(target, model, engine.max_num_seqs, engine.reasoning_parser)
-    return ServerSettings(models=(served,), **listen.given())
+    else:
+        served = engine.served(target, model, engine.max_num_seqs, engine.reasoning_parser)
+        settings = ServerSettings(models=(served,), **listen.given())
+    check_installed()
+    from outrider.serve.run import run_server
+
+    quieten_libraries()
+    run_server(settings, status=say)
+    return 0
 
 
 def check_installed() -> None:

@@ -14,7 +14,6 @@ from outrider.cli.verbs import name_and_value, option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.remote.draft.run import DraftServiceSettings
     from outrider.remote.draft.settings import DraftLimits
 
 LIMITS = "Limits"
@@ -86,31 +85,19 @@ def draft(
     model_or_target: Drafting = None,
 ) -> int:
     """Guess tokens for targets in other processes: a draft model, or a look-up drafter."""
-    settings = _settings(model_or_target, machine, hosted, limits, listening)
-    from outrider.remote.draft.run import run_draft_service
-
-    quieten_libraries()
-    run_draft_service(settings, status=say)
-    return 0
-
-
-def _settings(
-    named: str | None, machine: MachineOptions, hosted: HostedOptions, limits: LimitOptions, listening: DraftListeningOptions
-) -> DraftServiceSettings:
-    """Raises ConfigError, before anything heavy is loaded where that is possible."""
     from outrider.remote.draft.hosted import HostedDrafterOptions, wants_draft
-    from outrider.remote.draft.run import DraftServiceSettings
+    from outrider.remote.draft.run import DraftServiceSettings, run_draft_service
 
     if machine.quantise is not None:
         raise ConfigError("--set quantise rounds a target, and a draft service has none: leave it out")
     options = dict(name_and_value("--drafter-option", text) for text in hosted.drafter_option or [])
     drafter = "draft-model" if hosted.drafter == "auto" else hosted.drafter
     target, draft_model = hosted.model, machine.draft
-    if named is not None and wants_draft(drafter, options):
-        draft_model = _one("--draft", draft_model, named)
-    elif named is not None:
-        target = _one("--model", target, named)
-    return DraftServiceSettings(
+    if model_or_target is not None and wants_draft(drafter, options):
+        draft_model = _one("--draft", draft_model, model_or_target)
+    elif model_or_target is not None:
+        target = _one("--model", target, model_or_target)
+    settings = DraftServiceSettings(
         drafter=HostedDrafterOptions(
             model=target, draft=draft_model, drafter=drafter, drafter_options=options,
             max_draft_tokens=limits.max_draft_tokens, dtype=machine.dtype, device=machine.device, threads=machine.threads,
@@ -119,6 +106,9 @@ def _settings(
         ),
         limits=limits.limits(), listen=listening.settings(listening.port, listening.drain_timeout), **listening.watching(),
     )  # fmt: skip
+    quieten_libraries()
+    run_draft_service(settings, status=say)
+    return 0
 
 
 def _one(option_name: str, given: str | None, named: str) -> str:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,9 +18,6 @@ from outrider.cli.verbs import changed, listed, refuse_unused, with_groups
 from outrider.cli.writable import check_folder
 from outrider.errors import ConfigError
 from outrider.train.config import TrainConfig
-
-if TYPE_CHECKING:
-    from outrider.train.run import TrainSpec
 
 Kind = Annotated[
     str,
@@ -64,11 +61,20 @@ def train(
         refuse_unused(asking, "without --prompts or --from-traffic")
     if texts.recorded_answers:
         refuse_unused(asking, "beside --set recorded_answers=true, which asks the target nothing")
-    spec = _spec(kind, target, out, texts, answers, which, training, machine, measuring)
-    spec = replace(spec, resume=resume, only_responses=only_responses)
+    from outrider.build import DEMO
     from outrider.cli.session import quieten_libraries
-    from outrider.train.run import run_training
+    from outrider.demo import demo_paths
+    from outrider.train.run import TrainSpec, run_training
 
+    options = replace(machine.options(target), drafter=answers.drafter, max_num_seqs=answers.max_num_seqs)
+    if target == DEMO:
+        options = replace(options, target=str(demo_paths().target))
+    spec = TrainSpec(
+        kind=kind, options=options, name=target, out=out, material=texts.material(out),
+        responses=answers.plan(training.seed), init=which.start, settings=which.settings(), config=training,
+        feature_cache=memory("--set feature_cache", which.feature_cache, or_none=True), measure=measuring.plan(training.seed),
+        resume=resume, only_responses=only_responses,
+    )  # fmt: skip
     quieten_libraries()
     try:
         with shown_progress() as progress:
@@ -80,22 +86,3 @@ def train(
         deliver(result, OutputOptions())
         sys.stderr.write(f"written: {out / 'drafter'}, {out / 'result.json'}\n")
     return 0
-
-
-def _spec(
-    kind: str, target: str, out: Path, texts: TextOptions, answers: ResponseOptions, which: KindOptions,
-    training: TrainConfig, machine: MachineOptions, measuring: MeasuringOptions,
-) -> TrainSpec:  # fmt: skip
-    """Raises ConfigError."""
-    from outrider.build import DEMO
-    from outrider.demo import demo_paths
-    from outrider.train.run import TrainSpec
-
-    options = replace(machine.options(target), drafter=answers.drafter, max_num_seqs=answers.max_num_seqs)
-    if target == DEMO:
-        options = replace(options, target=str(demo_paths().target))
-    return TrainSpec(
-        kind=kind, options=options, name=target, out=out, material=texts.material(out),
-        responses=answers.plan(training.seed), init=which.start, settings=which.settings(), config=training,
-        feature_cache=memory("--set feature_cache", which.feature_cache, or_none=True), measure=measuring.plan(training.seed),
-    )  # fmt: skip

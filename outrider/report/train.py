@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from outrider.counted import counted
 from outrider.lab.result import Result
-from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Plot, Series, Table
+from outrider.report.document import Block, Bullets, Document, Fact, Heading, Paragraph, curves, table
 from outrider.report.heading import origin
 from outrider.report.text import amount, number
 from outrider.train.train_result import HeldOutResult, TrainResult
@@ -35,28 +35,21 @@ def _verdict(result: TrainResult) -> Paragraph:
 
 
 def _measured(result: TrainResult) -> Iterator[Block]:
+    """What was measured before training stands above what was measured after it."""
     if not result.measured:
         return
-    before = {(one.temperature, one.task): one for one in result.measured if one.label == "before"}
-    after = [one for one in result.measured if one.label == "after"]
-    columns = [
-        Column("temperature", align="left"), Column("task", align="left"), Column("prompts"),
-        Column("tau before", help="tau = emitted tokens / target passes; 'before' is the untrained drafter, or that of --init"),
-        Column("tau after"), Column("alpha before", help="alpha = accepted / tested draft tokens"), Column("alpha after"),
-        Column("drafted before", help="draft tokens submitted per target pass"), Column("drafted after"),
-        Column("accepted at 1, 2, ...", align="left", help="share of the steps whose j-th draft token was accepted, after"),
-    ]  # fmt: skip
-    rows = []
-    for one in after:
-        old = before.get((one.temperature, one.task))
-        rows.append([
-            f"{one.temperature:g}", one.task, str(one.num_prompts), number(None if old is None else old.tau), number(one.tau),
-            number(None if old is None else old.alpha), number(one.alpha),
-            number(None if old is None else old.drafted / max(old.steps, 1)), number(one.drafted / max(one.steps, 1)),
-            _positions(one),
-        ])  # fmt: skip
-    name = after[0].configuration if after else ""
-    yield Table(columns, rows, f"Measured on held-out prompts with {name}")
+    facts: list[Fact[HeldOutResult]] = [
+        Fact("temperature", lambda one: f"{one.temperature:g}", align="left"),
+        Fact("task", lambda one: one.task, align="left"),
+        Fact("drafter", lambda one: one.label, "before: the untrained one, or that of --init", "left"),
+        Fact("prompts", lambda one: str(one.num_prompts)),
+        Fact("tau", lambda one: number(one.tau), "emitted tokens / target passes"),
+        Fact("alpha", lambda one: number(one.alpha), "accepted / tested draft tokens"),
+        Fact("drafted", lambda one: number(one.drafted / max(one.steps, 1)), "draft tokens submitted per target pass"),
+        Fact("accepted at 1, 2, ...", _positions, "share of the steps whose j-th draft token was accepted", "left"),
+    ]
+    order = sorted(result.measured, key=lambda one: (one.temperature, one.task, one.label != "before"))
+    yield table(order, facts, f"Measured on held-out prompts with {order[-1].configuration}")
 
 
 def _positions(one: HeldOutResult) -> str:
@@ -64,20 +57,18 @@ def _positions(one: HeldOutResult) -> str:
 
 
 def _curves(result: TrainResult) -> Iterator[Block]:
-    steps = [float(point.step) for point in result.curve]
-    if len(steps) > 1:
-        taus = Series("held out", [point.tau for point in result.curve])
-        yield Plot("Expected tau", "optimizer steps", "tokens per target pass", steps, [taus])
-        depth = max(len(point.survival) for point in result.curve)
-        by_position = [
-            Series(f"first {j + 1}", [p.survival[j] if j < len(p.survival) else None for p in result.curve]) for j in range(depth)
-        ]
-        yield Plot("Chance that the first draft tokens are all accepted", "optimizer steps", "chance", steps, by_position)
-        yield Plot("Held-out loss", "optimizer steps", str(result.settings.get("loss", "loss")), steps,
-                   [Series("held out", [p.loss for p in result.curve])])  # fmt: skip
+    points, steps = result.curve, "optimizer steps"
+    if len(points) > 1:
+        yield curves("Expected tau", steps, "tokens per target pass", {"held out": {one.step: one.tau for one in points}})
+        survival = {
+            f"first {j + 1}": {one.step: one.survival[j] for one in points if j < len(one.survival)}
+            for j in range(max(len(one.survival) for one in points))
+        }
+        yield curves("Chance that the first draft tokens are all accepted", steps, "chance", survival)
+        loss = str(result.settings.get("loss", "loss"))
+        yield curves("Held-out loss", steps, loss, {"held out": {one.step: one.loss for one in points}})
     if len(result.losses) > 1:
-        yield Plot("Training loss", "optimizer steps", "loss", [float(one.step) for one in result.losses],
-                   [Series("training", [one.loss for one in result.losses])])  # fmt: skip
+        yield curves("Training loss", steps, "loss", {"training": {one.step: one.loss for one in result.losses}})
 
 
 def _circumstances(result: TrainResult) -> Iterator[str]:
