@@ -6,6 +6,8 @@ Plain ASGI, so that streams pass through untouched and a client's leaving is not
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import logging
 from collections.abc import MutableMapping, Sequence
@@ -23,6 +25,7 @@ from outrider.serve.refusals import answer, reason_of
 log = logging.getLogger("outrider.serve")
 FAILED = ApiError("the server failed; its log says more", status=500, kind=SERVER, code="internal_error")
 URGENT = (429, 503)  # what an operator can do something about
+READ_AWAY_S = 10  # for the rest of a body that is too large
 LONGEST_PATH = 100  # letters of it in the log
 PROTECTED = ("/v1/", "/tokenize", "/detokenize")  # health, metrics and the page itself are open, as vLLM's are
 
@@ -46,7 +49,9 @@ class Gate:
         try:
             self._check(scope)
             await self._app(scope, _Limited(receive, self._max_body_bytes), counting)
-        except _TooLargeError:
+        except _TooLargeError as error:
+            if error.more_comes:
+                await _read_away(scope, receive)
             await answer(self._too_large(), scope)(scope, receive, counting)
         except ApiError as error:
             await answer(error, scope)(scope, receive, counting)
@@ -61,7 +66,7 @@ class Gate:
             self._check_key(headers.get("authorization") or _of_anthropic(headers))
         length = headers.get("content-length", "0")
         if length.isascii() and length.isdigit() and int(length) > self._max_body_bytes:
-            raise self._too_large()
+            raise _TooLargeError(more_comes=True)
 
     def _check_key(self, given: str) -> None:
         scheme, _, key = given.partition(" ")
@@ -76,6 +81,17 @@ class Gate:
         return ApiError(message, status=413, code="body_too_large", headers={"Connection": "close"})
 
 
+async def _read_away(scope: Scope, receive: Receive) -> None:
+    """Take what is left of a body. Many clients look for an answer when all is sent: cut off before, they report a broken
+    connection. Those that ask whether to send at all (`Expect`) need not begin."""
+    if "expect" in Headers(scope=scope):
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(READ_AWAY_S):
+            while (await receive()).get("more_body"):
+                pass
+
+
 def _of_anthropic(headers: Headers) -> str:
     """The key as Anthropic's clients send it."""
     key = headers.get("x-api-key", "")
@@ -84,6 +100,10 @@ def _of_anthropic(headers: Headers) -> str:
 
 class _TooLargeError(BaseException):
     """Passes through handlers of ordinary errors, up to the gate."""
+
+    def __init__(self, *, more_comes: bool) -> None:
+        super().__init__()
+        self.more_comes = more_comes
 
 
 class _Limited:
@@ -97,7 +117,7 @@ class _Limited:
         if message["type"] == "http.request":
             self._left -= len(message.get("body", b""))
             if self._left < 0:
-                raise _TooLargeError
+                raise _TooLargeError(more_comes=message.get("more_body", False))
         return message
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 from typing import Any
 
 import httpx
@@ -68,6 +69,7 @@ REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage", "include_usage"),
     ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "can only be"),
     ({"tool_choice": "required"}, "tool_choice", "needs 'tools'"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "calls could not be read back"),
     ({"tools": [{"type": "function", "function": {}}]}, "tools.0.function.name", "required"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema.schema"),
     ({"response_format": {"type": "yaml"}}, "response_format.type", "json_object"),
@@ -347,6 +349,16 @@ class TestGate:
             parts = (part for part in [b'{"prompt": "' + b"x" * 150, b"x" * 150 + b'"}'])  # chunked: no length beforehand
             response = client.post(COMPLETIONS, content=parts, headers={"Content-Type": "application/json"})
             assert error_of(response, 413)["code"] == "body_too_large"
+
+    def test_a_client_that_sends_everything_first_reads_why_it_was_too_much(self) -> None:
+        """Catches a connection that is reset in the middle of a large body: the client retries it, and never learns why."""
+        with listening(FakeEngine(), max_body_bytes=200) as address:
+            for content in (b"x" * 30_000_000, iter([b"x" * 10_000_000] * 3)):
+                connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
+                connection.request("POST", CHAT, content, {"Content-Type": "application/json"})
+                answer = connection.getresponse()
+                assert (answer.status, b"body_too_large" in answer.read()) == (413, True)
+                connection.close()
 
     def test_cors(self) -> None:
         origin = {"Origin": "https://app.example"}
