@@ -36,6 +36,16 @@ def read_json(path: Path, called: str, form: str = "") -> Any:
         raise ConfigError(f"{called} is not JSON: {error}{form}") from error
 
 
+def read_text(path: Path, called: str) -> str:
+    """A file's text, line ends as they are. Raises ConfigError where it cannot be read; `called`: what the message calls it."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{called} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{called} is not UTF-8 text (byte {error.start})") from error
+
+
 def _first_half(text: str) -> int | None:
     try:
         text.encode()

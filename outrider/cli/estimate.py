@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from outrider.cli import quantities
 from outrider.cli.lab import OutputOptions, command_line, deliver
+from outrider.cli.options import RemoteOptions
 from outrider.cli.verbs import option, with_groups
 from outrider.errors import ConfigError
 
@@ -20,7 +21,6 @@ ACCEPTANCE = "How often draft tokens are kept (one of these)"
 TIMES = "What drafting costs: as times"
 SIZES = "What drafting costs: from sizes (also: memory)"
 RESULT = "Or: what was measured"
-REMOTE = "With a draft service"
 LENGTHS = "What to look at"
 Dtype = Literal[
     "float32", "bfloat16", "float16", "float8", "int8", "int4"
@@ -124,16 +124,6 @@ class SizeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteOptions:
-    """Drafts from another process."""
-
-    remote_rtt_ms: float | None = option(None, REMOTE, "Milliseconds to the service and back, drafting aside.")
-    hit_rate: float | None = option(
-        None, REMOTE, "Share of steps whose draft was prepared while the pass before ran.", show_default="0.5"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class LengthOptions:
     """Draft lengths."""
 
@@ -160,8 +150,8 @@ def estimate(
 
 
 def asked(
-    acceptance: AcceptanceOptions, times: TimeOptions, sizes: SizeOptions, lengths: LengthOptions, known: Known | None = None,
-    remote: RemoteOptions = RemoteOptions(),
+    acceptance: AcceptanceOptions, times: TimeOptions, sizes: SizeOptions, lengths: LengthOptions, known: Known | None,
+    remote: RemoteOptions,
 ) -> EstimateInput:  # fmt: skip
     """The options as the library's question. Raises ConfigError for what cannot be read or changes nothing."""
     from outrider.lab.estimate.curves import read_costs

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from outrider.cli.options import SAMPLING
 from outrider.cli.verbs import option, written
 from outrider.errors import ConfigError
-from outrider.wellformed import read_json
+from outrider.wellformed import read_json, read_text
 
 if TYPE_CHECKING:
     from outrider.grammar import Spec
@@ -51,18 +51,9 @@ class FormOptions:
         if self.json_schema is not None:
             wanted = StructuredOutputsParams(json=read_json(self.json_schema, f"{name}={self.json_schema}"))
         elif self.grammar is not None:
-            wanted = StructuredOutputsParams(grammar=_text_of(self.grammar, f"{name}={self.grammar}"))
+            wanted = StructuredOutputsParams(grammar=read_text(self.grammar, f"{name}={self.grammar}"))
         else:
             wanted = StructuredOutputsParams(regex=self.regex, choice=self.choice)
         spec = form_of(wanted, name)
         refuse_wrong(spec)
         return spec, wanted
-
-
-def _text_of(file: Path, called: str) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{called} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{called} is not UTF-8 text (byte {error.start})") from error

@@ -20,12 +20,13 @@ from outrider.cli.options import (
     ShowDrafts,
     Target,
 )
-from outrider.cli.prediction import PredictionFile, read_prediction, with_prediction
+from outrider.cli.prediction import PredictionFile, with_prediction
 from outrider.cli.prompt import read_prompt
 from outrider.cli.stream import MarkedText, PlainStream, Printer, run_stream
 from outrider.cli.verbs import listed, with_groups
 from outrider.errors import ConfigError
 from outrider.report.text import printable, stats_line, to_json
+from outrider.wellformed import read_text
 
 if TYPE_CHECKING:
     from outrider.llm import LLM, Completion
@@ -74,7 +75,7 @@ def generate(
     structured = form.structured_outputs()
     sampling.params(logprobs)  # refuses what is out of range before anything is loaded
     text = read_prompt(prompt)
-    expected = None if prediction is None else read_prediction(prediction)
+    expected = None if prediction is None else read_text(prediction, f"the prediction '{prediction}'")
     if expected is not None:
         model = with_prediction(target, model)
     with session.load_llm(target, model, generation_config or "none") as llm:

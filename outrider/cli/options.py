@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 DRAFTING = "Drafting"
 MODEL = "Model and machine"
 SAMPLING = "Sampling"
+REMOTE = "With a draft service"
 
 RuntimeName = Literal["auto", "native", "graphs", "eager"]
 Target = Annotated[str, typer.Argument(help="'demo', a local folder, a .gguf file, or a hub id.", show_default=False)]
@@ -144,6 +145,16 @@ class ModelOptions(MachineOptions):
             elif values[name] is None or (values[name] == "auto" and name != "num_draft_tokens"):  # there it is an answer
                 values[name] = value
         return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteOptions:
+    """Drafts from another process, whose worth is worked out."""
+
+    remote_rtt_ms: float | None = option(None, REMOTE, "Milliseconds to a draft service and back, drafting aside.")
+    hit_rate: float | None = option(
+        None, REMOTE, "Share of steps whose draft was prepared while the pass before ran.", show_default="0.5"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,16 +23,6 @@ PredictionFile = Annotated[
 ]
 
 
-def read_prediction(file: Path) -> str:
-    """Its text as it is, to the last newline. Raises ConfigError."""
-    try:
-        return file.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read the prediction '{file}': {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the prediction '{file}' is not UTF-8 text (byte {error.start}).") from error
-
-
 def with_prediction(target: str, model: ModelOptions) -> ModelOptions:
     """The options with a drafter that looks at a prediction, where none was named. Raises ConfigError for one that does not,
     before any model is read."""

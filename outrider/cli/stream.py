@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.report.text import printable
-from outrider.report.tokens import ACCEPTED
+from outrider.report.tokens import MARKS
 
 if TYPE_CHECKING:
     from outrider.llm import LLM, Completion, StreamChunk
@@ -89,7 +89,8 @@ class MarkedText(Printer):
 
 
 def _accepted(run: str) -> Text:
-    return Text.assemble((ACCEPTED[0], MARK), (printable(run), "green"), (ACCEPTED[1], MARK)) if run else Text()
+    before, after = MARKS["accepted"]
+    return Text.assemble((before, MARK), (printable(run), "green"), (after, MARK)) if run else Text()
 
 
 def run_stream(

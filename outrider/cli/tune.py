@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from outrider.cli.bench_options import BaselineOptions, ConversationOptions
 from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
-from outrider.cli.options import DRAFTING, SAMPLING, TOP_K, TOP_P, MachineOptions, ServerTarget
+from outrider.cli.options import DRAFTING, REMOTE, SAMPLING, TOP_K, TOP_P, MachineOptions, RemoteOptions, ServerTarget
 from outrider.cli.quantities import numbers
 from outrider.cli.server_study import ask_server, is_server, refuse_for_server, refuse_without_server
 from outrider.cli.verbs import changed, listed, option, with_groups, written
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from outrider.sampling.params import SamplingParams
 
 SENT = [written(name) for name in ("max_tokens", "temperature", "top_k", "top_p", "ignore_eos", "seed")]  # to servers, too
-SPACE, LOAD, SERVICE = "What is tried", "Load", "With a draft service"
+SPACE, LOAD = "What is tried", "Load"
 CONNECT_S = 5.0  # that a draft service has to answer
 
 
@@ -100,21 +100,14 @@ class TuneOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineOptions:
+class LineOptions(RemoteOptions):
     """The way to a draft service: what it would bring is worked out from what tuning measures."""
 
-    remote_rtt_ms: float | None = option(
-        None, SERVICE, "Say whether a draft service pays so many milliseconds away, there and back, drafting aside."
-    )
     draft_endpoint: str | None = option(
-        None, SERVICE,
-        "The same, with the round trip measured to this service: grpc://HOST:PORT, grpcs://..., unix:/PATH.",
+        None, REMOTE,
+        "Or: the round trip measured to this service: grpc://HOST:PORT, grpcs://..., unix:/PATH.",
         metavar="ADDRESS",
     )  # fmt: skip
-    hit_rate: float | None = option(
-        None, SERVICE, "Share of steps whose draft was prepared while the pass before ran.", show_default="0.5"
-    )
-
     def line(self, target: str, machine: MachineOptions) -> Line | None:
         """None where no service is asked about. Raises ConfigError, CapabilityError or ServerError for one that does not fit."""
         from outrider.lab.tune.remote import Line

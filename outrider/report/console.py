@@ -17,8 +17,8 @@ from rich.text import Text
 
 from outrider.report.clean import clean, one_line
 from outrider.report.document import Block, Bullets, CodeBlock, Document, Heading, MarkedTokens, Paragraph, Plot, Table
-from outrider.report.plotted import numbers, short
-from outrider.report.tokens import ACCEPTED, BONUS, MEANING, PROMPT, REJECTED, fates, runs
+from outrider.report.plotted import caption, numbers
+from outrider.report.tokens import MARKS, MEANING, fates, runs
 
 UNSQUEEZED = 10_000  # columns of a pipe
 LONGEST_WORD = 24  # columns: words up to here are not broken, however narrow the terminal
@@ -31,8 +31,7 @@ FATES = {
     "mark": "dim",
 }  # fmt: skip
 SAMPLES = {  # what stands before and behind a token of each fate
-    "prompt": ("text", PROMPT), "accepted": ACCEPTED, "correction": (f"{REJECTED[0]}draft{REJECTED[1]}", ""),
-    "bonus": ("", BONUS), "plain": ("", ""),
+    **MARKS, "prompt": ("text", MARKS["prompt"][1]), "correction": ("draft".join(MARKS["rejected"]), ""),
 }  # fmt: skip
 
 
@@ -63,13 +62,18 @@ def _standard_output() -> Console:
 def _parts(block: Block) -> Iterator[RenderableType]:
     match block:
         case Heading():
-            yield from _heading(block)
+            text = Text("\n" + one_line(block.text), "bold")
+            yield text
+            if block.level == 2:
+                yield Text("─" * text.cell_len, "dim")
         case Paragraph():
             yield Text("\n" + SIGNS[block.tone] + clean(block.text), TONES[block.tone])
         case Bullets():
             yield ""
             for item in block.items:
-                yield _bullet(clean(item))
+                grid = RichTable.grid(padding=(0, 1))
+                grid.add_row("•", Text(clean(item)))
+                yield grid
         case CodeBlock():
             yield Text("\n" + clean(block.text), "cyan")
         case Table():
@@ -78,19 +82,6 @@ def _parts(block: Block) -> Iterator[RenderableType]:
             yield from _plot(block)
         case MarkedTokens():
             yield from _tokens(block)
-
-
-def _heading(block: Heading) -> Iterator[RenderableType]:
-    text = Text("\n" + one_line(block.text), "bold")
-    yield text
-    if block.level == 2:
-        yield Text("─" * text.cell_len, "dim")
-
-
-def _bullet(text: str) -> RenderableType:
-    grid = RichTable.grid(padding=(0, 1))
-    grid.add_row("•", Text(text))
-    return grid
 
 
 def _table(block: Table) -> Iterator[RenderableType]:
@@ -115,11 +106,10 @@ def _table(block: Table) -> Iterator[RenderableType]:
 
 def _plot(plot: Plot) -> Iterator[RenderableType]:
     """Its numbers; of many x values evenly spread ones, the first and the last among them."""
-    table, axes = numbers(plot), " over ".join(filter(None, (plot.y_label, plot.x_label)))
+    table = numbers(plot)
     last, step = len(table.rows) - 1, -(-len(table.rows) // MAX_ROWS)
     rows = [row for number, row in enumerate(table.rows) if number % step == 0 or number == last]
-    baseline = "" if plot.baseline is None else f", baseline {short(plot.baseline)}"
-    yield from _table(replace(table, rows=rows, title=f"{plot.title} ({axes}{baseline})"))
+    yield from _table(replace(table, rows=rows, title=caption(plot)))
 
 
 def _tokens(block: MarkedTokens) -> Iterator[RenderableType]:

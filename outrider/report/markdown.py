@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import escape as escape_html
 
 from outrider.report.clean import clean, one_line
@@ -24,7 +25,7 @@ from outrider.report.document import (
     Plot,
     Table,
 )
-from outrider.report.plotted import numbers
+from outrider.report.plotted import caption, numbers
 from outrider.report.tokens import MEANING, fates, runs
 
 SIGNS = {"plain": "", "good": "✅ ", "bad": "❌ ", "caution": "⚠️ "}
@@ -59,7 +60,7 @@ def _parts(block: Block) -> Iterator[str]:
         case Table():
             yield from _table(block)
         case Plot():
-            yield from _plot(block)
+            yield from _table(replace(numbers(block), title=caption(block)))
         case MarkedTokens():
             yield from _tokens(block)
 
@@ -107,14 +108,6 @@ def _marked(cell: str, marked: bool) -> str:
 
 def _bold(text: str) -> str:
     return _marked(_line(text), marked=True)
-
-
-def _plot(plot: Plot) -> Iterator[str]:
-    table = numbers(plot)
-    axes = f"{plot.y_label} over {plot.x_label}" if plot.x_label and plot.y_label else plot.y_label or plot.x_label
-    title = " ".join(filter(None, (_bold(plot.title), f"({_line(axes)})" if axes else "")))
-    yield title
-    yield from _table(table)
 
 
 def _tokens(block: MarkedTokens) -> Iterator[str]:

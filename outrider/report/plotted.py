@@ -55,6 +55,13 @@ def points(series: Series, count: int) -> list[Point]:
     return list(zip(*columns, strict=True))
 
 
+def caption(plot: Plot) -> str:
+    """The title of the table that stands instead of the picture."""
+    axes = " over ".join(filter(None, (plot.y_label, plot.x_label)))
+    baseline = "" if plot.baseline is None else f", baseline {short(plot.baseline)}"
+    return f"{plot.title} ({axes}{baseline})"
+
+
 def numbers(plot: Plot) -> Table:
     """One row per x, one column per series."""
     columns = [Column(plot.x_label), *(Column(series.label or plot.y_label) for series in plot.series)]

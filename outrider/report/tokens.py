@@ -23,7 +23,10 @@ MEANING = {
     "plain": "written by the target without a draft",
 }
 
-ACCEPTED, REJECTED, BONUS, PROMPT = ("‹", "›"), ("[-", "-]"), "⁺", "▌"
+MARKS = {  # what stands before and behind what has a fate
+    "prompt": ("", "▌"), "accepted": ("‹", "›"), "rejected": ("[-", "-]"), "correction": ("", ""), "bonus": ("", "⁺"),
+    "plain": ("", ""),
+}  # fmt: skip
 
 
 def fates(tokens: Sequence[Token]) -> dict[str, int]:
@@ -35,25 +38,15 @@ def fates(tokens: Sequence[Token]) -> dict[str, int]:
 def runs(tokens: Sequence[Token]) -> Iterator[tuple[str, str]]:
     """(kind, text) pieces in reading order: kind is a fate, "rejected", or "mark"."""
     for fate, group in groupby(tokens, key=lambda token: token.fate):
-        joined = list(group)
-        if fate == "accepted":
-            yield "mark", ACCEPTED[0]
         if fate in ("correction", "bonus"):
-            yield from _target_tokens(joined)
+            for token in group:
+                if fate == "correction":
+                    yield from _marked("rejected", token.rejected)
+                yield from _marked(fate, token.text)
         else:
-            yield fate, clean("".join(token.text for token in joined))
-        if fate == "accepted":
-            yield "mark", ACCEPTED[1]
-        if fate == "prompt":
-            yield "mark", PROMPT
+            yield from _marked(fate, "".join(token.text for token in group))
 
 
-def _target_tokens(tokens: Sequence[Token]) -> Iterator[tuple[str, str]]:
-    for token in tokens:
-        if token.fate == "correction":
-            yield "mark", REJECTED[0]
-            yield "rejected", clean(token.rejected)
-            yield "mark", REJECTED[1]
-        yield token.fate, clean(token.text)
-        if token.fate == "bonus":
-            yield "mark", BONUS
+def _marked(kind: str, text: str) -> Iterator[tuple[str, str]]:
+    before, after = MARKS[kind]
+    yield from (("mark", before), (kind, clean(text)), ("mark", after))

@@ -161,7 +161,7 @@ def test_a_prediction_is_drafted_from(
         ("--drafter composite --drafter-option parts=ngram,suffix", b"x", "'composite' does not look at a prediction"),
         ("--drafter prediction --draft d", b"x", "uses no draft model"),
         ("", b"\xff", "not UTF-8 text (byte 0)"),
-        ("", None, "cannot read the prediction"),
+        ("", None, "expected.txt' cannot be read"),
     ],
 )
 def test_predictions_that_cannot_be_used_are_refused_before_a_model_is_read(
