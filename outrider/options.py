@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 from outrider.drafters.base import Drafter
@@ -13,6 +14,12 @@ from outrider.parts import Parts
 
 AUTO, NATIVE, GRAPHS, EAGER = RUNTIMES = ("auto", "native", "graphs", "eager")  # how passes run
 QUANTISE_BITS = (4, 8)
+KINDS: tuple[tuple[type, str, tuple[str, ...]], ...] = (
+    (Integral, "a whole number", ("threads", "max_num_seqs", "max_model_len")),
+    (bool, "True or False", ("lossy", "trust_remote_code")),  # the text "false" is true
+    (Mapping, "a dictionary", ("drafter_options", "verifier_options")),
+    (str, "a text", ("drafter", "verifier", "dtype", "device", "runtime", "revision")),
+)
 DEMO = "demo"  # the name of the embedded pair, as target and as draft
 
 
@@ -40,6 +47,11 @@ class Options:
     revision: str | None = None
 
     def __post_init__(self) -> None:
+        for kind, called, names in KINDS:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+                    raise ConfigError(f"{name} must be {called}, got {value!r:.80}")
         if self.runtime not in RUNTIMES:
             raise ConfigError(f"runtime must be one of {', '.join(RUNTIMES)}; got '{self.runtime}'.")
         if self.quantise not in (None, *QUANTISE_BITS) or isinstance(self.quantise, bool):

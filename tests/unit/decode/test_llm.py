@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from outrider import LLM
-from outrider.errors import RequestError
+from outrider.errors import ConfigError, RequestError
 from outrider.sampling.params import SamplingParams
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 
@@ -57,3 +58,20 @@ def test_calls_of_several_threads_wait_for_each_other(tmp_path: Path) -> None:
             pool.submit(streamed, prompts[1]).result(timeout=30)
         stream.close()
         assert pool.submit(streamed, prompts[1]).result(timeout=30) == expected[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_model_len": "4k"}, "max_model_len must be a whole number, got '4k'"),
+        ({"max_num_seqs": 2.5}, "max_num_seqs must be a whole number, got 2.5"),
+        ({"threads": True}, "threads must be a whole number, got True"),
+        ({"trust_remote_code": "false"}, "trust_remote_code must be True or False, got 'false'"),
+        ({"drafter_options": ["tree"]}, r"drafter_options must be a dictionary, got \['tree'\]"),
+        ({"device": 0}, "device must be a text, got 0"),
+    ],
+)
+def test_options_of_another_kind_are_refused(options: dict[str, Any], message: str) -> None:
+    """Catches an error from deep inside, and a text that stands for no but counts as yes."""
+    with pytest.raises(ConfigError, match=message):
+        LLM("demo", **options)
