@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 from pathlib import Path
 
 from outrider.cache import cache_folder
@@ -15,6 +16,7 @@ from outrider.errors import CapabilityError
 from outrider.instructions import of_this_cpu
 from outrider.runtime.building import PREBUILT, build, compiler, file_name
 
+log = logging.getLogger("outrider.runtime")
 NO_INSTRUCTIONS = "the CPU has neither AVX2 nor AVX-512 with bf16"
 
 
@@ -27,6 +29,8 @@ def find(cache: Path) -> Path:
     if (PREBUILT / name).exists():
         return PREBUILT / name
     if not (cache / name).exists():
+        if compiler() is not None:
+            log.warning("compiling the native runtime, once for this machine: some ten seconds, minutes on a busy one")
         build(cache / name, kind)
     return cache / name
 

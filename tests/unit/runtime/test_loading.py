@@ -49,6 +49,19 @@ def test_a_model_that_cannot_be_lowered_runs_plainly_and_says_so(
         LLM(folder, drafter="none", dtype="float32", threads=1, runtime="native")
 
 
+def test_what_takes_long_at_the_first_start_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Catches minutes of silence on a busy machine, which look like a process that hangs."""
+    monkeypatch.setattr(library, "compiler", lambda: "g++")
+    monkeypatch.setattr(library, "of_this_cpu", lambda: "avx2")
+    monkeypatch.setattr(library, "build", lambda path, kind: path.touch())
+    monkeypatch.setattr(library, "PREBUILT", tmp_path / "none")
+    for _ in range(2):
+        assert library.find(tmp_path).exists()
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == ["compiling the native runtime"]
+
+
 def test_no_library_and_no_compiler(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation without the library must run, and doctor must say what is missing."""
     monkeypatch.setattr(building, "compiler", lambda: None)
