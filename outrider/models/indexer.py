@@ -3,7 +3,7 @@
     score of a position = sum over the indexer's heads of (weight of the head) * relu(its query . the position's key * scale)
 
 Weights and queries are of the token that looks. The indexer has one key for all its heads, which the cache keeps as one more
-layer, behind those of the model (`number_of`). transformers' code makes queries, keys and weights. Where it goes on to score, it
+layer, behind those of the model. transformers' code makes queries, keys and weights. Where it goes on to score, it
 is handed an object that stands for the scores and writes down what they are made of; a function of ours then chooses. Of equal
 scores the lowest position stands first: torch's `topk`, which transformers asks, promises no order there.
 """
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from outrider.kv import LayerShape
 from outrider.models.latent import has_latents
 
+NUMBER = "cache_layer"  # the attribute of an indexer that asks us: the number of its layer in the cache
 KEPT_LAYER = "DynamicIndexedLayer"  # of transformers' cache, where an indexer's keys lie beside the others
 
 
@@ -48,30 +49,34 @@ def keep_choices(module: nn.Module) -> None:
     for part in module.modules():
         indexer: Any = getattr(part, "indexer", None)
         if has_latents(part) and hasattr(indexer, "index_topk"):
-            if number_of(indexer) is None:
-                indexer.forward = partial(_forward, indexer, indexer.forward, number)
+            if not hasattr(indexer, NUMBER):
+                indexer.forward = partial(_forward, indexer, indexer.forward)
+            setattr(indexer, NUMBER, number)
             number += 1
 
 
-def number_of(part: Any) -> int | None:
-    """The number of an indexer's layer in the cache; None for a part that asks nobody of ours."""
-    forward = vars(part).get("forward")
-    return forward.args[2] if isinstance(forward, partial) and forward.func is _forward else None
+def number_indexers(module: nn.Module, number: int) -> None:
+    """Give the layers of the indexers that ask us these numbers in the cache, from `number` on."""
+    for later, part in enumerate(_asking(module)):
+        setattr(part, NUMBER, number + later)
 
 
 def indexer_layers(module: nn.Module) -> tuple[LayerShape, ...]:
     """What the cache keeps of the indexers that ask us, in order."""
-    parts: list[Any] = [part for part in module.modules() if number_of(part) is not None]
-    return tuple(LayerShape(1, part.head_dim, 0, is_indexer=True) for part in parts)
+    return tuple(LayerShape(1, part.head_dim, 0, is_indexer=True) for part in _asking(module))
 
 
-def _forward(indexer: Any, plain: Callable[..., Tensor], number: int, *args: Any, **options: Any) -> Tensor:
+def _asking(module: nn.Module) -> list[Any]:
+    return [part for part in module.modules() if hasattr(part, NUMBER)]
+
+
+def _forward(indexer: Any, plain: Callable[..., Tensor], *args: Any, **options: Any) -> Tensor:
     choose = CHOOSE.get(indexer.config._attn_implementation)
     if choose is None:
         return plain(*args, **options)
     written = _Written()
     plain(*args, **{**options, "past_key_values": written})
-    return choose(number, written.scores(indexer.index_topk))
+    return choose(getattr(indexer, NUMBER), written.scores(indexer.index_topk))
 
 
 class _Written:

@@ -18,6 +18,7 @@ from outrider.models.heads.mtp import MtpConfig, MtpHead, MtpLayer
 from outrider.models.heads.mtp_body import copied_body
 from outrider.models.heads.mtp_files import load_mtp, ships_mtp
 from outrider.models.heads.mtp_saving import save_mtp
+from outrider.models.indexer import indexer_layers
 from outrider.models.signals import AFTER_NORM, Listening
 from outrider.settings import check_bounds, setting
 from outrider.train.losses import parse_loss
@@ -60,6 +61,9 @@ class MtpRecipe(UnrolledRecipe):
         head = _new_head(target, device) if there is None else load_mtp(there, target.config, torch.float32, device)
         if len(head.layers) > 1:
             raise CapabilityError(f"kind 'mtp': the head in '{there}' has {len(head.layers)} layers; heads of one are tuned")
+        if indexer_layers(head):
+            what = "the head's attention is sparse: an indexer picks the keys of each token"
+            raise CapabilityError(f"kind 'mtp': {what}; heads that see all tokens are trained")
         if not head.on_our_cache:
             what = f"kind 'mtp': the layer of the head in '{there}'"
             raise CapabilityError(f"{what} does not run on Outrider's cache, so it cannot learn")

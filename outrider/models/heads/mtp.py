@@ -8,7 +8,7 @@ When drafting, the pair behind the last known state takes the head's own state i
 normed where the target's is. A head of several layers has one for each token of a draft: layer k reads (x_{t+1+k}, the
 state of layer k - 1 at t). Embedding and output head are the target's, but for a layer that has an output head of its own. The
 layer is transformers' code for the target's family (`mtp_body.py`), so its attention, rotary embedding and experts are the
-family's, too; it attends over a cache of the head's own, ours or, where an indexer picks the keys, transformers'
+family's, too; it attends over a cache of the head's own, ours or, where ours cannot hold what it keeps, transformers'
 (`mtp_states.py`).
 """
 
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from outrider.kv import LayerShape
 from outrider.models.attention import PassPlan, following, make_known
+from outrider.models.indexer import indexer_layers, number_indexers
 from outrider.models.stateful.state import OwnState
 
 BY_FUNCTION = "outrider-by-function"  # the attention of a head in training
@@ -92,11 +93,12 @@ class MtpLayer(nn.Module):
         pair = [self.embed_norm(embeds), self.hidden_norm(features)]
         return self.projection(torch.cat(pair[::-1] if hidden_first else pair, dim=-1))
 
-    def number(self, index: int) -> None:
-        """Set the index of its layer in the cache."""
+    def number(self, index: int, num_layers: int) -> None:
+        """Set the index of its layer in the cache, and of an indexer's, which lie behind those of all layers."""
         for part in self.body.modules():
             if hasattr(part, "layer_idx"):
                 part.layer_idx = index
+        number_indexers(self.body, num_layers + index)
 
 
 class MtpHead(nn.Module):
@@ -109,7 +111,7 @@ class MtpHead(nn.Module):
         self.config = config
         self.layers = nn.ModuleList(layers)
         for index, layer in enumerate(layers):
-            layer.number(0 if layer.shape is None else index)  # on transformers' cache each has one of its own
+            layer.number(0 if layer.shape is None else index, len(layers))  # on transformers' cache each has one of its own
         self._shared: tuple[nn.Module, ...] = ()  # the target's, so no children of ours
 
     def bind(self, embedding: nn.Module, output: nn.Module) -> MtpHead:
@@ -131,14 +133,14 @@ class MtpHead(nn.Module):
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
-        """What its cache keeps of a token, for each layer that runs on ours."""
+        """What its cache keeps of a token, if all layers run on ours: of each layer, then of their indexers."""
         shapes = (self.layer(index).shape for index in range(len(self.layers)))
-        return [shape for shape in shapes if shape is not None]
+        return [*(shape for shape in shapes if shape is not None), *indexer_layers(self)]
 
     @property
     def on_our_cache(self) -> bool:
         """Whether all its layers run on our cache."""
-        return len(self.layer_shapes) == len(self.layers)
+        return all(self.layer(index).shape is not None for index in range(len(self.layers)))
 
     @property
     def window(self) -> int | None:

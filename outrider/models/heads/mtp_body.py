@@ -20,6 +20,7 @@ from outrider.lazy import transformers
 from outrider.models import attention
 from outrider.models.heads.mtp_layout import BLOCK, NORM
 from outrider.models.heads.mtp_streams import MIXER, as_one_stream
+from outrider.models.indexer import keep_choices
 from outrider.models.latent import keep_latents
 from outrider.models.loading.unsupported import OwnCacheNeededError, refuse_other_caches, refuse_silent_layers
 from outrider.models.probes.probe import difference, see_layers, tolerance
@@ -135,6 +136,7 @@ def _finished(module: Any, norm: str) -> Body:
     """What `make_body` promises, of a whole model of one layer. Raises OwnCacheNeededError where our cache cannot serve it."""
     module.eval().requires_grad_(False)
     attention.register()
+    keep_choices(module)
     refuse_other_caches(module, module.device)
     keep_latents(module)
     found = see_layers(module)

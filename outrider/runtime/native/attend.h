@@ -84,14 +84,11 @@ struct Block {
   int64_t token(int64_t query) const { return (first + query) / group(); }
   int64_t start() const { return pass.starts[row]; }
   int64_t depth(int64_t t) const { return pass.depths ? pass.depths[row * pass.tokens + t] : t; }
-  const float* choice_of(int64_t t) const {
-    return reinterpret_cast<const float*>(chosen + (row * pass.tokens + t) * op.in[1].token_step) + op.in[1].offset;
-  }
   int64_t lowest() const { return int64_t(*std::min_element(low, low + count)); }
   int64_t end() const { return int64_t(*std::max_element(high, high + count)) + 1; }
 
-  Block(const Op& op, const Pass& pass, const char* sinks, const char* chosen, int64_t row, int64_t head, int64_t first, int64_t count,
-        const char* block0)
+  Block(const Op& op, const Pass& pass, const char* sinks, const char* chosen, int64_t row, int64_t head, int64_t first,
+        int64_t count, const char* block0)
       : op(op), pass(pass), sinks(sinks), chosen(chosen), row(row), head(head), first(first), count(count) {
     const int64_t slot = pass.origin(op, row), width = rounded_up(op.value_size, WIDTH);
     keys = static_cast<const Number*>(pass.keys[op.layer]) + (slot * op.kv_heads + head) * op.size;
@@ -251,23 +248,40 @@ struct Block {
                             state.sums + from * state.step + d, state.step, next);
   }
 
+  // All ranges of [begin, end) in the list of each token, which begins with a span.
+  void chosen_span(int64_t begin, int64_t end, const State& state) const {
+    for (int64_t query = 0; query < count;) {
+      const int64_t t = token(query), next = std::min(count, (t + 1) * group() - first);
+      const int64_t own_end = std::min(end, int64_t(high[query]) + 1);
+      const char* const own = chosen + (row * pass.tokens + t) * op.in[1].token_step;
+      const float* const list = reinterpret_cast<const float*>(own) + op.in[1].offset;
+      for (int64_t at = begin; at < own_end; at += RANGE) {
+        const auto place = [&](int64_t j) { return pass.place(row, t, int64_t(list[at + j])); };
+        range(at, std::min(RANGE, own_end - at), place, query, next, state);
+      }
+      query = next;
+    }
+  }
+
   // All ranges of positions [begin, end), which begins with a span.
   void span(int64_t begin, int64_t end, const State& state) const {
     if (is_tiled()) score_tiles::shape();
+    if (is_cut) {
+      chosen_span(begin, end, state);
+      begin = end;
+    }
     for (int64_t at = std::max(begin, lowest() / RANGE * RANGE); at < end; at += RANGE) {
       const int64_t num_keys = std::min(RANGE, end - at);
-      if (!is_cut && (!pass.paths || at + num_keys <= start())) {
+      if (!pass.paths || at + num_keys <= start()) {
         range(at, num_keys, [&](int64_t j) { return at + j; }, 0, count, state);
         continue;
       }
-      for (int64_t query = 0; query < count;) {  // each token's own path, or choice
+      for (int64_t query = 0; query < count;) {  // each token's own path
         const int64_t t = token(query), next = std::min(count, (t + 1) * group() - first);
-        const int64_t own = std::min(num_keys, std::min(start() + depth(t), int64_t(high[query])) + 1 - at);
-        const int32_t* const path = is_cut ? nullptr : pass.paths + (row * pass.tokens + t) * pass.tokens;
+        const int64_t own = std::min(num_keys, start() + depth(t) + 1 - at);
+        const int32_t* path = pass.paths + (row * pass.tokens + t) * pass.tokens;
         const auto place = [&](int64_t j) { return at + j < start() ? at + j : start() + path[at + j - start()]; };
-        const float* const seen = is_cut ? choice_of(t) + at : nullptr;
-        if (own > 0 && is_cut) range(at, own, [&](int64_t j) { return pass.place(row, t, int64_t(seen[j])); }, query, next, state);
-        else if (own > 0) range(at, own, place, query, next, state);
+        if (own > 0) range(at, own, place, query, next, state);
         query = next;
       }
     }

@@ -39,8 +39,7 @@ VOCAB = SIZES["vocab_size"]
 PROMPTS = ([5, 6, 7, 8, 9], [3, 4, 5, 3, 4, 5, 3], [11, 12])
 PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
 STAND_INS = [("qwen2", "mimo"), ("qwen3", "qwen")]  # MiMo's code is its own; dense
-OURS = [family for family, own in FAMILIES.items() if "index_topk" not in own]
-ON_OUR_CACHE = [*STAND_INS, *((family, layout) for family, layout in SHIPPED.items() if family in OURS)]
+ON_OUR_CACHE = [*STAND_INS, *((family, layout) for family, layout in SHIPPED.items() if family in FAMILIES)]
 BESIDE_STATES = [(family, layout) for family, layout in SHIPPED.items() if family in NATIVE]
 ON_THEIR_OWN_CACHE = [each for each in SHIPPED.items() if each not in (*ON_OUR_CACHE, *BESIDE_STATES)]  # an indexer picks keys
 SEVERAL = [("glm4_moe", "deepseek", 3), ("qwen3_5_text", "qwen", 2), ("mimo_v2_flash", "megatron", 3), ("step3p7", "deepseek", 2)]
@@ -184,7 +183,7 @@ def test_targets_with_states(tmp_path: Path, family: str, layout: str, runtime: 
     """
     check(tmp_path, saved(tmp_path, partial(random_model, family), layout), runtime)
     assert ships_mtp(str(tmp_path))
-    with pytest.raises(CapabilityError, match=r"states cannot branch|transformers' own cache drafts chains"):
+    with pytest.raises(CapabilityError, match="states cannot branch"):
         built(tmp_path, drafter="mtp", drafter_options={"tree": "2x2x1"})
 
 
@@ -212,10 +211,10 @@ def test_a_head_on_transformers_cache_drafts_no_trees(tmp_path: Path, monkeypatc
         built(tmp_path, drafter="mtp", drafter_options={**head, "tree": "2x2x1"})
 
 
-@pytest.mark.parametrize("num_layers", [1, 3])
+@pytest.mark.parametrize("num_layers", [1, 2])
 def test_a_row_on_transformers_cache_moves(tmp_path: Path, num_layers: int) -> None:
     """Catches a row that another decoder goes on with from the state of a draft."""
-    reference = saved(tmp_path, partial(random_model, "deepseek_v32"), "deepseek", num_layers=num_layers)
+    reference = saved(tmp_path, partial(random_model, "minimax_m3_vl_text"), "megatron", num_layers=num_layers)
     made = built(tmp_path, drafter="mtp")
     seen, drafter = watched(made), made.decoder.drafter
     weighed = weigh_mtp(str(tmp_path), reference.target.config, torch.float32)
