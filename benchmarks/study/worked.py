@@ -217,12 +217,12 @@ def speeds(result: BenchResult, explained: ExplainResult, counted: Sequence[Line
     assert plain is not None
     assert plain.tokens_per_s is not None
     assert explained.times is not None
-    c = explained.times.draft_level_s * plain.tokens_per_s
+    c = explained.times.draft_level_s * plain.tokens_per_s.value
     alpha = explained.accepted / max(explained.tested, 1)
     forecasts = [
         {
             **one, "alpha_speedup": predicted_speedup(alpha, one["num_draft_tokens"], c),
-            "replay_speedup": (one["replay_tokens_per_s"] or 0.0) / plain.tokens_per_s,
+            "replay_speedup": (one["replay_tokens_per_s"] or 0.0) / plain.tokens_per_s.value,
         }
         for one in counted
     ]  # fmt: skip
@@ -233,12 +233,12 @@ def speeds(result: BenchResult, explained: ExplainResult, counted: Sequence[Line
             failure = info.failure or cell.failures.get(info.label, "not measured")
             measured.append({"configuration": info.label, "what": words.get(info.label, ""), "failure": failure})
             continue
-        ends, same = found.speedup.interval, found.identity
+        ends, same = found.speedup, found.identity
         measured.append({
             "configuration": info.label, "what": words.get(info.label, ""),
-            "tau": found.tau, "tokens_per_s": found.tokens_per_s, "exact": info.exact,
+            "tau": found.tau, "tokens_per_s": found.tokens_per_s and found.tokens_per_s.value, "exact": info.exact,
             "drafted": found.drafted / found.num_steps,
-            "speedup": [found.speedup.value, *((ends.low, ends.high) if ends else (0.0, float("inf")))],
+            "speedup": [ends.value, ends.low, ends.high],
             "same_texts": None if same is None else [same.num_identical, same.num_compared],
         })  # fmt: skip
     return {"c": c, "lengths": forecasts, "measured": measured, "other_cpu": cell.others.highest if cell.others else None}

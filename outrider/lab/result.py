@@ -58,6 +58,10 @@ class Interval(Record):
         """A number that was measured, with an unknown uncertainty."""
         return cls(value=value, low=0.0, high=math.inf)
 
+    @property
+    def is_known(self) -> bool:
+        return math.isfinite(self.high)
+
 
 class Result(Record):
     """What every result file says about itself."""

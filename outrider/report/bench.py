@@ -46,11 +46,11 @@ def advice(result: BenchResult, cell: Cell) -> tuple[str, Tone]:
         return f"{cell.label}: nothing was compared with plain decoding", "caution"
     name, speedup = result.configurations[first.configuration].label, first.speedup
     fastest = f"{name}: {speed_text(speedup)}"
-    if speedup.value < HARDLY and not speedup.is_gain:
+    if speedup.value < HARDLY and speedup.low <= 1:
         return f"do not speculate on {cell.label}: the fastest is {fastest}", "bad"
-    if speedup.interval is None:
+    if not speedup.is_known:
         return f"{fastest} on {cell.label}: one prompt, or one batch of them, says nothing about others", "caution"
-    if not speedup.is_gain:
+    if speedup.low <= 1:
         return f"{fastest} on {cell.label}, which may be no gain: the interval reaches below 1", "caution"
     return f"{fastest} on {cell.label}{_lost(result, cell)}", "good"
 
@@ -73,7 +73,7 @@ def _disturbed(result: BenchResult) -> list[Block]:
 
 def _lost(result: BenchResult, cell: Cell) -> str:
     """The configurations that are surely slower than plain decoding in a cell."""
-    slow = [one.configuration for one in cell.configurations if one.speedup and one.speedup.is_loss]
+    slow = [one.configuration for one in cell.configurations if one.speedup and one.speedup.high < 1]
     losers = [result.configurations[number].label for number in slow]
     return f" (slower than plain: {', '.join(losers)})" if losers else ""
 

@@ -48,7 +48,7 @@ def _speedup(cell: Cell | None, number: int) -> str:
     one = cell.measured(number) if cell else None
     if one is None or one.speedup is None:
         return "-"
-    return f"{one.speedup.value:.2f}x{'' if one.speedup.is_gain or one.speedup.is_loss else '?'}"
+    return f"{one.speedup.value:.2f}x{'?' if one.speedup.low <= 1 <= one.speedup.high else ''}"
 
 
 def plots(result: BenchResult) -> Iterator[Block]:
@@ -93,7 +93,7 @@ def _speedups(result: BenchResult, cells: Sequence[Cell], title: str, x_label: s
     for number in _compared(cells):
         found = [cell.measured(number) for cell in cells]
         speedups = [one.speedup if one else None for one in found]
-        intervals = [one.interval if one else None for one in speedups]
+        intervals = [one if one and one.is_known else None for one in speedups]
         values = [one.value if one else None for one in speedups]
         lows, highs = [one.low if one else None for one in intervals], [one.high if one else None for one in intervals]
         series.append(Series(result.configurations[number].label, values, lows, highs))

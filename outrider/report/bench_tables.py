@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from outrider.lab.bench.bench_result import BenchResult, Cell, Measured, Speedup, TargetInfo
+from outrider.lab.bench.bench_result import BenchResult, Cell, Measured, TargetInfo
+from outrider.lab.result import Interval
 from outrider.lab.server.types import Percentiles
 from outrider.report.document import Block, Column, Fact, Heading, Paragraph, Table, table
-from outrider.report.text import amount, number
+from outrider.report.text import amount, interval, number
 
 POSITIONS = 5  # of acceptance in the table; the plot has all
 
 
-def speed_text(found: Speedup | None) -> str:
+def speed_text(found: Interval | None) -> str:
     """1.92x [1.80, 2.04]."""
-    if found is None:
-        return "-"
-    interval = found.interval
-    span = f" [{interval.low:.2f}, {interval.high:.2f}]" if interval else " (no interval)"
-    return f"{found.value:.2f}x{span}"
+    return interval(found, "x") + ("" if found is None or found.is_known else " (no interval)")
 
 
 def _same(one: Measured) -> str:
@@ -58,7 +55,7 @@ SPEED: tuple[Fact[Measured], ...] = (
         "the same with prompt and queue: from the start to the last common token",
     ),
     Fact(
-        "tokens/s", lambda one: number(one.tokens_per_s, 1),
+        "tokens/s", lambda one: number(one.tokens_per_s.value if one.tokens_per_s else None, 1),
         "of one row's decode phase: tokens / seconds, both behind its first step",
     ),
     Fact("τ", lambda one: number(one.tau), "tokens per target pass, correction or bonus token included: emitted / steps"),
@@ -224,4 +221,4 @@ def _table(
 
 def _is_best(one: Measured, cell: Cell) -> bool:
     speedups = [other.speedup.value for other in cell.configurations if other.speedup]
-    return one.speedup is not None and one.speedup.is_gain and one.speedup.value == max(speedups)
+    return one.speedup is not None and one.speedup.low > 1 and one.speedup.value == max(speedups)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from outrider.counted import counted
 from outrider.lab.configuration import PLAIN
 from outrider.lab.replay.replay_result import AcceptanceCounts, ReplayedConfiguration, ReplayResult, SearchOutcome
-from outrider.lab.result import Interval
 from outrider.report.document import (
     Block,
     Bullets,
@@ -30,7 +29,7 @@ TAU = (
 )
 COLUMNS: tuple[Fact[ReplayedConfiguration], ...] = (
     Fact("configuration", lambda one: one.configuration, align="left"),
-    Fact("τ", lambda one: _with_interval(one.overall.tau, one.overall.tau_interval), TAU),
+    Fact("τ", lambda one: interval(one.overall.tau), TAU),
     Fact("α", lambda one: number(one.overall.alpha), "accepted / tested draft tokens"),
     Fact("draft utilisation", lambda one: number(one.overall.draft_utilisation), "accepted / drafted tokens"),
     Fact(
@@ -65,16 +64,16 @@ def verdict(result: ReplayResult) -> tuple[str, Tone]:
     best = _best(result)
     if best is None:
         return "Only plain decoding was replayed: one token per target pass.", "caution"
-    tau = f"τ {_with_interval(best.overall.tau, best.overall.tau_interval)}"
+    tau = f"τ {interval(best.overall.tau)}"
     name = f"'{best.configuration}'"
     if best.overall.speedup is None:
-        bound = f"Its speedup is below {best.overall.tau:.2f}x, what it would be if draft tokens were checked for nothing"
+        bound = f"Its speedup is below {best.overall.tau.value:.2f}x, what it would be if draft tokens were checked for nothing"
         text = f"Most tokens per target pass: {name}, {tau}. {bound}; --costs predicts it, 'outrider bench' measures it."
-        return text, "plain" if best.overall.tau >= HARDLY else "caution"
-    speedup = _with_interval(best.overall.speedup, best.overall.speedup_interval, "x")
-    if best.overall.speedup < 1:
+        return text, "plain" if best.overall.tau.value >= HARDLY else "caution"
+    speedup = interval(best.overall.speedup, "x")
+    if best.overall.speedup.value < 1:
         return f"Do not speculate on these texts: the best, {name}, is predicted at {speedup}, {tau}.", "bad"
-    if best.overall.speedup < HARDLY:
+    if best.overall.speedup.value < HARDLY:
         return f"Hardly a gain: the best of these texts, {name}, is predicted at {speedup}, {tau}.", "caution"
     return f"Best of these texts: {name}, predicted speedup {speedup}, {tau}.", "good"
 
@@ -86,7 +85,7 @@ def _best(result: ReplayResult) -> ReplayedConfiguration | None:
 
 
 def _objective(found: AcceptanceCounts) -> float:
-    return found.tau if found.speedup is None else found.speedup
+    return (found.speedup or found.tau).value
 
 
 def _overview(result: ReplayResult) -> Table:
@@ -123,9 +122,7 @@ def _num_texts(result: ReplayResult, task: str) -> int:
 
 
 def _cell(found: AcceptanceCounts) -> str:
-    if found.speedup is None:
-        return _with_interval(found.tau, found.tau_interval)
-    return _with_interval(found.speedup, found.speedup_interval, "x")
+    return interval(found.speedup, "x") if found.speedup else interval(found.tau)
 
 
 def _positions(result: ReplayResult) -> list[Block]:
@@ -178,7 +175,3 @@ def _gain(found: SearchOutcome) -> tuple[str, Tone]:
     if gain.low > 0:
         return f"Better settings: {text}.", "good"
     return f"No settings that are certainly better: {text}. Keep the ones given.", "plain"
-
-
-def _with_interval(value: float, found: Interval | None, unit: str = "") -> str:
-    return f"{value:.2f}{unit}" if found is None else interval(found, unit)

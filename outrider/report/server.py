@@ -142,7 +142,7 @@ def _comparison(measurement: ServerMeasurement) -> Iterator[Block]:
         Fact("load", lambda one: one.level.label, align="left"),
         Fact("pairs", lambda one: str(one.num_pairs), "requests that both servers answered"),
         Fact(
-            "speedup", lambda one: interval(one.speedup_interval) if one.speedup_interval else number(one.speedup),
+            "speedup", lambda one: interval(one.speedup),
             "tokens/s of a request here / there, sums over the pairs (where tokens are not counted: seconds there / here of "
             "pairs with the same text); 95 % bootstrap interval over pairs",
         ),

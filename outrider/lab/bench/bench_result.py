@@ -1,7 +1,8 @@
 """What a bench run found: cells, in each of them every configuration, and the single runs they were computed from.
 
 Counts are stored and ratios derived from them (docs/glossary.md). Speedups are ratios of decode seconds over the same number of
-tokens, plain / configuration, so above 1 is faster.
+tokens, plain / configuration, so above 1 is faster: sums over prompts, each prompt the mean of its rounds, with an interval by
+bootstrap over prompts, unknown for one prompt or one batch of them.
 """
 
 from __future__ import annotations
@@ -23,23 +24,6 @@ ENDINGS: dict[Ending, str] = {
     "budget": "the time budget was spent",
     "interrupted": "you stopped it: more was to come",
 }
-
-
-class Speedup(Record):
-    """Plain seconds / own seconds: sums over prompts, each prompt the mean of its rounds."""
-
-    value: float
-    interval: Interval | None = None  # bootstrap over prompts; None: there was only one, or only one batch of them
-    num_prompts: int
-
-    @property
-    def is_gain(self) -> bool:
-        """Whether even the lower end of the interval is a gain."""
-        return self.interval is not None and self.interval.low > 1
-
-    @property
-    def is_loss(self) -> bool:
-        return self.interval is not None and self.interval.high < 1
 
 
 class DepthAcceptance(Record):
@@ -114,10 +98,9 @@ class Measured(Record):
     accepted: int
     num_disturbed: int  # runs beside busy neighbours, the repeats included
     other_cpu: float | None = None  # mean share of the processors that others used during its runs; None: not recorded
-    speedup: Speedup | None = None  # decode phase; None: plain, or nothing to compare
-    end_to_end: Speedup | None = None  # prompt and queue included
-    tokens_per_s: float | None  # of one row's decode phase: tokens / seconds, behind its first step
-    tokens_per_s_interval: Interval | None = None  # bootstrap over prompts
+    speedup: Interval | None = None  # decode phase; None: plain, or nothing to compare
+    end_to_end: Interval | None = None  # prompt and queue included
+    tokens_per_s: Interval | None  # of one row's decode phase: tokens / seconds, behind its first step
     throughput_tokens_per_s: float  # all rows together, prompts included
     ttft_s: Percentiles | None = None
     tpot_s: Percentiles | None = None  # per run: seconds behind the first step / tokens behind it
@@ -276,10 +259,10 @@ class BenchResult(Result):
 
 def _comparables(label: str, one: Measured) -> Iterator[Comparable]:
     if one.tokens_per_s is not None:
-        yield Comparable(f"{label}: tokens/s", one.tokens_per_s_interval or Interval.unknown(one.tokens_per_s), True, "tokens/s")
+        yield Comparable(f"{label}: tokens/s", one.tokens_per_s, True, "tokens/s")
     for name, found in (("speedup", one.speedup), ("end-to-end speedup", one.end_to_end)):
         if found is not None:
-            yield Comparable(f"{label}: {name}", found.interval or Interval.unknown(found.value), True, "x")
+            yield Comparable(f"{label}: {name}", found, True, "x")
     if one.identity is not None:
         share = one.identity.num_identical / one.identity.num_compared
         yield Comparable(f"{label}: identical texts", share, True, scale="difference")

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
-from outrider.lab.bench.bench_result import Speedup
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.result import Interval
@@ -46,7 +45,7 @@ def samples(notes: Sequence[RunNote], *, end_to_end: bool = False) -> list[Timed
     return found
 
 
-def speedup(found: Sequence[TimedPair]) -> Speedup | None:
+def speedup(found: Sequence[TimedPair]) -> Interval | None:
     """Plain / own seconds, each prompt with the mean of its rounds; None without a sample."""
     if not found:
         return None
@@ -55,11 +54,11 @@ def speedup(found: Sequence[TimedPair]) -> Speedup | None:
     own = [fmean(one.own_s for one in group) for group in by_prompt]
     groups = {one.group for one in found}
     if len(by_prompt) == 1 or (None not in groups and len(groups) == 1):
-        return Speedup(value=sum(plain) / sum(own), num_prompts=len(by_prompt))
+        return Interval.unknown(sum(plain) / sum(own))
     interval = ratio_of_sums(plain, own)
-    if None not in groups:
-        interval = _reaching(interval, [[one for one in found if one.group == group] for group in groups])
-    return Speedup(value=interval.value, interval=interval, num_prompts=len(by_prompt))
+    if None in groups:
+        return interval
+    return _reaching(interval, [[one for one in found if one.group == group] for group in groups])
 
 
 def _reaching(interval: Interval, groups: Sequence[Sequence[TimedPair]]) -> Interval:
@@ -69,11 +68,9 @@ def _reaching(interval: Interval, groups: Sequence[Sequence[TimedPair]]) -> Inte
     return interval.model_copy(update={"low": low, "high": high})
 
 
-def is_tight(found: Speedup | None, precision: float) -> bool:
+def is_tight(found: Interval | None, precision: float) -> bool:
     """Whether the interval is at most `precision` wide, relative to the speedup. Nothing to compare counts as tight."""
-    if found is None:
-        return True
-    return found.interval is not None and (found.interval.high - found.interval.low) / found.value <= precision
+    return found is None or (found.high - found.low) / found.value <= precision
 
 
 def prompts_needed(found: Sequence[TimedPair], precision: float) -> int | None:
@@ -82,10 +79,10 @@ def prompts_needed(found: Sequence[TimedPair], precision: float) -> int | None:
     by_prompt = _by_prompt(found)
     repeated = [group for group in by_prompt.values() if len(group) > 1]
     now = speedup(found)
-    if now is None or now.interval is None or not repeated or now.interval.low <= 0:
+    if now is None or not repeated or now.low <= 0:
         return None
     within = fmean(variance(math.log(one.plain_s / one.own_s) for one in group) for group in repeated)
-    error = math.log(now.interval.high / now.interval.low) / WIDTH
+    error = math.log(now.high / now.low) / WIDTH
     left = error**2 - within / len(found)
     width = WIDTH * math.sqrt(max(left, 0.0))
     return math.ceil(len(by_prompt) * (width / precision) ** 2) if width > precision else None

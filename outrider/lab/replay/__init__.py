@@ -3,7 +3,7 @@
     target = load_text_target("meta-llama/Llama-3.1-8B-Instruct")        # its tokenizer, no weights
     texts = read_log(workload, target.tokenizer).texts
     found = replay(texts, Configuration.parse("suffix k=8"), target=target)
-    found.total.tau, summarise(found, texts).overall.tau_interval
+    summarise(found, texts).overall.tau
     search(texts, Configuration("suffix"), trials=50, target=target).configuration
 """
 

@@ -11,7 +11,7 @@ from outrider.lab.result import Interval, Record, Result
 
 class AcceptanceCounts(Record):
     """Counters of one configuration over some texts; ratios as in docs/glossary.md. Intervals are bootstrapped over texts (over
-    blocks of consecutive texts where the drafter learns from one text for the next); None for too few texts."""
+    blocks of consecutive texts where the drafter learns from one text for the next); unknown for too few texts."""
 
     num_texts: int
     steps: int  # target passes
@@ -21,12 +21,10 @@ class AcceptanceCounts(Record):
     accepted: int
     accepted_per_position: list[int]  # [i]: steps whose (i+1)-th draft token was accepted
     widths: list[int]  # [n]: steps whose widest row submitted n draft tokens; with one row at a time, the row itself
-    tau: float  # emitted / steps; the speedup if a pass cost the same however many draft tokens are in it
-    tau_interval: Interval | None
+    tau: Interval  # emitted / steps; the speedup if a pass cost the same however many draft tokens are in it
     alpha: float | None  # accepted / tested
     draft_utilisation: float | None  # accepted / drafted
-    speedup: float | None  # emitted / (sum over steps of seconds by width and of drafting / seconds of a plain step); needs costs
-    speedup_interval: Interval | None
+    speedup: Interval | None  # emitted / (sum over steps of seconds by width and of drafting / seconds of a plain step)
 
 
 class ReplayedConfiguration(Record):
@@ -84,8 +82,7 @@ class ReplayResult(Result):
         for one in self.configurations:
             cells = {"": one.overall, **{f" ({task})": cell for task, cell in one.by_task.items() if len(one.by_task) > 1}}
             for task, cell in cells.items():
-                found.append(Comparable(f"{one.configuration}{task}: tau", cell.tau_interval or Interval.unknown(cell.tau), True))
+                found.append(Comparable(f"{one.configuration}{task}: tau", cell.tau, True))
                 if cell.speedup is not None:
-                    speedup = cell.speedup_interval or Interval.unknown(cell.speedup)
-                    found.append(Comparable(f"{one.configuration}{task}: predicted speedup", speedup, True, "x"))
+                    found.append(Comparable(f"{one.configuration}{task}: predicted speedup", cell.speedup, True, "x"))
         return found

@@ -19,10 +19,10 @@ MIN_BLOCKS = 5  # texts or blocks; an interval from fewer would be a guess
 Sums = tuple[Sequence[float], Sequence[float]]  # numerators and denominators, one of each per text, in the order of the replay
 
 
-def ratio_interval(sums: Sums, *, blocks: bool) -> Interval | None:
-    """sum(numerators) / sum(denominators). None for too few texts."""
-    above, below = _units(sums, blocks=blocks)
-    return None if len(above) < MIN_BLOCKS else ratio_of_sums(above.tolist(), below.tolist())
+def ratio_interval(sums: Sums, *, blocks: bool) -> Interval:
+    """sum(numerators) / sum(denominators). Unknown for too few texts."""
+    above, below = (column.tolist() for column in _units(sums, blocks=blocks))
+    return ratio_of_sums(above, below) if len(above) >= MIN_BLOCKS else Interval.unknown(sum(above) / sum(below))
 
 
 def gain_interval(new: Sums, old: Sums, *, blocks: bool) -> Interval | None:

@@ -49,7 +49,6 @@ def acceptance(texts: Sequence[ReplayedText], costs: StepCosts | None, draft_s: 
     widths = sum((text.widths for text in texts), Counter[int]())
     emitted = [text.stats.emitted for text in texts]
     paid = None if costs is None else [plain_steps(text, costs, draft_s) for text in texts]
-    assert total.tau is not None, "a text has at least one step"
     return AcceptanceCounts(
         num_texts=len(texts),
         steps=total.steps,
@@ -59,12 +58,10 @@ def acceptance(texts: Sequence[ReplayedText], costs: StepCosts | None, draft_s: 
         accepted=total.accepted,
         accepted_per_position=total.accepted_per_position,
         widths=[widths[width] for width in range(max(widths) + 1)],
-        tau=total.tau,
-        tau_interval=ratio_interval((emitted, [text.stats.steps for text in texts]), blocks=blocks),
+        tau=ratio_interval((emitted, [text.stats.steps for text in texts]), blocks=blocks),
         alpha=total.alpha,
         draft_utilisation=total.draft_utilisation,
-        speedup=None if paid is None else total.emitted / sum(paid),
-        speedup_interval=None if paid is None else ratio_interval((emitted, paid), blocks=blocks),
+        speedup=None if paid is None else ratio_interval((emitted, paid), blocks=blocks),
     )
 
 

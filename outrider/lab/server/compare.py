@@ -10,7 +10,6 @@ is one of times.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from outrider.lab.intervals import ratio_of_rates
@@ -28,7 +27,6 @@ def compare(baseline: LevelMeasurement, other: LevelMeasurement, *, greedy: bool
     """Both at one level."""
     theirs = {answer.id: answer for answer in other.answers}
     pairs = [(answer, theirs[answer.id]) for answer in baseline.answers if answer.id in theirs]
-    speedup, interval = _speedup(pairs)
     differing = [pair for pair in pairs if pair[0].text != pair[1].text]
     ratio = None
     if baseline.tokens_per_s and other.tokens_per_s:
@@ -36,22 +34,21 @@ def compare(baseline: LevelMeasurement, other: LevelMeasurement, *, greedy: bool
     return LevelComparison(
         level=other.level,
         num_pairs=len(pairs),
-        speedup=speedup,
-        speedup_interval=interval,
+        speedup=_speedup(pairs),
         throughput_ratio=ratio,
         num_identical=len(pairs) - len(differing) if greedy else None,
         differences=[_difference(pair) for pair in differing[:MAX_DIFFERENCES]] if greedy else [],
     )
 
 
-def _speedup(pairs: Sequence[Pair]) -> tuple[float | None, Interval | None]:
+def _speedup(pairs: Sequence[Pair]) -> Interval | None:
     rows = [(a.num_tokens, a.seconds, b.num_tokens, b.seconds) for a, b in pairs if a.num_tokens and b.num_tokens]
     rows = rows or [(1, a.seconds, 1, b.seconds) for a, b in pairs if a.text and a.text == b.text]
     if not rows or not all(row[1] and row[3] for row in rows):
-        return None, None
+        return None
     tokens, seconds, tokens_here, seconds_here = map(list, zip(*rows, strict=True))
     found = ratio_of_rates(tokens_here, seconds_here, tokens, seconds)
-    return found.value, found if len(rows) >= MIN_PAIRS and math.isfinite(found.low + found.high) else None
+    return found if len(rows) >= MIN_PAIRS and found.is_known else Interval.unknown(found.value)
 
 
 def _difference(pair: Pair) -> AnswerDifference:

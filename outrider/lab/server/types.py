@@ -169,8 +169,7 @@ class LevelComparison(Record):
 
     level: Level
     num_pairs: int
-    speedup: float | None  # tokens per second of a request, here / baseline: sums over the pairs; uncounted, those of one text
-    speedup_interval: Interval | None = None  # bootstrap over pairs; None below MIN_PAIRS
+    speedup: Interval | None  # tokens/s of a request, here / baseline: sums over the pairs; uncounted, those of one text
     throughput_ratio: float | None  # tokens_per_s here / baseline
     num_identical: int | None = None  # texts; None when texts were sampled
     differences: list[AnswerDifference] = Field(default_factory=list)  # the first ones

@@ -74,19 +74,14 @@ def summarise(rounds: Rounds) -> list[Confirmed]:
 def _confirmed(configuration: Configuration, by_task: dict[str, list[RunNote]]) -> Confirmed | None:
     """None for plain decoding, which is paired with nothing."""
     notes = [note for of_task in by_task.values() for note in of_task]
-    if (whole := _speedup(notes)) is None:
+    if (whole := speedup(samples(notes))) is None:
         return None
     parted = [note.pairing.parting is not None for note in notes if note.pairing is not None]
     return Confirmed(
         configuration=configuration.label, speedup=whole,
-        by_task={task: one for task, of_task in by_task.items() if (one := _speedup(of_task)) is not None},
+        by_task={task: one for task, of_task in by_task.items() if (one := speedup(samples(of_task))) is not None},
         tokens_per_s=sum(note.decode_tokens for note in notes) / sum(note.decode_s for note in notes),
         tau=sum(note.tokens for note in notes) / sum(note.steps for note in notes),
         seconds={f"prompt {one.prompt}": (one.plain_s, one.own_s) for one in samples(notes)},
         identical=parted.count(False), texts=len(parted),
     )  # fmt: skip
-
-
-def _speedup(notes: Sequence[RunNote]) -> Interval | None:
-    found = speedup(samples(notes))
-    return None if found is None else found.interval or Interval.unknown(found.value)

@@ -15,7 +15,6 @@ from outrider.lab.bench.bench_result import (
     Identity,
     Measured,
     OtherProcesses,
-    Speedup,
     WorkloadInfo,
 )
 from outrider.lab.certify.certify_result import (
@@ -91,16 +90,11 @@ TIMES = {"prompt": 0.2, "draft": 0.3, "target": 0.4, "verify": 0.06, "other": 0.
 MS = Percentiles(n=9, mean=0.012, p50=0.010, p90=0.02, p99=0.03)
 
 
-def speedup(value: float, low: float, high: float) -> Speedup:
-    return Speedup(value=value, interval=Interval(value=value, low=low, high=high), num_prompts=9)
-
-
-def measured(number: int, found: Speedup | None = None, **changes: Any) -> Measured:
+def measured(number: int, found: Interval | None = None, **changes: Any) -> Measured:
     values: dict[str, Any] = {
         "configuration": number, "num_runs": 9, "num_tokens": 90, "num_steps": 30, "drafted": 150, "tested": 80, "accepted": 60,
-        "num_disturbed": 0, "speedup": found, "end_to_end": found, "tokens_per_s": 50.0, "throughput_tokens_per_s": 40.0,
-        "ttft_s": MS, "tpot_s": MS, "chunk_s": MS, "time_s": TIMES, "roof": 0.5,
-        "tokens_per_s_interval": Interval(value=50, low=45, high=55),
+        "num_disturbed": 0, "speedup": found, "end_to_end": found, "tokens_per_s": interval(50, 45, 55),
+        "throughput_tokens_per_s": 40.0, "ttft_s": MS, "tpot_s": MS, "chunk_s": MS, "time_s": TIMES, "roof": 0.5,
     }  # fmt: skip
     if found is not None:
         values["acceptance"] = DepthAcceptance(num_steps=30, reached=[30, 25, 2], kept=[25, 20, 1])
@@ -135,11 +129,11 @@ def bench(*cells: Cell, **changes: Any) -> BenchResult:
 def at_shape(size: int, context: int | None) -> Cell:
     """Speedups tell where they were measured: 2 at one row, 0.5 at four, and a thousandth of the context more."""
     value = 2 / size + (context or 0) / 1000
-    found = speedup(value, value - 0.1, value + 0.1)
+    found = interval(value, value - 0.1, value + 0.1)
     return cell(measured(0), measured(1, found), batch_size=size, context=context)
 
 
-GAIN = cell(measured(0), measured(1, speedup(1.9, 1.8, 2.0)), measured(2, speedup(0.8, 0.7, 0.9)))
+GAIN = cell(measured(0), measured(1, interval(1.9, 1.8, 2.0)), measured(2, interval(0.8, 0.7, 0.9)))
 
 
 def doubtful_bench() -> BenchResult:
@@ -153,10 +147,10 @@ def doubtful_bench() -> BenchResult:
     )  # fmt: skip
     busy = cell(
         measured(0, other_cpu=0.44, num_disturbed=8),
-        measured(1, speedup(1.9, 1.8, 2.0), other_cpu=0.55, num_disturbed=9, identity=parted),
+        measured(1, interval(1.9, 1.8, 2.0), other_cpu=0.55, num_disturbed=9, identity=parted),
         task="busy", others=others, failures={"suffix": "too large"}, ended_by="interrupted",
     )  # fmt: skip
-    sampled = cell(measured(0), measured(1, speedup(1.1, 0.95, 1.3), accuracy=graded, identity=None), temperature=1.0)
+    sampled = cell(measured(0), measured(1, interval(1.1, 0.95, 1.3), accuracy=graded, identity=None), temperature=1.0)
     found = bench(busy, sampled, interrupted=True, command="outrider bench t")
     found.configurations[2].failure = "no such layer"
     return found
@@ -164,7 +158,7 @@ def doubtful_bench() -> BenchResult:
 
 def grid_bench() -> BenchResult:
     """Each of two batch sizes with prompts as they are and filled up to two lengths; a gap, and an unsure cell."""
-    unsure = cell(measured(0), measured(1, speedup(1.1, 0.9, 1.3)))
+    unsure = cell(measured(0), measured(1, interval(1.1, 0.9, 1.3)))
     return bench(unsure, *(at_shape(*shape) for shape in ((4, None), (1, 400), (4, 400), (4, 100))))
 
 
@@ -195,7 +189,7 @@ def compared_servers() -> list[ServerMeasurement]:
     """A plain server and a speculating one at three loads, with everything that a report of servers can have."""
     differences = [AnswerDifference(id="7", position=3, baseline="four", other="for")]
     comparison = LevelComparison(
-        level=Level(concurrency=1), num_pairs=9, speedup=1.5, speedup_interval=interval(1.5, 1.4, 1.62), throughput_ratio=1.45,
+        level=Level(concurrency=1), num_pairs=9, speedup=interval(1.5, 1.4, 1.62), throughput_ratio=1.45,
         num_identical=8, differences=differences,
     )  # fmt: skip
     failure = Failure(id="r9", kind="dropped", message="http://h: the connection was dropped (ReadError)", num_chunks=2)
@@ -345,10 +339,10 @@ def greedy_lookup_explanation() -> ExplainResult:
 
 
 def replayed_counts(tau: float, speedup: float | None, drafted: int = 10) -> AcceptanceCounts:
-    interval = Interval(value=tau, low=tau - 0.1, high=tau + 0.1)
     return AcceptanceCounts(
         num_texts=9, steps=100, emitted=round(100 * tau), drafted=drafted, tested=10, accepted=5, accepted_per_position=[4, 1],
-        widths=[90, 10], tau=tau, tau_interval=interval, alpha=0.5, draft_utilisation=0.5, speedup=speedup, speedup_interval=None,
+        widths=[90, 10], tau=interval(tau, tau - 0.1, tau + 0.1), alpha=0.5, draft_utilisation=0.5,
+        speedup=None if speedup is None else Interval.unknown(speedup),
     )  # fmt: skip
 
 

@@ -8,27 +8,26 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from outrider.lab.bench.bench_result import Speedup
 from outrider.lab.comparable import comparables
 from outrider.lab.result import Interval, read_result
 from outrider.report.bench import advice, document
 from outrider.report.console import print_document
 from outrider.report.document import Plot
-from tests.unit.report.results import GAIN, bench, cell, measured, speedup
+from tests.unit.report.results import GAIN, bench, cell, interval, measured
 
 
 @pytest.mark.parametrize(
     ("first", "second", "words", "tone"),
     [
-        (speedup(0.9, 0.8, 0.95), speedup(0.7, 0.6, 0.8),
+        (interval(0.9, 0.8, 0.95), interval(0.7, 0.6, 0.8),
         "do not speculate on reasoning, T = 0: the fastest is draft-model k=5: 0.90x", "bad"),
-        (speedup(1.1, 0.95, 1.3), None, "may be no gain", "caution"),
-        (speedup(1.01, 0.95, 1.1), None, "do not speculate", "bad"),
-        (Speedup(value=3.0, num_prompts=1), None, "says nothing about others", "caution"),
+        (interval(1.1, 0.95, 1.3), None, "may be no gain", "caution"),
+        (interval(1.01, 0.95, 1.1), None, "do not speculate", "bad"),
+        (Interval.unknown(3.0), None, "says nothing about others", "caution"),
         (None, None, "nothing was compared", "caution"),
     ],
 )  # fmt: skip
-def test_doubt_is_reported_too(first: Speedup | None, second: Speedup | None, words: str, tone: str) -> None:
+def test_doubt_is_reported_too(first: Interval | None, second: Interval | None, words: str, tone: str) -> None:
     one = cell(measured(0), measured(1, first), measured(2, second))
     found = advice(bench(one), one)
     assert words in found[0]
@@ -65,7 +64,7 @@ def test_the_file_takes_it(tmp_path: Any) -> None:
 
 
 def test_numbers_that_compare_with_another_run() -> None:
-    found = comparables(bench(GAIN, cell(measured(0), measured(1, Speedup(value=3.0, num_prompts=1)), batch_size=2)))
+    found = comparables(bench(GAIN, cell(measured(0), measured(1, Interval.unknown(3.0)), batch_size=2)))
     assert found["reasoning, T = 0: draft-model k=5: speedup"].value == Interval(value=1.9, low=1.8, high=2.0)
     assert found["reasoning, T = 0: none: tokens/s"].value == Interval(value=50, low=45, high=55)
     assert found["reasoning, T = 0: suffix: identical texts"].value == 1

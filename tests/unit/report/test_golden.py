@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def compared() -> Document:
     old = pinned(results.bench(results.GAIN))
-    slower = results.measured(1, results.speedup(1.5, 1.45, 1.55), tokens_per_s=40.0, num_tokens=80)
+    slower = results.measured(1, results.interval(1.5, 1.45, 1.55), num_tokens=80)
     new = pinned(results.bench(results.cell(results.measured(0), slower), notes=["another note"]))
     return comparison.document(compare(old, new))
 
