@@ -33,6 +33,7 @@ from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.drafts import read_drafts
 from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.run import TuneRequest, choose_space, gather_samples, split
+from outrider.lab.tune.space import num_members
 from outrider.lab.tune.tune import TunePlan, Tuner
 from outrider.lab.workload.load import load_workload
 from tools.tune_simulation import simulate
@@ -51,8 +52,8 @@ def measure(
     """All three parts at one temperature."""
     sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)
     request = TuneRequest(sampling, prompts, load_sizes=(), own_weights=own_weights)
-    space = choose_space(options, request, read_drafts(options))
-    runner = Runner(options, [family.largest for family in space.families], print)
+    families = choose_space(options, request, read_drafts(options))
+    runner = Runner(options, [family.largest for family in families], print)
     wider = TuneRequest(request.sampling, prompts + fresh)
     loaded = load_workload(workload, limit=prompts + fresh, data=SHARED / "data")
     samples, _ = gather_samples(loaded, runner, wider, on_bad="skip", chat_template=False)
@@ -63,12 +64,12 @@ def measure(
     probe, confirm = split(samples)
     plan = TunePlan(probe, confirm, search_trials=0)
     journal = Journal.open(PEERS / "tune.journal", {}, resume=False)
-    found = Tuner(runner, space, plan, journal, Quiet()).run()
+    found = Tuner(runner, families, plan, journal, Quiet()).run()
     journal.close()
     advice = recommendations(found, found.finalists, options.draft)[0]
     tune_s = time.perf_counter() - began
 
-    members = [Configuration(PLAIN), *(one for family in space.families for _, one in family.members())]
+    members = [Configuration(PLAIN), *(one for family in families for _, one in family.members())]
     began = time.perf_counter()
     everything = {
         one.label: sum(seconds_per_token(runner.open(one), samples))
@@ -83,7 +84,7 @@ def measure(
     winner = min((label for label in labels if label != PLAIN), key=lambda label: sum(again[label]))
     return {
         "temperature": temperature, "workload": workload, "prompts": prompts, "fresh_prompts": len(unseen),
-        "max_tokens": max_tokens, "num_members": space.num_members, "advice": advice.configuration,
+        "max_tokens": max_tokens, "num_members": num_members(families), "advice": advice.configuration,
         "advice_speedup": advice.model_dump()["speedup"],
         "exhaustive_best": best[0], "tune_s": tune_s, "exhaustive_s": exhaustive_s, "cost_share": tune_s / exhaustive_s,
         "again": {label: {"speedup": ratio_of_sums(again[PLAIN], again[label]).model_dump()} for label in labels},

@@ -37,7 +37,7 @@ from outrider.lab.tune.families import default_space
 from outrider.lab.tune.head import TrainedHead
 from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.run import split
-from outrider.lab.tune.space import Space, SpaceOptions
+from outrider.lab.tune.space import Family, SpaceOptions
 from outrider.lab.tune.tune import TunePlan, Tuner
 from outrider.outputs import Completion
 from outrider.sampling.params import SamplingParams
@@ -74,7 +74,7 @@ class World:
     """One machine, one pair, one workload."""
 
     seed: int
-    space: Space
+    families: Sequence[Family]
     noise: float = 1.0  # times the noise that was seen
     greedy: bool = True  # texts leave nothing to chance: whoever drafts with the same model agrees at the same positions
     now: float = 0.0
@@ -84,7 +84,7 @@ class World:
         self.rng = np.random.default_rng(self.seed)
         world = self.rng.normal(0, WORLD_SPREAD)
         self.behaviours, self.bias = {}, {}
-        for family in self.space.families:
+        for family in self.families:
             behaviour, odds = behaviour_of(family), world + self.rng.normal(0, WORLD_SPREAD / 2)
             cost = math.exp(self.rng.normal(0, COST_SPREAD))
             shifted = tuple(_shifted(one, odds) for one in behaviour.acceptance)
@@ -142,7 +142,7 @@ class World:
         family = Configuration(configuration.drafter, None, configuration.drafter_options, configuration.verifier).label
         if not _is_auto(configuration):
             return family, int(configuration.num_draft_tokens or 0)
-        sizes = next(one.sizes for one in self.space.families if one.label == family)
+        sizes = next(one.sizes for one in self.families if one.label == family)
         best = max(sizes, key=lambda size: self.speedup(replace(configuration, num_draft_tokens=size)))
         return family, best
 
@@ -206,8 +206,8 @@ def rehearse(
     """One world, tuned as the command tunes at temperature 0 with a draft model; `heads`: and with three heads and the target's
     own weights, as the demo is."""
     wide = SpaceOptions(has_draft=True, heads=HEADS, num_layers=NUM_LAYERS)
-    space = default_space(wide if heads else SpaceOptions(has_draft=True, own_weights=False))
-    world = World(seed, space, noise, greedy)
+    families = default_space(wide if heads else SpaceOptions(has_draft=True, own_weights=False))
+    world = World(seed, families, noise, greedy)
     numbers = world.rng.choice(POPULATION, prompts, replace=False).tolist()
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     probe, confirm = split([Sample(str(number), "all", [number], params) for number in numbers])
@@ -215,12 +215,12 @@ def rehearse(
     clock = SimpleNamespace(perf_counter=lambda: world.now)  # budgets are of the world's seconds
     with TemporaryDirectory() as folder, patch.object(stages, "time", clock), patch.object(tune, "time", clock):
         journal = Journal.open(Path(folder) / "journal", {}, resume=False)
-        found = Tuner(cast(Runner, _Models(world)), space, plan, journal, Quiet()).run()
+        found = Tuner(cast(Runner, _Models(world)), families, plan, journal, Quiet()).run()
     spent = world.now
     advice = recommendations(found, found.finalists, None)[0]
-    truth = {PLAIN: 1.0, **{one.label: world.speedup(one) for family in space.families for _, one in family.members()}}
+    truth = {PLAIN: 1.0, **{one.label: world.speedup(one) for family in families for _, one in family.members()}}
     best = max(truth, key=lambda label: truth[label])
-    chosen = _exhaustive(world, space, [*probe, *confirm])
+    chosen = _exhaustive(world, families, [*probe, *confirm])
     by_label = {one.label: one for one in found.finalists}
     own = 1.0 if not advice.speculate else truth.get(advice.configuration) or world.speedup(by_label[advice.configuration])
     plain_s = prompts * max_tokens * PLAIN_S
@@ -228,10 +228,10 @@ def rehearse(
     return Outcome(advice.configuration, best, own / truth[best], own / truth[chosen], spent / everything)
 
 
-def _exhaustive(world: World, space: Space, samples: Sequence[Sample]) -> str:
+def _exhaustive(world: World, families: Sequence[Family], samples: Sequence[Sample]) -> str:
     """The configuration that trying everything would choose, plain decoding included."""
     seconds = {}
-    for one in (Configuration(PLAIN), *(member for family in space.families for _, member in family.members())):
+    for one in (Configuration(PLAIN), *(member for family in families for _, member in family.members())):
         contender = world.open(one)
         traces = [contender.run([sample.tokens], [sample.params])[0] for sample in samples]
         seconds[one.label] = sum(trace.seconds_per_token for trace in traces)

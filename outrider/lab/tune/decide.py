@@ -50,21 +50,20 @@ def _best(speedups: dict[str, Interval], known: dict[str, Configuration]) -> str
 
 def _recommend(task: str, found: Findings, known: dict[str, Configuration], draft: str | None) -> Recommendation:
     speedups = _speedups(task, found)
-    forecasts = {**found.overall, **{one.configuration: one.speedup for one in found.forecasts if one.task == task}}
     if not speedups:
+        forecasts = {**found.overall, **{one.configuration: one.speedup for one in found.forecasts if one.task == task}}
         best = max(forecasts, key=lambda label: forecasts[label], default=None)
         reason = "nothing could be confirmed by measurement"
         if best is not None:
             reason += f"; the best forecast is {best} with {forecasts[best]:.2f}x"
-        return _plain(task, reason, None, forecasts.get(best or "", 1.0))
+        return _plain(task, reason, None)
     best = _best(speedups, known)
     gain = speedups[best]
     if not pays(gain):
-        return _plain(task, f"the best that was measured, {best}, reaches {_words(gain)}", gain, forecasts.get(best, 1.0))
+        return _plain(task, f"the best that was measured, {best}, reaches {_words(gain)}", gain)
     return Recommendation(
         task=task, speculate=True, configuration=best, options=known[best].options(draft), speedup=gain,
-        forecast_speedup=forecasts.get(best, gain.value), reason=f"{best} reaches {_words(gain)}",
-        family=found.family_of.get(best, ""),
+        reason=f"{best} reaches {_words(gain)}", family=found.family_of.get(best, ""),
     )  # fmt: skip
 
 
@@ -73,11 +72,10 @@ def pays(speedup: Interval) -> bool:
     return speedup.value >= WORTH and (speedup.low > 1 or speedup.value >= SURE)
 
 
-def _plain(task: str, reason: str, speedup: Interval | None, forecast: float) -> Recommendation:
+def _plain(task: str, reason: str, speedup: Interval | None) -> Recommendation:
     return Recommendation(
-        task=task, speculate=False, configuration=PLAIN, options={"drafter": PLAIN}, speedup=speedup,
-        forecast_speedup=forecast, reason=reason,
-    )  # fmt: skip
+        task=task, speculate=False, configuration=PLAIN, options={"drafter": PLAIN}, speedup=speedup, reason=reason
+    )
 
 
 def _words(gain: Interval) -> str:

@@ -29,7 +29,7 @@ from outrider.drafters import DRAFTERS
 from outrider.drafters.base import LARGE_TREE, SMALL_TREE, Drafter
 from outrider.lab.configuration import PLAIN
 from outrider.lab.tune.head import TrainedHead
-from outrider.lab.tune.space import Family, Space, SpaceOptions
+from outrider.lab.tune.space import Family, SpaceOptions
 from outrider.models.heads.kinds import ACCEPTANCE, EARLY_EXIT
 from outrider.trees.plan import TreeSettings
 
@@ -47,7 +47,7 @@ DRAWN: dict[str, Any] = {"sample_from": 0.0}  # likewise
 USUALLY_DRAWN = TreeSettings().sample_from  # the temperature from which trees are drawn by default
 
 
-def default_space(options: SpaceOptions) -> Space:
+def default_space(options: SpaceOptions) -> list[Family]:
     """Everything that takes part by itself; of it, where `options.drafters` names some, only these, and those among them that
     take part when they are named: universal drafts and third parties' drafters."""
     found = [
@@ -58,7 +58,7 @@ def default_space(options: SpaceOptions) -> Space:
         there = {family.configuration.drafter for family in found}
         found = [family for family in found if family.configuration.drafter in options.drafters]
         found += _when_named(sorted(options.drafters - there), options)
-    return Space(tuple(found))
+    return found
 
 
 def exit_layers(num_layers: int) -> list[int]:

@@ -18,7 +18,7 @@ from outrider.lab.estimate.estimate_result import RemoteEstimate
 from outrider.lab.estimate.remote import check_line, remote_estimate
 from outrider.lab.result import Record
 from outrider.lab.tune.probe import Probe, StepNote, survival
-from outrider.lab.tune.space import Family, Space
+from outrider.lab.tune.space import Family
 
 DRAFTER = "draft-model"  # whose time a service would take off the target's process; look-ups take next to none
 
@@ -45,23 +45,22 @@ class RemoteAdvice(Record):
     draft_s_per_token: float
     estimate: RemoteEstimate
     remote_speedup: float  # as the drafter `remote` works: 1 where waiting would never pay
-    co_located_speedup: float
     is_advised: bool  # neither drafting beside the target nor plain decoding is as fast
     reason: str  # one sentence
 
 
-def check_family(space: Space) -> None:
+def check_family(families: Sequence[Family]) -> None:
     """Raises ConfigError where no family of the draft model's chains is tried."""
-    if family_of(space) is None:
+    if family_of(families) is None:
         raise ConfigError(
             "whether a draft service pays is worked out for the chains of a draft model, which are not tried here: add --draft "
             "MODEL (and draft-model to --drafters, where that is given). Look-ups draft for next to nothing beside the target"
         )
 
 
-def family_of(space: Space) -> Family | None:
+def family_of(families: Sequence[Family]) -> Family | None:
     """Chains of the draft model, with nothing beside."""
-    return next((family for family in space.families if family.label == DRAFTER), None)
+    return next((family for family in families if family.label == DRAFTER), None)
 
 
 def remote_advice(family: Family, probe: Probe, line: Line, rows: int, plain_s: float) -> RemoteAdvice | None:
@@ -78,7 +77,6 @@ def remote_advice(family: Family, probe: Probe, line: Line, rows: int, plain_s: 
     return RemoteAdvice(
         endpoint=line.endpoint, configuration=family.label, plain_step_s=costs.step_s(0)[0],
         draft_fixed_s=costs.draft_fixed_s, draft_s_per_token=costs.draft_s_per_token, estimate=found, remote_speedup=remote,
-        co_located_speedup=beside,
         is_advised=is_advised, reason=_reason(found, remote, beside, costs.step_s(0)[0], is_advised=is_advised),
     )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from outrider.lab.tune.families import default_space
 from outrider.lab.tune.forecast import step_costs
 from outrider.lab.tune.probe import Sample, survival
 from outrider.lab.tune.remote import Line, RemoteAdvice, check_family, family_of, remote_advice
-from outrider.lab.tune.space import Family, Space, SpaceOptions
+from outrider.lab.tune.space import Family, SpaceOptions, num_members
 from outrider.lab.tune.tune import Findings, TunePlan, Tuner, exhaustive_seconds
 from outrider.lab.tune.tune_result import FamilySummary, Tried, TuneResult
 from outrider.lab.workload.bad import OnBad
@@ -76,13 +75,12 @@ def run_tune(
     identity = _identity(options, request, workload, chat_template=chat_template)
     drafts = read_drafts(options, request.drafts)
     options = replace(options, draft=drafts.model)
-    space = choose_space(options, request, drafts)
+    families = choose_space(options, request, drafts)
     if request.line is not None:
-        check_family(space)
+        check_family(families)
     journal = Journal.open(journal_path, identity, resume=True) if resume else None
-    began = time.perf_counter()
     progress = progress or Quiet()
-    runner = Runner(options, [family.largest for family in space.families], progress.say)
+    runner = Runner(options, [family.largest for family in families], progress.say)
     samples, notes = gather_samples(workload, runner, request, on_bad=on_bad, chat_template=chat_template)
     probe, confirm = split(samples)
     if (smallest := min(_count(confirm).values())) < request.batch_size:
@@ -92,22 +90,21 @@ def run_tune(
         probe, confirm, request.batch_size, others, request.finalists, request.most_share, request.search_trials
     )
     journal = journal or Journal.open(journal_path, identity, resume=False)
-    sizes = f"{len(space.families)} families with {space.num_members} members"
+    sizes = f"{len(families)} families with {num_members(families)} members"
     progress.say(f"{sizes}; {counted(len(probe), 'prompt')} to probe, {len(confirm)} to confirm")
-    found = Tuner(runner, space, plan, journal, progress).run()
+    found = Tuner(runner, families, plan, journal, progress).run()
     tried = Tried(
         temperature=request.sampling.temperature, max_new_tokens=request.sampling.required_max_tokens,
         batch_size=request.batch_size,
         probe_prompts=len(probe), confirm_prompts=len(confirm), tasks=_count(samples), workload=workload.name,
         target=options.target, draft=options.draft, heads=list(drafts.heads), model_options=_plain_options(options),
     )  # fmt: skip
-    result = summarise_tuning(found, space, plan, tried, request.line, [*workload.notes, *runner.models.notes, *notes])
-    result.loading_s = max(0.0, time.perf_counter() - began - result.seconds)
+    result = summarise_tuning(found, families, plan, tried, request.line, [*workload.notes, *runner.models.notes, *notes])
     result.advice = in_other_words(result)
     return result, journal
 
 
-def choose_space(options: Options, request: TuneRequest, drafts: Drafts) -> Space:
+def choose_space(options: Options, request: TuneRequest, drafts: Drafts) -> list[Family]:
     """Raises ConfigError when the user's wishes leave nothing, or leave out a head that was named."""
     _check_wishes(request.drafters, drafts)
     wishes = SpaceOptions(
@@ -116,14 +113,14 @@ def choose_space(options: Options, request: TuneRequest, drafts: Drafts) -> Spac
         num_layers=target_config(options).get_text_config().num_hidden_layers,
         on_accelerator=resolve_device(options.device).type != "cpu", drafters=request.drafters,
     )  # fmt: skip
-    space = default_space(wishes)
-    if unknown := request.drafters - {family.configuration.drafter for family in space.families}:
-        known = {family.configuration.drafter for family in default_space(replace(wishes, drafters=frozenset())).families}
+    families = default_space(wishes)
+    if unknown := request.drafters - {family.configuration.drafter for family in families}:
+        known = {family.configuration.drafter for family in default_space(replace(wishes, drafters=frozenset()))}
         raise ConfigError(
             f"cannot tune {', '.join(sorted(unknown))} here; there are: {', '.join(sorted(known))} (--draft names draft models "
             "and trained heads, retrieval needs --set corpus=FILE, some drafters need trees)"
         )
-    return space
+    return families
 
 
 def _check_wishes(drafters: frozenset[str], drafts: Drafts) -> None:
@@ -191,29 +188,29 @@ def _identity(options: Options, request: TuneRequest, workload: Workload, *, cha
 
 
 def summarise_tuning(
-    found: Findings, space: Space, plan: TunePlan, tried: Tried, line: Line | None, notes: list[str]
+    found: Findings, families: Sequence[Family], plan: TunePlan, tried: Tried, line: Line | None, notes: list[str]
 ) -> TuneResult:
     """Everything a report or another program may want. `line`: to a draft service that is asked about."""
     costs = step_costs(found.plain, plan.batch_size)
     plain_step_s = costs.step_s(0)[0] if costs is not None else 0.0
-    advice, missing = _about_service(found, space, plan, line, plain_step_s)
+    advice, missing = _about_service(found, families, plan, line, plain_step_s)
     failed = [f"{label} could not be confirmed: {why}" for label, why in found.failures.items() if label in found.family_of]
     return TuneResult(
         notes=[*notes, *missing, *failed], interrupted=found.interrupted, tried=tried,
-        families=[_family(family, found) for family in space.families],
+        families=[_family(family, found) for family in families],
         plain_step_s=plain_step_s, forecasts=found.forecasts, overall_speedup=found.overall,
         confirmed=found.confirmed, others=found.others, recommendations=recommendations(found, found.finalists, tried.draft),
         schedule=found.schedule, by_load=found.by_load, stages=found.stages,
-        exhaustive_s=exhaustive_seconds(found, plan), num_members=space.num_members,
+        exhaustive_s=exhaustive_seconds(found, plan), num_members=num_members(families),
         search=None if found.search is None else found.search.outcome, remote=advice,
     )  # fmt: skip
 
 
 def _about_service(
-    found: Findings, space: Space, plan: TunePlan, line: Line | None, plain_step_s: float
+    found: Findings, families: Sequence[Family], plan: TunePlan, line: Line | None, plain_step_s: float
 ) -> tuple[RemoteAdvice | None, list[str]]:
     """Advice about a draft service, or a note that says why there is none."""
-    family = family_of(space)
+    family = family_of(families)
     if line is None or family is None:
         return None, []
     probe = found.probes.get(family.label)

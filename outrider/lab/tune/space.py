@@ -43,18 +43,12 @@ class Family:
         return ((size, self.member(size)) for size in self.sizes)
 
 
+def num_members(families: Sequence[Family]) -> int:
+    """Members of all of them."""
+    return sum(len(family.sizes) for family in families)
+
+
 PLAIN_FAMILY = Family(Configuration(PLAIN), (1,), nested=True)
-
-
-@dataclass(frozen=True)
-class Space:
-    """Everything to be tried on one target."""
-
-    families: tuple[Family, ...]
-
-    @property
-    def num_members(self) -> int:
-        return sum(len(family.sizes) for family in self.families)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from outrider.lab.tune.confirm import MAX_OTHER_CPU, Confirmed, confirmation, su
 from outrider.lab.tune.forecast import Forecast, forecast, overall, plain_tokens_per_s, step_costs
 from outrider.lab.tune.load import LoadStep, best_at
 from outrider.lab.tune.probe import Probe, Sample, run_probe
-from outrider.lab.tune.space import PLAIN_FAMILY, Family, Space
+from outrider.lab.tune.space import PLAIN_FAMILY, Family
 from outrider.lab.tune.tune_result import Stage
 
 GIVE_UP = 0.6  # of plain decoding's speed: a family whose every size is forecast below this is not run on
@@ -80,8 +80,10 @@ class Findings:
 class Tuner:
     """One tuning; `run` goes through the stages."""
 
-    def __init__(self, runner: Runner, space: Space, plan: TunePlan, journal: Journal, progress: Progress) -> None:
-        self._runner, self._space, self._plan = runner, space, plan
+    def __init__(
+        self, runner: Runner, families: Sequence[Family], plan: TunePlan, journal: Journal, progress: Progress
+    ) -> None:
+        self._runner, self._families, self._plan = runner, families, plan
         self._journal, self._progress = journal, progress
 
     def run(self) -> Findings:
@@ -114,10 +116,10 @@ class Tuner:
 
     def _probe_all(self, found: Findings) -> None:
         """Families for which no time is left are named, and not probed."""
-        max_s = max(len(self._space.families) * found.plain.seconds / GIVE_UP, MIN_PROBING_S)
-        self._progress.stage("probing families", len(self._space.families), max_s)
+        max_s = max(len(self._families) * found.plain.seconds / GIVE_UP, MIN_PROBING_S)
+        self._progress.stage("probing families", len(self._families), max_s)
         until = time.perf_counter() + max_s
-        for family in self._space.families:
+        for family in self._families:
             try:
                 found.probes[family.label] = self._probe_until(found, family, until)
             except OutriderError as error:
@@ -138,7 +140,7 @@ class Tuner:
         return len(speedups) == len(family.sizes) and max(speedups.values()) < GIVE_UP
 
     def _forecast(self, found: Findings) -> None:
-        for family in self._space.families:
+        for family in self._families:
             if (probe := found.probes.get(family.label)) is not None:
                 found.forecasts += self._forecasts_of(found, family, probe)
         found.overall = self._speedups(found, found.forecasts)
@@ -225,7 +227,7 @@ class Tuner:
     def _chosen(self, found: Findings) -> list[tuple[Family, Configuration]]:
         """The finalists: the best member of the best families and of every task, the best nested family with a free length, and
         what the search found."""
-        families = {family.label: family for family in self._space.families}
+        families = {family.label: family for family in self._families}
         whole = [one for one in found.forecasts if one.configuration in found.overall]
         best = [
             max((one for one in whole if one.family == family.label), key=lambda one: found.overall[one.configuration])
@@ -263,7 +265,7 @@ class Tuner:
         """By what their best fixed length reached; behind these, those that were forecast only."""
         fixed = [one for one in found.confirmed if not _is_auto(one.configuration)]
         fixed.sort(key=lambda one: -one.speedup.value)
-        by_label = {family.label: family for family in self._space.families}
+        by_label = {family.label: family for family in self._families}
         measured = [by_label[found.family_of[one.configuration]] for one in fixed]
         return list({family.label: family for family in (*measured, *self._best_families(found))}.values())
 
@@ -273,7 +275,7 @@ class Tuner:
         family_of = {one.configuration: one.family for one in found.forecasts}
         for label, speedup in found.overall.items():
             best[family_of[label]] = max(best.get(family_of[label], 0.0), speedup)
-        by_label = {family.label: family for family in self._space.families}
+        by_label = {family.label: family for family in self._families}
         return [by_label[label] for label in sorted(best, key=lambda label: -best[label])]
 
     @contextmanager
@@ -283,7 +285,7 @@ class Tuner:
         try:
             yield
         finally:
-            found.stages.append(Stage(name=name, seconds=time.perf_counter() - began, tokens=0))
+            found.stages.append(Stage(name=name, seconds=time.perf_counter() - began))
 
 
 def exhaustive_seconds(found: Findings, plan: TunePlan) -> float:

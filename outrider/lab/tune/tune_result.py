@@ -34,7 +34,6 @@ class Stage(Record):
 
     name: str
     seconds: float
-    tokens: int
 
 
 class Recommendation(Record):
@@ -45,9 +44,8 @@ class Recommendation(Record):
     configuration: str  # label; "none" when not to speculate
     options: dict[str, Any]
     speedup: Interval | None  # measured; None where it was forecast only
-    forecast_speedup: float
     reason: str  # one sentence
-    family: str = ""  # of the configuration; "" in results before 2026-11-22, and where not to speculate
+    family: str = ""  # of the configuration; "" where not to speculate
 
 
 class Words(Record):
@@ -88,10 +86,9 @@ class TuneResult(Result):
     others: OtherProcesses | None = None  # beside the confirming runs; None: there were none
     recommendations: list[Recommendation]  # first of all traffic, then of tasks that want another one
     schedule: list[LoadStep]  # at each load the best of the families that were timed there
-    by_load: dict[str, list[LoadStep]] = Field(default_factory=dict)  # each of these families alone; not before 2026-11-22
+    by_load: dict[str, list[LoadStep]] = Field(default_factory=dict)  # each of these families alone
     advice: list[Words] = Field(default_factory=list)
     stages: list[Stage]
-    loading_s: float = 0.0  # models and prompts
     exhaustive_s: float  # forecast of what running every member on every prompt would have taken
     num_members: int
     search: SearchOutcome | None  # what the optimiser found for a model-free drafter, on texts it did not see

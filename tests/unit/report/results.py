@@ -423,16 +423,16 @@ def tune_result() -> TuneResult:
         ],
         recommendations=[
             Recommendation(
-                task="all", speculate=True, configuration="draft-model k=5", forecast_speedup=1.8, family="draft-model",
+                task="all", speculate=True, configuration="draft-model k=5", family="draft-model",
                 options={"drafter": "draft-model", "num_draft_tokens": 5}, speedup=interval(2.0, 1.9, 2.1),
                 reason="draft-model k=5 reaches 2.00x plain decoding",
             ),
             Recommendation(
                 task="chat", speculate=False, configuration="none", options={"drafter": "none"}, speedup=None,
-                forecast_speedup=0.9, reason="nothing pays",
+                reason="nothing pays",
             ),
         ],
-        schedule=[step], by_load={"draft-model": [step]}, stages=[Stage(name="probe", seconds=12.0, tokens=0)],
+        schedule=[step], by_load={"draft-model": [step]}, stages=[Stage(name="probe", seconds=12.0)],
         exhaustive_s=900.0,
         advice=[Words(engine="vLLM", text="vllm serve x", language="bash", notes=["a hint"]), Words(engine="none", text="")],
         num_members=3, search=replay_result().searches[0], notes=["a note"],

@@ -43,10 +43,11 @@ class EngineChoice:
         return self.head is not None and (self.head.markov or self.head.confidence)
 
     @property
-    def block(self) -> int:
-        """Draft tokens of a whole block, which is what engines run block heads at: its masks see one another, so fewer of them
-        would be another computation."""
-        return (self.head.max_chain if self.head is not None else None) or self.size
+    def length(self) -> int:
+        """Draft tokens to ask for. Engines run block heads at a whole block: its masks see one another, so fewer of them would be
+        another computation."""
+        whole = self.head.max_chain if self.head is not None and self.drafter == "block" else None
+        return whole or self.size
 
 
 class EngineAdvice(ABC):
@@ -65,9 +66,18 @@ class EngineAdvice(ABC):
     ) -> EngineChoice | None:
         """The configuration for an engine that has `drafters`, best-first trees by `trees`, and `takes` it; None: none pays."""
 
-    def off(self, how: str) -> str:
-        """Not to speculate is advice, too."""
-        return f"Do not speculate ({self.reason}): {how}."
+    def ask(
+        self, off: str, drafters: Collection[str], trees: Collection[str] = (),
+        takes: Callable[[Configuration], bool] = lambda one: True,
+    ) -> tuple[EngineChoice | None, list[str]]:  # fmt: skip
+        """What `choose` says, with notes for any engine, or why there is nothing; `off`: how it decodes plainly."""
+        if not self.speculate:
+            return None, [f"Do not speculate ({self.reason}): {off}."]
+        choice = self.choose(drafters, trees, takes)
+        if choice is None:
+            return None, [self.nothing(drafters)]
+        blocks = f"It drafts whole blocks, {choice.length} tokens; here {choice.size} were best."
+        return choice, [*choice.notes, *([blocks] if choice.drafter == "block" else [])]
 
     def nothing(self, drafters: Collection[str]) -> str:
         """The sentence for an engine whose drafters were not worth it."""
@@ -102,9 +112,7 @@ class Tuned(EngineAdvice):
         found: list[tuple[float, str]] = []
         for label, forecast in self._result.overall_speedup.items():
             configuration = Configuration.parse(label)
-            tree = tree_of(configuration.drafter_options)
-            able = drafters if tree is None else trees if tree == BEST_FIRST else ()
-            if configuration.drafter in able and not is_ours_alone(configuration) and takes(configuration):
+            if can_draft(configuration, drafters, trees) and takes(configuration):
                 found.append((measured.get(label, forecast), label))
         paying = [one for one in found if one[0] > 1]
         if not paying:
@@ -167,6 +175,13 @@ def takes_lookups(configuration: Configuration) -> bool:
         return True
     parts = str(configuration.drafter_options.get("parts", "draft-model,suffix")).split(",")
     return all(part.strip() in LOOKUPS for part in parts)
+
+
+def can_draft(configuration: Configuration, drafters: Collection[str], trees: Collection[str]) -> bool:
+    """Whether an engine has it that drafts chains by `drafters` and best-first trees by `trees`."""
+    tree = tree_of(configuration.drafter_options)
+    able = drafters if tree is None else trees if tree == BEST_FIRST else ()
+    return configuration.drafter in able and not is_ours_alone(configuration)
 
 
 def is_ours_alone(configuration: Configuration) -> bool:

@@ -11,17 +11,14 @@ DRAFTERS = ("draft-model", "ngram", "eagle3", "block")
 
 def words(advice: EngineAdvice) -> Words:
     """A command line."""
-    if not advice.speculate:
-        return Words(engine=ENGINE, text="", notes=[advice.off("--spec-type none, and no draft model")])
-    choice = advice.choose(DRAFTERS)
+    choice, notes = advice.ask("--spec-type none, and no draft model", DRAFTERS)
     if choice is None:
-        return Words(engine=ENGINE, text="", notes=[advice.nothing(DRAFTERS)])
-    size = choice.block if choice.drafter == "block" else choice.size
-    flags = f"--spec-type {_type(choice)} {_model(choice)}--spec-draft-n-max {size}"
+        return Words(engine=ENGINE, text="", notes=notes)
+    flags = f"--spec-type {_type(choice)} {_model(choice)}--spec-draft-n-max {choice.length}"
     if choice.drafter == "draft-model":
         flags += " --spec-draft-p-min 0"
     text = f"llama-server -m TARGET.gguf {flags}"
-    return Words(engine=ENGINE, text=text, language="bash", notes=[*choice.notes, *_notes(choice, advice)])
+    return Words(engine=ENGINE, text=text, language="bash", notes=[*notes, *_notes(choice, advice)])
 
 
 def _type(choice: EngineChoice) -> str:
@@ -41,8 +38,6 @@ def _notes(choice: EngineChoice, advice: EngineAdvice) -> list[str]:
     if choice.drafter in ("eagle3", "block"):
         notes.append(advice.export_note(choice, "raw"))
         notes.append(f"Then: python convert_hf_to_gguf.py {EXPORTED} --target-model-dir {advice.target} --outfile HEAD.gguf")
-    if choice.drafter == "block":
-        notes.append(f"It drafts whole blocks, {choice.block} tokens; here {choice.size} were best.")
     if advice.sampled:
         notes.append("It accepts a draft token only where its own sample is that token: fewer are accepted at this temperature.")
     return notes

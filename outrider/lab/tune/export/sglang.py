@@ -32,16 +32,14 @@ def words(advice: EngineAdvice) -> Words:
 def speculation(advice: EngineAdvice) -> tuple[list[list[str]], dict[str, str], list[str]]:
     """The words of each line of --speculative-... arguments, none for plain decoding; variables of the environment; what to know
     about them."""
-    if not advice.speculate:
-        return [], {}, [advice.off("leave --speculative-algorithm out")]
-    choice = advice.choose(DRAFTERS, TREES, takes_lookups)
+    choice, notes = advice.ask("leave --speculative-algorithm out", DRAFTERS, TREES, takes_lookups)
     if choice is None:
-        return [], {}, [advice.nothing(DRAFTERS)]
+        return [], {}, notes
     variables = {}
     if choice.drafter in BROUGHT:
         options = {name: value for name, value in choice.options.items() if name != "mode"}
         variables = {"OUTRIDER_DRAFTER": choice.drafter} | ({"OUTRIDER_DRAFTER_OPTIONS": json.dumps(options)} if options else {})
-    return _arguments(choice, advice), variables, [*choice.notes, *_notes(choice, advice)]
+    return _arguments(choice, advice), variables, [*notes, *_notes(choice, advice)]
 
 
 def command(target: str, variables: Mapping[str, str]) -> list[str]:
@@ -61,7 +59,7 @@ def _arguments(choice: EngineChoice, advice: EngineAdvice) -> list[list[str]]:
         return [["--speculative-algorithm", algorithm, "--speculative-num-draft-tokens", f"{choice.size + 1}"]]
     if choice.drafter == "block":
         algorithm = "DSPARK" if choice.is_dspark else "DFLASH"
-        size = [] if choice.is_dspark else ["--speculative-num-draft-tokens", f"{choice.block + 1}"]
+        size = [] if choice.is_dspark else ["--speculative-num-draft-tokens", f"{choice.length + 1}"]
         return [["--speculative-algorithm", algorithm, "--speculative-draft-model-path", EXPORTED, *size]]
     model = advice.draft if choice.drafter == "draft-model" else EXPORTED
     steps, branches = _shape(choice)
@@ -95,8 +93,6 @@ def _notes(choice: EngineChoice, advice: EngineAdvice) -> list[str]:
         notes.append(advice.export_note(choice, "raw"))
     if choice.drafter == "eagle3":
         notes.append("EAGLE in place of EAGLE3 starts as well, and accepts nothing.")
-    if choice.drafter == "block":
-        notes.append(f"It drafts whole blocks, {choice.block} tokens; here {choice.size} were best.")
     if choice.is_tree:
         notes.append("Trees are its older path, without overlapped scheduling.")
     if advice.sampled and choice.drafter in ALGORITHMS:

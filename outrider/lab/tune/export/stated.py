@@ -8,7 +8,7 @@ from outrider.build import DEMO, Options, head_in, named_drafter
 from outrider.errors import ConfigError
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.tune.drafts import read_drafts
-from outrider.lab.tune.export.choice import BEST_FIRST, TRAINED, EngineAdvice, EngineChoice, is_ours_alone, tree_of
+from outrider.lab.tune.export.choice import TRAINED, EngineAdvice, EngineChoice, can_draft
 from outrider.lab.tune.head import TrainedHead
 from outrider.settings_file import SettingsFile
 
@@ -36,9 +36,7 @@ class Stated(EngineAdvice):
         """The stated configuration; None where the engine lacks its drafter or its trees. Raises ConfigError for a block head
         that cannot be read here."""
         one = self._configuration
-        tree = tree_of(one.drafter_options)
-        able = drafters if tree is None else trees if tree == BEST_FIRST else ()
-        if one.drafter not in able or is_ours_alone(one) or not takes(one):
+        if not can_draft(one, drafters, trees) or not takes(one):
             return None
         if one.drafter == "draft-model" and self.draft is None:
             raise ConfigError("the settings say 'draft-model' and name no draft model: give one with --draft")

@@ -12,13 +12,10 @@ CLASSES = {"draft-model": "DraftTargetDecodingConfig", "ngram": "NGramDecodingCo
 
 def words(advice: EngineAdvice) -> Words:
     """A piece of Python."""
-    if not advice.speculate:
-        return Words(engine=ENGINE, text="", notes=[advice.off("leave speculative_config out")])
-    choice = advice.choose(DRAFTERS)
+    choice, notes = advice.ask("leave speculative_config out", DRAFTERS)
     if choice is None:
-        return Words(engine=ENGINE, text="", notes=[advice.nothing(DRAFTERS)])
-    name, size = _class(choice), choice.block if choice.drafter == "block" else choice.size
-    arguments = [f"max_draft_len={size}"]
+        return Words(engine=ENGINE, text="", notes=notes)
+    name, arguments = _class(choice), [f"max_draft_len={choice.length}"]
     if choice.drafter == "ngram":
         arguments.append(f"max_matching_ngram_size={int(choice.options.get('max_ngram', 4))}")
     else:
@@ -30,7 +27,7 @@ def words(advice: EngineAdvice) -> Words:
         f"speculative_config = {name}({', '.join(arguments)})\n"
         f'llm = LLM("{advice.target}", speculative_config=speculative_config)'
     )
-    return Words(engine=ENGINE, text=text, language="python", notes=[*choice.notes, *_notes(choice, advice)])
+    return Words(engine=ENGINE, text=text, language="python", notes=[*notes, *_notes(choice, advice)])
 
 
 def _class(choice: EngineChoice) -> str:
@@ -47,9 +44,7 @@ def _notes(choice: EngineChoice, advice: EngineAdvice) -> list[str]:
     notes = []
     if choice.drafter in ("eagle3", "block"):
         notes.append(advice.export_note(choice, "raw"))
-    if choice.drafter == "block":
-        notes.append(f"It drafts whole blocks, {choice.block} tokens; here {choice.size} were best.")
-    elif len(choice.schedule) > 1:
+    if len(choice.schedule) > 1 and choice.drafter != "block":
         notes.append(
             "draft_len_schedule: keys are the batch size from which a length holds, 1 must be among them and have max_draft_len; "
             "configurations of newer releases read them as the largest batch size, so check yours."

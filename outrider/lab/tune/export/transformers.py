@@ -16,13 +16,10 @@ FIXED = (
 
 def words(advice: EngineAdvice) -> Words:
     """A piece of Python."""
-    if not advice.speculate:
-        off = advice.off("give generate() neither assistant_model nor prompt_lookup_num_tokens")
-        return Words(engine=ENGINE, text="", notes=[off])
-    choice = advice.choose(DRAFTERS)
+    choice, notes = advice.ask("give generate() neither assistant_model nor prompt_lookup_num_tokens", DRAFTERS)
     if choice is None:
-        return Words(engine=ENGINE, text="", notes=[advice.nothing(DRAFTERS)])
-    notes = [*choice.notes, "One prompt at a time: its assisted generation does not batch."]
+        return Words(engine=ENGINE, text="", notes=notes)
+    notes = [*notes, "One prompt at a time: its assisted generation does not batch."]
     if choice.drafter == "ngram":
         ngram = int(choice.options.get("max_ngram", 4))
         text = f"model.generate(**inputs, prompt_lookup_num_tokens={choice.size}, max_matching_ngram_size={ngram})"

@@ -39,15 +39,13 @@ def words(advice: EngineAdvice) -> Words:
 
 def arguments(advice: EngineAdvice) -> tuple[dict[str, Any], list[str]]:
     """Engine arguments by name, none for plain decoding, and what to know about them."""
-    if not advice.speculate:
-        return {}, [advice.off("leave --speculative-config out")]
-    choice = advice.choose(DRAFTERS, takes=takes_lookups)
+    choice, notes = advice.ask("leave --speculative-config out", DRAFTERS, takes=takes_lookups)
     if choice is None:
-        return {}, [advice.nothing(DRAFTERS)]
+        return {}, notes
     found = {"speculative_config": config(choice, advice)}
     if choice.drafter in PLUGGED:
         found["additional_config"] = additional_config(choice)
-    return found, [*choice.notes, *_notes(choice, advice)]
+    return found, [*notes, *_notes(choice, advice)]
 
 
 def command(target: str, found: dict[str, Any], more: Sequence[str] = ()) -> list[str]:
@@ -58,9 +56,7 @@ def command(target: str, found: dict[str, Any], more: Sequence[str] = ()) -> lis
 
 def config(choice: EngineChoice, advice: EngineAdvice) -> dict[str, Any]:
     """The `speculative_config`."""
-    is_block = choice.drafter == "block"
-    size = choice.block if is_block else choice.size
-    found: dict[str, Any] = {"method": method_of(choice), "num_speculative_tokens": size}
+    found: dict[str, Any] = {"method": method_of(choice), "num_speculative_tokens": choice.length}
     if choice.drafter in PLUGGED:
         found["model"] = PROPOSER
     elif choice.drafter in LAYOUTS or choice.drafter == "draft-model":
@@ -81,7 +77,7 @@ def config(choice: EngineChoice, advice: EngineAdvice) -> dict[str, Any]:
             "suffix_decoding_min_token_prob": float(choice.options.get("min_probability", 0.05)),
         }
     if len(choice.schedule) > 1:
-        steps = [(start, size if is_block and nodes else nodes) for start, nodes in choice.schedule]
+        steps = [(start, choice.length if choice.drafter == "block" and nodes else nodes) for start, nodes in choice.schedule]
         found["num_speculative_tokens_per_batch_size"] = batch_size_table(steps)
     return found
 
@@ -125,10 +121,8 @@ def _notes(choice: EngineChoice, advice: EngineAdvice) -> list[str]:
         notes.append(advice.export_note(choice, LAYOUTS[choice.drafter]))
     if choice.drafter == "mtp":
         notes.append("It takes the MTP head in the target's checkpoint.")
-    if choice.drafter == "block":
-        notes.append(f"It drafts whole blocks, {choice.block} tokens; here {choice.size} were best.")
-        if choice.is_dspark:
-            notes.append("Heads with a Markov or a confidence head are its dspark: model runner V2 only, which needs Triton.")
+    if choice.is_dspark:
+        notes.append("Heads with a Markov or a confidence head are its dspark: model runner V2 only, which needs Triton.")
     if advice.sampled and choice.drafter in ("medusa", "block"):
         notes.append("It takes this head's likeliest tokens, of which fewer are kept than of sampled ones (not tried).")
     if advice.sampled:

@@ -48,7 +48,7 @@ def result(
         ],
         recommendations=[
             Recommendation(
-                task="all", speculate=speculate, configuration=recommended, options={}, forecast_speedup=2.0,
+                task="all", speculate=speculate, configuration=recommended, options={},
                 speedup=Interval(value=2.0, low=1.9, high=2.1), reason="it was measured",
             )
         ],

@@ -9,7 +9,7 @@ import pytest
 from outrider.errors import ConfigError
 from outrider.lab.tune.families import default_space, exit_layers, up_to
 from outrider.lab.tune.head import TrainedHead
-from outrider.lab.tune.space import SpaceOptions
+from outrider.lab.tune.space import SpaceOptions, num_members
 
 HEADS = (
     TrainedHead(kind="eagle", folder="runs/eagle"), TrainedHead(kind="eagle3", folder="runs/eagle3"),
@@ -20,7 +20,7 @@ HEADS = (
 
 def labels(**options: object) -> list[str]:
     wishes = {"has_draft": True, **options}
-    return [family.label for family in default_space(SpaceOptions(**wishes)).families]  # type: ignore[arg-type]
+    return [family.label for family in default_space(SpaceOptions(**wishes))]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("has_draft", [True, False])
@@ -36,16 +36,16 @@ def test_every_family_is_a_configuration_that_exists(
         has_draft=has_draft, heads=heads, temperature=temperature, corpus=str(corpus), num_layers=8
     )
     space = default_space(wishes)
-    for family in space.families:
+    for family in space:
         parts = family.largest.parts()
         assert parts.requirements.draft <= has_draft
         assert family.nested is not parts.requirements.trees
         assert list(family.sizes) == sorted(set(family.sizes))
-    assert len({family.label for family in space.families}) == len(space.families)
-    assert any("verifier=gumbel" in family.label for family in space.families) == (
+    assert len({family.label for family in space}) == len(space)
+    assert any("verifier=gumbel" in family.label for family in space) == (
         temperature > 0 and bool(has_draft or heads)
     )
-    assert space.num_members == sum(len(list(family.members())) for family in space.families)
+    assert num_members(space) == sum(len(list(family.members())) for family in space)
 
 
 def test_trained_heads_compete() -> None:
@@ -58,7 +58,7 @@ def test_trained_heads_compete() -> None:
 
 
 def test_a_head_bounds_its_chains() -> None:
-    sizes = {f.label: f.sizes for f in default_space(SpaceOptions(has_draft=False, heads=HEADS)).families}
+    sizes = {f.label: f.sizes for f in default_space(SpaceOptions(has_draft=False, heads=HEADS))}
     assert sizes["medusa head=runs/medusa"] == (1, 2, 3)
     assert sizes["block head=runs/block"][-1] == 7
     assert sizes["eagle3 head=runs/eagle3"][-1] == 8
@@ -106,7 +106,7 @@ def test_nodes_are_placed_and_drawn(temperature: float, trees: set[str]) -> None
 def test_trees_are_larger_where_wide_passes_are_cheap() -> None:
     def trees(**options: bool) -> set[tuple[int, ...]]:
         space = default_space(SpaceOptions(has_draft=True, heads=HEADS, temperature=1.0, **options))  # type: ignore[arg-type]
-        return {family.sizes for family in space.families if not family.nested and family.label != "lookahead"}
+        return {family.sizes for family in space if not family.nested and family.label != "lookahead"}
 
     assert trees() == {(7, 15)}
     assert trees(on_accelerator=True) == {(15, 31, 63)}
@@ -114,7 +114,7 @@ def test_trees_are_larger_where_wide_passes_are_cheap() -> None:
 
 def test_without_trees_everything_is_a_chain() -> None:
     space = default_space(SpaceOptions(has_draft=True, heads=HEADS, temperature=1.0, trees=False, num_layers=8))
-    assert all(family.nested and not family.largest.parts().requirements.trees for family in space.families)
+    assert all(family.nested and not family.largest.parts().requirements.trees for family in space)
 
 
 def test_look_up_joins_the_first_head_where_there_is_no_draft_model() -> None:

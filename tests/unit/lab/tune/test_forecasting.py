@@ -147,7 +147,7 @@ def test_a_sweep_visits_every_size_and_the_longest_most() -> None:
 
 def rehearsed() -> tuple[World, Family]:
     space = default_space(SpaceOptions(has_draft=True, own_weights=False))
-    return World(0, space), next(family for family in space.families if family.label == "draft-model")
+    return World(0, space), next(family for family in space if family.label == "draft-model")
 
 
 def some(count: int, task: str) -> list[Sample]:

@@ -38,7 +38,7 @@ def result(
         search=None, forecasts=[], schedule=schedule or [], by_load=by_load,
         recommendations=[
             Recommendation(
-                task="all", speculate=speculate, configuration="ngram k=5", options=options, forecast_speedup=2.0,
+                task="all", speculate=speculate, configuration="ngram k=5", options=options,
                 speedup=Interval(value=2.0, low=1.9, high=2.1), reason="it was measured", family="ngram" if speculate else "",
             )
         ],

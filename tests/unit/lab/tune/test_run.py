@@ -70,7 +70,7 @@ def test_everything_that_was_trained_competes(root: Path, tmp_path: Path) -> Non
 def test_a_head_s_settings_are_loaded_again(root: Path) -> None:
     """A settings file names the head's folder."""
     asked = TuneRequest(SamplingParams(), drafters=frozenset({"eagle3"}))
-    family, *_ = choose_space(options(root), asked, read_drafts(options(root), [str(root / "eagle3")])).families
+    family, *_ = choose_space(options(root), asked, read_drafts(options(root), [str(root / "eagle3")]))
     settings = family.member(3).options(draft=None)
     assert settings["drafter_options"] == {"head": str(root / "eagle3")}
     llm = LLM(str(root / "target"), dtype="float32", runtime="eager", threads=1, **settings)
@@ -82,7 +82,7 @@ def test_exits_and_bits_of_the_target_itself(root: Path) -> None:
     asked = TuneRequest(SamplingParams(), drafters=frozenset({"early-exit", "quantised"}))
     space = choose_space(options(root), asked, read_drafts(options(root)))
     exits = [f"early-exit exit_layer={layer}" for layer in (1, 2, 3)]
-    assert [family.label for family in space.families] == [*exits, "quantised bits=8", "quantised bits=4"]
+    assert [family.label for family in space] == [*exits, "quantised bits=8", "quantised bits=4"]
 
 
 @pytest.mark.parametrize(

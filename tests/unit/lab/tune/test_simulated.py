@@ -53,12 +53,12 @@ def test_probing_ends_when_it_was_announced(slower: int, tmp_path: Path, monkeyp
     samples = [Sample(str(n), "all", [n], SamplingParams(max_tokens=max_tokens, ignore_eos=True)) for n in range(4)]
     announced, plan = _Announced(), TunePlan(samples, (), search_trials=0)
     models: Any = SimpleNamespace(open=opened)
-    found = Tuner(models, world.space, plan, Journal.open(tmp_path / "j", {}, resume=False), announced).run()
+    found = Tuner(models, world.families, plan, Journal.open(tmp_path / "j", {}, resume=False), announced).run()
     assert announced.max_s["probing families"] >= MIN_PROBING_S
     spent = sum(probe.seconds for probe in found.probes.values())
     assert spent <= announced.max_s["probing families"] + 5 * slower * PLAIN_S * max_tokens, "the sample that runs ends"
     left_out = {label for label, why in found.failures.items() if "no time was left" in why}
-    assert left_out | set(found.probes) == {family.label for family in world.space.families}
+    assert left_out | set(found.probes) == {family.label for family in world.families}
     assert bool(left_out) == (slower > 1)
     assert recommendations(found, found.finalists, None)
 
