@@ -15,7 +15,7 @@ from outrider.errors import CapabilityError
 from outrider.lab.certify.points import find_spots
 from outrider.lab.certify.sampled import sampled_distribution
 from outrider.lab.certify.subject import Subject
-from outrider.lab.certify.units import Units
+from outrider.lab.journal import Units
 from outrider.llm import LLM
 from outrider.models.graphs import GraphedPass
 from outrider.models.probes.probe import probe_logits

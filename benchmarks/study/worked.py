@@ -32,7 +32,7 @@ from outrider.lab.bench.run import run_bench
 from outrider.lab.configuration import Configuration
 from outrider.lab.explain.explain import explain
 from outrider.lab.explain.explain_result import LETTERS, ExplainResult, TextColumns
-from outrider.lab.explain.recorded import Question
+from outrider.lab.explain.explained import Question
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.runner import Runner
 from outrider.lab.workload.load import load_workload

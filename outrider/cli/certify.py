@@ -71,8 +71,7 @@ def certify(
         from outrider.lab.certify.certify import certify as run_certify
         from outrider.lab.certify.certify import identity, tokens_of
         from outrider.lab.certify.subject import Subject
-        from outrider.lab.certify.units import Units
-        from outrider.lab.journal import Journal
+        from outrider.lab.journal import Journal, Units
 
         subject = Subject.open(options, progress.say, grammar)
         prompts = tokens_of(subject, workload, plan)

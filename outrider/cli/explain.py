@@ -18,7 +18,7 @@ from outrider.errors import CapabilityError, ConfigError
 if TYPE_CHECKING:
     from outrider.build import Options
     from outrider.lab.configuration import Configuration
-    from outrider.lab.explain.recorded import Question
+    from outrider.lab.explain.explained import Question
     from outrider.lab.runner import Runner
     from outrider.lab.workload.types import Workload
 
@@ -109,7 +109,7 @@ def _asked(target: str, prompt: str | None, prompts: ExplainedOptions) -> Worklo
 def _questions(runner: Runner, asked: Workload, prompts: ExplainedOptions, max_tokens: int) -> list[Question]:
     """The prompts as token ids. One prompt of the user's own may be cut by the context, as in `generate`; a workload's must
     fit."""
-    from outrider.lab.explain.recorded import Question
+    from outrider.lab.explain.explained import Question
     from outrider.lab.workload.prompts import prepare, to_tokens
 
     if asked.name == OWN_PROMPT:

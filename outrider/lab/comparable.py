@@ -9,17 +9,18 @@ The label is what is compared: equal labels are the same number, so it holds eve
 size, configuration by its text form, never by its index in a list). An `Interval` is a measurement. A plain float is exact: it
 would come out the same again (a count, a size), and any difference is one. A measurement that has no interval is
 `Interval.unknown(value)`: its spread is not known. A ratio of sums over prompts should state its `parts` too: over the same
-prompts a change is then found prompt by prompt (outrider/lab/pairing.py), which tells far smaller ones.
+prompts a change is then found prompt by prompt (outrider/lab/compare.py), which tells far smaller ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.lab.pairing import Parts
 from outrider.lab.result import Interval, Result
 
+Parts = Mapping[str, tuple[float, float]]  # prompt -> what stands above and below the line
 Scale = Literal["ratio", "difference"]
 
 

@@ -1,8 +1,18 @@
 """Two results of one kind, old and new: which numbers changed, by how much, and whether noise can explain it.
 
-A number that both results give prompt by prompt is compared so (outrider/lab/pairing.py). Other intervals are combined as those
-of independent runs by MOVER, the method of variance estimates recovery (Zou & Donner 2008, Statistics in Medicine 27): with
-limits (l1, u1) and (l2, u2) of x1 and x2,
+Prompts differ far more than runs do. Two intervals that each allow for other prompts cannot tell a small change; what happened
+to each prompt can. So a number that both results give prompt by prompt is compared so: with a_i / b_i the parts of prompt i
+(seconds of plain decoding and own seconds, or tokens and seconds), the number is A / B = sum a_i / sum b_i, and the logarithm of
+new over old has, to first order (the delta method), the influence
+
+    z_i = (a'_i / A' - b'_i / B') - (a_i / A - b_i / B)
+
+of each prompt, and the variance n / (n - 1) sum z_i^2. Student's t with n - 1 degrees of freedom gives the interval: it says
+what would come out over other prompts of the same sort. What shifts a whole run (a warm machine) is in none of its prompts
+alone, and not in the interval.
+
+Other intervals are combined as those of independent runs by MOVER, the method of variance estimates recovery (Zou & Donner 2008,
+Statistics in Medicine 27): with limits (l1, u1) and (l2, u2) of x1 and x2,
 
     x2 - x1 lies between  x2 - x1 - sqrt((x2 - l2)^2 + (u1 - x1)^2)  and  x2 - x1 + sqrt((u2 - x2)^2 + (x1 - l1)^2)
 
@@ -20,17 +30,19 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, Literal
 
+import numpy as np
 from scipy.stats import norm
+from scipy.stats import t as student
 
 from outrider.errors import ConfigError
-from outrider.lab.comparable import Comparable, Scale, comparables
-from outrider.lab.pairing import paired_ratio
+from outrider.lab.comparable import Comparable, Parts, Scale, comparables
 from outrider.lab.result import Interval, Result
 
 Verdict = Literal["better", "worse", "higher", "lower", "same", "no evidence"]
 ENVELOPE = ("schema_version", "kind", "created", "command", "versions", "machine", "notes")
 SAME_MEMORY = 0.02  # share by which the memory of one machine differs between kernels
 MAX_DIFFERENCES = 40
+MIN_PAIRS = 4  # below, the t distribution is so wide that nothing is ever found
 
 
 @dataclass(frozen=True)
@@ -224,3 +236,19 @@ def _word(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_word(item)}" for name, item in value.items())
     return ", ".join(map(_word, value)) or "none" if isinstance(value, list | tuple) else str(value)
+
+
+def paired_ratio(old: Parts, new: Parts, level: float) -> tuple[Interval, int] | None:
+    """New over old on the prompts that both have, and their number; None for fewer than MIN_PAIRS or sums that are 0."""
+    shared = [prompt for prompt in old if prompt in new]
+    if len(shared) < MIN_PAIRS:
+        return None
+    above, below, new_above, new_below = np.array([(*old[prompt], *new[prompt]) for prompt in shared], dtype=np.float64).T
+    sums = [math.fsum(part) for part in (above, below, new_above, new_below)]  # the same in any order: equal runs give 1
+    if min(sums) <= 0:
+        return None
+    influence = new_above / sums[2] - new_below / sums[3] - above / sums[0] + below / sums[1]
+    error = math.sqrt(len(shared) / (len(shared) - 1) * float(influence @ influence))
+    reach = error * float(student.ppf((1 + level) / 2, len(shared) - 1))
+    value = (sums[2] / sums[3]) / (sums[0] / sums[1])
+    return Interval(value=value, low=value * math.exp(-reach), high=value * math.exp(reach), level=level), len(shared)

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import ConfigError
+from outrider.lab.progress import Progress, Quiet
 
 
 class Journal:
@@ -92,3 +94,17 @@ def _read(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
     if lines[-1]:
         path.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
     return done
+
+
+@dataclass
+class Units:
+    """A store of finished units, and the listeners that are notified of them."""
+
+    journal: Journal | None = None
+    progress: Progress = field(default_factory=Quiet)
+
+    def get(self, key: str, run: Callable[..., Any], *arguments: Any) -> Any:
+        """The unit's value, plain JSON data: read, or what `run(*arguments)` returns."""
+        value = run(*arguments) if self.journal is None else self.journal.unit(key, run, *arguments)
+        self.progress.advance()
+        return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from outrider.lab.server.positions import PositionRow, positions
+from outrider.lab.server.lengths import PositionRow, positions
 from outrider.lab.server.types import (
     LevelComparison,
     LevelMeasurement,

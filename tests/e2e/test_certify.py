@@ -12,7 +12,7 @@ from outrider.build import Options
 from outrider.lab.certify.certify import CertifyPlan, certify, tokens_of
 from outrider.lab.certify.certify_result import CertifyResult
 from outrider.lab.certify.subject import Subject
-from outrider.lab.certify.units import Units
+from outrider.lab.journal import Units
 from outrider.lab.workload.load import load_workload
 from outrider.registry import Entry
 from outrider.sampling.params import SamplingParams

@@ -25,12 +25,12 @@ from outrider.lab.certify.certify_result import (
 )
 from outrider.lab.certify.exact import exact_distribution
 from outrider.lab.certify.first_token import first_token
-from outrider.lab.certify.greedy import greedy
 from outrider.lab.certify.invariance import invariance, not_claimed
 from outrider.lab.certify.points import find_spots
 from outrider.lab.certify.sampled import FALSE_ALARMS, POWER, sampled_distribution
 from outrider.lab.certify.subject import Subject
-from outrider.lab.certify.units import Units
+from outrider.lab.certify.texts import greedy
+from outrider.lab.journal import Units
 from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import Workload
 from outrider.sampling.params import SamplingParams

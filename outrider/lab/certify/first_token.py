@@ -20,7 +20,7 @@ from outrider.errors import OutriderError
 from outrider.lab.certify.certify_result import FirstToken, FirstTokenDistribution, Status
 from outrider.lab.certify.points import Spot, first_draft
 from outrider.lab.certify.subject import Seen, Subject
-from outrider.lab.certify.units import Units
+from outrider.lab.journal import Units
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import Purpose
 from outrider.types import Draft

@@ -14,11 +14,10 @@ from outrider.build import Models, assemble
 from outrider.draft_length.length import MAX_DRAFT_TOKENS
 from outrider.errors import OutriderError
 from outrider.lab.certify.certify_result import SameTexts
-from outrider.lab.certify.greedy import TOGETHER
 from outrider.lab.certify.subject import Subject, WatchedDecoder
-from outrider.lab.certify.texts import Texts, Way
-from outrider.lab.certify.units import Units
+from outrider.lab.certify.texts import TOGETHER, Texts, Way
 from outrider.lab.configuration import Configuration
+from outrider.lab.journal import Units
 from outrider.sampling.params import SamplingParams
 
 

@@ -20,7 +20,7 @@ from outrider.lab.certify.certify_result import DistributionTest, SampledDistrib
 from outrider.lab.certify.gtest import GStatistic, PositionTable, detectable, holm
 from outrider.lab.certify.points import Beginning, Spot, conditionals
 from outrider.lab.certify.subject import Subject, WatchedDecoder, clear
-from outrider.lab.certify.units import Units
+from outrider.lab.journal import Units
 from outrider.models.lm import LM
 from outrider.run import has_ended, run_rows
 from outrider.sampling.params import SamplingParams

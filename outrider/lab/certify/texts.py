@@ -1,4 +1,9 @@
-"""Token ids of whole texts, compared: each prompt's plain text alone is what every other way to decode it must repeat."""
+"""Token ids of whole texts, compared: each prompt's plain text alone is what every other way to decode it must repeat.
+
+Greedy text is decoded alone, in batches, and beside sampled rows. The last of these is not a repetition: a batch without sampled
+rows compares token ids and skips the verifier, while beside a sampled row greedy rows are point masses that the configured
+verifier itself decides on.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from outrider.counted import counted
 from outrider.lab.certify.certify_result import SameTexts, Status, TextDifference, TextRun
 from outrider.lab.certify.subject import Subject, WatchedDecoder
 from outrider.lab.certify.ties import RowComparison, difference
-from outrider.lab.certify.units import Units
+from outrider.lab.journal import Units
 from outrider.sampling.params import SamplingParams
 
 MAX_EXPLAINED = 10  # differences per batch; each costs a few passes over the text
@@ -19,6 +24,7 @@ CAUSES = {
     "verifier": "the token kept is not the one that the run's own scores favour",
     "state": "the scores moved by more than rounding explains",
 }
+TOGETHER = 8  # prompts of a batch
 
 
 @dataclass(frozen=True)
@@ -110,3 +116,22 @@ def judge(runs: Sequence[TextRun], differences: Sequence[TextDifference]) -> tup
     first = bad[0]
     where = f"{first.run}, prompt {first.prompt}, token {first.position}"
     return "failed", f"{parted}; {where}: {CAUSES[first.cause]}"
+
+
+def greedy(
+    subject: Subject, prompts: list[list[int]], params: SamplingParams, units: Units
+) -> tuple[SameTexts, list[list[int]]]:
+    """The section, and the plain texts. `params` as the user gave them; here at temperature 0."""
+    chosen = replace(params, temperature=0.0)
+    texts = Texts(subject, prompts, [chosen] * len(prompts), units, "greedy")
+    together = min(TOGETHER, len(prompts))
+    several = [
+        Way("plain, several at once", subject.plain, together),
+        Way("speculative, several at once", subject.speculative, together),
+    ]
+    ways = [
+        Way("speculative, alone", subject.speculative),
+        *(several if together > 1 else []),
+        Way("speculative, beside a sampled row", subject.speculative, together, beside_sampled=True),
+    ]
+    return texts.section("greedy text", subject.plain, ways)

@@ -18,14 +18,12 @@ from outrider.build import Options
 from outrider.drafters.composite import CompositeDrafter
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.configuration import Configuration
-from outrider.lab.explain.annotate import Annotated, annotate
+from outrider.lab.explain.annotate import Annotated, Labelled, annotate, labelled
 from outrider.lab.explain.causes import AcceptanceRule, Drafting, rule_of
 from outrider.lab.explain.distributions import forced_distributions
 from outrider.lab.explain.explain_result import ExplainResult
-from outrider.lab.explain.explained import Explained
+from outrider.lab.explain.explained import Explained, Question, RecordedPrompt, finished_text, params_of, record
 from outrider.lab.explain.forecast import Mode, placed_walk, walk_of
-from outrider.lab.explain.labelled import Labelled, labelled
-from outrider.lab.explain.recorded import Question, RecordedPrompt, finished_text, params_of, record
 from outrider.lab.explain.summary import summarise
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress, Quiet

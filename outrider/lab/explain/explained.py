@@ -1,18 +1,23 @@
-"""What was run, and everything known about it: what the summary counts and counterfactuals replay."""
+"""What was run, as plain data from which everything else can be worked out again; and what is known about it: what the summary
+counts and counterfactuals replay.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from outrider.drafters.base import Drafter
 from outrider.drafters.composite import CompositeDrafter
+from outrider.lab.explain.annotate import Labelled
 from outrider.lab.explain.causes import AcceptanceRule, rule_of
+from outrider.lab.explain.distributions import FinishedText
 from outrider.lab.explain.explain_result import Times
 from outrider.lab.explain.forecast import Mode, TextWalk, walk_of
-from outrider.lab.explain.labelled import Labelled
-from outrider.lab.explain.recorded import RecordedPrompt
 from outrider.lab.intervals import ratio_of_sums
+from outrider.lab.recording import Step
 from outrider.lab.replay.replay import sum_stats
 from outrider.lab.result import Interval
 from outrider.lab.runner import Contender
@@ -22,6 +27,63 @@ from outrider.stats import DecodeStats
 
 LONGEST = 12  # chains that are looked at, beyond the present one by
 BEYOND = 4
+
+
+@dataclass(frozen=True)
+class Question:
+    """One prompt, as token ids."""
+
+    tokens: Sequence[int]
+    id: str = ""  # unique in its run
+    task: str = "other"
+    max_tokens: int | None = None  # fewer than the run's, where its log asked for fewer
+
+
+@dataclass(frozen=True)
+class RecordedPrompt:
+    """One prompt's run."""
+
+    output: list[int]
+    origins: list[str]  # per token: "accepted", "correction", "bonus" or "plain"
+    steps: list[Step]
+    seed: int
+    other_cpu: float = 0.0  # share of the processors that others used meanwhile, 0..1
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> RecordedPrompt:
+        return cls(**{**data, "steps": [Step(**step) for step in data["steps"]]})
+
+    @property
+    def stats(self) -> DecodeStats:
+        """Counters, no times."""
+        stats = DecodeStats()
+        for step in self.steps:
+            stats.count_step(len(step.tokens), min(step.taken, len(step.path)), step.taken, rejected=not step.complete)
+        return stats
+
+
+def record(contender: Contender, question: Question, params: SamplingParams) -> RecordedPrompt:
+    """Decode one prompt."""
+    trace = contender.run([list(question.tokens)], params)[0]
+    done = trace.completion
+    return RecordedPrompt(list(done.token_ids), list(done.origins), trace.steps, done.seed, trace.other_cpu)
+
+
+def finished_text(contender: Contender, question: Question, recording: RecordedPrompt, params: SamplingParams) -> FinishedText:
+    """The emitted tokens, and how they were sampled."""
+    return FinishedText(
+        prompt=list(question.tokens), output=recording.output, params=params,
+        limit=params.limit(contender.built.context - len(question.tokens)), seed=recording.seed,
+        coupled=contender.built.decoder.verifier.coupled, step_lengths=[step.taken for step in recording.steps],
+    )  # fmt: skip
+
+
+def params_of(params: SamplingParams, question: Question, number: int) -> SamplingParams:
+    """Sampling parameters of the number-th prompt: each sampled one has a seed of its own."""
+    max_tokens = params.max_tokens if question.max_tokens is None else params.limit(question.max_tokens)
+    if params.is_greedy or params.seed is None:
+        return replace(params, max_tokens=max_tokens)
+    return replace(params, max_tokens=max_tokens, seed=(params.seed + number) % 2**64)
 
 
 class Explained:

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from outrider.lab.explain.annotate import NONE
+from outrider.lab.explain.annotate import NONE, Labelled
 from outrider.lab.explain.causes import CAUSES, LUCK
 from outrider.lab.explain.explain_result import CauseRow, Confusion, GroupRow, LevelRow, RankRow, Times
-from outrider.lab.explain.labelled import Labelled
 from outrider.lab.explain.regions import KINDS, SECTIONS
 from outrider.lab.intervals import proportion
 from outrider.models.tokens.token_bytes import token_name

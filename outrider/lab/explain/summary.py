@@ -8,12 +8,12 @@ from typing import Any
 
 from outrider.build import Options
 from outrider.lab.explain.advice import advise
+from outrider.lab.explain.annotate import as_columns
 from outrider.lab.explain.costs import times_of, with_passes
 from outrider.lab.explain.counterfactual import counterfactuals
 from outrider.lab.explain.explain_result import Counterfactual, ExplainResult, TextColumns
 from outrider.lab.explain.explained import Explained
 from outrider.lab.explain.groups import Pool
-from outrider.lab.explain.labelled import as_columns
 from outrider.lab.progress import Progress
 from outrider.sampling.params import SamplingParams
 

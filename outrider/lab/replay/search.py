@@ -25,9 +25,8 @@ from outrider.lab.progress import Progress, Quiet
 from outrider.lab.replay.drafters import replayable_parts
 from outrider.lab.replay.replay import Order, Replay, replay
 from outrider.lab.replay.replay_result import SearchOutcome
-from outrider.lab.replay.resampling import Sums, gain_interval
 from outrider.lab.replay.spaces import Space, in_words, space_of, values_of, with_values
-from outrider.lab.replay.summary import plain_steps, summarise, unpaid_drafting
+from outrider.lab.replay.summary import Sums, gain_interval, plain_steps, summarise, unpaid_drafting
 from outrider.lab.replay.texts import Text
 from outrider.models.loading.load import LoadedModel
 

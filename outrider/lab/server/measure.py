@@ -2,34 +2,87 @@
 
 Several servers take turns. With one request at a time the turn is a prompt; with more in flight it is TURN times as many
 prompts, so that the load is reached within each turn. Who begins changes from turn to turn, and only one server works at any
-time: two on one machine do not disturb each other. A run that a server or Ctrl-C ended keeps what was answered.
+time: two on one machine do not disturb each other. A turn is one window: an uninterrupted stretch of work whose clock all its
+answers share. Requests that fail are kept as failures; a server that refuses connections, or fails PATIENCE requests in a row, is
+given up. A run that a server or Ctrl-C ended keeps what was answered.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 
 from outrider.errors import ConfigError, RequestError
 from outrider.lab.progress import Progress, Quiet
 from outrider.lab.server.client import Client, raised
-from outrider.lab.server.compare import compare
 from outrider.lab.server.counters import CounterWindow, Reading, difference, read, read_settled
 from outrider.lab.server.discover import discover
 from outrider.lab.server.endpoint import ServerEndpoint
-from outrider.lab.server.load import LoadRun
 from outrider.lab.server.options import SALT_NOTE, LoadOptions
-from outrider.lab.server.summary import summarise
+from outrider.lab.server.summary import compare, summarise
 from outrider.lab.server.types import Failure, Level, LevelMeasurement, MeasuredAnswer, ServerInfo, ServerMeasurement
 from outrider.lab.workload.types import Workload, WorkloadRequest
 
+PATIENCE = 10  # failures in a row
 TURN = 4
 WARMUP_TOKENS = 16
 WARMUP_PREFIX = "Warming up. "
 SAME = "two labels name this server: whose requests its counters counted is unknown, so they are left out"
 SAMPLED = "sampling parameters that were not given are the server's own defaults; texts are not compared"
+
+
+@dataclass
+class LoadRun:
+    """One server under one level. `keep` is called with every answer as soon as it is there."""
+
+    label: str
+    client: Client
+    model: str
+    options: LoadOptions
+    level: Level
+    keep: Callable[[MeasuredAnswer], None]
+    progress: Progress
+    failures: list[Failure] = field(default_factory=list)
+    given_up: str = ""  # why, once it is
+    _in_a_row: int = 0
+
+    async def run(self, requests: Sequence[WorkloadRequest], window: int) -> None:
+        """Ask them all, in order; returns when all are finished or the server was given up."""
+        begin, waiting = perf_counter(), deque(requests)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(self.level.concurrency, len(waiting))):
+                tasks.create_task(self._work_off(waiting, window, begin))
+
+    async def _work_off(self, waiting: deque[WorkloadRequest], window: int, begin: float) -> None:
+        while waiting:
+            await self._ask(waiting.popleft(), window, begin)
+
+    async def _ask(self, request: WorkloadRequest, window: int, begin: float) -> None:
+        if self.given_up:
+            return
+        path, body = self.options.body(request, self.model)
+        start_s = perf_counter() - begin
+        outcome = await self.client.ask(request.id, path, body)
+        if isinstance(outcome, Failure):
+            self._failed(outcome)
+        else:
+            self._in_a_row = 0
+            facts = {"task": request.task, "window": window, "start_s": round(start_s, 6)}
+            self.keep(outcome.model_copy(update=facts))
+        self.progress.advance()
+
+    def _failed(self, failure: Failure) -> None:
+        self.failures.append(failure)
+        self._in_a_row += 1
+        self.progress.say(f"{self.label}, request {failure.id}: {failure.message}")
+        if failure.kind == "refused":
+            self.given_up = failure.message
+        elif self._in_a_row >= PATIENCE:
+            self.given_up = f"{PATIENCE} requests in a row failed; the last: {failure.message}"
 
 
 def measure_servers(

@@ -8,8 +8,7 @@ from pydantic import Field
 
 from outrider.lab.comparable import Comparable
 from outrider.lab.result import Interval, Record, Result
-from outrider.lab.server.lengths import LevelAdvice
-from outrider.lab.server.positions import positions
+from outrider.lab.server.lengths import LevelAdvice, positions
 from outrider.lab.server.types import ServerMeasurement, SpeculationCounts
 
 

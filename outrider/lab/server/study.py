@@ -14,10 +14,9 @@ from outrider.lab.server.client import Client
 from outrider.lab.server.counters import CACHE_ASKED, CACHE_FOUND, Reading, difference, read
 from outrider.lab.server.discover import discover
 from outrider.lab.server.endpoint import ServerEndpoint
-from outrider.lab.server.lengths import LevelAdvice, advise, schedule
+from outrider.lab.server.lengths import LevelAdvice, advise, findings, schedule
 from outrider.lab.server.measure import measure_servers
 from outrider.lab.server.options import LoadOptions
-from outrider.lab.server.positions import findings
 from outrider.lab.server.server_result import ServerResult, Standing
 from outrider.lab.server.types import ServerMeasurement, SpeculationCounts
 from outrider.lab.workload.types import Workload

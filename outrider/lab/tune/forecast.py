@@ -5,6 +5,10 @@
 Seconds are interpolated between the sizes that were timed (`estimate/curves.py`) and averaged over the widths that the drafter
 offered. What a plain step costs is taken from the same probe, whose sweep has steps that draft nothing: so a slow minute of the
 machine divides out. Only where a probe has none, plain decoding's own probe stands in.
+
+Acceptance does not depend on the load, costs do: what steps cost in a short sweep at another batch size, together with the
+acceptance that is known already, gives the best size for that load, none included. Between the batch sizes that were measured
+the smaller one's choice holds: a schedule like vLLM's `num_speculative_tokens_per_batch_size`.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from outrider.lab.estimate.curves import StepCosts, break_even
 from outrider.lab.result import Record
 from outrider.lab.tune.probe import Probe, mean_kept, offered_widths
 from outrider.lab.tune.space import Family
+
+WORTH = 1.02  # forecast speedup below which drafting is not worth the trouble
 
 
 class Forecast(Record):
@@ -90,3 +96,37 @@ def overall(forecasts: Sequence[Forecast], shares: Mapping[str, float], plain: M
 def _expected_seconds(costs: StepCosts, widths: Sequence[int]) -> float:
     known = {width: costs.target.seconds(width + 1)[0] for width in set(widths)}
     return sum(known[width] for width in widths) / len(widths)
+
+
+class LoadStep(Record):
+    """From `batch_size` rows on."""
+
+    batch_size: int
+    configuration: str  # its label; "none": do not speculate
+    size: int  # nodes; 0: none
+    tokens_per_s: float  # forecast, all rows together
+    plain_tokens_per_s: float
+    speedup: float
+
+
+def best_at(
+    batch_size: int, families: Sequence[tuple[Family, Probe, Probe]], plain: Probe, shares: dict[str, float]
+) -> LoadStep:
+    """`families`: each with the probe that knows its acceptance and the one that was timed at this batch size. Where answers are
+    so short that no plain step could be timed, nothing is known to pay."""
+    base = plain_tokens_per_s(plain, batch_size)
+    found: list[Forecast] = []
+    for family, acceptance, timed in families if base else ():
+        if (costs := step_costs(timed, batch_size)) is not None:
+            found += forecast(family, acceptance, costs, base)
+    speedups = overall(found, shares, dict.fromkeys(shares, base)) if base else {}
+    best = max(speedups, key=lambda label: speedups[label], default=None)
+    if best is None or speedups[best] < WORTH:
+        return LoadStep(
+            batch_size=batch_size, configuration="none", size=0, tokens_per_s=base, plain_tokens_per_s=base, speedup=1.0
+        )
+    size = next(one.size for one in found if one.configuration == best)
+    return LoadStep(
+        batch_size=batch_size, configuration=best, size=size, tokens_per_s=base * speedups[best], plain_tokens_per_s=base,
+        speedup=speedups[best],
+    )  # fmt: skip

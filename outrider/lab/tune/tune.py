@@ -29,8 +29,7 @@ from outrider.lab.replay.search import Found, search
 from outrider.lab.replay.texts import Text
 from outrider.lab.runner import Runner
 from outrider.lab.tune.confirm import MAX_OTHER_CPU, Confirmed, confirmation, summarise
-from outrider.lab.tune.forecast import Forecast, forecast, overall, plain_tokens_per_s, step_costs
-from outrider.lab.tune.load import LoadStep, best_at
+from outrider.lab.tune.forecast import Forecast, LoadStep, best_at, forecast, overall, plain_tokens_per_s, step_costs
 from outrider.lab.tune.probe import Probe, Sample, run_probe
 from outrider.lab.tune.space import PLAIN_FAMILY, Family
 from outrider.lab.tune.tune_result import Stage

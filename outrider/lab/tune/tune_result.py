@@ -12,9 +12,8 @@ from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.replay.replay_result import SearchOutcome
 from outrider.lab.result import Interval, Record, Result
 from outrider.lab.tune.confirm import Confirmed
-from outrider.lab.tune.forecast import Forecast
+from outrider.lab.tune.forecast import Forecast, LoadStep
 from outrider.lab.tune.head import TrainedHead
-from outrider.lab.tune.load import LoadStep
 from outrider.lab.tune.remote import RemoteAdvice
 from outrider.settings_file import SettingsFile
 

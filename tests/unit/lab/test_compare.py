@@ -14,8 +14,7 @@ from scipy.stats import norm
 
 from outrider.errors import ConfigError
 from outrider.lab.comparable import Comparable, comparables
-from outrider.lab.compare import Comparison, compare, difference, ratio
-from outrider.lab.pairing import paired_ratio
+from outrider.lab.compare import Comparison, compare, difference, paired_ratio, ratio
 from outrider.lab.result import Interval, Record, Result
 from outrider.report.compare import document
 from outrider.report.document import Paragraph, Table

@@ -66,8 +66,7 @@ from outrider.lab.server.types import (
     SpeculationCounts,
 )
 from outrider.lab.tune.confirm import Confirmed
-from outrider.lab.tune.forecast import Forecast
-from outrider.lab.tune.load import LoadStep
+from outrider.lab.tune.forecast import Forecast, LoadStep
 from outrider.lab.tune.tune_result import FamilySummary, Recommendation, Stage, Tried, TuneResult, Words
 from outrider.train.train_result import CurvePoint, HeldOutResult, TrainingLoss, TrainResult
 from tests.unit.lab.bench.test_machine import target

@@ -6,8 +6,8 @@ to complete. The rest of Spec-Bench is a conversation of one turn; later turns w
 
 from __future__ import annotations
 
-from outrider.lab.workload.answers import boxed
 from outrider.lab.workload.formats.fields import Fields, Turns, UnusableError, identity, optional_text, prompt_text
+from outrider.lab.workload.grade import boxed
 from outrider.lab.workload.types import WorkloadRequest
 
 MARK = "####"  # what GSM8K writes before a final answer

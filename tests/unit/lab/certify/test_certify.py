@@ -12,7 +12,7 @@ from outrider.lab.certify.certify import CertifyPlan, certify, identity, setting
 from outrider.lab.certify.certify_result import CertifyResult, Section, verdict_of
 from outrider.lab.certify.enumerate import UnsoundError
 from outrider.lab.certify.subject import Subject
-from outrider.lab.certify.units import Units
+from outrider.lab.journal import Units
 from outrider.lab.result import read_result
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.sampling.params import SamplingParams

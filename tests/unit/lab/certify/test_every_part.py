@@ -20,7 +20,7 @@ from outrider.grammar import Spec, choice, regex
 from outrider.lab.certify.certify import CertifyPlan, certify, identity, settings_of, tokens_of
 from outrider.lab.certify.certify_result import CertifyResult
 from outrider.lab.certify.subject import Subject
-from outrider.lab.certify.units import Units
+from outrider.lab.journal import Units
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.models.lm import PassLimits
 from outrider.sampling.params import SamplingParams

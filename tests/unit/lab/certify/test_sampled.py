@@ -12,8 +12,7 @@ from outrider.lab.certify.certify_result import SampledDistribution
 from outrider.lab.certify.points import Spot, conditionals, find_spots, probs_along
 from outrider.lab.certify.sampled import FALSE_ALARMS, draw, followers, longest, sampled_distribution
 from outrider.lab.certify.subject import Subject
-from outrider.lab.certify.units import Units
-from outrider.lab.journal import Journal
+from outrider.lab.journal import Journal, Units
 from outrider.lab.progress import Quiet
 from outrider.sampling.params import SamplingParams
 from tests.unit.lab.certify.conftest import PROMPTS, Open

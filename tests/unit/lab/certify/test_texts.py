@@ -11,10 +11,10 @@ from torch import Tensor
 
 from outrider.kv import KVCache
 from outrider.lab.certify.certify_result import SameTexts
-from outrider.lab.certify.greedy import greedy
 from outrider.lab.certify.subject import Subject
+from outrider.lab.certify.texts import greedy
 from outrider.lab.certify.ties import spacing, teacher_forced
-from outrider.lab.certify.units import Units
+from outrider.lab.journal import Units
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers import batch
 from tests.unit.lab.certify.conftest import PROMPTS, Open

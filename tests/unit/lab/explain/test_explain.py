@@ -13,7 +13,7 @@ from outrider.lab.configuration import Configuration
 from outrider.lab.explain import explain as explain_module
 from outrider.lab.explain.explain import check, explain
 from outrider.lab.explain.explain_result import LETTERS, ExplainResult
-from outrider.lab.explain.recorded import Question, RecordedPrompt, record
+from outrider.lab.explain.explained import Question, RecordedPrompt, record
 from outrider.lab.result import read_result
 from outrider.lab.runner import Runner
 from outrider.sampling.params import SamplingParams

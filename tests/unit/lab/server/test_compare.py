@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.lab.server.compare import MIN_PAIRS, compare
 from outrider.lab.server.counters import CounterWindow
-from outrider.lab.server.summary import busy_seconds, percentiles, summarise
+from outrider.lab.server.summary import MIN_PAIRS, busy_seconds, compare, percentiles, summarise
 from outrider.lab.server.types import Level, LevelMeasurement, MeasuredAnswer, SpeculationCounts
 
 ONE = Level(concurrency=1)

@@ -13,8 +13,7 @@ import pytest
 
 from outrider.lab.comparable import comparables
 from outrider.lab.result import read_result
-from outrider.lab.server.lengths import LevelAdvice, advise, schedule
-from outrider.lab.server.positions import findings, positions
+from outrider.lab.server.lengths import LevelAdvice, advise, findings, positions, schedule
 from outrider.lab.server.types import Level, LevelMeasurement, MeasuredAnswer, Percentiles, SpeculationCounts
 from outrider.report.markdown import to_markdown
 from outrider.report.render import render

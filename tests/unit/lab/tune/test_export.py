@@ -12,9 +12,8 @@ import pytest
 
 from outrider.lab.result import Interval
 from outrider.lab.tune.export import in_other_words
-from outrider.lab.tune.forecast import Forecast
+from outrider.lab.tune.forecast import Forecast, LoadStep
 from outrider.lab.tune.head import TrainedHead
-from outrider.lab.tune.load import LoadStep
 from outrider.lab.tune.tune_result import Recommendation, Tried, TuneResult, Words
 
 VLLM_KEYS = {  # of SpeculativeConfig, as far as we write them

@@ -12,7 +12,7 @@ from outrider.cli.options import ModelOptions
 from outrider.draft_length import LengthByRows
 from outrider.lab.bench.bench_result import OtherProcesses
 from outrider.lab.result import Interval
-from outrider.lab.tune.load import LoadStep
+from outrider.lab.tune.forecast import LoadStep
 from outrider.lab.tune.tune_result import Recommendation, Tried, TuneResult
 from outrider.report.tune import document
 from outrider.settings_file import read_settings

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.lab.workload import answers
-from outrider.lab.workload.answers import is_right, number, numbers_in, same
-from outrider.lab.workload.grade import grade
+from outrider.lab.workload.grade import grade, is_right, number, numbers_in, same
 from outrider.lab.workload.types import WorkloadRequest
 from tools.demo_models.problems import is_correct, problems
 
@@ -184,7 +182,7 @@ def test_agrees_with_the_demo_on_its_own_problems() -> None:
 def test_reference_solutions_are_right_and_their_neighbours_wrong(shared: Path, file: str, field: str) -> None:
     """Of 600 and 4000: each solution is right for its own problem; for the next one's only where answers happen to be equal."""
     solutions = [json.loads(line)[field] for line in (shared / "data" / file).read_text(encoding="utf-8").splitlines()]
-    read = [text.rpartition("####")[2] if field == "answer" else answers.boxed(text) or "" for text in solutions]
+    read = [text.rpartition("####")[2] if field == "answer" else boxed(text) or "" for text in solutions]
     assert all(map(is_right, solutions, read))
     kind = sum(is_right(text, other) for text, other in zip(solutions, read[1:], strict=False))
     assert kind <= 0.02 * len(solutions)
