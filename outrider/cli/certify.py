@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from outrider.cli.bench_options import PromptOptions, source
 from outrider.cli.form import FormOptions
-from outrider.cli.lab import OutputOptions, Resume, command_line, measure
+from outrider.cli.lab import OutputOptions, Resume, measure
 from outrider.cli.options import SAMPLING, ModelOptions, SamplingOptions, Target
 from outrider.cli.verbs import option, with_groups
 
@@ -76,7 +76,7 @@ def certify(
         subject = Subject.open(options, progress.say, grammar)
         prompts = tokens_of(subject, workload, plan)
         journal = Journal.open(path, identity(subject, prompts, plan), resume=resume)
-        result = run_certify(subject, workload, prompts, plan, Units(journal, progress), command_line())
+        result = run_certify(subject, workload, prompts, plan, Units(journal, progress))
         subject.built.decoder.drafter.close()
         return result, journal
 

@@ -35,6 +35,9 @@ class Quiet:
     def say(self, line: str) -> None: ...
 
 
+QUIET = Quiet()
+
+
 class Lines:
     """Progress as lines of text, for output that is no terminal: one at once, then after 5, 10, 20, 40, 60, 60, ... seconds."""
 

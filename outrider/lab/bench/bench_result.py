@@ -8,6 +8,7 @@ bootstrap over prompts, unknown for one prompt or one batch of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field
@@ -54,23 +55,28 @@ class DepthAcceptance(Record):
         return curve
 
 
+class Parting(Record):
+    """The first difference between a text and the plain one."""
+
+    position: int  # output token, from 0
+    plain: list[int]  # token ids from there on
+    own: list[int]
+
+
+class Divergence(Parting):
+    """The first text that parts."""
+
+    prompt: str  # its id
+    plain_text: str
+    own_text: str
+
+
 class Identity(Record):
     """Whether texts are the plain ones, token by token."""
 
     num_compared: int
     num_identical: int
     first: Divergence | None = None
-
-
-class Divergence(Record):
-    """The first token of the first text that parts."""
-
-    prompt: str  # its id
-    position: int  # output token, from 0
-    plain: list[int]  # token ids from there on
-    own: list[int]
-    plain_text: str
-    own_text: str
 
 
 class Accuracy(Record):
@@ -153,12 +159,27 @@ class OtherProcesses(Record):
     num_repeated: int  # runs that are the calmest of several attempts
 
 
-def cell_label(task: str, temperature: float, batch_size: int, context: int | None) -> str:
-    """What tells a cell apart from the others, for people."""
-    words = [task, f"T = {temperature:g}"]
-    words += [f"{batch_size} at once"] if batch_size > 1 else []
-    words += [] if context is None else [f"context {context}"]
-    return ", ".join(words)
+@dataclass(frozen=True)
+class CellKey:
+    """A cell's name."""
+
+    task: str
+    temperature: float
+    batch_size: int
+    context: int | None  # None: prompts as they are
+
+    @property
+    def key(self) -> str:
+        """For the journal."""
+        return f"{self.task} | T {self.temperature:g} | batch {self.batch_size} | context {self.context or 'own'}"
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        words = [self.task, f"T = {self.temperature:g}"]
+        words += [f"{self.batch_size} at once"] if self.batch_size > 1 else []
+        words += [] if self.context is None else [f"context {self.context}"]
+        return ", ".join(words)
 
 
 class Cell(Record):
@@ -176,13 +197,13 @@ class Cell(Record):
     prompts_for_precision: int | None = None  # about as many would be needed, where `ended_by` is "prompts"
     seconds: float  # spent on it
     failures: dict[str, str] = Field(default_factory=dict)  # configurations that could not run here, and why
-    others: OtherProcesses | None = None  # None in results before 2026-11-26
+    others: OtherProcesses | None = None  # None: nothing ran
     configurations: list[Measured]
     runs: list[RunLine]
 
     @property
     def label(self) -> str:
-        return cell_label(self.task, self.temperature, self.batch_size, self.context)
+        return CellKey(self.task, self.temperature, self.batch_size, self.context).label
 
     def measured(self, configuration: int) -> Measured | None:
         """What was measured for one configuration; None where it could not run."""

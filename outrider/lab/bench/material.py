@@ -16,7 +16,8 @@ from typing import Any
 
 from outrider.counted import counted
 from outrider.errors import ConfigError
-from outrider.lab.bench.plan import CellKey, Plan
+from outrider.lab.bench.bench_result import CellKey
+from outrider.lab.bench.plan import Plan
 from outrider.lab.workload.bad import OnBad
 from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import Workload, WorkloadRequest

@@ -9,19 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from outrider.lab.bench.bench_result import Parting
 from outrider.lab.result import Record
 from outrider.lab.runner import Trace
 from outrider.stats import PHASES
 
 SHOWN = 8  # tokens of a text that parts
-
-
-class Parting(Record):
-    """The first difference between a text and the plain one."""
-
-    position: int
-    plain: list[int]
-    own: list[int]
 
 
 class Pairing(Record):
@@ -60,25 +53,37 @@ class RunNote(Record):
     kept: list[int]
     shared: bool  # its steps were those of other prompts, too
     other_cpu: float
-    attempts: int = 1
+    attempts: int
     complete: bool  # the answer came to its own end
     right: bool | None = None
     pairing: Pairing | None = None
 
 
 def notes_of(
-    traces: Sequence[Trace], configuration: int, prompts: Sequence[int], turn: int, attempts: int, group: int = 0
-) -> list[RunNote]:
-    """Notes of a group that was decoded together, in order."""
+    traces: Sequence[Trace], configuration: int, prompts: Sequence[int], turn: int, attempts: int, group: int = 0,
+    plain: Sequence[Trace] | None = None,
+) -> list[RunNote]:  # fmt: skip
+    """Notes of a group that was decoded together, in order. `plain`: the traces that it is compared with."""
     widths = _widths(traces)
     wall_s = max(trace.steps[-1].at_s for trace in traces) - traces[0].began_s
-    times = _times(traces, wall_s)
-    return [
-        _note(trace, widths, wall_s, times).model_copy(
-            update={"configuration": configuration, "prompt": prompt, "round": turn, "group": group, "attempts": attempts}
-        )
-        for trace, prompt in zip(traces, prompts, strict=True)
-    ]
+    times, notes = _times(traces, wall_s), []
+    for row, trace in enumerate(traces):
+        stats, ends = trace.stats, [step.at_s for step in trace.steps]
+        reached, kept, num_drafts = depth_counts(trace)
+        notes.append(
+            RunNote(
+                configuration=configuration, prompt=prompts[row], round=turn, group=group, prompt_tokens=trace.num_prompt,
+                tokens=stats.emitted, steps=stats.steps, drafted=stats.drafted, tested=stats.tested, accepted=stats.accepted,
+                ttft_s=trace.ttft_s, decode_s=ends[-1] - ends[0], decode_tokens=trace.decode_tokens(), wall_s=wall_s,
+                gaps_s=[round(after - before, 7) for before, after in pairwise(ends)],
+                widths=[widths.get(at_s) for at_s in ends[1:]],
+                time_s=times, num_drafts=num_drafts, reached=reached, kept=kept,
+                shared=any(step.rows > 1 for step in trace.steps[1:]), other_cpu=trace.other_cpu, attempts=attempts,
+                complete=trace.completion.finish_reason == "stop",
+                pairing=None if plain is None else pair(plain[row], trace),
+            )
+        )  # fmt: skip
+    return notes
 
 
 def pair(plain: Trace, own: Trace) -> Pairing:
@@ -116,22 +121,6 @@ def _widths(traces: Sequence[Trace]) -> dict[float, int]:
             if step.rows == len(traces):
                 widths[step.at_s] = max(widths.get(step.at_s, 0), len(step.tokens))
     return widths
-
-
-def _note(trace: Trace, widths: dict[float, int], wall_s: float, times: dict[str, float]) -> RunNote:
-    stats = trace.stats
-    reached, kept, num_drafts = depth_counts(trace)
-    ends = [step.at_s for step in trace.steps]
-    return RunNote(
-        configuration=0, prompt=0, round=0, group=0, prompt_tokens=trace.num_prompt,
-        tokens=stats.emitted, steps=stats.steps, drafted=stats.drafted, tested=stats.tested, accepted=stats.accepted,
-        ttft_s=trace.ttft_s, decode_s=ends[-1] - ends[0], decode_tokens=trace.decode_tokens(), wall_s=wall_s,
-        gaps_s=[round(after - before, 7) for before, after in pairwise(ends)],
-        widths=[widths.get(at_s) for at_s in ends[1:]],
-        time_s=times, num_drafts=num_drafts, reached=reached, kept=kept,
-        shared=any(step.rows > 1 for step in trace.steps[1:]),
-        other_cpu=trace.other_cpu, complete=trace.completion.finish_reason == "stop",
-    )  # fmt: skip
 
 
 def _times(traces: Sequence[Trace], wall_s: float) -> dict[str, float]:

@@ -9,32 +9,12 @@ from typing import Any
 import numpy as np
 
 from outrider.errors import ConfigError
-from outrider.lab.bench.bench_result import cell_label
+from outrider.lab.bench.bench_result import CellKey
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.sampling.params import SamplingParams, usable_temperature
 
 COUPLED = "gumbel"  # the verifier whose texts do not depend on the drafter: its baseline draws with the same noise
 GOES_ON_BY = ("rounds", "max_rounds", "budget_s", "precision")  # what a resumed run may change
-
-
-@dataclass(frozen=True)
-class CellKey:
-    """A cell's name."""
-
-    task: str
-    temperature: float
-    batch_size: int
-    context: int | None  # None: prompts as they are
-
-    @property
-    def key(self) -> str:
-        """For the journal."""
-        return f"{self.task} | T {self.temperature:g} | batch {self.batch_size} | context {self.context or 'own'}"
-
-    @property
-    def label(self) -> str:
-        """For people."""
-        return cell_label(self.task, self.temperature, self.batch_size, self.context)
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from outrider.build import Options
-from outrider.lab.bench.bench_result import BenchResult, Cell, ConfigurationInfo, Measured, TargetInfo, WorkloadInfo
+from outrider.lab.bench.bench_result import (
+    BenchResult,
+    Cell,
+    CellKey,
+    ConfigurationInfo,
+    Measured,
+    TargetInfo,
+    WorkloadInfo,
+)
 from outrider.lab.bench.machine import added_memory, describe_target
 from outrider.lab.bench.material import Material, digest, gather, runnable_cells
-from outrider.lab.bench.plan import COUPLED, CellKey, Plan
+from outrider.lab.bench.plan import COUPLED, Plan
 from outrider.lab.bench.stages import CellState, Rounds
 from outrider.lab.bench.summary import measured, others_during, run_line
 from outrider.lab.bench.turn import Contenders
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Progress, Quiet
+from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import Runner
 from outrider.lab.workload.bad import OnBad
 from outrider.lab.workload.types import Workload
@@ -26,7 +34,7 @@ ENOUGH_PROMPTS = 8  # below it an interval is rough
 
 def run_bench(
     options: Options, plan: Plan, workload: Workload, journal_path: Path, *, resume: bool = False, on_bad: OnBad = "refuse",
-    chat_template: bool = True, progress: Progress | None = None,
+    chat_template: bool = True, progress: Progress = QUIET,
 ) -> tuple[BenchResult, Journal]:  # fmt: skip
     """`options`: of models and machine; what they say about drafting plays no part. Close the journal when the result is safe.
     After Ctrl-C the result is what was known by then (`interrupted`): keep the journal, a resumed run goes on.
@@ -35,7 +43,6 @@ def run_bench(
     """
     identity = plan_identity(options, plan, workload, chat_template=chat_template)
     journal = Journal.open(journal_path, identity, resume=True) if resume else None
-    progress = progress or Quiet()
     runner = Runner(options, plan.all_configurations, progress.say)
     material = gather(workload, runner.tokenizer, plan, runner.context, on_bad=on_bad, chat_template=chat_template)
     keys, notes = runnable_cells(plan, material)

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.errors import OutriderError
-from outrider.lab.bench.bench_result import Ending
+from outrider.lab.bench.bench_result import CellKey, Ending
 from outrider.lab.bench.material import Material, TaskPrompt, groups
 from outrider.lab.bench.notes import RunNote
-from outrider.lab.bench.plan import CellKey, Plan, baseline_of
+from outrider.lab.bench.plan import Plan, baseline_of
 from outrider.lab.bench.speedup import TimedPair, is_tight, prompts_needed, samples, speedup
 from outrider.lab.bench.turn import Contenders, one_line, order_of, run_group, teach
 from outrider.lab.disturbance import Repeats

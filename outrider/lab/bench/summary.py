@@ -80,7 +80,7 @@ def identity(own: Sequence[RunNote], ids: Sequence[str], tokenizer: Any) -> Iden
         return found
     parting = pairing.parting
     first = Divergence(
-        prompt=ids[parted[0].prompt], position=parting.position, plain=parting.plain, own=parting.own,
+        **parting.model_dump(), prompt=ids[parted[0].prompt],
         plain_text=decode(tokenizer, parting.plain, special=True), own_text=decode(tokenizer, parting.own, special=True),
     )  # fmt: skip
     return found.model_copy(update={"first": first})

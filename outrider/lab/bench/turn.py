@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from outrider.errors import OutriderError
+from outrider.lab.bench.bench_result import CellKey
 from outrider.lab.bench.material import TaskPrompt
-from outrider.lab.bench.notes import RunNote, notes_of, pair
-from outrider.lab.bench.plan import CellKey, Plan
+from outrider.lab.bench.notes import RunNote, notes_of
+from outrider.lab.bench.plan import Plan
 from outrider.lab.configuration import Configuration
 from outrider.lab.disturbance import Repeats
 from outrider.lab.runner import Contender, Runner, Trace
@@ -91,10 +92,11 @@ def run_group(
         done()
     notes: list[RunNote] = []
     for number, of_group in sorted(traces.items()):
-        found = notes_of(of_group, number, [one.number for one in group], turn, attempts[number], group_number)
         base = None if baselines[number] == number else traces[baselines[number]]
-        for row, (note, trace) in enumerate(zip(found, of_group, strict=True)):
-            notes.append(_graded(_paired(note, trace, base, row), trace, group[row]))
+        found = notes_of(of_group, number, [one.number for one in group], turn, attempts[number], group_number, base)
+        for note, trace, prompt in zip(found, of_group, group, strict=True):
+            note.right = grade(prompt.request, trace.completion.text)
+        notes += found
     return notes
 
 
@@ -123,13 +125,3 @@ def _calmest(
     return repeats.calmest(
         lambda: contender.run(prompts, params, key.batch_size), lambda traces: traces[0].other_cpu, max_repeats
     )
-
-
-def _paired(note: RunNote, own: Trace, plain: Sequence[Trace] | None, row: int) -> RunNote:
-    return note if plain is None else note.model_copy(update={"pairing": pair(plain[row], own)})
-
-
-def _graded(note: RunNote, trace: Trace, prompt: TaskPrompt) -> RunNote:
-    if prompt.request.reference is None:
-        return note
-    return note.model_copy(update={"right": grade(prompt.request, trace.completion.text)})

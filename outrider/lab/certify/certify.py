@@ -90,7 +90,7 @@ def settings_of(subject: Subject) -> dict[str, Any]:
 
 
 def certify(
-    subject: Subject, workload: Workload, prompts: Sequence[list[int]], plan: CertifyPlan, units: Units, command: str = ""
+    subject: Subject, workload: Workload, prompts: Sequence[list[int]], plan: CertifyPlan, units: Units
 ) -> CertifyResult:
     """Every section that applies; `prompts` are `tokens_of` the workload."""
     began = time.perf_counter()
@@ -105,7 +105,7 @@ def certify(
     else:
         text, first, sampled, same = _lossy(text), _no_first_token(), _no_samples(plan), not_claimed(NOT_CERTIFIED)
     result = CertifyResult(
-        command=command, verdict="inconclusive", reasons=[], settings=settings_of(subject), sampling=asdict(plan.drawing),
+        verdict="inconclusive", reasons=[], settings=settings_of(subject), sampling=asdict(plan.drawing),
         workload=workload.name, num_prompts=len(prompts), max_new_tokens=plan.sampling.required_max_tokens, seed=plan.seed,
         exact_distribution=exact, first_token=first, greedy=text, sampled_distribution=sampled, invariance=same,
         notes=_notes(subject, workload, plan, sampled), elapsed_s=time.perf_counter() - began,

@@ -26,7 +26,7 @@ from outrider.lab.explain.explained import Explained, Question, RecordedPrompt, 
 from outrider.lab.explain.forecast import Mode, placed_walk, walk_of
 from outrider.lab.explain.summary import summarise
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Progress, Quiet
+from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import Contender, Runner
 from outrider.machine import versions
 from outrider.sampling.params import SamplingParams
@@ -37,7 +37,7 @@ MAX_SHOWN = 4000  # tokens whose columns a result keeps: less than 3 MB
 def explain(
     options: Options, configuration: Configuration, questions: Callable[[Runner], Sequence[Question]], params: SamplingParams,
     journal_path: Path, *, resume: bool = False, workload: str = "", max_shown: int = MAX_SHOWN,
-    progress: Progress | None = None,
+    progress: Progress = QUIET,
 ) -> tuple[ExplainResult, Journal]:  # fmt: skip
     """`questions`: from the loaded models, whose tokenizer they need. Sampled prompts get the seeds params.seed (0), + 1, ...
 
@@ -45,7 +45,6 @@ def explain(
     KeyboardInterrupt is raised where none was. Raises ConfigError for plain decoding or a journal of another plan,
     CapabilityError where causes cannot be distinguished, RequestError for a prompt that cannot run.
     """
-    progress = progress or Quiet()
     check(configuration, params, lossy=options.lossy)
     if not params.is_greedy and params.seed is None:
         params = replace(params, seed=0)

@@ -21,7 +21,7 @@ from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
-from outrider.lab.progress import Progress, Quiet
+from outrider.lab.progress import QUIET, Progress
 from outrider.lab.replay.drafters import replayable_parts
 from outrider.lab.replay.loop import LoggedRow, ReplayLoop
 from outrider.lab.replay.target import text_target
@@ -63,7 +63,7 @@ class Replay:
 
 def replay(
     texts: Sequence[Text], configuration: Configuration, *, target: LoadedModel | None = None, order: Order = "logged",
-    seed: int = 0, max_num_seqs: int = 1, progress: Progress | None = None,
+    seed: int = 0, max_num_seqs: int = 1, progress: Progress = QUIET,
 ) -> Replay:  # fmt: skip
     """Raises ConfigError and CapabilityError for what cannot be replayed, before the first text.
 
@@ -72,7 +72,7 @@ def replay(
     parts = replayable_parts(configuration)
     _check(texts, max_num_seqs)
     target = target or text_target(None, 1 + max(max(*text.prompt, *text.answer) for text in texts))
-    run = _ReplayRun(texts, configuration, parts, target, max_num_seqs, progress or Quiet())
+    run = _ReplayRun(texts, configuration, parts, target, max_num_seqs, progress)
     numbers = list(range(len(texts)))
     if order == "shuffled":
         random.Random(seed).shuffle(numbers)

@@ -21,7 +21,7 @@ import optuna
 from outrider.errors import ConfigError, OutriderError
 from outrider.lab.configuration import Configuration
 from outrider.lab.estimate.curves import StepCosts
-from outrider.lab.progress import Progress, Quiet
+from outrider.lab.progress import QUIET, Progress
 from outrider.lab.replay.drafters import replayable_parts
 from outrider.lab.replay.replay import Order, Replay, replay
 from outrider.lab.replay.replay_result import SearchOutcome
@@ -44,7 +44,7 @@ class Found:
 def search(
     texts: Sequence[Text], configuration: Configuration, *, trials: int, seed: int = 0, space: Space | None = None,
     costs: StepCosts | None = None, target: LoadedModel | None = None, order: Order = "logged", max_num_seqs: int = 1,
-    progress: Progress | None = None,
+    progress: Progress = QUIET,
 ) -> Found:  # fmt: skip
     """`space`: option -> range; default: all options of the drafter that `configuration` does not set (`spaces.py`). `costs`: of
     steps with `max_num_seqs` rows.
@@ -57,7 +57,6 @@ def search(
     start = values_of(configuration, chosen)
     check_texts(len(texts))
     check_search(trials, chosen)
-    progress = progress or Quiet()
     train, held_out = split_texts(texts, seed)
 
     def run(options: Configuration, some: Sequence[Text]) -> Replay:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from outrider.errors import ConfigError, RequestError
-from outrider.lab.progress import Progress, Quiet
+from outrider.lab.progress import QUIET, Progress
 from outrider.lab.server.client import Client, raised
 from outrider.lab.server.counters import CounterWindow, Reading, difference, read, read_settled
 from outrider.lab.server.discover import discover
@@ -90,7 +90,7 @@ def measure_servers(
     workload: Workload,
     options: LoadOptions,
     *,
-    progress: Progress | None = None,
+    progress: Progress = QUIET,
 ) -> list[ServerMeasurement]:
     """By label, the first being the baseline of the others.
 
@@ -104,7 +104,7 @@ def measure_servers(
         raise ConfigError(f"the workload {workload.name} has no requests")
     for request in workload.requests:
         options.body(request, "")  # raises before anything is sent
-    return asyncio.run(_measure(endpoints, workload.requests, options, progress or Quiet()))
+    return asyncio.run(_measure(endpoints, workload.requests, options, progress))
 
 
 async def _measure(

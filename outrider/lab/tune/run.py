@@ -12,7 +12,7 @@ from outrider.counted import counted
 from outrider.errors import ConfigError
 from outrider.lab.bench.material import digest, firsts
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Progress, Quiet
+from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import MAX_ROWS, Runner
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.drafts import MODEL, Drafts, read_drafts
@@ -69,7 +69,7 @@ class TuneRequest:
 
 def run_tune(
     options: Options, request: TuneRequest, workload: Workload, journal_path: Path, *, resume: bool = False,
-    on_bad: OnBad = "refuse", chat_template: bool = True, progress: Progress | None = None,
+    on_bad: OnBad = "refuse", chat_template: bool = True, progress: Progress = QUIET,
 ) -> tuple[TuneResult, Journal]:  # fmt: skip
     """`options`: of models and machine. Close the journal when the result is safe. Raises what cannot be built or run."""
     identity = _identity(options, request, workload, chat_template=chat_template)
@@ -79,7 +79,6 @@ def run_tune(
     if request.line is not None:
         check_family(families)
     journal = Journal.open(journal_path, identity, resume=True) if resume else None
-    progress = progress or Quiet()
     runner = Runner(options, [family.largest for family in families], progress.say)
     samples, notes = gather_samples(workload, runner, request, on_bad=on_bad, chat_template=chat_template)
     probe, confirm = split(samples)

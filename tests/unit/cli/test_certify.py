@@ -48,9 +48,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the lab was asked for; it answers with `asked["verdict"]`."""
     seen: dict[str, Any] = {"verdict": "lossless"}
 
-    def answer(subject: Any, workload: Any, prompts: Any, plan: Any, units: Any, command: str) -> CertifyResult:
-        seen.update(subject=subject, prompts=prompts, plan=plan, command=command)
-        return certificate(verdict=seen["verdict"], command=command)
+    def answer(subject: Any, workload: Any, prompts: Any, plan: Any, units: Any) -> CertifyResult:
+        seen.update(subject=subject, prompts=prompts, plan=plan)
+        return certificate(verdict=seen["verdict"])
 
     monkeypatch.setattr(lab, "certify", answer)
     return seen

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.lab.bench.plan import CellKey, Plan, baseline_of, default_configurations
+from outrider.lab.bench.bench_result import CellKey
+from outrider.lab.bench.plan import Plan, baseline_of, default_configurations
 from outrider.lab.configuration import Configuration, parse_configurations
 from outrider.sampling.params import SamplingParams
 

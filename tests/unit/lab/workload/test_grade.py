@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.lab.workload.grade import grade, is_right, number, numbers_in, same
+from outrider.lab.workload.grade import boxed, grade, is_right, number, numbers_in, same
 from outrider.lab.workload.types import WorkloadRequest
 from tools.demo_models.problems import is_correct, problems
 
