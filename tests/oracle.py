@@ -24,15 +24,20 @@ from outrider.lab.certify.enumerate import (
     target_pass,
 )
 from outrider.lab.certify.intervals import Interval, IntervalRandomness, Key, interval_joint
-from outrider.lab.certify.proposals import (
+from outrider.lab.certify.tables import (
+    Joint,
+    Path,
     Proposals,
     Stop,
+    TableModel,
+    chain,
+    continued,
     fixed_drafts,
     greedy_draft,
     never,
     sampled_drafts,
+    total_variation,
 )
-from outrider.lab.certify.tables import Joint, Path, TableModel, chain, continued, total_variation
 
 __all__ = [
     "Enumeration",

@@ -8,8 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from outrider.lab.certify.enumerate import bias
-from outrider.lab.certify.proposals import Growth, Nodes, shape, tree_drafts
-from outrider.lab.certify.tables import TableModel
+from outrider.lab.certify.tables import Growth, Nodes, TableModel, shape, tree_drafts
 from outrider.types import Draft
 from tests.oracle import expected_accepted
 

@@ -49,7 +49,7 @@ def bench(
 def _bench_server(
     url: str, prompts: ConversationOptions, answers: AnswerOptions, servers: BaselineOptions, output: OutputOptions
 ) -> int:
-    from outrider.lab.bench.servers import bench_servers
+    from outrider.lab.server.study import bench_servers
 
     endpoints, workload = endpoints_for(url, servers, prompts), prompts.load(url)
     options = servers.load_options(answers.one_temperature())

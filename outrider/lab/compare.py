@@ -35,8 +35,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from outrider.errors import ConfigError
-from outrider.lab.comparable import Comparable, Parts, Scale, comparables
-from outrider.lab.result import Interval, Result
+from outrider.lab.result import Comparable, Interval, Parts, Result, Scale, comparables
 
 Verdict = Literal["better", "worse", "higher", "lower", "same", "no evidence"]
 ENVELOPE = ("schema_version", "kind", "created", "command", "versions", "machine", "notes")

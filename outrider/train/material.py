@@ -11,9 +11,9 @@ from outrider.build import Options
 from outrider.counted import counted
 from outrider.errors import ConfigError
 from outrider.lab.progress import Progress
-from outrider.lab.workload.bad import OnBad
 from outrider.lab.workload.load import load_workload
 from outrider.lab.workload.prompts import prepare
+from outrider.lab.workload.types import OnBad
 from outrider.llm import LLM
 from outrider.train.responses import (
     ResponseFile,

@@ -20,9 +20,9 @@ from typing import Any
 
 from outrider.errors import CapabilityError, ConfigError, OutriderError, RequestError
 from outrider.lab.progress import Progress
-from outrider.lab.workload.bad import OnBad
 from outrider.lab.workload.load import load_workload
 from outrider.lab.workload.prompts import PreparedPrompt, end_of_answer, to_tokens
+from outrider.lab.workload.types import OnBad
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.train.texts import TrainingText

@@ -18,9 +18,8 @@ from outrider.counted import counted
 from outrider.errors import ConfigError
 from outrider.lab.bench.bench_result import CellKey
 from outrider.lab.bench.plan import Plan
-from outrider.lab.workload.bad import OnBad
 from outrider.lab.workload.prompts import prepare
-from outrider.lab.workload.types import Workload, WorkloadRequest
+from outrider.lab.workload.types import OnBad, Workload, WorkloadRequest
 
 
 @dataclass(frozen=True)

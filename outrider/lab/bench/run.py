@@ -25,8 +25,7 @@ from outrider.lab.bench.turn import Contenders
 from outrider.lab.journal import Journal
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import Runner
-from outrider.lab.workload.bad import OnBad
-from outrider.lab.workload.types import Workload
+from outrider.lab.workload.types import OnBad, Workload
 from outrider.machine import versions
 
 ENOUGH_PROMPTS = 8  # below it an interval is rough

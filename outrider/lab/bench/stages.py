@@ -19,7 +19,7 @@ from outrider.lab.bench.bench_result import CellKey, Ending
 from outrider.lab.bench.material import Material, TaskPrompt, groups
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.bench.plan import Plan, baseline_of
-from outrider.lab.bench.speedup import TimedPair, is_tight, prompts_needed, samples, speedup
+from outrider.lab.bench.summary import TimedPair, is_tight, prompts_needed, samples, speedup
 from outrider.lab.bench.turn import Contenders, one_line, order_of, run_group, teach
 from outrider.lab.disturbance import Repeats
 from outrider.lab.journal import Journal

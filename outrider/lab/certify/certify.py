@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from outrider.errors import ConfigError
+from outrider.lab.certify.bank import exact_distribution
 from outrider.lab.certify.certify_result import (
     LEFT_OUT,
     CertifyResult,
@@ -23,13 +24,11 @@ from outrider.lab.certify.certify_result import (
     SampledDistribution,
     verdict_of,
 )
-from outrider.lab.certify.exact import exact_distribution
 from outrider.lab.certify.first_token import first_token
-from outrider.lab.certify.invariance import invariance, not_claimed
 from outrider.lab.certify.points import find_spots
 from outrider.lab.certify.sampled import FALSE_ALARMS, POWER, sampled_distribution
 from outrider.lab.certify.subject import Subject
-from outrider.lab.certify.texts import greedy
+from outrider.lab.certify.texts import greedy, invariance, not_claimed
 from outrider.lab.journal import Units
 from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import Workload

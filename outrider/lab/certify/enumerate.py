@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import OutriderError
-from outrider.lab.certify.proposals import Proposals
-from outrider.lab.certify.tables import Joint, Path, TableModel, continued, total_variation
+from outrider.lab.certify.tables import Joint, Path, Proposals, TableModel, continued, total_variation
 from outrider.sampling.rng import Purpose, Randomness
 from outrider.types import Draft, Verdict
 

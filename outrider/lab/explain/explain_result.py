@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from outrider.lab.comparable import Comparable
-from outrider.lab.result import Interval, Record, Result
+from outrider.lab.result import Comparable, Interval, Record, Result
 
 Tone = Literal["good", "bad", "caution", "plain"]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from outrider.lab.comparable import Comparable
 from outrider.lab.estimate.curves import StepCosts
-from outrider.lab.result import Interval, Record, Result
+from outrider.lab.result import Comparable, Interval, Record, Result
 
 
 class AcceptanceCounts(Record):

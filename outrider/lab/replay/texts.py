@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.errors import ConfigError, RequestError
-from outrider.lab.workload.bad import OnBad, listing
 from outrider.lab.workload.prompts import end_of_answer, to_tokens
-from outrider.lab.workload.types import Workload, WorkloadRequest
+from outrider.lab.workload.types import OnBad, Workload, WorkloadRequest, listing
 from outrider.models.tokens.token_text import TokenText
 
 FORMS = 'a replay needs the answers, too: lines like {"prompt": "...", "answer": "..."}, or another log of docs/workloads.md'

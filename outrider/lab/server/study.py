@@ -1,4 +1,6 @@
-"""`study`: a running server is loaded with prompts, and its counters and clocks are read for `explain` or `tune`."""
+"""Whole questions about running servers, loaded with prompts: `study` reads counters and clocks for `explain` and `tune`,
+`bench_servers` compares what a client sees.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from dataclasses import asdict, replace
 from typing import Literal
 
 from outrider.errors import CapabilityError
+from outrider.lab.bench.bench_result import BenchResult, WorkloadInfo
 from outrider.lab.bench.material import firsts
 from outrider.lab.progress import Progress
 from outrider.lab.server.client import Client
@@ -131,3 +134,18 @@ def _tuned(advice: Sequence[LevelAdvice]) -> list[str]:
                 f"{one.num_draft_tokens:.1f} a pass and {one.measured:.2f}x, measured."
             )
     return lines
+
+
+def bench_servers(
+    endpoints: Mapping[str, ServerEndpoint], workload: Workload, options: LoadOptions, *, prompts: int, progress: Progress
+) -> BenchResult:
+    """`prompts`: of each task. Raises what `measure_servers` raises."""
+    asked = replace(workload, requests=tuple(firsts(workload.requests, prompts)))
+    found = measure_servers(endpoints, asked, options, progress=progress)
+    return BenchResult(
+        workload=WorkloadInfo(name=workload.name, notes=list(workload.notes), num_skipped_lines=len(workload.skipped)),
+        settings={**asdict(options), "prompts": prompts},
+        servers=found,
+        seconds=sum(level.busy_s for one in found for level in one.levels),
+        interrupted=any(one.interrupted for one in found),
+    )

@@ -9,8 +9,8 @@ from pydantic import Field
 from outrider.lab.bench.material import Material, TaskPrompt
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.bench.plan import Plan
-from outrider.lab.bench.speedup import samples, speedup
 from outrider.lab.bench.stages import Rounds
+from outrider.lab.bench.summary import samples, speedup
 from outrider.lab.bench.turn import Contenders
 from outrider.lab.configuration import Configuration
 from outrider.lab.journal import Journal

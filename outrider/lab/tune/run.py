@@ -24,9 +24,8 @@ from outrider.lab.tune.remote import Line, RemoteAdvice, check_family, family_of
 from outrider.lab.tune.space import Family, SpaceOptions, num_members
 from outrider.lab.tune.tune import Findings, TunePlan, Tuner, exhaustive_seconds
 from outrider.lab.tune.tune_result import FamilySummary, Tried, TuneResult
-from outrider.lab.workload.bad import OnBad
 from outrider.lab.workload.prompts import prepare
-from outrider.lab.workload.types import Workload
+from outrider.lab.workload.types import OnBad, Workload
 from outrider.machine import versions
 from outrider.models.heads.kinds import ACCEPTANCE
 from outrider.models.loading.load import resolve_device

@@ -7,10 +7,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from outrider.lab.bench.bench_result import OtherProcesses
-from outrider.lab.comparable import Comparable
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.replay.replay_result import SearchOutcome
-from outrider.lab.result import Interval, Record, Result
+from outrider.lab.result import Comparable, Interval, Record, Result
 from outrider.lab.tune.confirm import Confirmed
 from outrider.lab.tune.forecast import Forecast, LoadStep
 from outrider.lab.tune.head import TrainedHead

@@ -18,11 +18,10 @@ from pathlib import Path
 
 from outrider.counted import counted
 from outrider.errors import ConfigError, did_you_mean
-from outrider.lab.workload.bad import BadLines, OnBad
 from outrider.lab.workload.builtin import BUILTIN, Located, is_builtin, locate
 from outrider.lab.workload.files import RequestFile
 from outrider.lab.workload.formats.fields import Turns
-from outrider.lab.workload.types import Workload, WorkloadRequest
+from outrider.lab.workload.types import BadLines, OnBad, Workload, WorkloadRequest
 
 
 def load_workload(

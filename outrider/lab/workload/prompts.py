@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.errors import ConfigError, RequestError
-from outrider.lab.workload.bad import OnBad, listing
-from outrider.lab.workload.types import Workload, WorkloadRequest
+from outrider.lab.workload.types import OnBad, Workload, WorkloadRequest, listing
 from outrider.models.tokens.token_text import end_of_turn
 
 

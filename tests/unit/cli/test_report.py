@@ -9,8 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from outrider.lab import result as results
-from outrider.lab.comparable import Comparable
-from outrider.lab.result import Interval, Result
+from outrider.lab.result import Comparable, Interval, Result
 from outrider.report import render
 from outrider.report.document import Document, Paragraph
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from outrider.lab.certify.enumerate import Enumeration, NeedsOutcomesError
-from outrider.lab.certify.proposals import Proposals
+from outrider.lab.certify.tables import Proposals
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft

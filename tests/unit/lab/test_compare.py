@@ -13,9 +13,8 @@ from pydantic import Field
 from scipy.stats import norm
 
 from outrider.errors import ConfigError
-from outrider.lab.comparable import Comparable, comparables
 from outrider.lab.compare import Comparison, compare, difference, paired_ratio, ratio
-from outrider.lab.result import Interval, Record, Result
+from outrider.lab.result import Comparable, Interval, Record, Result, comparables
 from outrider.report.compare import document
 from outrider.report.document import Paragraph, Table
 

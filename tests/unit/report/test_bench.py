@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from outrider.lab.comparable import comparables
-from outrider.lab.result import Interval, read_result
+from outrider.lab.result import Interval, comparables, read_result
 from outrider.report.bench import advice, document
 from outrider.report.console import print_document
 from outrider.report.document import Plot

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.lab.workload.formats import datasets, openai, prompts, sharegpt
+from outrider.lab.workload.formats import datasets, prompts, sharegpt
 from outrider.lab.workload.formats.fields import Fields, Turns, UnusableError
 from outrider.lab.workload.types import WorkloadRequest
 
@@ -31,9 +31,9 @@ FORMATS = (
     Format("HumanEval", ("task_id", "prompt", "canonical_solution"), datasets.read_humaneval),
     Format("prompt", ("prompt",), prompts.read),
     Format("messages", ("messages",), prompts.read),
-    Format("OpenAI batch request", ("body",), openai.read_batch_request),
-    Format("stored request", ("request",), openai.read_stored),
-    Format("OpenAI batch output", ("custom_id", "response"), openai.refuse_batch_output),
+    Format("OpenAI batch request", ("body",), prompts.read_batch_request),
+    Format("stored request", ("request",), prompts.read_stored),
+    Format("OpenAI batch output", ("custom_id", "response"), prompts.refuse_batch_output),
     Format("ShareGPT", ("conversations",), sharegpt.read),
     Format("ShareGPT", ("conversation",), sharegpt.read),
     Format("Spec-Bench", ("turns",), datasets.read_spec_bench),

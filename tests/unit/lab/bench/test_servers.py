@@ -7,10 +7,10 @@ import signal
 import time
 
 from outrider.lab.bench.bench_result import BenchResult
-from outrider.lab.bench.servers import bench_servers
-from outrider.lab.comparable import comparables
 from outrider.lab.progress import Quiet
+from outrider.lab.result import comparables
 from outrider.lab.server import LoadOptions, ServerEndpoint
+from outrider.lab.server.study import bench_servers
 from outrider.lab.workload.types import BadLine, Workload, WorkloadRequest
 from outrider.report.bench import document
 from outrider.report.markdown import to_markdown

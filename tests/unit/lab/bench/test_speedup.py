@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from outrider.lab.bench.notes import notes_of, pair
-from outrider.lab.bench.speedup import WIDTH, TimedPair, is_tight, prompts_needed, samples, speedup
+from outrider.lab.bench.summary import WIDTH, TimedPair, is_tight, prompts_needed, samples, speedup
 from tests.unit.lab.bench.fakes import trace_of
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from outrider.lab.certify.bank import bank
+from outrider.lab.certify.bank import LIMIT, bank, cases_of, exact_distribution, judge
 from outrider.lab.certify.certify_result import CaseFound
-from outrider.lab.certify.exact import LIMIT, cases_of, exact_distribution, judge
 from outrider.lab.progress import Quiet
 from outrider.sampling import traversal, tree
 from outrider.sampling.rng import Randomness

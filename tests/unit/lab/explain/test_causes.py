@@ -14,9 +14,8 @@ import torch
 
 from outrider.errors import CapabilityError
 from outrider.lab.certify.enumerate import emitted_tokens, enumerate_step, target_pass
-from outrider.lab.certify.proposals import Proposals, sampled_drafts, shape, tree_drafts
 from outrider.lab.certify.tables import Path as Tokens
-from outrider.lab.certify.tables import TableModel
+from outrider.lab.certify.tables import Proposals, TableModel, sampled_drafts, shape, tree_drafts
 from outrider.lab.explain.annotate import Annotated, annotate
 from outrider.lab.explain.causes import (
     CAUSES,

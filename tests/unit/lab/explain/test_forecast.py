@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from outrider.lab.certify.enumerate import emitted_tokens, enumerate_step, target_pass
-from outrider.lab.certify.proposals import sampled_drafts
 from outrider.lab.certify.tables import Path as Tokens
-from outrider.lab.certify.tables import TableModel
+from outrider.lab.certify.tables import TableModel, sampled_drafts
 from outrider.lab.explain.annotate import Positions, annotate
 from outrider.lab.explain.causes import AcceptanceRule, Drafting
 from outrider.lab.explain.distributions import forced_distributions

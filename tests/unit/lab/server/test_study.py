@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from outrider.lab.comparable import comparables
-from outrider.lab.result import read_result
+from outrider.lab.result import comparables, read_result
 from outrider.lab.server.lengths import LevelAdvice, advise, findings, positions, schedule
 from outrider.lab.server.types import Level, LevelMeasurement, MeasuredAnswer, Percentiles, SpeculationCounts
 from outrider.report.markdown import to_markdown
