@@ -1,5 +1,6 @@
-"""Requests, a workload of them, and what lies in files before it is either; bad lines are sorted out while a file is read, and
-listed where they are refused.
+"""Requests, a workload of them, and what lies in files before it is either.
+
+Bad lines are sorted out while a file is read, and listed where they are refused.
 """
 
 from __future__ import annotations
