@@ -26,7 +26,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import islice
 from typing import Any, Literal
 
@@ -74,21 +73,11 @@ class Change:
 
 
 @dataclass(frozen=True)
-class ResultOrigin:
-    """The origin of one side of a comparison."""
-
-    created: datetime
-    command: str
-    outrider: str
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Two results of one kind beside each other."""
 
-    kind: str
-    old: ResultOrigin
-    new: ResultOrigin
+    old: Result
+    new: Result
     machines: tuple[Difference, ...]
     versions: tuple[Difference, ...]
     settings: tuple[Difference, ...]  # what was asked for, and measured on
@@ -111,7 +100,7 @@ def compare(old: Result, new: Result) -> Comparison:
             f"'{next(iter(after))}'; compare runs of the same tasks and configurations"
         )
     return Comparison(
-        old.kind, _run(old), _run(new), _machines(old.machine, new.machine),
+        old, new, _machines(old.machine, new.machine),
         tuple(_differences(old.versions, new.versions)), tuple(_settings(old, new)),
         tuple(_change(before[label], after[label]) for label in shared),
         tuple(label for label in before if label not in after), tuple(label for label in after if label not in before),
@@ -186,10 +175,6 @@ def _verdict(change: Interval, no_change: float, higher_is_better: bool | None, 
     if higher_is_better is None:
         return "higher" if grown else "lower"
     return "better" if grown == higher_is_better else "worse"
-
-
-def _run(result: Result) -> ResultOrigin:
-    return ResultOrigin(result.created, result.command, result.versions.get("outrider", "unknown"))
 
 
 def _machines(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Difference, ...]:

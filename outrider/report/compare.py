@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from outrider.lab.compare import Change, Comparison, Difference, ResultOrigin
-from outrider.lab.result import Interval
+from outrider.lab.compare import Change, Comparison, Difference
+from outrider.lab.result import Interval, Result
 from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Table
 from outrider.report.plotted import figure, with_interval
 
@@ -28,12 +28,12 @@ def document(comparison: Comparison) -> Document:
     blocks += _missing("Only in the new result", comparison.only_new)
     if comparison.versions or comparison.settings:
         blocks += [Heading("What else differs"), _differences([*comparison.versions, *comparison.settings])]
-    title = f"Comparison of two results of {comparison.kind}"
+    title = f"Comparison of two results of {comparison.old.kind}"
     return Document(title, f"old: {_run(comparison.old)}; new: {_run(comparison.new)}", blocks)
 
 
-def _run(run: ResultOrigin) -> str:
-    return f"{run.created:%Y-%m-%d %H:%M}, outrider {run.outrider}"
+def _run(run: Result) -> str:
+    return f"{run.created:%Y-%m-%d %H:%M}, outrider {run.versions.get('outrider', 'unknown')}"
 
 
 def _machines(comparison: Comparison) -> Iterator[Block]:

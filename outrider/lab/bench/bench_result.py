@@ -144,7 +144,7 @@ class RunLine(Record):
     ttft_s: float
     decode_s: float  # behind the first step, to the last token
     other_cpu: float  # share of the processors that others used meanwhile, 0..1
-    attempts: int = 1  # runs that this is the calmest of
+    attempts: int  # runs that this is the calmest of
 
 
 class OtherProcesses(Record):

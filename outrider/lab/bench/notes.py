@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from outrider.lab.bench.bench_result import Parting
+from outrider.lab.bench.bench_result import Parting, RunLine
 from outrider.lab.result import Record
 from outrider.lab.runner import Trace
 from outrider.stats import PHASES
@@ -28,21 +28,14 @@ class Pairing(Record):
     parting: Parting | None = None  # None: the same text
 
 
-class RunNote(Record):
-    """One prompt through one configuration."""
+class RunNote(RunLine):
+    """One prompt through one configuration, with all that a cell's numbers are made of."""
 
-    configuration: int
-    prompt: int
-    round: int
     group: int  # of the prompts decoded together, within the round
     prompt_tokens: int
-    tokens: int
-    steps: int
     drafted: int
     tested: int
     accepted: int
-    ttft_s: float
-    decode_s: float  # behind the first step, to the last token
     decode_tokens: int
     wall_s: float  # of the whole group, prompts included
     gaps_s: list[float]  # from step to step
@@ -52,8 +45,6 @@ class RunNote(Record):
     reached: list[int]
     kept: list[int]
     shared: bool  # its steps were those of other prompts, too
-    other_cpu: float
-    attempts: int
     complete: bool  # the answer came to its own end
     right: bool | None = None
     pairing: Pairing | None = None

@@ -116,15 +116,11 @@ def _describe(rounds: Rounds, field: Contenders, failures: dict[int, str]) -> li
         if number in field.numbers:
             contender = field[number]
             config = contender.config
-            weights, kv = added_memory(contender)
             names = ("num_draft_tokens", "drafter_options", "verifier", "verifier_options")
-            info = info.model_copy(
-                update={
-                    "resolved": {name: config[name] for name in names}, "learns": contender.keeps_learning,
-                    "lossless": config["lossless"], "exact": config["exact"], "added_weights_bytes": weights,
-                    "added_kv_bytes_per_token": kv, "notes": contender.built.decoder.drafter.notes,
-                }
-            )  # fmt: skip
+            info.resolved, info.learns = {name: config[name] for name in names}, contender.keeps_learning
+            info.lossless, info.exact = config["lossless"], config["exact"]
+            info.added_weights_bytes, info.added_kv_bytes_per_token = added_memory(contender)
+            info.notes = contender.built.decoder.drafter.notes
         found.append(info)
     return found
 

@@ -69,31 +69,24 @@ def measured(
         roof=rate.value / roof if rate is not None and roof else None,
         accuracy=accuracy(own, plain),
     )
-    if plain is None:
-        return found
-    return found.model_copy(
-        update={
-            "speedup": speedup(samples(own)),
-            "end_to_end": speedup(samples(own, end_to_end=True)),
-            "step_s": {**step_seconds(own), **step_seconds(plain)},
-            "identity": identity(own, ids, tokenizer) if same_text else None,
-        }
-    )
+    if plain is not None:
+        found.speedup, found.end_to_end = speedup(samples(own)), speedup(samples(own, end_to_end=True))
+        found.step_s = {**step_seconds(own), **step_seconds(plain)}
+        found.identity = identity(own, ids, tokenizer) if same_text else None
+    return found
 
 
 def identity(own: Sequence[RunNote], ids: Sequence[str], tokenizer: Any) -> Identity:
     """Texts against the plain ones of the same round."""
-    compared = [note for note in own if note.pairing is not None]
-    parted = [note for note in compared if note.pairing is not None and note.pairing.parting is not None]
-    found = Identity(num_compared=len(compared), num_identical=len(compared) - len(parted))
-    if not parted or (pairing := parted[0].pairing) is None or pairing.parting is None:
-        return found
-    parting = pairing.parting
-    first = Divergence(
-        **parting.model_dump(), prompt=ids[parted[0].prompt],
-        plain_text=decode(tokenizer, parting.plain, special=True), own_text=decode(tokenizer, parting.own, special=True),
-    )  # fmt: skip
-    return found.model_copy(update={"first": first})
+    partings = [(note.prompt, note.pairing.parting) for note in own if note.pairing is not None]
+    parted = [(prompt, parting) for prompt, parting in partings if parting is not None]
+    found = Identity(num_compared=len(partings), num_identical=len(partings) - len(parted))
+    for prompt, parting in parted[:1]:
+        found.first = Divergence(
+            **parting.model_dump(), prompt=ids[prompt], plain_text=decode(tokenizer, parting.plain, special=True),
+            own_text=decode(tokenizer, parting.own, special=True),
+        )  # fmt: skip
+    return found
 
 
 def accuracy(own: Sequence[RunNote], plain: Sequence[RunNote] | None) -> Accuracy | None:
@@ -139,10 +132,7 @@ def others_during(notes: Sequence[RunNote], max_other_cpu: float) -> OtherProces
 
 def run_line(note: RunNote) -> RunLine:
     """What the result keeps of a run."""
-    return RunLine(
-        configuration=note.configuration, prompt=note.prompt, round=note.round, tokens=note.tokens, steps=note.steps,
-        ttft_s=note.ttft_s, decode_s=note.decode_s, other_cpu=round(note.other_cpu, 4), attempts=note.attempts,
-    )  # fmt: skip
+    return RunLine(**note.model_dump(include=set(RunLine.model_fields)))
 
 
 def step_seconds(notes: Sequence[RunNote]) -> dict[int, float]:

@@ -102,7 +102,8 @@ def certify(
         sampled = sampled_distribution(subject, spots, plan.drawing, plan.samples, plan.seed, units)
         same = invariance(subject, prompts, plan.drawing, plan.seed, units)
     else:
-        text, first, sampled, same = _lossy(text), _no_first_token(), _no_samples(plan), not_claimed(NOT_CERTIFIED)
+        first = FirstTokenDistribution(status="not claimed", why=NOT_CERTIFIED)
+        text, sampled, same = _lossy(text), _no_samples(plan), not_claimed(NOT_CERTIFIED)
     result = CertifyResult(
         verdict="inconclusive", reasons=[], settings=settings_of(subject), sampling=asdict(plan.drawing),
         workload=workload.name, num_prompts=len(prompts), max_new_tokens=plan.sampling.required_max_tokens, seed=plan.seed,
@@ -120,10 +121,6 @@ def _lossy(section: SameTexts) -> SameTexts:
     return section.model_copy(
         update={"status": "not claimed", "why": f"{LOSSY}: {same} of {total} greedy texts are plain decoding's"}
     )
-
-
-def _no_first_token() -> FirstTokenDistribution:
-    return FirstTokenDistribution(status="not claimed", why=NOT_CERTIFIED, limit=0.0, max_total_variation=None, places=[])
 
 
 def _no_samples(plan: CertifyPlan) -> SampledDistribution:

@@ -69,9 +69,9 @@ class FirstToken(Record):
 class FirstTokenDistribution(Section):
     """Exact, on this pair's own distributions over the whole vocabulary, in the precision of real runs; drafts of one token."""
 
-    limit: float
-    max_total_variation: float | None
-    places: list[FirstToken]
+    limit: float = 0.0
+    max_total_variation: float | None = None
+    places: list[FirstToken] = Field(default_factory=list)
 
 
 class TextDifference(Record):
@@ -85,8 +85,7 @@ class TextDifference(Record):
     expected_text: str
     found_text: str
     gap: float | None  # the target's score of the expected token minus that of the found one, teacher-forced
-    spacing: float  # distance of neighbouring numbers of the model's dtype at the size of those logits (1 ulp)
-    gap_in_spacings: float | None
+    gap_in_spacings: float | None  # spacing: distance of neighbouring numbers of the model's dtype at that size (1 ulp)
     moved_in_spacings: float | None  # how far these two logits moved between the run's pass and the teacher-forced one
     noise_in_spacings: float  # how far they move between teacher-forced passes of several shapes
     cause: Cause  # see ties.py

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import repeat
 from typing import Any
 
@@ -160,8 +161,7 @@ def _tests(tables: Tables, tolerated: float) -> list[DistributionTest]:
     rejected = holm([one.p_value for one in found.values()], FALSE_ALARMS)
     return [
         DistributionTest(
-            sampler=name, view=view, position=position + 1, num_draws=one.num_draws, num_uncertain=one.num_uncertain,
-            num_cells=one.num_cells, g=one.g, df=one.df, p_value=one.p_value, rejected=no, impossible=one.impossible,
+            sampler=name, view=view, position=position + 1, **asdict(one), rejected=no,
             detectable_total_variation=detectable(one, FALSE_ALARMS / len(found), POWER),
         )
         for ((name, position, view), one), no in zip(found.items(), rejected, strict=True)

@@ -86,37 +86,28 @@ def chosen(probs: Tensor, params: SamplingParams, seed: int, position: int) -> i
     return int(gumbel_choice(probs.cpu(), RowStreams(seed).gumbel(position, probs.shape[0])))
 
 
-def explain(
-    subject: Subject, prompt: list[int], params: SamplingParams, seed: int, common: list[int], parting: Departure
-) -> dict:
-    """The fields of a `TextDifference` that come from scores. `common`: the output tokens before the difference."""
-    expected, found = parting.expected, parting.found
-    if expected is None or found is None or parting.logits is None:
-        return {"gap": None, "spacing": 0.0, "gap_in_spacings": None, "moved_in_spacings": None, "noise_in_spacings": 0.0,
-                "cause": "state"}  # fmt: skip
-    passes = teacher_forced(subject.target, [*prompt, *common], len(prompt))
-    reference, pair = passes[0], torch.tensor([expected, found])
-    unit = spacing(float(reference[pair].abs().max()), subject.target.dtype)
-    noise = max(float((other[pair] - reference[pair]).abs().max()) for other in passes) / unit
-    moved = float((parting.logits[pair] - reference[pair]).abs().max()) / unit
-    gap = _gap(reference, prompt, common, params, seed, expected, found)
-    in_spacings = None if gap is None else gap / unit
-    return {
-        "gap": gap, "spacing": unit, "gap_in_spacings": in_spacings, "moved_in_spacings": moved, "noise_in_spacings": noise,
-        "cause": _cause(parting, in_spacings, moved, ROUNDING.get(subject.target.dtype, 16.0)),
-    }  # fmt: skip
-
-
 def difference(
-    subject: Subject, prompt: list[int], number: int, run: str, params: SamplingParams, seed: int, expected: list[int],
+    subject: Subject, prompt: list[int], number: int, run: str, params: SamplingParams, seed: int, text: list[int],
     parting: Departure,
 ) -> TextDifference:  # fmt: skip
-    """Everything about one difference."""
-    found = explain(subject, prompt, params, seed, expected[: parting.position], parting)
-    return TextDifference(
-        prompt=number, run=run, position=parting.position, expected=parting.expected, found=parting.found,
-        expected_text=_text(subject, parting.expected), found_text=_text(subject, parting.found), **found,
+    """Everything about one difference from the expected `text`."""
+    expected, other = parting.expected, parting.found
+    found = TextDifference(
+        prompt=number, run=run, position=parting.position, expected=expected, found=other,
+        expected_text=_text(subject, expected), found_text=_text(subject, other), gap=None, gap_in_spacings=None,
+        moved_in_spacings=None, noise_in_spacings=0.0, cause="state",
     )  # fmt: skip
+    if expected is None or other is None or parting.logits is None:
+        return found
+    common, pair = text[: parting.position], torch.tensor([expected, other])
+    reference, *others = teacher_forced(subject.target, [*prompt, *common], len(prompt))
+    unit = spacing(float(reference[pair].abs().max()), subject.target.dtype)
+    found.noise_in_spacings = max(float((one[pair] - reference[pair]).abs().max()) for one in others) / unit
+    found.moved_in_spacings = moved = float((parting.logits[pair] - reference[pair]).abs().max()) / unit
+    found.gap = _gap(reference, prompt, common, params, seed, expected, other)
+    found.gap_in_spacings = None if found.gap is None else found.gap / unit
+    found.cause = _cause(parting, found.gap_in_spacings, moved, ROUNDING.get(subject.target.dtype, 16.0))
+    return found
 
 
 @torch.inference_mode()

@@ -105,32 +105,30 @@ class LevelAdvice(Record):
 
 def advise(ours: LevelMeasurement, plain: LevelMeasurement | None) -> LevelAdvice:
     """For one load, by what was measured there. `plain`: the same model without drafts at the same load."""
-    found = LevelAdvice(level=ours.level, plain_pass_ms=_token_ms(plain))
-    counts, token_ms = ours.speculation, _token_ms(ours)
+    counts, token_ms, plain_ms = ours.speculation, _token_ms(ours), _token_ms(plain)
+    found = LevelAdvice(level=ours.level, plain_pass_ms=plain_ms, measured=_ratio(plain_ms, token_ms))
     if counts is None or not counts.num_steps or counts.num_draft_tokens is None or counts.num_accepted_tokens is None:
         what = SILENT if counts is None or counts.num_steps else "a pass with a draft"
-        return found.model_copy(update={"why_not": what, "measured": _ratio(found.plain_pass_ms, token_ms)})
+        found.why_not = what
+        return found
     emitted = sum(answer.num_tokens or 0 for answer in ours.answers) - len(ours.answers)  # a first token comes with the prompt
     alone = max(0, emitted - counts.num_steps - counts.num_accepted_tokens)
     passes = counts.num_steps + alone  # of one request each; those without a draft emit one token
     per_pass = (counts.num_steps + counts.num_accepted_tokens + alone) / passes
-    length = counts.num_draft_tokens / passes
-    pass_ms = None if token_ms is None else token_ms * per_pass
-    found = found.model_copy(
-        update={
-            "num_draft_tokens": length, "tokens_per_pass": per_pass, "pass_ms": pass_ms,
-            "measured": _ratio(found.plain_pass_ms, token_ms),
-        }
-    )  # fmt: skip
-    rows = positions(counts)
-    if found.plain_pass_ms is None or pass_ms is None:
-        return found.model_copy(update={"why_not": PLAIN_NEEDED})
-    if not rows:
-        return found.model_copy(update={"why_not": "acceptance by position, which the server does not count"})
-    cost, shares = pass_ms / found.plain_pass_ms, [row.accepted / passes for row in rows]
-    forecast = [(1 + sum(shares[:k])) / (1 + (cost - 1) * k / length) for k in range(1, len(rows) + 1) if k <= length + 1]
-    best = max(range(len(forecast)), key=forecast.__getitem__)
-    return found.model_copy(update={"forecast": forecast, "best": best + 1 if forecast[best] >= WORTH else 0})
+    length, rows = counts.num_draft_tokens / passes, positions(counts)
+    found.num_draft_tokens, found.tokens_per_pass = length, per_pass
+    found.pass_ms = None if token_ms is None else token_ms * per_pass
+    if plain_ms is None or found.pass_ms is None:
+        found.why_not = PLAIN_NEEDED
+    elif not rows:
+        found.why_not = "acceptance by position, which the server does not count"
+    else:
+        cost, shares = found.pass_ms / plain_ms, [row.accepted / passes for row in rows]
+        lengths = [k for k in range(1, len(rows) + 1) if k <= length + 1]
+        found.forecast = [(1 + sum(shares[:k])) / (1 + (cost - 1) * k / length) for k in lengths]
+        best = max(found.forecast)
+        found.best = found.forecast.index(best) + 1 if best >= WORTH else 0
+    return found
 
 
 def schedule(rows: Sequence[LevelAdvice]) -> list[tuple[int, int]]:

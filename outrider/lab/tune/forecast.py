@@ -121,12 +121,11 @@ def best_at(
             found += forecast(family, acceptance, costs, base)
     speedups = overall(found, shares, dict.fromkeys(shares, base)) if base else {}
     best = max(speedups, key=lambda label: speedups[label], default=None)
-    if best is None or speedups[best] < WORTH:
-        return LoadStep(
-            batch_size=batch_size, configuration="none", size=0, tokens_per_s=base, plain_tokens_per_s=base, speedup=1.0
-        )
-    size = next(one.size for one in found if one.configuration == best)
+    label, size, speedup = "none", 0, 1.0
+    if best is not None and speedups[best] >= WORTH:
+        label, speedup = best, speedups[best]
+        size = next(one.size for one in found if one.configuration == best)
     return LoadStep(
-        batch_size=batch_size, configuration=best, size=size, tokens_per_s=base * speedups[best], plain_tokens_per_s=base,
-        speedup=speedups[best],
+        batch_size=batch_size, configuration=label, size=size, tokens_per_s=base * speedup, plain_tokens_per_s=base,
+        speedup=speedup,
     )  # fmt: skip
