@@ -1,21 +1,42 @@
-"""From all texts of a run to its result."""
+"""From all texts of a run to its result: positions counted by what they have in common, and which tokens were confused."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from outrider.build import Options
 from outrider.lab.explain.advice import advise
-from outrider.lab.explain.annotate import as_columns
-from outrider.lab.explain.costs import times_of, with_passes
-from outrider.lab.explain.counterfactual import counterfactuals
-from outrider.lab.explain.explain_result import Counterfactual, ExplainResult, TextColumns
+from outrider.lab.explain.annotate import NONE, Labelled, as_columns
+from outrider.lab.explain.causes import CAUSES, LUCK
+from outrider.lab.explain.counterfactual import counterfactuals, times_of, with_passes
+from outrider.lab.explain.explain_result import (
+    CauseRow,
+    Confusion,
+    Counterfactual,
+    ExplainResult,
+    GroupRow,
+    LevelRow,
+    RankRow,
+    TextColumns,
+    Times,
+)
 from outrider.lab.explain.explained import Explained
-from outrider.lab.explain.groups import Pool
+from outrider.lab.explain.regions import KINDS, SECTIONS
+from outrider.lab.intervals import proportion
 from outrider.lab.progress import Progress
+from outrider.models.tokens.token_bytes import token_name
 from outrider.sampling.params import SamplingParams
+
+ENTROPIES = (0.01, 0.1, 0.3, 1.0, 2.0)  # nats: ends of the ranges
+RANKS = {"1": (1, 1), "2": (2, 2), "3": (3, 3), "4-8": (4, 8), "9-64": (9, 64), "65 and beyond": (65, float("inf"))}
+MAX_CONFUSIONS = 12
+MIN_CONFUSIONS = 2  # times that a pair must have occurred
 
 
 def summarise(run: Explained, options: Options, workload: str, max_shown: int, progress: Progress) -> ExplainResult:
@@ -75,3 +96,112 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
     plain = asdict(SamplingParams())
     always = ("temperature", "max_tokens")
     return {name: value for name, value in asdict(params).items() if value != plain[name] or name in always}
+
+
+class Pool:
+    """All texts' columns, one after the other."""
+
+    def __init__(self, texts: Sequence[Labelled]) -> None:
+        self.texts = texts
+        self.kept = self._ledger("kept")
+        self.expected = self._ledger("expected")
+        self.level = self._ledger("level")
+        self.tested = self.kept >= 0
+        self.lost = np.concatenate([one.lost_to_rejections for one in texts])
+        self.parts = np.concatenate([one.ledger.parts for one in texts])
+
+    def _ledger(self, name: str) -> np.ndarray:
+        return np.concatenate([getattr(one.ledger, name) for one in self.texts])
+
+    def column(self, name: str) -> np.ndarray:
+        """A column of `annotate.Positions`."""
+        return np.concatenate([getattr(one.positions, name) for one in self.texts])
+
+    def by_level(self) -> list[LevelRow]:
+        """Chains and trees alike: the n-th level of a draft."""
+        rows = []
+        for level in range(int(self.level.max(initial=0)) + 1):
+            here = self.tested & (self.level == level)
+            if here.any():
+                rows.append(
+                    LevelRow(
+                        level=level + 1, tested=int(here.sum()), kept=int(self.kept[here].sum()),
+                        share=proportion(int(self.kept[here].sum()), int(here.sum())),
+                        expected=float(self.expected[here].mean()),
+                    )
+                )  # fmt: skip
+        return rows
+
+    def by_kind(self) -> list[GroupRow]:
+        return self._groups(KINDS, np.array([kind for one in self.texts for kind in one.kinds]))
+
+    def by_section(self) -> list[GroupRow]:
+        """Empty where nothing is marked."""
+        rows = self._groups(SECTIONS, np.array([section for one in self.texts for section in one.sections]))
+        return rows if len(rows) > 1 else []
+
+    def by_entropy(self) -> list[GroupRow]:
+        """Groups by the entropy of the target's distribution."""
+        index = np.searchsorted(ENTROPIES, self.column("p_entropy"), side="right")
+        ends = [0.0, *ENTROPIES]
+        names = [f"{low:g}-{high:g}" for low, high in pairwise(ends)] + [f"{ends[-1]:g} and more"]
+        return self._groups(names, np.array(names)[index])
+
+    def ranks(self) -> list[RankRow]:
+        """Ranks of the text's token in the draft's distribution, at rejections; empty where there is no distribution."""
+        ranks = self.column("rank_token")[(self.kept == 0)]
+        ranks = ranks[np.isfinite(ranks)]
+        if not len(ranks):
+            return []
+        return [
+            RankRow(rank=name, rejections=int(((ranks >= low) & (ranks <= high)).sum())) for name, (low, high) in RANKS.items()
+        ]
+
+    def confusions(self, tokenizer: Any) -> list[Confusion]:
+        """The commonest pairs of a rejected draft token and the text's."""
+        draft, token = self.column("draft"), self.column("token")
+        here = (self.kept == 0) & (draft != NONE) & (draft != token)
+        pairs = Counter(zip(draft[here].tolist(), token[here].tolist(), strict=True))
+        return [
+            Confusion(draft=token_name(tokenizer, wrong), text=token_name(tokenizer, right), count=count)
+            for (wrong, right), count in pairs.most_common(MAX_CONFUSIONS)
+            if count >= MIN_CONFUSIONS
+        ]
+
+    def causes(self, steps: int, times: Times | None) -> list[CauseRow]:
+        """What each cost. Luck comes with what it could have been."""
+        total = self.parts.sum(0)
+        seconds = None if times is None else steps * times.step_s
+        spread = float(np.sqrt(sum(one.ledger.luck_variance for one in self.texts)))
+        return [
+            CauseRow(
+                cause=name, tokens=float(total[index]), tokens_per_step=float(total[index]) / steps,
+                tokens_per_s=None if seconds is None else float(total[index]) / seconds,
+                spread=spread if index == LUCK else None,
+            )
+            for index, name in enumerate(CAUSES)
+        ]  # fmt: skip
+
+    def _groups(self, names: Sequence[str], group: np.ndarray) -> list[GroupRow]:
+        """In the order of `names`, without empty ones."""
+        disagreement, entropy = self.column("tv"), self.column("p_entropy")
+        rows = []
+        for name in names:
+            here = group == name
+            if here.any():
+                tested = here & self.tested
+                num_tested, num_kept = int(tested.sum()), int(self.kept[tested].sum())
+                rows.append(
+                    GroupRow(
+                        name=name, tokens=int(here.sum()), tested=num_tested, kept=num_kept,
+                        share=proportion(num_kept, num_tested) if num_tested else None,
+                        expected=_mean(self.expected[tested]), lost=float(self.lost[here].sum()),
+                        disagreement=_mean(disagreement[here]), entropy=_mean(entropy[here]),
+                    )
+                )  # fmt: skip
+        return rows
+
+
+def _mean(values: np.ndarray) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else None

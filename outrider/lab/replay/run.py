@@ -18,8 +18,7 @@ from outrider.lab.progress import Progress
 from outrider.lab.replay.drafters import replayable_parts
 from outrider.lab.replay.replay import Order, replay
 from outrider.lab.replay.replay_result import ReplayedConfiguration, ReplayResult, SearchOutcome
-from outrider.lab.replay.search import check_search, check_texts, search
-from outrider.lab.replay.spaces import space_of
+from outrider.lab.replay.search import check_search, check_texts, search, space_of
 from outrider.lab.replay.summary import summarise
 from outrider.lab.replay.texts import Log
 from outrider.models.loading.load import LoadedModel

@@ -8,7 +8,7 @@ import pytest
 
 from outrider.lab.explain.advice import advise
 from outrider.lab.explain.causes import CAUSES, DRAFT, FILTERS, LUCK, STOPPED, TREE_BUDGET, VERIFIER, VOCABULARY
-from outrider.lab.explain.costs import chain_rate, rest_at
+from outrider.lab.explain.counterfactual import chain_rate, rest_at
 from outrider.lab.explain.explain_result import CauseRow, Counterfactual, ExplainResult, GroupRow, RankRow, Times
 from outrider.lab.result import Interval
 from tests.unit.report.results import explanation

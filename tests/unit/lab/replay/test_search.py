@@ -11,8 +11,7 @@ from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.estimate.curves import StepCosts
 from outrider.lab.replay import Text, replay, search
-from outrider.lab.replay.search import split_texts
-from outrider.lab.replay.spaces import SPACES, one_of, space_of, values_of, with_values
+from outrider.lab.replay.search import SPACES, one_of, space_of, split_texts, values_of, with_values
 
 STEEP = StepCosts.of_steps({0: 0.010, 1: 0.012, 8: 0.060})
 

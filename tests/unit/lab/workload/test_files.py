@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import ConfigError, OutriderError
-from outrider.lab.workload.containers import container_of, read_array, read_blocks, read_documents, read_lines
-from outrider.lab.workload.files import RequestFile
+from outrider.lab.workload.files import RequestFile, container_of, read_array, read_blocks, read_documents, read_lines
 from outrider.lab.workload.types import BadLine, FileEntry, WorkloadRequest
 
 MANY = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
