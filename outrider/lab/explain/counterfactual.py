@@ -1,8 +1,8 @@
 """What another choice would have given on the same texts, from the recording alone: no model runs.
 
 Each says how it was found, and what it does not know. Steps become tokens/s with the times of this run (what a step took, how
-much of it was drafting, what wider passes take): a chain of another length pays for its draft tokens what one cost here, everything
-else costs what it did.
+much of it was drafting, what wider passes take): a chain of another length pays for its draft tokens what one cost here,
+everything else costs what it did.
 """
 
 from __future__ import annotations

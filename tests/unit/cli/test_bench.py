@@ -19,11 +19,12 @@ from outrider.cli.bench_options import (
     make_plan,
 )
 from outrider.cli.options import MachineOptions
-from outrider.lab.bench import run, servers
+from outrider.lab.bench import run
 from outrider.lab.bench.bench_result import BenchResult, WorkloadInfo
 from outrider.lab.bench.plan import Plan
 from outrider.lab.journal import Journal
 from outrider.lab.result import read_result
+from outrider.lab.server import study
 from tests.unit.report.results import bench as result
 from tests.unit.report.results import cell, measured, speedup
 
@@ -164,7 +165,7 @@ def test_a_server_is_asked_for_its_own_options(cli: Callable[..., Any], monkeypa
         calls.append((endpoints, workload, options, more))
         return BenchResult(workload=WorkloadInfo(name="w"), seconds=1.0)
 
-    monkeypatch.setattr(servers, "bench_servers", bench_servers)
+    monkeypatch.setattr(study, "bench_servers", bench_servers)
     arguments = (
         "bench", "http://localhost:1/v1", "--baseline-url", "http://localhost:2", "--concurrency", "2,8",
         "--set", "server_model=m", "--set", "stall_timeout=9",
@@ -200,7 +201,7 @@ def test_each_server_gets_its_own_key(
         calls.append(endpoints)
         return BenchResult(workload=WorkloadInfo(name="w"), seconds=1.0)
 
-    monkeypatch.setattr(servers, "bench_servers", bench_servers)
+    monkeypatch.setattr(study, "bench_servers", bench_servers)
     monkeypatch.setenv("KEY_A", "one")
     monkeypatch.setenv("KEY_B", "two")
     out = tmp_path / "result.json"
