@@ -26,7 +26,7 @@ from outrider.lab.journal import Journal
 from outrider.lab.result import read_result
 from outrider.lab.server import study
 from tests.unit.report.results import bench as result
-from tests.unit.report.results import cell, measured, speedup
+from tests.unit.report.results import cell, interval, measured
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_ctrl_c_gives_what_is_known_and_keeps_the_journal(
     """The report, the result file and the code of an interrupted command; the same command can go on."""
 
     def run_bench(options: Any, plan: Any, workload: Any, path: Path, **more: Any) -> Any:
-        known = cell(measured(0), measured(1, speedup(1.9, 1.8, 2.0)), ended_by="interrupted")
+        known = cell(measured(0), measured(1, interval(1.9, 1.8, 2.0)), ended_by="interrupted")
         return result(known, interrupted=True), Journal.open(path, {"plan": 1}, resume=False)
 
     monkeypatch.setattr(run, "run_bench", run_bench)

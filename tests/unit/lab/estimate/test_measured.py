@@ -15,9 +15,9 @@ from tests.unit.report import results
 @pytest.fixture
 def bench(tmp_path: Path) -> Path:
     """Two cells: in the second one the look-up is faster."""
-    plain, tree = results.measured(0), results.measured(3, results.speedup(9, 8, 10))
-    model, lookup = results.measured(1, results.speedup(2, 1.9, 2.1)), results.measured(2, results.speedup(1.5, 1.4, 1.6))
-    best = results.measured(2, results.speedup(3, 2.9, 3.1))
+    plain, tree = results.measured(0), results.measured(3, results.interval(9, 8, 10))
+    model, lookup = results.measured(1, results.interval(2, 1.9, 2.1)), results.measured(2, results.interval(1.5, 1.4, 1.6))
+    best = results.measured(2, results.interval(3, 2.9, 3.1))
     labels = ("none", "draft-model k=5", "ngram k=5", "draft-model k=7 tree=best-first")
     infos = [results.ConfigurationInfo(label=label, arguments={}, baseline=0) for label in labels]
     cells = [results.cell(plain, model, lookup, tree), results.cell(plain, model, best, task="code", temperature=1.0)]
