@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.counted import counted
 from outrider.errors import ConfigError
 from outrider.lab.bench.bench_result import CellKey
 from outrider.lab.bench.plan import Plan
@@ -67,9 +66,7 @@ def gather(
     for request in firsts([one.request for one in prepared.prompts], plan.prompts):
         of_task, found = by_task.setdefault(request.task, []), by_request[request.id]
         of_task.append(TaskPrompt(len(of_task), request, found.tokens, found.max_tokens))
-    out = prepared.skipped
-    notes = [f"{counted(len(out), 'prompt')} left out, the first: {out[0].reason}"] if out else []
-    return Material(by_task, getattr(tokenizer, "bos_token_id", None), tuple(notes))
+    return Material(by_task, getattr(tokenizer, "bos_token_id", None), tuple(prepared.notes))
 
 
 def filled(prompts: Sequence[TaskPrompt], number: int, length: int, first_token: int | None) -> TaskPrompt:

@@ -144,13 +144,11 @@ def gather_samples(
         )
         for number, one in enumerate(prepared.prompts)
     ]  # fmt: skip
-    out = prepared.skipped
-    notes = [f"{counted(len(out), 'prompt')} left out, the first: {out[0].reason}"] if out else []
     if min(_count(samples).values()) < 2 * MIN_PROBED:
         raise ConfigError(
             f"every task needs {2 * MIN_PROBED} prompts, to probe some and confirm with others; got {_count(samples)}"
         )
-    return samples, notes
+    return samples, prepared.notes
 
 
 def split(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:

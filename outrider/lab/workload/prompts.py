@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.counted import counted
 from outrider.errors import ConfigError, RequestError
 from outrider.lab.workload.types import OnBad, Workload, WorkloadRequest, listing
 from outrider.models.tokens.token_text import end_of_turn
@@ -24,19 +25,16 @@ class PreparedPrompt:
 
 
 @dataclass(frozen=True)
-class Unfit:
-    """A request that cannot run on this model."""
-
-    id: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Prepared:
     """What `prepare` made of a workload."""
 
     prompts: tuple[PreparedPrompt, ...]
-    skipped: tuple[Unfit, ...] = ()
+    skipped: tuple[str, ...] = ()  # "id: reason" of requests that cannot run on this model
+
+    @property
+    def notes(self) -> list[str]:
+        left_out = counted(len(self.skipped), "prompt")
+        return [f"{left_out} left out, the first: {self.skipped[0]}"] if self.skipped else []
 
 
 def to_tokens(request: WorkloadRequest, tokenizer: Any, *, chat_template: bool = True) -> list[int]:
@@ -88,17 +86,17 @@ def prepare(
         if reason is None:
             prompts.append(PreparedPrompt(request, tokens, room))
         else:
-            unfit.append(Unfit(request.id, reason))
+            unfit.append(f"{request.id}: {reason}")
     if unfit and (on_bad == "refuse" or not prompts):
         raise ConfigError(_message(workload, unfit, on_bad))
     return Prepared(tuple(prompts), tuple(unfit))
 
 
-def _message(workload: Workload, unfit: list[Unfit], on_bad: OnBad) -> str:
+def _message(workload: Workload, unfit: list[str], on_bad: OnBad) -> str:
     head = f"{len(unfit)} of {len(workload.requests)} requests of {workload.name} cannot run on this model:"
     skip = "ask for fewer tokens, or leave these requests out (on_bad='skip', --set on_bad=skip)"
     remedy = skip if on_bad == "refuse" else "none is left; ask for fewer tokens, or take another workload"
-    return listing(head, [f"{one.id}: {one.reason}" for one in unfit], len(unfit), remedy)
+    return listing(head, unfit, len(unfit), remedy)
 
 
 def _by_template(request: WorkloadRequest, tokenizer: Any) -> list[int]:
