@@ -132,7 +132,8 @@ def others_during(notes: Sequence[RunNote], max_other_cpu: float) -> OtherProces
 
 def run_line(note: RunNote) -> RunLine:
     """What the result keeps of a run."""
-    return RunLine(**note.model_dump(include=set(RunLine.model_fields)))
+    facts = note.model_dump(include=set(RunLine.model_fields))
+    return RunLine(**facts | {"other_cpu": round(note.other_cpu, 4)})
 
 
 def step_seconds(notes: Sequence[RunNote]) -> dict[int, float]:

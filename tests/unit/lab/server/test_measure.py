@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import ConfigError, RequestError, ServerError
-from outrider.lab.progress import Quiet
+from outrider.lab.progress import QUIET, Quiet
 from outrider.lab.server import LoadOptions, ServerEndpoint, ServerMeasurement, measure_servers
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.sampling.params import SamplingParams
@@ -25,7 +25,7 @@ def options(**facts: Any) -> LoadOptions:
 
 
 def measure(
-    *fakes: Fake, number: int = 6, progress: Any = None, **facts: Any
+    *fakes: Fake, number: int = 6, progress: Any = QUIET, **facts: Any
 ) -> list[ServerMeasurement]:
     endpoints = {name: ServerEndpoint.parse(fake.url) for name, fake in zip(("plain", "spec"), fakes, strict=False)}
     return measure_servers(endpoints, workload(number), options(**facts), progress=progress)
