@@ -194,7 +194,7 @@ def test_what_differs_between_runs() -> None:
     assert {d.what: (d.old, d.new) for d in found.machines} == {"threads": ("2", "4"), "cores": ("usable 2", "usable 4")}
     assert [(d.what, d.old, d.new) for d in found.versions] == [("outrider", "1", "2")]
     assert {d.what for d in found.settings} == {"settings.temperature", "settings.tasks", "target", "command"}
-    assert found.old.outrider == "1"
+    assert found.old.versions["outrider"] == "1"
     assert compare(old, sample(one, machine=MACHINE | {"memory_bytes": 2000})).machines
 
 
