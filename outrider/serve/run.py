@@ -157,7 +157,8 @@ class Process(uvicorn.Server):
 def listen(settings: ServerSettings) -> socket.socket:
     """A bound socket. Raises ConfigError with the reason where it cannot bind."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        host = settings.host.removeprefix("[").removesuffix("]")  # as addresses write one of IPv6
+        family, kind, protocol, _, address = socket.getaddrinfo(host, settings.port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from outrider.serve.schema.base import Body
@@ -287,7 +287,7 @@ def test_head_is_a_get_without_its_body() -> None:
     """Probes and `curl -I` send it."""
     with listening(FakeEngine()) as address:
         for path in ("/health", "/ready", "/v1/models", "/metrics", "/"):
-            answer = httpx.head(f"{address}{path}")
+            answer = httpx2.head(f"{address}{path}")
             assert (answer.status_code, answer.content) == (200, b""), path
             assert int(answer.headers["content-length"]) > 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -151,6 +152,14 @@ def test_taken_port_is_reported_before_anything_is_loaded() -> None:
     elsewhere = ServerSettings(models=settings.models, host="192.0.2.1", port=0)
     with pytest.raises(ConfigError, match=r"this machine does not have that address: give one of its own as --host"):
         listen(elsewhere)
+
+
+def test_an_address_of_ipv6_may_have_its_brackets() -> None:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET6) as probe:  # else: no IPv6 here
+        probe.bind(("::1", 0))
+        models = (ServedModel(name="a", options=Options(target="a")),)
+        with listen(ServerSettings(models=models, host="[::1]", port=0)) as listener:
+            assert listener.getsockname()[0] == "::1"
 
 
 @pytest.fixture(scope="module")
