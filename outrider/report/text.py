@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outrider.lab.result import Interval
 
 PLAINER = "outrider-plainer"  # how streams handle signs that they cannot encode
-ASCII = dict(zip("✓✗▸•─‹›⁺▌·τα", "+x>--<>+|-ta", strict=True))
+ASCII = dict(zip("✓✗▸•─‹›⁺▌·ταγµ×−", "+x>--<>+|-tagux-", strict=True))
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
