@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from types import SimpleNamespace
@@ -21,12 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import CapabilityError, CheckpointError
-from outrider.huge_pages import on_huge_pages
 from outrider.lazy import transformers
 from outrider.models.gguf import library
 from outrider.models.gguf.config import DTYPES, gguf_generation_config, num_extra_layers, rope_factors
 from outrider.models.gguf.experts import SAME, Experts, experts_in, staying
-from outrider.models.gguf.formats import FORMS, panel_bytes, panels_of
+from outrider.models.gguf.formats import FORMS, panel_bytes
 from outrider.models.gguf.header import GgufFile, TensorInfo
 from outrider.models.gguf.linear import (
     BlockEmbedding,
@@ -37,6 +35,7 @@ from outrider.models.gguf.linear import (
     put_experts,
     runs_on_kernels,
 )
+from outrider.models.gguf.packing import panels_in
 from outrider.models.linear.panel import is_plain, is_transposed
 
 BLOCK_NUMBER = re.compile(r"blk\.(\d+)\.")
@@ -73,28 +72,6 @@ def gguf_module(file: GgufFile, config: Any, dtype: torch.dtype, *, experts_stay
     module.outrider_stored = loading.stored
     module.generation_config = gguf_generation_config(file, config)
     return module
-
-
-def panels_in(stored: Sequence[tuple[Sequence[TensorInfo], np.ndarray]]) -> Iterator[Tensor]:
-    """Panels of tensors in blocks, whose rows follow one another in these orders; of experts for each of them.
-
-    Made on all threads: each is many small operations, which do not divide well.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            yield from map(on_huge_pages, pool.map(_panels, stored))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _panels(stored: tuple[Sequence[TensorInfo], np.ndarray]) -> Tensor:
-    tensors, order = stored
-    blocks = torch.from_numpy(np.concatenate([tensor.read() for tensor in tensors], axis=-2))
-    blocks = blocks if order is SAME else blocks[..., torch.from_numpy(order), :]
-    kind = tensors[0].kind
-    return panels_of(blocks, kind) if blocks.dim() == 2 else torch.stack([panels_of(own, kind) for own in blocks])
 
 
 def gguf_bytes(file: GgufFile, config: Any, dtype: torch.dtype, *, experts_stay: bool = True) -> tuple[int, int]:

@@ -1,0 +1,59 @@
+"""Panels that the native library makes of a file's blocks are those that torch makes, byte for byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.models.gguf import packing
+from outrider.models.gguf.experts import SAME
+from outrider.models.gguf.formats import FORMS
+from outrider.models.gguf.header import TensorInfo
+from outrider.models.gguf.packing import by_library, by_torch, panels_in
+from outrider.runtime import library
+from tests.gguf_files import Kind, random_blocks
+
+OFFSET = 36  # a file's tensors begin anywhere
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    return tmp_path / "tensors"
+
+
+def _stored(path: Path, kind: Kind, shape: tuple[int, ...], seed: int = 0) -> TensorInfo:
+    outputs = int(np.prod(shape[:-1]))
+    blocks = random_blocks(kind, outputs, shape[-1], seed)
+    before = path.read_bytes() if path.exists() else b""
+    path.write_bytes(before + b"\xff" * OFFSET + blocks.tobytes())
+    return TensorInfo("tensor", shape, kind, path, len(before) + OFFSET, blocks.nbytes)
+
+
+@pytest.mark.parametrize("kind", [Kind[name] for name in FORMS], ids=lambda kind: kind.name)
+def test_both_ways_make_one_thing(kind: Kind, scratch: Path, library_path: Path) -> None:
+    """Catches a bit of a code, a step or a scale from elsewhere, rows out of order, and a part of 32 outputs that is not filled."""
+    native, dice = library.load(library_path), np.random.default_rng(0)
+    alone, more = _stored(scratch, kind, (45, 512)), _stored(scratch, kind, (32, 512), seed=1)
+    experts, others = _stored(scratch, kind, (3, 40, 256), seed=2), _stored(scratch, kind, (3, 8, 256), seed=3)
+    for tensors, count in (([alone], 45), ([alone, more], 77), ([experts], 40), ([experts, others], 48)):
+        for order in (SAME, dice.permutation(count)):
+            made, expected = by_library(native, (tensors, order)), by_torch((tensors, order))
+            assert made.shape == expected.shape
+            assert torch.equal(made, expected), (len(tensors), order)
+
+
+def test_a_format_without_panels_is_refused(scratch: Path, library_path: Path) -> None:
+    tensor = _stored(scratch, Kind.Q4_0, (32, 256))
+    rows, room = packing._addresses(tensor.read()), torch.zeros(1, dtype=torch.uint8)
+    native = library.load(library_path)
+    assert not native.outrider_pack_blocks(rows.ctypes.data, 32, 256, int(Kind.TQ1_0), room.data_ptr())
+
+
+def test_where_there_is_no_library_torch_makes_them(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "why_missing", lambda: "no compiler")
+    monkeypatch.setattr(packing, "by_library", None)
+    stored = ([_stored(scratch, Kind.Q4_K, (45, 512))], SAME)
+    assert torch.equal(next(panels_in([stored])), by_torch(stored))
