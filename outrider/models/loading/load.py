@@ -326,12 +326,17 @@ def _on_our_cache(module: Any, name: str, dtype: torch.dtype, device: torch.devi
     return lm
 
 
+def _num_outputs(layer: Any) -> int:
+    """How many outputs a linear layer has, found without a weight that would be widened to be looked at."""
+    return int(layer.out_features) if hasattr(layer, "out_features") else layer.weight.shape[0]
+
+
 def _shape_of(module: Any, layers: Sequence[AttentionCall], device: torch.device) -> LMShape:
     """`layers`: what our attention saw of them; none for a model on transformers' own cache, which knows shapes and windows."""
     config = module.config.get_text_config()
     kept = (*(layer.kept(device) for layer in layers), *indexer_layers(module)) if layers else ()
     return LMShape(
-        vocab_size=module.get_output_embeddings().weight.shape[0],
+        vocab_size=_num_outputs(module.get_output_embeddings()),
         context_length=min([context_length(config), *(_reaches(config, layers) if layers else [])]),
         layers=kept or (UNKNOWN_LAYER,) * getattr(config, "num_hidden_layers", 1),
         sliding_window=next((layer.window for layer in layers if layer.window), _sliding_window(config)),
