@@ -65,7 +65,8 @@ def load(path: Path) -> ctypes.CDLL:
     library.outrider_runtime_rows.argtypes, library.outrider_runtime_rows.restype = (pointer, pointer, size, pointer), None
     library.outrider_runtime_has_tiles.argtypes, library.outrider_runtime_has_tiles.restype = (), ctypes.c_bool
     library.outrider_runtime_sizes.argtypes, library.outrider_runtime_sizes.restype = (), size
-    library.outrider_pack_blocks.argtypes, library.outrider_pack_blocks.restype = (pointer, size, size, size, pointer), ctypes.c_bool
+    library.outrider_pack_blocks.argtypes = (pointer, size, size, size, pointer)
+    library.outrider_pack_blocks.restype = ctypes.c_bool
     library.outrider_laws.argtypes, library.outrider_laws.restype = (pointer,) * 5, ctypes.c_bool
     library.outrider_verdicts.argtypes, library.outrider_verdicts.restype = (pointer, pointer), ctypes.c_bool
     library.outrider_top_tokens.argtypes, library.outrider_top_tokens.restype = (pointer,) * 6, None

@@ -34,7 +34,7 @@ def _stored(path: Path, kind: Kind, shape: tuple[int, ...], seed: int = 0) -> Te
 
 @pytest.mark.parametrize("kind", [Kind[name] for name in FORMS], ids=lambda kind: kind.name)
 def test_both_ways_make_one_thing(kind: Kind, scratch: Path, library_path: Path) -> None:
-    """Catches a bit of a code, a step or a scale from elsewhere, rows out of order, and a part of 32 outputs that is not filled."""
+    """Catches a bit of a code, a step or a scale from elsewhere, rows out of order, and 32 outputs not filled."""
     native, dice = library.load(library_path), np.random.default_rng(0)
     alone, more = _stored(scratch, kind, (45, 512)), _stored(scratch, kind, (32, 512), seed=1)
     experts, others = _stored(scratch, kind, (3, 40, 256), seed=2), _stored(scratch, kind, (3, 8, 256), seed=3)
