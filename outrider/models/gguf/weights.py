@@ -35,7 +35,7 @@ from outrider.models.gguf.linear import (
     put_experts,
     runs_on_kernels,
 )
-from outrider.models.gguf.packing import panels_in
+from outrider.models.gguf.packing import Packer, by_torch, panels_in
 from outrider.models.linear.panel import is_plain, is_transposed
 
 BLOCK_NUMBER = re.compile(r"blk\.(\d+)\.")
@@ -50,7 +50,9 @@ class StoredTensor:
     order: np.ndarray
 
 
-def gguf_module(file: GgufFile, config: Any, dtype: torch.dtype, *, experts_stay: bool = True) -> nn.Module:
+def gguf_module(
+    file: GgufFile, config: Any, dtype: torch.dtype, *, experts_stay: bool = True, pack: Packer = by_torch
+) -> nn.Module:
     """transformers' module with this checkpoint's weights, on the CPU; matrices in blocks stay in them (`linear.py`).
 
     `experts_stay`: those of experts, too. On a GPU they would be widened for each use, one expert at a time.
@@ -66,7 +68,7 @@ def gguf_module(file: GgufFile, config: Any, dtype: torch.dtype, *, experts_stay
         raise CapabilityError(f"'{file.path}': transformers has no language model for it: {reason}") from error
     with torch.no_grad():
         make_buffers(module)
-        loading = _GgufLoading(file, module, config, dtype, staying(file, experts=experts_stay))
+        loading = _GgufLoading(file, module, config, dtype, staying(file, experts=experts_stay), pack)
         loading.run()
         _divide_frequencies(module, file)
     module.outrider_stored = loading.stored
@@ -146,6 +148,7 @@ class _GgufLoading:
     config: Any
     dtype: torch.dtype
     stay: Collection[str]  # names of tensors that keep their blocks, where the module can
+    pack: Packer
     kept: list[tuple[tuple[TensorInfo, ...], str, np.ndarray]] = field(default_factory=list)  # in blocks: path, order of outputs
     stored: dict[str, StoredTensor] = field(default_factory=dict)  # by layer in blocks, or parameter
 
@@ -235,7 +238,7 @@ class _GgufLoading:
 
     def _make_blocks(self) -> None:
         """The layers of `kept`."""
-        found = panels_in([(tensors, order) for tensors, _, order in self.kept])
+        found = panels_in([(tensors, order) for tensors, _, order in self.kept], self.pack)
         for (tensors, path, order), panels in zip(self.kept, found, strict=True):
             self._put_blocks(tensors, path, panels)
             self.stored[path] = StoredTensor(tuple(tensor.name for tensor in tensors), order)

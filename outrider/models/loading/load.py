@@ -24,6 +24,7 @@ from outrider.models.draft_loop import DraftLoop
 from outrider.models.gguf.config import gguf_config
 from outrider.models.gguf.linear import block_layers
 from outrider.models.gguf.names import gguf_in
+from outrider.models.gguf.packing import Packer, by_torch
 from outrider.models.gguf.tokenizer import gguf_tokenizer
 from outrider.models.gguf.weights import gguf_module
 from outrider.models.indexer import indexer_layers
@@ -237,13 +238,14 @@ def load_tokenizer(
 
 def load_module(
     name: str, config: Any, dtype: torch.dtype, device: torch.device,
-    trust_remote_code: bool = False, revision: str | None = None,
+    trust_remote_code: bool = False, revision: str | None = None, pack: Packer = by_torch,
 ) -> nn.Module:  # fmt: skip
     """The weights in transformers' own module. Raises CheckpointError when they are missing, damaged or incomplete."""
     if (adapter := adapter_in(name)) is not None:
-        return adapter.merged_into(load_module(adapter.base, config, dtype, device, trust_remote_code, adapter.revision))
+        return adapter.merged_into(load_module(adapter.base, config, dtype, device, trust_remote_code, adapter.revision, pack))
     if (file := gguf_in(name, revision)) is not None:
-        return gguf_module(file, config, dtype, experts_stay=device.type == "cpu").eval().requires_grad_(False).to(device)
+        made = gguf_module(file, config, dtype, experts_stay=device.type == "cpu", pack=pack)
+        return made.eval().requires_grad_(False).to(device)
     if (scheme := scheme_of(config, device)) is not None:
         return quantised_module(name, config, dtype, scheme, revision).eval().requires_grad_(False).to(device)
     widened = is_widened(config, device)

@@ -22,7 +22,7 @@ from torch import Tensor
 from outrider.models.gguf.experts import SAME
 from outrider.models.gguf.formats import FORMS, Form
 from outrider.models.gguf.names import gguf_in
-from outrider.models.gguf.packing import panels_in
+from outrider.models.gguf.packing import Packer, panels_in
 from outrider.models.gguf.weights import plain_values
 from outrider.models.loading import tensor_text
 from outrider.models.loading.made_tensors import keep_tensors, kept_tensors
@@ -79,7 +79,9 @@ def find_stored(
     return {"plain": plain, "few": few, "blocks": blocks, "orders": texts, "made": made.keep(made_at)}
 
 
-def read_stored(name: str, kept: Mapping[str, Any], made_at: Path) -> tuple[dict[str, Tensor], dict[str, InBlocks]] | None:
+def read_stored(
+    name: str, kept: Mapping[str, Any], made_at: Path, pack: Packer
+) -> tuple[dict[str, Tensor], dict[str, InBlocks]] | None:
     """The tensors, and the layers in blocks, that `find_stored` found; None where the file of what loading made is damaged."""
     tensors = {own: tensor_text.read(text) for own, text in kept["few"].items()}
     threads = torch.get_num_threads()
@@ -96,7 +98,7 @@ def read_stored(name: str, kept: Mapping[str, Any], made_at: Path) -> tuple[dict
         torch.set_num_threads(threads)
     tensors |= {own: made[key] for own, key in kept["made"]["tensors"].items()}
     blocks = {layer: InBlocks(made[key], _form(text), *sizes) for layer, (key, text, *sizes) in kept["made"]["matrices"].items()}
-    return tensors, blocks | _read_blocks(name, kept["blocks"], kept["orders"])
+    return tensors, blocks | _read_blocks(name, kept["blocks"], kept["orders"], pack)
 
 
 class _Made:
@@ -156,7 +158,7 @@ def _form(text: Mapping[str, Any]) -> Form:
     return Form(**{**text, "factors": getattr(torch, text["factors"]), "levels": tuple(text["levels"])})
 
 
-def _read_blocks(name: str, kept: Mapping[str, Any], texts: Sequence[list[Any]]) -> dict[str, InBlocks]:
+def _read_blocks(name: str, kept: Mapping[str, Any], texts: Sequence[list[Any]], pack: Packer) -> dict[str, InBlocks]:
     file = gguf_in(name)
     if file is None or not kept:
         return {}
@@ -164,7 +166,8 @@ def _read_blocks(name: str, kept: Mapping[str, Any], texts: Sequence[list[Any]])
     orders = [SAME, *(tensor_text.read(text).numpy().astype(np.int64) for text in texts[1:])]
     known = {layer: ([infos[name] for name in names], number) for layer, (names, number) in kept.items()}
     each = dict.fromkeys((tuple(names), number) for names, number in kept.values())  # an output layer may be the embeddings
-    made = dict(zip(each, panels_in([([infos[name] for name in names], orders[number]) for names, number in each]), strict=True))
+    stored = [([infos[name] for name in names], orders[number]) for names, number in each]
+    made = dict(zip(each, panels_in(stored, pack), strict=True))
     return {
         layer: InBlocks(
             made[tuple(kept[layer][0]), number], FORMS[tensors[0].kind.name], sum(one.shape[-2] for one in tensors),

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.models.gguf import packing
 from outrider.models.gguf.experts import SAME
 from outrider.models.gguf.formats import FORMS
 from outrider.models.gguf.header import TensorInfo
-from outrider.models.gguf.packing import by_library, by_torch, panels_in
-from outrider.runtime import library
+from outrider.models.gguf.packing import by_torch, panels_in
+from outrider.runtime import block_packing, library
+from outrider.runtime.block_packing import block_packer, by_library
 from tests.gguf_files import Kind, random_blocks
 
 OFFSET = 36  # a file's tensors begin anywhere
@@ -47,13 +47,13 @@ def test_both_ways_make_one_thing(kind: Kind, scratch: Path, library_path: Path)
 
 def test_a_format_without_panels_is_refused(scratch: Path, library_path: Path) -> None:
     tensor = _stored(scratch, Kind.Q4_0, (32, 256))
-    rows, room = packing._addresses(tensor.read()), torch.zeros(1, dtype=torch.uint8)
+    rows, room = block_packing._addresses(tensor.read()), torch.zeros(1, dtype=torch.uint8)
     native = library.load(library_path)
     assert not native.outrider_pack_blocks(rows.ctypes.data, 32, 256, int(Kind.TQ1_0), room.data_ptr())
 
 
 def test_where_there_is_no_library_torch_makes_them(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "why_missing", lambda: "no compiler")
-    monkeypatch.setattr(packing, "by_library", None)
-    stored = ([_stored(scratch, Kind.Q4_K, (45, 512))], SAME)
-    assert torch.equal(next(panels_in([stored])), by_torch(stored))
+    assert block_packer() is by_torch
+    stored = [([_stored(scratch, kind, (45, 512))], SAME) for kind in (Kind.Q4_K, Kind.Q6_K)]
+    assert all(torch.equal(made, by_torch(one)) for made, one in zip(panels_in(stored), stored, strict=True))

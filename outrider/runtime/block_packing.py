@@ -1,0 +1,47 @@
+"""Puts tensors of a GGUF file into panels by the native library, straight from the mapped file to where they stay.
+
+The panels are those of `models/gguf/packing.by_torch` to the byte, which needs some ten passes over memory: most of the time that
+a large model took to start.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+
+import numpy as np
+from torch import Tensor
+
+from outrider.cache import cache_folder
+from outrider.huge_pages import room_for_weight
+from outrider.models.gguf.experts import SAME
+from outrider.models.gguf.formats import panel_bytes
+from outrider.models.gguf.packing import Packer, Stored, by_torch
+from outrider.models.linear.panel import WIDTH
+from outrider.runtime import library
+
+
+def block_packer() -> Packer:
+    """The library's, or torch's where there is no library for this CPU."""
+    return by_torch if library.why_missing() else partial(by_library, library.load(library.find(cache_folder())))
+
+
+def by_library(native: ctypes.CDLL, stored: Stored) -> Tensor:
+    """What `by_torch` makes."""
+    tensors, order = stored
+    mapped = [tensor.read() for tensor in tensors]  # held until the panels are made
+    rows = np.concatenate([_addresses(one) for one in mapped], axis=-1)
+    rows = rows if order is SAME else rows[..., order]
+    kind, inputs, outputs = tensors[0].kind, tensors[0].shape[-1], rows.shape[-1]
+    panels = room_for_weight([*rows.shape[:-1], -(-outputs // WIDTH), panel_bytes(kind, WIDTH, inputs)])
+    for own, made in zip(rows.reshape(-1, outputs), panels.view(-1, *panels.shape[-2:]), strict=True):
+        own = np.ascontiguousarray(own)
+        packed = native.outrider_pack_blocks(own.ctypes.data, outputs, inputs, int(kind), made.data_ptr())
+        assert packed, f"{kind.name} has panels, and the library does not make them"
+    return panels
+
+
+def _addresses(mapped: np.ndarray) -> np.ndarray:
+    """The address of each row of a contiguous array (..., rows, bytes of a row)."""
+    count = np.arange(int(np.prod(mapped.shape[:-1])), dtype=np.uint64).reshape(mapped.shape[:-1])
+    return count * np.uint64(mapped.shape[-1]) + np.uint64(mapped.ctypes.data)
