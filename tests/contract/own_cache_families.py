@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.older_transformers import skip_unless_lowered
 from tests.unit.runtime.families import DECODER, EXPERTS, GROUPS, LATENT, SHORT_WINDOW, SIZES, SPARSE
 
 VOCAB = SIZES["vocab_size"]
@@ -130,6 +131,7 @@ ONE_OF_EACH_KIND = (  # delta net, Mamba 2 beside attention, short convolution, 
 
 def make(family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """A random model of this family, in eval mode."""
+    skip_unless_lowered(family)
     named = {**SIZES, **FAMILIES[family], **changes}
     if family in OTHERWISE_NAMED:
         general = ("vocab_size", "bos_token_id", "eos_token_id", "initializer_range")

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outrider.models import attention
 from outrider.models.loading.older_code import hand_over
 from outrider.models.signals import AFTER_NORM
+from tests.older_transformers import skip_unless_lowered
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -175,6 +176,7 @@ def states_of(family: str) -> tuple[int, ...]:
 
 def make(family: str, dtype: torch.dtype = torch.float32, *, picks_all: bool = True) -> Any:
     """A random model of this family, in eval mode."""
+    skip_unless_lowered(family)
     attention.register()  # which `lower` ends with
     changes = FAMILIES[family] if family in FAMILIES else NOT_LOWERED[family][1]
     named = {**SIZES, **changes}

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from packaging.version import Version
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.generation import candidate_generator
@@ -33,6 +32,7 @@ from tests.contract.test_multimodal import PICTURES
 from tests.contract.test_multimodal import saved as saved_whole
 from tests.helpers import make_row, run_to_end, tiny_llama, word_tokenizer
 from tests.mtp_heads import SHIPPED, WEIGHTS, MtpReference, save_with_mtp
+from tests.older_transformers import IS_OLDER, skip_older
 from tests.unit.runtime.families import EXPERTS, FAMILIES, HALF_WINDOWED, SHORT_WINDOW, SIZES
 
 VOCAB = SIZES["vocab_size"]
@@ -48,6 +48,10 @@ CHANGED: dict[str, dict[str, Any]] = {
     "mimo_v2_flash": {"mlp_layer_types": ["sparse", "dense"]},  # the head's layer is dense
     "mellum": {**HALF_WINDOWED, "num_mtp_layers": 1, "layer_types": ["full_attention", "sliding_attention"]},
 }  # fmt: skip
+OLDER = {  # with transformers 5.17
+    "ernie4_5_moe": "its router begins as zeros, and which of equal experts it picks follows no rule",
+    "mellum": "the third token of its drafts differs from the reference's now and then",
+}
 STACKED = {"layers_block_type": ["mamba", "attention", "moe"]}  # the last two make a layer of the head
 
 
@@ -151,6 +155,8 @@ def check(folder: Path, reference: MtpReference, runtime: str) -> None:
 def test_drafts_of_every_layout(tmp_path: Path, family: str, layout: str) -> None:
     """Catches norms mixed up, the projection's halves in the wrong order, a state before the norm where it is read behind it, a
     rejected draft that stays in the cache, a row fed another row's states. On the native runtime, where every pass is lowered."""
+    if IS_OLDER and family in OLDER:
+        pytest.skip(OLDER[family])
     check(tmp_path, saved(tmp_path, partial(random_model, family), layout), "native")
     assert ships_mtp(str(tmp_path))
 
@@ -190,7 +196,7 @@ def test_targets_with_states(tmp_path: Path, family: str, layout: str, runtime: 
 @pytest.mark.parametrize(("family", "layout"), BESIDE_STATES)
 def test_trees_beside_a_hybrid(tmp_path: Path, family: str, layout: str) -> None:
     """On the native runtime states branch: the texts are plain decoding's to the bit, with T = 1 as with T = 0."""
-    if family == "nemotron_h" and Version(transformers.__version__) < Version("5.23"):
+    if family == "nemotron_h" and IS_OLDER:
         pytest.skip(f"the head of {family} runs on transformers' own cache with transformers {transformers.__version__}")
     saved(tmp_path, partial(random_model, family), layout)
     made = built(tmp_path, "native", drafter="mtp", drafter_options={"tree": "2x2x1"})
@@ -291,9 +297,7 @@ def test_several_layers_take_turns(tmp_path: Path, family: str, layout: str, num
     assert all(not draft or draft == reference.draft(text, len(draft))[0] for text, draft in seen)
 
 
-OF_LATE = pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.23"), reason="before transformers 5.23 `use_mtp` fails for layers of two kinds"
-)
+OF_LATE = skip_older("`use_mtp` fails for layers of two kinds")
 BY_TRANSFORMERS = [  # all families that `use_mtp` is for, but for stateful ones, which it refuses, and Inkling
     ("deepseek_v3", "deepseek", 1), ("glm4_moe", "deepseek", 1), ("glm4_moe", "deepseek", 2),
     *(pytest.param(*case, marks=OF_LATE) for case in (("mellum", "qwen", 1), ("step3p7", "deepseek", 2))),
