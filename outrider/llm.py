@@ -5,7 +5,7 @@
         print(done.text, done.stats.tau)
 
 A thin driver around `Decoder.step`: it turns prompts into rows, keeps up to `max_num_seqs` of them running, and turns
-finished rows into completions. Not thread-safe: one call at a time.
+finished rows into completions. One call runs at a time: those of other threads wait.
 """
 
 from __future__ import annotations

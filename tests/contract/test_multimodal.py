@@ -51,7 +51,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite4_vision": ("Granite4VisionConfig", {
         "text_config": TEXT, "image_token_index": 90, "downsample_rate": "1/2", "deepstack_layer_map": [[-1, 0]],
         "vision_config": {**PICTURES, "hidden_size": 64, "model_type": "clip_vision_model"}, "qformer_config": {
-            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "encoder_hidden_size": 64}}),
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "encoder_hidden_size": 64}}),
     "kosmos-2.5": ("Kosmos2_5Config", {  # positions begin behind the padding token's
         "text_config": {
             "vocab_size": 97, "embed_dim": 64, "layers": 2, "ffn_dim": 96, "attention_heads": 4, "init_std": 0.2,
