@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.lab.estimate.roofline import DTYPE_BYTES, DtypeName, ModelSize
+from outrider.lazy import transformers
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_bytes
 from outrider.models.loading.load import first_line, load_config
@@ -46,7 +46,7 @@ def size_of_folder(folder: Path, dtype: DtypeName, name: str | None = None) -> M
 def _without_storage(config: Any, folder: Path) -> Any:
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config)
+            return transformers.AutoModelForCausalLM.from_config(config)
     except Exception as error:
         raise CapabilityError(
             f"the size of '{folder.name}' cannot be read from its config.json: {first_line(error)}. Give its parameters instead."
