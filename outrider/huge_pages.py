@@ -60,21 +60,21 @@ def zeros_on_huge_pages(shapes: Sequence[Sequence[int]], dtype: torch.dtype) -> 
 
 def room_for_weight(shape: Sequence[int]) -> Tensor:
     """Bytes of 0 beside other weights on huge pages; as torch makes them on a system without such pages."""
-    size = prod(shape)
-    if not hasattr(mmap, "MADV_HUGEPAGE") or not size:
-        return torch.zeros(*shape, dtype=torch.uint8)
-    try:
-        return _WEIGHTS.take(size).view(*shape)
-    except (OSError, ValueError):  # a kernel without them, or no memory for a block
-        return torch.zeros(*shape, dtype=torch.uint8)
+    room = _room(prod(shape))
+    return torch.zeros(*shape, dtype=torch.uint8) if room is None else room.view(*shape)
 
 
 def on_huge_pages(tensor: Tensor) -> Tensor:
     """A copy of a weight on huge pages; the weight itself where it is not on a CPU or the system has no such pages."""
-    if not hasattr(mmap, "MADV_HUGEPAGE") or tensor.device.type != "cpu" or not tensor.numel():
-        return tensor
+    room = _room(tensor.nbytes) if tensor.device.type == "cpu" else None
+    return tensor if room is None else room.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+
+def _room(size: int) -> Tensor | None:
+    """So many bytes beside other weights; None for no bytes, or where there are no such pages."""
+    if not hasattr(mmap, "MADV_HUGEPAGE") or not size:
+        return None
     try:
-        room = _WEIGHTS.take(tensor.nbytes)
-    except (OSError, ValueError):
-        return tensor
-    return room.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        return _WEIGHTS.take(size)
+    except (OSError, ValueError):  # a kernel without them, or no memory for a block
+        return None

@@ -42,7 +42,7 @@ from outrider.models.stateful.lm import StateLM
 from outrider.models.tokens.vocabulary import never_draft, tokens_of_one
 from outrider.options import AUTO, EAGER, GRAPHS, NATIVE, Needs, Options, replaced
 from outrider.runtime import checked, kept, library
-from outrider.runtime.block_packing import block_packer
+from outrider.runtime.block_packing import pack
 from outrider.runtime.gpu.run import DeviceRun, device_states, use_device_run
 from outrider.runtime.layers import layer_kernels
 from outrider.runtime.limits import find_native_limits
@@ -136,7 +136,7 @@ class ModelLoader:
         tokenizer = load_tokenizer(name, options.trust_remote_code, revision)
         dtype = resolve_dtype(options.dtype, config, self.device, rounded=quantise is not None)
         self._say(name, str(dtype).removeprefix("torch."), quantise)
-        module = load_module(name, config, dtype, self.device, options.trust_remote_code, revision, block_packer())
+        module = load_module(name, config, dtype, self.device, options.trust_remote_code, revision, pack)
         num_notes = len(self.notes)
         rounded = None if quantise is None else quantise_linears(module, quantise, self._labels[name])
         self.notes += merged_note(self._labels[name], name)

@@ -7,23 +7,36 @@ a large model took to start.
 from __future__ import annotations
 
 import ctypes
-from functools import partial
+import functools
+import logging
 
 import numpy as np
 from torch import Tensor
 
 from outrider.cache import cache_folder
+from outrider.errors import CapabilityError
 from outrider.huge_pages import room_for_weight
 from outrider.models.gguf.experts import SAME
 from outrider.models.gguf.formats import panel_bytes
-from outrider.models.gguf.packing import Packer, Stored, by_torch
+from outrider.models.gguf.packing import Stored, by_torch
 from outrider.models.linear.panel import WIDTH
 from outrider.runtime import library
 
+log = logging.getLogger("outrider.models")
 
-def block_packer() -> Packer:
-    """The library's, or torch's where there is no library for this CPU."""
-    return by_torch if library.why_missing() else partial(by_library, library.load(library.find(cache_folder())))
+def pack(stored: Stored) -> Tensor:
+    """A `Packer`: the library, looked for when there is something to pack; torch where there is none for this CPU."""
+    native = _library()
+    return by_torch(stored) if native is None else by_library(native, stored)
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        return library.load(library.find(cache_folder()))
+    except (CapabilityError, OSError) as error:
+        log.info("blocks are put into panels by torch, which is slower: %s", error)
+        return None
 
 
 def by_library(native: ctypes.CDLL, stored: Stored) -> Tensor:

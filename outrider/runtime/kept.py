@@ -31,7 +31,7 @@ from outrider.models.loading.stored import find_stored, read_stored
 from outrider.models.tokens.kept_tokenizer import KeptTokenizer
 from outrider.models.tokens.kept_tokenizer import written as written_tokenizer
 from outrider.runtime import checked, library, program_text
-from outrider.runtime.block_packing import block_packer
+from outrider.runtime.block_packing import pack
 from outrider.runtime.building import fingerprint
 from outrider.runtime.matrices import Matrix
 from outrider.runtime.rotary import Rotary, Wave, waves_of
@@ -113,7 +113,7 @@ def keep(
 
 def started_lm(start: Start, key: Key, name: str, found: checked.Checked) -> LM | None:
     """The model that was kept, ready to run; None where its file of weights is damaged."""
-    if (stored := read_stored(name, start.stored, _weights(key), block_packer())) is None:
+    if (stored := read_stored(name, start.stored, _weights(key), pack)) is None:
         return None
     tensors, in_blocks = stored
     dtype, path = getattr(torch, start.dtype), library.find(cache_folder())

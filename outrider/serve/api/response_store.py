@@ -17,22 +17,22 @@ Item = dict[str, Any]
 class Stored:
     """What one response added to its conversation, behind what it went on from."""
 
-    asked: tuple[Item, ...]  # its own input
-    said: tuple[Item, ...]  # its output, as far as later responses see it
+    own_input: tuple[Item, ...]  # its own input
+    own_output: tuple[Item, ...]  # its output, as far as later responses see it
     response: dict[str, Any]  # as the client got it
     size: int
     before: Stored | None = None
 
     def input(self) -> list[Item]:
         """All that it answers, from the first turn on."""
-        return [*([] if self.before is None else self.before.conversation()), *self.asked]
+        return [*([] if self.before is None else self.before.conversation()), *self.own_input]
 
     def conversation(self) -> list[Item]:
         """All items from the first turn on, its own output included."""
         turns: list[tuple[Item, ...]] = []
         one: Stored | None = self
         while one is not None:
-            turns.append((*one.asked, *one.said))
+            turns.append((*one.own_input, *one.own_output))
             one = one.before
         return [item for turn in reversed(turns) for item in turn]
 
@@ -76,10 +76,12 @@ class ResponseStore:
         self.find(name, to_go_on=False)
         self._forget(name)
 
-    def keep(self, name: str, asked: list[Item], said: list[Item], response: dict[str, Any], before: Stored | None) -> None:
+    def keep(
+        self, name: str, own_input: list[Item], own_output: list[Item], response: dict[str, Any], before: Stored | None
+    ) -> None:
         """A response that is whole."""
-        size = sum(len(json.dumps(each)) for each in (*asked, *said, response))
-        self._kept[name] = Stored(tuple(asked), tuple(said), response, size, before)
+        size = sum(len(json.dumps(each)) for each in (*own_input, *own_output, response))
+        self._kept[name] = Stored(tuple(own_input), tuple(own_output), response, size, before)
         self._items.update((item["id"], item) for item in response["output"])
         self._size += size
         while len(self._kept) > self._max_responses or self._size > self._max_characters:

@@ -104,8 +104,8 @@ class Responses(Answering):
         found = {**self._response(self._status), **more}
         if self._body.store is not False:
             shown = shows_thoughts(self._dialogue.exchange.served)  # by the chat template, in later turns
-            said = [item for item in self._items.output if shown or item["type"] != "reasoning"]
-            self._store.keep(self._id, [listed(item) for item in self._asked], said, found, self._before)
+            own_output = [item for item in self._items.output if shown or item["type"] != "reasoning"]
+            self._store.keep(self._id, [listed(item) for item in self._asked], own_output, found, self._before)
         return found
 
     def _response(self, status: str) -> dict[str, Any]:

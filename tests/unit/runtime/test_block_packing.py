@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.errors import CapabilityError
 from outrider.models.gguf.experts import SAME
 from outrider.models.gguf.formats import FORMS
 from outrider.models.gguf.header import TensorInfo
 from outrider.models.gguf.packing import by_torch, panels_in
 from outrider.runtime import block_packing, library
-from outrider.runtime.block_packing import block_packer, by_library
+from outrider.runtime.block_packing import by_library
 from tests.gguf_files import Kind, random_blocks
 
 OFFSET = 36  # a file's tensors begin anywhere
@@ -53,7 +54,12 @@ def test_a_format_without_panels_is_refused(scratch: Path, library_path: Path) -
 
 
 def test_where_there_is_no_library_torch_makes_them(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "why_missing", lambda: "no compiler")
-    assert block_packer() is by_torch
+    """An installation without a library and compiler, or whose compiler fails, loads GGUF files all the same."""
+    def fails(cache: Path) -> Path:
+        raise CapabilityError("no C++ compiler found")
+
+    monkeypatch.setattr(library, "find", fails)
+    monkeypatch.setattr(block_packing, "_library", block_packing._library.__wrapped__)
     stored = [([_stored(scratch, kind, (45, 512))], SAME) for kind in (Kind.Q4_K, Kind.Q6_K)]
-    assert all(torch.equal(made, by_torch(one)) for made, one in zip(panels_in(stored), stored, strict=True))
+    made = panels_in(stored, block_packing.pack)
+    assert all(torch.equal(own, by_torch(one)) for own, one in zip(made, stored, strict=True))

@@ -14,6 +14,8 @@ from outrider.models import attention
 from outrider.models.loading.load import build_lm
 from outrider.models.probes import probe
 from outrider.models.probes.probe import check_same_logits, is_rounding, probe_logits, rounding_noise
+from outrider.models.stateful import check
+from outrider.models.stateful.check import state_lm
 from outrider.runtime.run import use_native_run
 from tests.contract.test_architectures import GROUPED
 
@@ -46,6 +48,23 @@ def test_rounding_hides_nothing_large() -> None:
     chaotic = _llama(**{**NOISY, "num_hidden_layers": 32, "initializer_range": 0.6})
     assert rounding_noise(chaotic, BF16) > probe.MAX_ROUNDING
     assert not is_rounding(probe.MAX_ROUNDING + 0.01, chaotic, BF16)
+
+
+def test_the_way_that_moves_most_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = rounding_noise(_noisy(), BF16)
+    monkeypatch.setattr(probe, "NUM_ROUNDINGS", 1)
+    assert rounding_noise(_noisy(), BF16) < several
+
+
+def test_a_model_that_rounding_moves_runs_on_transformers_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is fed whole texts there, and not read anew for each token."""
+    shape = build_lm(_noisy(), "noisy", BF16, CPU).shape
+    monkeypatch.setattr(check, "_tells_what_it_writes", lambda *args: True)
+    monkeypatch.setattr(check, "difference", lambda *args, **options: 1.5 * rounding_noise(_noisy(), BF16))
+    assert 1.5 * rounding_noise(_noisy(), BF16) > probe.tolerance(BF16)
+    module = _llama(**NOISY)
+    module.set_attn_implementation("eager")
+    assert state_lm(module, "noisy", shape, BF16, CPU, why="it is tried").feeding == check.WAYS[0][0]
 
 
 def test_a_module_is_left_as_it_was() -> None:
