@@ -78,6 +78,10 @@ class Interval(Record):
     def is_known(self) -> bool:
         return math.isfinite(self.high)
 
+    def words(self, unit: str = "") -> str:
+        """1.92x [1.80, 2.04], or 1.92x where the interval is unknown."""
+        return f"{self.value:.2f}{unit}" + (f" [{self.low:.2f}, {self.high:.2f}]" if self.is_known else "")
+
 
 class Result(Record):
     """What every result file says about itself."""

@@ -42,10 +42,8 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def interval(found: Interval | None, unit: str = "") -> str:
-    """1.92x [1.80, 2.04], 1.92x where the interval is unknown, or a dash where there is nothing."""
-    if found is None:
-        return "-"
-    return f"{found.value:.2f}{unit}" + (f" [{found.low:.2f}, {found.high:.2f}]" if found.is_known else "")
+    """A number with its interval, or a dash where there is none."""
+    return "-" if found is None else found.words(unit)
 
 
 def times(speedup: float | None) -> str:

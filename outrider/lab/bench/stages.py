@@ -198,6 +198,5 @@ class Rounds:
         words = []
         for number in self._running(cell):
             if self.baselines[number] != number and (found := speedup(samples(cell.of(number)))) is not None:
-                span = f" [{found.low:.2f}, {found.high:.2f}]" if found.is_known else ""
-                words.append(f"{self.configurations[number].label} {found.value:.2f}x{span}")
+                words.append(f"{self.configurations[number].label} {found.words('x')}")
         return f"{cell.cell_key.label}: {', '.join(words) or 'no speedup to tell'}"

@@ -137,7 +137,7 @@ def run_line(note: RunNote) -> RunLine:
 
 
 def step_seconds(notes: Sequence[RunNote]) -> dict[int, float]:
-    """Median seconds of a step by draft nodes of its widest row, where FEW_STEPS or more were that wide."""
+    """Median seconds of a step by draft nodes of its widest row, where MIN_STEPS or more were that wide."""
     found: dict[int, list[float]] = {}
     for note in notes:
         for width, gap_s in zip(note.widths, note.gaps_s, strict=True):

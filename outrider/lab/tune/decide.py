@@ -60,10 +60,10 @@ def _recommend(task: str, found: Findings, known: dict[str, Configuration], draf
     best = _best(speedups, known)
     gain = speedups[best]
     if not pays(gain):
-        return _plain(task, f"the best that was measured, {best}, reaches {_words(gain)}", gain)
+        return _plain(task, f"the best that was measured, {best}, reaches {gain.words('x plain decoding')}", gain)
     return Recommendation(
         task=task, speculate=True, configuration=best, options=known[best].options(draft), speedup=gain,
-        reason=f"{best} reaches {_words(gain)}", family=found.family_of.get(best, ""),
+        reason=f"{best} reaches {gain.words('x plain decoding')}", family=found.family_of.get(best, ""),
     )  # fmt: skip
 
 
@@ -76,7 +76,3 @@ def _plain(task: str, reason: str, speedup: Interval | None) -> Recommendation:
     return Recommendation(
         task=task, speculate=False, configuration=PLAIN, options={"drafter": PLAIN}, speedup=speedup, reason=reason
     )
-
-
-def _words(gain: Interval) -> str:
-    return f"{gain.value:.2f}x plain decoding [{gain.low:.2f}, {gain.high:.2f}]"

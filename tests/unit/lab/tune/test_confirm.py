@@ -139,6 +139,16 @@ def test_do_not_speculate() -> None:
     assert [(one.task, one.configuration) for one in others] == [("chat", FAST.label)]
 
 
+@pytest.mark.parametrize(("value", "speculate"), [(1.6, True), (0.9, False)])
+def test_a_gain_without_an_interval_is_stated_alone(value: float, speculate: bool) -> None:
+    """A single batch of prompts has no interval; its open ends are no numbers to show."""
+    found = findings({FAST.label: (value, {})})
+    found.confirmed[0].speedup = Interval.unknown(value)
+    (first,) = recommendations(found, [FAST], draft=None)
+    assert first.speculate is speculate
+    assert first.reason.endswith(f"{FAST.label}{' reaches' if speculate else ', reaches'} {value:.2f}x plain decoding")
+
+
 def test_a_forecast_alone_recommends_nothing() -> None:
     (first,) = recommendations(findings({}), [], draft=None)
     assert not first.speculate
