@@ -108,6 +108,7 @@ class LineOptions(RemoteOptions):
         "Or: the round trip measured to this service: grpc://HOST:PORT, grpcs://..., unix:/PATH.",
         metavar="ADDRESS",
     )  # fmt: skip
+
     def line(self, target: str, machine: MachineOptions) -> Line | None:
         """None where no service is asked about. Raises ConfigError, CapabilityError or ServerError for one that does not fit."""
         from outrider.lab.tune.remote import Line

@@ -35,11 +35,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from outrider.counted import counted
 from outrider.errors import ConfigError, did_you_mean
 from outrider.machine import describe_machine, versions
 from outrider.wellformed import read_json
 
 SCHEMA_VERSION: Literal[2] = 2
+WRITER = "render it with the outrider that wrote it (see 'versions' in the file)"
 KINDS = {
     "bench": "outrider.lab.bench.bench_result:BenchResult",
     "tune": "outrider.lab.tune.tune_result:TuneResult",
@@ -113,21 +115,22 @@ def read_result(path: Path) -> Result:
     content = read_json(path, str(path))
     if not isinstance(content, dict) or "kind" not in content:
         raise ConfigError(f"{path} is no result of outrider: it has no field 'kind'")
-    if content["kind"] not in KINDS:
+    if str(content["kind"]) not in KINDS:
         raise ConfigError(f"{path} is of the unknown kind '{content['kind']}'.{did_you_mean(str(content['kind']), KINDS)}")
     if content.get("schema_version") != SCHEMA_VERSION:
         raise ConfigError(
-            f"{path} has schema version {content.get('schema_version')}; this outrider reads version {SCHEMA_VERSION}: "
-            "render it with the outrider that wrote it (see 'versions' in the file)"
+            f"{path} has schema version {content.get('schema_version')}; this outrider reads version {SCHEMA_VERSION}: {WRITER}"
         )
     module, name = KINDS[content["kind"]].split(":")
     kind: type[Result] = getattr(import_module(module), name)
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{path} is damaged: {where}: {first['msg']} ({error.error_count()} problems in all)") from error
+        problems = [(".".join(map(str, one["loc"])), one["type"], one["msg"]) for one in error.errors()]
+        if unknown := [where for where, fault, _ in problems if fault == "extra_forbidden"]:
+            raise ConfigError(f"{path} has the field '{unknown[0]}', which this outrider does not know: {WRITER}") from error
+        where, _, message = problems[0]
+        raise ConfigError(f"{path} is damaged: {where}: {message} ({counted(len(problems), 'problem')} in all)") from error
 
 
 @dataclass(frozen=True)

@@ -83,9 +83,9 @@ def _identity(result: BenchResult) -> Iterator[Block]:
     checked = [(cell, one, one.identity) for cell in result.cells for one in cell.configurations if one.identity]
     parted = [(cell, one, found) for cell, one, found in checked if found.num_identical < found.num_compared]
     compared = sum(found.num_compared for *_, found in checked)
-    if checked and not parted:
-        yield Paragraph(f"All {counted(compared, 'text')} that must be the plain ones are, token by token.", "good")
     if not parted:
+        if checked:
+            yield Paragraph(f"All {counted(compared, 'text')} that must be the plain ones are, token by token.", "good")
         return
     differing = sum(found.num_compared - found.num_identical for *_, found in parted)
     promised = any(_promised(result, one) for _, one, _ in parted)

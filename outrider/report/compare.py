@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from outrider.counted import counted
 from outrider.lab.compare import Change, Comparison, Difference
 from outrider.lab.result import Interval, Result
 from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Table
@@ -52,7 +53,7 @@ def _verdict(comparison: Comparison) -> Iterator[Block]:
     count = {verdict: sum(change.verdict == verdict for change in changes) for verdict in WORDS}
     judged = [f"{number} {verdict}" for verdict, number in count.items() if number and verdict != "no evidence"]
     silent = [f"{count['no evidence']} without evidence of a change"] if count["no evidence"] else []
-    text = f"Of {len(changes)} number{'s' * (len(changes) != 1)}: {', '.join(judged + silent)}."
+    text = f"Of {counted(len(changes), 'number')}: {', '.join(judged + silent)}."
     yield Paragraph(text, "bad" if count["worse"] else "good" if count["better"] else "plain")
     measured = [change for change in changes if change.is_measured]
     if len(measured) > 1:

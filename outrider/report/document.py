@@ -7,7 +7,7 @@ three writers. Renderers compute nothing that a reader could not recompute from 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 T = TypeVar("T")
@@ -150,4 +150,4 @@ class Document:
 
     title: str
     subtitle: str = ""  # date, machine, versions in one line
-    blocks: Sequence[Block] = field(default_factory=tuple)
+    blocks: Sequence[Block] = ()

@@ -19,10 +19,9 @@ from outrider.report.document import (
     table,
 )
 from outrider.report.heading import origin, to_keep_in_mind
-from outrider.report.remote import remote
+from outrider.report.remote import HARDLY, remote
 from outrider.report.text import amount, number, times
 
-HARDLY = 1.05  # a predicted gain below this is within what such an estimate can be off
 CURVES = {"measured": "measured curve", "roofline": "roofline curve", "flat": "flat curve"}
 
 

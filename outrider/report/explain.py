@@ -115,8 +115,7 @@ def _where(result: ExplainResult) -> Iterator[Block]:
     if result.by_entropy:
         yield _groups("By the target's entropy", "nats", result.by_entropy, explained=False)
     yield _groups("By kind of text", "kind", result.by_kind, explained=True)
-    if result.ranks and sum(row.rejections for row in result.ranks):
-        total = sum(row.rejections for row in result.ranks)
+    if total := sum(row.rejections for row in result.ranks):
         yield Table(
             (
                 Column("rank", "left", help="of the text's token in the draft's distribution, 1 = likeliest. Rank 1 is rejected "

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from outrider.lab.result import Result
 from outrider.report.document import Block, Bullets, Document, Paragraph
 from outrider.report.heading import origin
 from outrider.train.export_result import ExportResult
 
 
-def document(result: Result) -> Document:
+def document(result: ExportResult) -> Document:
     """Everything in it is in the result."""
-    assert isinstance(result, ExportResult)
     block: Block = Bullets(result.checks) if result.checks else Paragraph("not checked: no --check", "caution")
     title = f"Export: {result.drafter} for {result.target}, layout {result.layout}"
     return Document(title, origin(result, f"from {result.source}"), (block,))

@@ -54,7 +54,7 @@ def document(result: ReplayResult) -> Document:
     for found in result.searches:
         blocks += _search(found)
     blocks += to_keep_in_mind(result)
-    count = f"{result.num_texts} text{'s' * (result.num_texts != 1)}"
+    count = counted(result.num_texts, "text")
     subtitle = origin(result, f"{count}, {result.num_tokens} tokens by the tokenizer of {result.tokenizer}; no model was run")
     return Document(f"Replay of {result.workload}", subtitle, blocks)
 

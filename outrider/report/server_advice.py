@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from outrider.counted import counted
-from outrider.lab.result import Result
 from outrider.lab.server.lengths import LevelAdvice
 from outrider.lab.server.server_result import ServerResult, Standing
 from outrider.lab.tune.export.vllm import batch_size_table
@@ -19,12 +18,11 @@ from outrider.report.text import number
 FORECAST = "(1 + kept tokens of so many) / (cost of such a pass / plain pass), costs in equal steps between the two measured"
 
 
-def document(result: Result) -> Document:
+def document(result: ServerResult) -> Document:
     """Everything in it is in the result."""
-    assert isinstance(result, ServerResult)
     blocks: list[Block] = [Bullets(result.findings)]
     if result.question == "tune":
-        blocks += [_advice(result.advice), *_counters_as_reported(result)]
+        blocks += [_advice(result.advice), *_in_other_words(result)]
     blocks += [*_standing(result.standing), *server.blocks(result.servers)]
     blocks += [Heading("What a server cannot tell"), Bullets(result.unknown), *to_keep_in_mind(result)]
     engine = " ".join(filter(None, (result.server.server.engine, result.server.server.version)))
@@ -51,8 +49,8 @@ def _advice(rows: list[LevelAdvice]) -> Table:
     return Table(columns, cells, title="Draft tokens by load")
 
 
-def _counters_as_reported(result: ServerResult) -> Iterator[Block]:
-    """The table in the words of who has one."""
+def _in_other_words(result: ServerResult) -> Iterator[Block]:
+    """Draft lengths by load as options of `outrider serve` and of vLLM."""
     if not result.table:
         return
     if not any(size for _, size in result.table):

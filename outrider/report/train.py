@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outrider.counted import counted
-from outrider.lab.result import Result
 from outrider.report.document import Block, Bullets, Document, Fact, Heading, Paragraph, curves, table
 from outrider.report.heading import origin
 from outrider.report.text import amount, number
 from outrider.train.train_result import HeldOutResult, TrainResult
 
 
-def document(result: Result) -> Document:
+def document(result: TrainResult) -> Document:
     """Everything in it is in the result."""
-    assert isinstance(result, TrainResult)
     blocks: list[Block] = [_verdict(result), *_measured(result), *_curves(result), Heading("How it was made")]
     blocks.append(Bullets(list(_circumstances(result))))
     subtitle = origin(result, f"{result.seconds / 60:.1f} minutes of training steps")

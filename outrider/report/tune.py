@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outrider.counted import counted
 from outrider.lab.tune.confirm import Confirmed
 from outrider.lab.tune.tune_result import Recommendation, TuneResult
 from outrider.report.document import (
@@ -15,7 +16,7 @@ from outrider.report.document import (
     curves,
     table,
 )
-from outrider.report.heading import disturbed, to_keep_in_mind
+from outrider.report.heading import disturbed, origin, to_keep_in_mind
 from outrider.report.remote import remote_lengths
 from outrider.report.text import interval, number, times
 
@@ -27,7 +28,7 @@ def document(result: TuneResult) -> Document:
     """The whole report."""
     return Document(
         title=f"Tuning {result.tried.target}",
-        subtitle=f"{result.created:%Y-%m-%d %H:%M} UTC · {result.machine.get('cpu', '')} · {_tried(result)}",
+        subtitle=origin(result, *_tried(result)),
         blocks=(
             *_verdict(result), *disturbed({"confirming runs": result.others}), *_confirmed(result), *_forecasts(result),
             *_acceptance(result), *_costs(result), *_line(result), *_schedule(result), *_search(result), *_advice(result),
@@ -36,10 +37,10 @@ def document(result: TuneResult) -> Document:
     )  # fmt: skip
 
 
-def _tried(result: TuneResult) -> str:
+def _tried(result: TuneResult) -> list[str]:
     tried = result.tried
     tasks = ", ".join(f"{count} {task}" for task, count in tried.tasks.items())
-    return f"{tried.workload} ({tasks}) · temperature {tried.temperature:g} · {tried.batch_size} at a time"
+    return [f"{tried.workload} ({tasks})", f"temperature {tried.temperature:g}", f"{tried.batch_size} at a time"]
 
 
 def _verdict(result: TuneResult) -> list[Block]:
@@ -188,10 +189,10 @@ def _schedule(result: TuneResult) -> list[Block]:
 
 def _lengths(result: TuneResult) -> list[Block]:
     """What a server does that loads the settings."""
-    table = result.lengths_by_load()
-    if not table:
+    found = result.lengths_by_load()
+    if not found:
         return []
-    words = [f"{nodes or 'none'} from {rows} row{'s' if rows > 1 else ''} on" for rows, nodes in table]
+    words = [f"{nodes or 'none'} from {counted(rows, 'row')} on" for rows, nodes in found]
     configuration = result.recommendations[0].configuration
     return [Paragraph(f"With --settings, serve drafts by {configuration.split()[0]}: {', '.join(words)}.")]
 

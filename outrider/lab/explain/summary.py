@@ -149,7 +149,7 @@ class Pool:
 
     def ranks(self) -> list[RankRow]:
         """Ranks of the text's token in the draft's distribution, at rejections; empty where there is no distribution."""
-        ranks = self.column("rank_token")[(self.kept == 0)]
+        ranks = self.column("rank_token")[self.kept == 0]
         ranks = ranks[np.isfinite(ranks)]
         if not len(ranks):
             return []

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from outrider.counted import counted
 from outrider.draft_length.length import MAX_DRAFT_TOKENS
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
@@ -130,6 +131,5 @@ def _notes(plan: ReplayPlan, replayed: Sequence[ReplayedConfiguration], log: Log
         notes.append(f"{outside} steps are wider than any the costs were measured for; their cost is a straight line's guess.")
     if log.skipped:
         more = " ..." if len(log.skipped) > SHOWN else ""
-        plural = "s" if len(log.skipped) > 1 else ""
-        notes.append(f"{len(log.skipped)} request{plural} left out: {'; '.join(log.skipped[:SHOWN])}{more}")
+        notes.append(f"{counted(len(log.skipped), 'request')} left out: {'; '.join(log.skipped[:SHOWN])}{more}")
     return notes

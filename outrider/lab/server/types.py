@@ -66,11 +66,6 @@ class SpeculationCounts(Record):
             return None
         return self.num_accepted_tokens / self.num_draft_tokens
 
-    @property
-    def acceptance_per_position(self) -> list[float]:
-        """Share of the steps in which draft token i + 1 was accepted."""
-        return [count / self.num_steps for count in self.accepted_per_position] if self.num_steps else []
-
     def __add__(self, other: SpeculationCounts) -> SpeculationCounts:
         """Both together. A count that one of them lacks is unknown of the sum."""
         names = ("num_steps", "num_draft_tokens", "num_accepted_tokens", "num_full_steps", "num_step_tokens")

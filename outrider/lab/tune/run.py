@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -163,10 +164,7 @@ def split(samples: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
 
 
 def _count(samples: Sequence[Sample]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for sample in samples:
-        counts[sample.task] = counts.get(sample.task, 0) + 1
-    return counts
+    return dict(Counter(sample.task for sample in samples))
 
 
 def _plain_options(options: Options) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from outrider.counted import counted
+
 Task = Literal["reasoning", "code", "chat", "translation", "summarization", "qa", "rag", "other"]
 OnBad = Literal["skip", "refuse"]
 SHOWN = 5  # in a message
@@ -80,7 +82,7 @@ class BadLines:
 
     def message(self, name: str, num_good: int) -> str:
         """Why the workload is refused."""
-        bad = f"{self.count} bad line{'s' if self.count > 1 else ''}"
+        bad = counted(self.count, "bad line")
         head = f"{name} has {bad} beside {num_good} good ones:" if num_good else f"{name} has no usable line, but {bad}:"
         lines = [f"line {line.number}: {line.reason}" for line in self._kept]
         return listing(head, lines, self.count, REMEDY if num_good else FORMS)

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 
 from outrider.errors import ServerError
 from outrider.lab.server.counters import CounterWindow, difference, parse
+from outrider.lab.server.lengths import positions
 from outrider.lab.server.types import SpeculationCounts
 from tests.unit.lab.server.fake_server import MODEL, Fake
 
@@ -34,7 +35,7 @@ def test_counters_are_differences(engine: str) -> None:
     assert counts.tau == 3.0
     assert counts.draft_utilisation == pytest.approx(2 / 3)
     assert counts.alpha == pytest.approx(2 / 3)  # of three tested tokens of every step two were accepted
-    assert counts.acceptance_per_position == [1.0, 1.0, 0.0]
+    assert [row.share for row in positions(counts)] == [1.0, 1.0, 0.0]
     assert counts.tau_formula == "1 + accepted / drafts"
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.lab.server.lengths import positions
 from outrider.lab.server.stream import BadStreamError, Stream, error_text, mended, one_line
 from outrider.lab.server.types import SpeculationCounts
 
@@ -182,4 +183,4 @@ def test_sums_do_not_invent() -> None:
     assert whole + nothing == whole
     assert nothing.tau is None
     assert nothing.draft_utilisation is None
-    assert nothing.acceptance_per_position == []
+    assert positions(nothing) == []
