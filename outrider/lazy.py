@@ -24,5 +24,7 @@ class Package:
             return importlib.import_module(f"{self._name}.{name}")
 
 
+scipy: Any = Package("scipy")
+torch: Any = Package("torch")
 transformers: Any = Package("transformers")
 huggingface_hub: Any = Package("huggingface_hub")

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import psutil
-import torch
 
 from outrider.cpus import usable_cpus
+from outrider.lazy import torch
 
 PACKAGES = ("outrider", "torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy")
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8")

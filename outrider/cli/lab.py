@@ -85,13 +85,14 @@ def deliver(result: Result, output: OutputOptions) -> None:
 def show(document: Document, output: OutputOptions) -> None:
     """Write a report to its files, print it unless the result was, and say what is written."""
     from outrider.report.console import print_document
-    from outrider.report.html import to_html
-    from outrider.report.markdown import to_markdown
 
     for path in output.files(*REPORTS):
-        text = to_html(document) if path.suffix == ".html" else to_markdown(document)
+        if path.suffix == ".html":
+            from outrider.report.html import to_html as written  # draws plots: matplotlib takes its time
+        else:
+            from outrider.report.markdown import to_markdown as written
         try:
-            path.write_text(text, encoding="utf-8")
+            path.write_text(written(document), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
     if not output.json:

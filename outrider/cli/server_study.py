@@ -14,7 +14,7 @@ from outrider.errors import ConfigError
 if TYPE_CHECKING:
     from outrider.lab.bench.bench_result import BenchResult
     from outrider.lab.progress import Progress
-    from outrider.lab.server import ServerEndpoint
+    from outrider.lab.server.endpoint import ServerEndpoint
     from outrider.lab.server.server_result import ServerResult
     from outrider.sampling.params import SamplingParams
 
@@ -36,7 +36,7 @@ def refuse_without_server(servers: ServerOptions) -> None:
 
 def endpoints_for(url: str, servers: ServerOptions, prompts: ConversationOptions) -> dict[str, ServerEndpoint]:
     """The server, after the one to compare it with where there is one. Raises ConfigError."""
-    from outrider.lab.server import ServerEndpoint, key_from
+    from outrider.lab.server.endpoint import ServerEndpoint, key_from
 
     if not prompts.chat_template:
         refuse_unused(["--set chat_template"], "when a server is measured: conversations go to its chat endpoint")

@@ -27,14 +27,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
-from scipy.stats import norm
-from scipy.stats import t as student
 
 from outrider.errors import ConfigError
 from outrider.lab.result import Comparable, Interval, Parts, Result, Scale, comparables
+from outrider.lazy import scipy
 
 Verdict = Literal["better", "worse", "higher", "lower", "same", "no evidence"]
 ENVELOPE = ("schema_version", "kind", "created", "command", "versions", "machine", "notes")
@@ -128,7 +128,8 @@ def _mover(old: Interval, new: Interval, level: float) -> Interval:
 def _reach(one: Interval, level: float, *, up: bool) -> float:
     """From the value to an end, brought to the common level by the normal law."""
     distance = max(0.0, one.high - one.value if up else one.value - one.low)
-    return distance if one.level == level else distance * float(norm.ppf((1 + level) / 2) / norm.ppf((1 + one.level) / 2))
+    quantile = NormalDist().inv_cdf
+    return distance if one.level == level else distance * quantile((1 + level) / 2) / quantile((1 + one.level) / 2)
 
 
 def _level(old: float | Interval, new: float | Interval) -> float:
@@ -233,6 +234,6 @@ def paired_ratio(old: Parts, new: Parts, level: float) -> tuple[Interval, int] |
         return None
     influence = new_above / sums[2] - new_below / sums[3] - above / sums[0] + below / sums[1]
     error = math.sqrt(len(shared) / (len(shared) - 1) * float(influence @ influence))
-    reach = error * float(student.ppf((1 + level) / 2, len(shared) - 1))
+    reach = error * float(scipy.stats.t.ppf((1 + level) / 2, len(shared) - 1))
     value = (sums[2] / sums[3]) / (sums[0] / sums[1])
     return Interval(value=value, low=value * math.exp(-reach), high=value * math.exp(reach), level=level), len(shared)

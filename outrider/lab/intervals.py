@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from scipy.stats import binomtest, bootstrap
 
 from outrider.lab.result import Interval
+from outrider.lazy import scipy
 
+WORTH = 1.02  # speedup below which drafting is not worth the trouble
 RESAMPLES = 2000
 AT_ONCE = 1 << 21  # prompts of all resamples in memory at a time
 
 
 def proportion(count: int, total: int) -> Interval:
     """count / total with Wilson's interval, as if trials were independent."""
-    found = binomtest(count, total).proportion_ci(method="wilson")
+    found = scipy.stats.binomtest(count, total).proportion_ci(method="wilson")
     return Interval(value=count / total, low=float(found.low), high=float(found.high))
 
 
@@ -46,7 +47,7 @@ def _resampled(statistic: Callable[..., np.ndarray], *columns: Sequence[float]) 
     value = float(statistic(*arrays))
     if len(arrays[0]) == 1:
         return Interval.unknown(value)
-    found = bootstrap(
+    found = scipy.stats.bootstrap(
         arrays, statistic, paired=True, vectorized=True, n_resamples=RESAMPLES, method="percentile",
         batch=max(1, AT_ONCE // len(arrays[0])), rng=np.random.default_rng(0),
     ).confidence_interval  # fmt: skip

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 from outrider.counted import counted
 from outrider.lab.bench.bench_result import ENDINGS, BenchResult, Cell, Identity, Measured, TargetInfo
+from outrider.lab.intervals import WORTH
 from outrider.report import server
 from outrider.report.bench_plots import grids, main_cells, plots
 from outrider.report.bench_tables import speed_text, speeds, tables
 from outrider.report.document import Block, Bullets, Document, Heading, Paragraph, Tone
 from outrider.report.heading import disturbed, origin
-
-HARDLY = 1.02  # a gain below this is not worth a setting
 
 
 def document(result: BenchResult) -> Document:
@@ -46,7 +45,7 @@ def advice(result: BenchResult, cell: Cell) -> tuple[str, Tone]:
         return f"{cell.label}: nothing was compared with plain decoding", "caution"
     name, speedup = result.configurations[first.configuration].label, first.speedup
     fastest = f"{name}: {speed_text(speedup)}"
-    if speedup.value < HARDLY and speedup.low <= 1:
+    if speedup.value < WORTH and speedup.low <= 1:
         return f"do not speculate on {cell.label}: the fastest is {fastest}", "bad"
     if not speedup.is_known:
         return f"{fastest} on {cell.label}: one prompt, or one batch of them, says nothing about others", "caution"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from outrider.lab.bench.bench_result import OtherProcesses
 from outrider.lab.result import Result
 from outrider.report.document import Block, Bullets, Heading, Paragraph
+
+if TYPE_CHECKING:
+    from outrider.lab.bench.bench_result import OtherProcesses
 
 
 def origin(result: Result, *facts: str) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from outrider.lab.intervals import proportion
+from outrider.lab.intervals import WORTH, proportion
 from outrider.lab.result import Interval, Record
 from outrider.lab.server.types import Level, LevelMeasurement, SpeculationCounts
 
@@ -25,7 +25,6 @@ RARELY, OFTEN = 0.1, 0.5  # of the steps
 MIN_STEPS = 100
 SILENT = "how many drafts there were and what was accepted, which the server does not say"
 PLAIN_NEEDED = "what a pass costs without drafts: measure the plain server, too (--baseline-url)"
-WORTH = 1.02  # forecast speedup below which drafting is not worth the trouble, as in tune
 
 
 class PositionRow(Record):

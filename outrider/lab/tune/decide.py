@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.lab.configuration import PLAIN, Configuration
+from outrider.lab.intervals import WORTH
 from outrider.lab.result import Interval
 from outrider.lab.tune.confirm import ALL
-from outrider.lab.tune.forecast import WORTH
 from outrider.lab.tune.tune import Findings
 from outrider.lab.tune.tune_result import Recommendation
 

@@ -17,11 +17,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from outrider.lab.estimate.curves import StepCosts, break_even
+from outrider.lab.intervals import WORTH
 from outrider.lab.result import Record
 from outrider.lab.tune.probe import Probe, mean_kept, offered_widths
 from outrider.lab.tune.space import Family
-
-WORTH = 1.02  # forecast speedup below which drafting is not worth the trouble
 
 
 class Forecast(Record):

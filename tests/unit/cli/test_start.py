@@ -6,6 +6,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from typer.core import TyperGroup
 from outrider.cli import session
 from outrider.cli.options import ModelOptions, SamplingOptions
 from outrider.errors import CapabilityError, CheckpointError, NumericalError, OutriderError
+from tests.unit.report import results
 
 PROMISED = "drafter draft num-draft-tokens verifier max-tokens temperature seed dtype device threads json show-drafts"
 SETTINGS = (
@@ -38,6 +40,18 @@ def test_choosing_parts_imports_no_model_code() -> None:
     code = "import sys, outrider.build, outrider.lab.estimate.measured; print('HEAVY', 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "HEAVY False"
+
+
+def test_a_saved_result_is_shown_without_what_measured_it(tmp_path: Path) -> None:
+    """Torch, statistics and plots take seconds, and a page of text on a terminal needs none of them."""
+    results.bench(results.GAIN).write(tmp_path / "r.json")
+    heavy = ("torch", "transformers", "scipy.stats", "matplotlib")
+    code = (
+        f"import sys; from outrider.cli.app import run; code = run(['report', {str(tmp_path / 'r.json')!r}]); "
+        f"print('HEAVY', [m for m in {heavy!r} if m in sys.modules], code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "HEAVY [] 0"
 
 
 def test_help_names_every_verb_and_option(cli: Callable[..., Any]) -> None:
