@@ -57,7 +57,7 @@ def progress(first: str) -> Iterator[Callable[[str], None]]:
 
 
 def say(line: str) -> None:
-    """A line on stderr."""
+    """Write a line on stderr."""
     sys.stderr.write(f"{line}\n")
 
 

@@ -52,7 +52,7 @@ def _speedup(cell: Cell | None, number: int) -> str:
 
 
 def plots(result: BenchResult) -> Iterator[Block]:
-    """All of them, under a heading; none where there is nothing to show."""
+    """Every plot, under a heading; none where there is nothing to show."""
     found = [*_curves(result), *_survival(result)]
     if found:
         yield Heading("Curves")
@@ -60,7 +60,7 @@ def plots(result: BenchResult) -> Iterator[Block]:
 
 
 def _curves(result: BenchResult) -> Iterator[Plot]:
-    """One for each task and temperature."""
+    """Speedups over batch sizes and over context lengths, for each task and temperature."""
     for first in main_cells(result):
         by_batch = [cell for cell in _alike(result, first) if cell.context is None]
         by_context = [cell for cell in _alike(result, first) if cell.context and cell.batch_size == first.batch_size]

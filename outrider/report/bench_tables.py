@@ -124,7 +124,7 @@ ANSWERS: tuple[Fact[Measured], ...] = (
 
 
 def tables(result: BenchResult) -> Iterator[Block]:
-    """All of them; those without a row are left out."""
+    """Every table of a bench report; those without a row are left out."""
     yield speeds(result)
     drafts = _table(result, DRAFTS, "Drafts", lambda one: one.acceptance is not None)
     if drafts.rows:

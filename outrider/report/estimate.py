@@ -66,7 +66,7 @@ def _rates(result: EstimateResult) -> str:
 
 
 def _premises(result: EstimateResult) -> list[str]:
-    """What goes in."""
+    """What the estimate starts from."""
     given = result.input.acceptance
     kept = ", ".join(number(value) for value in given) if given else ""
     found = [

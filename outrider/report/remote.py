@@ -27,7 +27,7 @@ def remote_verdict(found: RemoteEstimate) -> tuple[str, Tone]:
 
 
 def remote_lengths(found: RemoteEstimate) -> list[Block]:
-    """What the verdict rests on."""
+    """What the verdict on a draft service rests on."""
     lines = [f"hit rate h {number(found.hit_rate, 3)}{'' if found.hit_rate_given else ', which nobody gave: --set hit_rate'}"]
     edge = found.break_even_hit_rate
     lines.append("no hit rate is enough" if edge is None else f"break-even hit rate {number(edge, 3)} at the best length")

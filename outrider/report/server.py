@@ -62,7 +62,7 @@ POSITIONS: tuple[Fact[PositionRow], ...] = (
 
 
 def blocks(measurements: Sequence[ServerMeasurement]) -> list[Block]:
-    """All there is to say of them; the caller's document has the title."""
+    """All there is to say of servers; the caller's document has the title."""
     found: list[Block] = [Heading("Servers"), _servers(measurements)]
     title = "Throughput by load: requests in flight, a new one as soon as one ends"
     found.append(_by_level(measurements, lambda level: [level], THROUGHPUT, title))

@@ -169,12 +169,12 @@ class CellKey:
 
     @property
     def key(self) -> str:
-        """For the journal."""
+        """The cell's name in the journal."""
         return f"{self.task} | T {self.temperature:g} | batch {self.batch_size} | context {self.context or 'own'}"
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The cell's name in reports."""
         words = [self.task, f"T = {self.temperature:g}"]
         words += [f"{self.batch_size} at once"] if self.batch_size > 1 else []
         words += [] if self.context is None else [f"context {self.context}"]

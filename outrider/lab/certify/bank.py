@@ -212,7 +212,7 @@ def run_case(case: Case, verifier: Verifier) -> CaseFound:
 
 
 def exact_distribution(verifier: Verifier, *, trees: bool, progress: Progress) -> ExactDistribution:
-    """Every case."""
+    """Run every case, and judge what was found."""
     cases = cases_of(verifier, trees=trees)
     progress.stage("exact distribution of the verifier", len(cases))
     found = []
@@ -223,7 +223,7 @@ def exact_distribution(verifier: Verifier, *, trees: bool, progress: Progress) -
 
 
 def judge(found: list[CaseFound], *, lossless: bool) -> ExactDistribution:
-    """The section."""
+    """The certificate's section that these cases make."""
     failures = [one for one in found if not _is_exact(one)]
     by_kind: dict[str, float | None] = {}
     for one in found:

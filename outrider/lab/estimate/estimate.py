@@ -180,7 +180,7 @@ def _kv_bytes(model: ModelSize, load: DecodeLoad) -> int | None:
 
 
 def notes_of(asked: EstimateInput, costs: Costs, lengths: Sequence[LengthEstimate]) -> list[str]:
-    """One line each."""
+    """What was assumed, and which measurements were stretched, a line each."""
     return [*_of_costs(asked, costs), *_of_measurements(costs, lengths), *_of_inputs(asked, lengths)]
 
 

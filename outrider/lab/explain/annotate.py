@@ -185,7 +185,7 @@ def token_pieces(tokenizer: Any, prompt: Sequence[int], output: Sequence[int]) -
 
 
 def as_columns(one: Labelled, tokenizer: Any) -> TextColumns:
-    """For the result."""
+    """One text as the columns that a result keeps."""
     positions, ledger = one.positions, one.ledger
     rejected = ledger.kept == 0
     draft = [

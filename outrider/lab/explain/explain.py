@@ -112,7 +112,7 @@ def _check_children(run: Explained) -> None:
 
 
 def _read(run: Explained, questions: Sequence[Question], journal: Journal, progress: Progress) -> None:
-    """All of them; what the journal has is not decoded again."""
+    """Decode and explain every question; what the journal has is not decoded again."""
     progress.stage("decoding and explaining", len(questions))
     for number, question in enumerate(questions):
         params = params_of(run.params, question, number)

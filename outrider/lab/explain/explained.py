@@ -55,7 +55,7 @@ class RecordedPrompt:
 
     @property
     def stats(self) -> DecodeStats:
-        """Counters, no times."""
+        """Counts of the steps, without times."""
         stats = DecodeStats()
         for step in self.steps:
             stats.count_step(len(step.tokens), min(step.taken, len(step.path)), step.taken, rejected=not step.complete)

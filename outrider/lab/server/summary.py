@@ -134,7 +134,7 @@ def _doubts(answers: Sequence[MeasuredAnswer], window: CounterWindow) -> list[st
 
 
 def compare(baseline: LevelMeasurement, other: LevelMeasurement, *, greedy: bool) -> LevelComparison:
-    """Both at one level."""
+    """A server against the baseline at one level, request by request."""
     theirs = {answer.id: answer for answer in other.answers}
     pairs = [(answer, theirs[answer.id]) for answer in baseline.answers if answer.id in theirs]
     differing = [pair for pair in pairs if pair[0].text != pair[1].text]

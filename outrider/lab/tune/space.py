@@ -44,7 +44,7 @@ class Family:
 
 
 def num_members(families: Sequence[Family]) -> int:
-    """Members of all of them."""
+    """The number of members of all families."""
     return sum(len(family.sizes) for family in families)
 
 
