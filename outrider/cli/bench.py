@@ -16,7 +16,7 @@ from outrider.cli.bench_options import (
 from outrider.cli.lab import OutputOptions, Resume, measure
 from outrider.cli.options import MachineOptions, ServerTarget
 from outrider.cli.server_study import endpoints_for, is_server, measure_server, refuse_for_server, refuse_without_server
-from outrider.cli.verbs import changed, with_groups
+from outrider.cli.verbs import given, with_groups
 
 
 @with_groups
@@ -34,7 +34,7 @@ def bench(
     """Measure plain against speculative decoding on the same prompts."""
     output.check()
     if is_server(target):
-        refuse_for_server(changed(compared, enough, machine), resume=resume)
+        refuse_for_server(given(compared, enough, machine), resume=resume)
         return _bench_server(target, prompts, answers, servers, output)
     refuse_without_server(servers)
     plan = make_plan(target, machine, compared, prompts, answers, enough)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.verbs import changed, listed, option, refuse_unused, with_groups, written
+from outrider.cli.verbs import given, listed, option, refuse_unused, with_groups, written
 from outrider.cli.writable import check_file, check_folder
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class DeployOptions:
 
     def unused(self, engine: str) -> list[str]:
         """Options that were given and mean nothing to an engine, as they are typed."""
-        return [written(name) for name, engines in TAKEN_BY.items() if engine not in engines and written(name) in changed(self)]
+        return [written(name) for name, engines in TAKEN_BY.items() if engine not in engines and written(name) in given(self)]
 
 
 @with_groups

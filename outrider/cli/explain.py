@@ -12,7 +12,7 @@ from outrider.cli.bench_options import PROMPTS, ConversationOptions, ServerOptio
 from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
 from outrider.cli.options import SAMPLING, ModelOptions, SamplingOptions, ServerTarget
 from outrider.cli.server_study import ask_server, is_server, refuse_for_server, refuse_without_server
-from outrider.cli.verbs import changed, listed, option, with_groups
+from outrider.cli.verbs import given, listed, option, with_groups
 from outrider.errors import CapabilityError, ConfigError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def explain(
     max_tokens = params.required_max_tokens
     if is_server(target):
         named = [*(["PROMPT"] if prompt is not None else []), *(["--set show_tokens"] if show_tokens != MAX_SHOWN else [])]
-        refuse_for_server([*changed(models), *named], resume=resume)
+        refuse_for_server([*given(models), *named], resume=resume)
         return ask_server("explain", target, servers, params, prompts, output)
     refuse_without_server(servers)
     from outrider.lab.explain.explain import explain as run_explain

@@ -12,7 +12,7 @@ import typer
 from outrider.cli.options import GENERATION_CONFIG, ModelOptions
 from outrider.cli.quantities import memory
 from outrider.cli.session import quieten_libraries, say
-from outrider.cli.verbs import changed, option, with_groups
+from outrider.cli.verbs import given, option, with_groups
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def serve(
     if config is not None:
         from outrider.serve.config_file import read_config
 
-        unused = [*(["the target"] if target is not None else []), *changed(model, engine)]
+        unused = [*(["the target"] if target is not None else []), *given(model, engine)]
         if unused:
             raise ConfigError(f"--config says which models are served: leave out {', '.join(unused)}")
         settings = read_config(config, listen.given())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from outrider.cli.bench_options import BaselineOptions, ConversationOptions, ServerOptions
 from outrider.cli.lab import INTERRUPTED, OutputOptions, command_line, deliver, shown_progress
-from outrider.cli.verbs import changed, refuse_unused
+from outrider.cli.verbs import given, refuse_unused
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def refuse_for_server(unused: Sequence[str], *, resume: bool) -> None:
 
 def refuse_without_server(servers: ServerOptions) -> None:
     """Raises ConfigError for options that are about servers only."""
-    refuse_unused(changed(servers), "without a server's URL as the target")
+    refuse_unused(given(servers), "without a server's URL as the target")
 
 
 def endpoints_for(url: str, servers: ServerOptions, prompts: ConversationOptions) -> dict[str, ServerEndpoint]:

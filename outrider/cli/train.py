@@ -14,7 +14,7 @@ from outrider.cli.lab import INTERRUPTED, OUTPUT, REPORTS, OutputOptions, Resume
 from outrider.cli.options import MachineOptions
 from outrider.cli.quantities import memory
 from outrider.cli.train_options import KindOptions, MeasuringOptions, ResponseOptions, TextOptions
-from outrider.cli.verbs import changed, listed, refuse_unused, with_groups
+from outrider.cli.verbs import given, listed, refuse_unused, with_groups
 from outrider.cli.writable import check_folder
 from outrider.errors import ConfigError
 from outrider.train.config import TrainConfig
@@ -56,7 +56,7 @@ def train(
     check_folder(out)
     if find_spec("accelerate") is None:
         raise ConfigError("training needs accelerate: pip install 'outrider[train]'")
-    asking = [*changed(answers), *(["--draft"] if machine.draft is not None else [])]
+    asking = [*given(answers), *(["--draft"] if machine.draft is not None else [])]
     if texts.from_traffic is None and texts.prompts is None:
         refuse_unused(asking, "without --prompts or --from-traffic")
     if texts.recorded_answers:

@@ -13,7 +13,7 @@ from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
 from outrider.cli.options import DRAFTING, REMOTE, SAMPLING, TOP_K, TOP_P, MachineOptions, RemoteOptions, ServerTarget
 from outrider.cli.quantities import numbers
 from outrider.cli.server_study import ask_server, is_server, refuse_for_server, refuse_without_server
-from outrider.cli.verbs import changed, listed, option, with_groups, written
+from outrider.cli.verbs import given, listed, option, with_groups, written
 from outrider.cli.writable import check_file
 from outrider.errors import ConfigError
 
@@ -156,8 +156,8 @@ def tune(
     """Find the best way to speculate on your prompts, or that there is none."""
     output.check()
     if is_server(target):
-        given = [name for name in changed(options) if name not in SENT] + changed(machine, line)
-        refuse_for_server([*given, *(["--settings-out"] if settings_out is not None else [])], resume=resume)
+        unused = [name for name in given(options) if name not in SENT] + given(machine, line)
+        refuse_for_server([*unused, *(["--settings-out"] if settings_out is not None else [])], resume=resume)
         return ask_server("tune", target, servers, options.sampling(), prompts, output)
     refuse_without_server(servers)
     if settings_out is not None:

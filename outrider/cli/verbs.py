@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -36,6 +37,9 @@ ELSEWHERE = {  # options of vLLM, SGLang, transformers and llama.cpp -> ours
     "speculative-draft-model-path": "draft", "assistant-model": "draft",
     "max-new-tokens": "max-tokens", "n-predict": "max-tokens",
 }  # fmt: skip
+
+
+_GIVEN: ContextVar[frozenset[str]] = ContextVar("given", default=frozenset())  # options on this command line, by their fields
 
 
 def option(default: Any, panel: str, text: str, **extra: Any) -> Any:
@@ -64,8 +68,10 @@ def with_groups(verb: Callable[..., int | None]) -> Callable[..., int | None]:
         else:
             parameters.append(_parameter(name, hints[name], parameter.default))
     parameters.append(inspect.Parameter("help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll))
+    parameters.append(inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
 
-    def command(*, help_all: bool, **values: Any) -> int | None:
+    def command(*, help_all: bool, typer_context: typer.Context, **values: Any) -> int | None:
+        _GIVEN.set(frozenset(name for name in values if _is_given(typer_context, name)))
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
         return verb(**values)
@@ -171,11 +177,12 @@ def refuse_unused(names: Sequence[str], where: str) -> None:
         raise ConfigError(f"{', '.join(names)} {'mean' if len(names) > 1 else 'means'} nothing {where}")
 
 
-def changed(*groups: Any) -> list[str]:
-    """Options that were given, as they are typed."""
-    return [
-        written(field.name)
-        for group in groups
-        for field in dataclasses.fields(group)
-        if getattr(group, field.name) != field.default
-    ]
+def given(*groups: Any) -> list[str]:
+    """Options of these groups that stand on the command line, as they are typed."""
+    names = _GIVEN.get()
+    return [written(field.name) for group in groups for field in dataclasses.fields(group) if field.name in names]
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

@@ -80,6 +80,9 @@ def test_file_and_command_line(cli: Callable[..., Any], started: list[ServerSett
     refused = cli("serve", "demo", "--config", str(path), "--drafter", "ngram", "--set", "max_queue=3")
     assert refused.code == 2
     assert "leave out the target, --drafter, --set max_queue" in refused.err
+    refused = cli("serve", "--config", str(path), "--max-num-seqs", "32")  # the default, which the file need not have
+    assert refused.code == 2
+    assert "leave out --max-num-seqs" in refused.err
 
 
 @pytest.mark.parametrize(
