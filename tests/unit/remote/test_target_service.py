@@ -156,7 +156,7 @@ def test_leaving_ends_the_request(served: Served) -> None:
 
     served.call(leave)
     with pytest.raises(aio.AioRpcError) as caught:
-        served.call(lambda stub: collect(stub, message(sampling={"max_tokens": 1900, "ignore_eos": True}), timeout=0.3))
+        served.call(lambda stub: collect(stub, message(sampling={"max_tokens": 1900, "ignore_eos": True}), timeout=0.05))
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
     async def empty(stub: Any) -> None:
