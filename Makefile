@@ -85,7 +85,7 @@ $(TOOLS): $(STAMP)
 	@touch $@
 
 proto: $(TOOLS) ## the modules that are generated from remote.proto
-	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. outrider/remote/protocol/remote.proto
+	@$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. outrider/remote/protocol/remote.proto
 
 clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

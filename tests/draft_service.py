@@ -151,7 +151,7 @@ class FakeDraftService:
         if self.garbage:
             self._server.add_generic_rpc_handlers((self._with_garbage(),))
         else:
-            stubs.add_DraftServiceServicer_to_server(self, self._server)
+            stubs.add_to_server(stubs.DRAFT, self, self._server)
         credentials = self.security.credentials()
         if credentials is None:
             self._server.add_insecure_port(self.listens_on)

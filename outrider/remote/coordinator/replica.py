@@ -73,7 +73,7 @@ class Replica:
         self._security, self._hello, self._patience = security, hello, patience
         self._admit, self._changed = admit, changed
         self._channel = security.channel(endpoint)
-        self._stub = stubs.TargetServiceStub(self._channel)
+        self._stub = stubs.caller(stubs.TARGET, self._channel)
         self._streams: set[RunningCall] = set()
         self._watching: Any = None
         self._pause_s = SHORTEST_BREAK_S

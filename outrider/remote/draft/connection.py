@@ -251,7 +251,7 @@ class Connection:
 
     async def _open(self, channel: aio.Channel, timeout_s: float) -> messages.Welcome:
         hello = messages.Hello(protocol=PROTOCOL, release=__version__, instance=self._instance, model=self._identity)
-        stub = stubs.DraftServiceStub(channel)
+        stub = stubs.caller(stubs.DRAFT, channel)
         try:
             welcome = await stub.Open(hello, metadata=self._security.metadata, timeout=timeout_s)
         except aio.AioRpcError as error:
@@ -275,7 +275,7 @@ class Connection:
             welcome = await self._open(channel, OPEN_S)
             self._check(welcome)
             metadata = (*self._security.metadata, (INSTANCE, self._instance))
-            self._call = call = stubs.DraftServiceStub(channel).Draft(metadata=metadata)
+            self._call = call = stubs.caller(stubs.DRAFT, channel).Draft(metadata=metadata)
             with self._lock:
                 self._queue.clear()
             self.service, self.notes = welcome.model.name, list(welcome.notes)

@@ -50,7 +50,7 @@ class RunningDraftService:
         self.counters = DraftCounters(registry)
         self.service = DraftService(self.counters)
         self.server = GrpcServer(settings, registry)
-        stubs.add_DraftServiceServicer_to_server(self.service, self.server.server)
+        stubs.add_to_server(stubs.DRAFT, self.service, self.server.server)
         self.worker: Worker | None = None
         self.texts: HostedTexts | None = None
 

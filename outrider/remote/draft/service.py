@@ -18,7 +18,7 @@ from outrider.remote.draft.settings import DraftLimits
 from outrider.remote.draft.stream import OpenStream
 from outrider.remote.draft.texts import HostedTexts
 from outrider.remote.identity import check_protocol, check_vocabulary
-from outrider.remote.protocol import INSTANCE, PROTOCOL, messages, stubs
+from outrider.remote.protocol import INSTANCE, PROTOCOL, messages
 from outrider.version import __version__
 
 log = logging.getLogger("outrider.service")
@@ -26,7 +26,7 @@ LONGEST_INSTANCE = 128  # characters
 BREATH = 32  # rows of one message between which other calls have their turn
 
 
-class DraftService(stubs.DraftServiceServicer):
+class DraftService:
     """A drafter as a gRPC service. Refuses with UNAVAILABLE until `serve`, and once it drains."""
 
     def __init__(self, counters: DraftCounters) -> None:

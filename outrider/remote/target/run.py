@@ -110,7 +110,7 @@ async def _run(
     calls = Counter(PREFIX + "service_calls", "Calls that ended.", ["method", "status"], registry=metrics.registry)
     service = TargetService(uuid.uuid4().hex, lambda method, code: calls.labels(method, code).inc(), monitoring.span)
     server = GrpcServer(settings.service, metrics.registry)
-    stubs.add_TargetServiceServicer_to_server(service, server.server)
+    stubs.add_to_server(stubs.TARGET, service, server.server)
     await server.listen()
     stopped = asyncio.ensure_future(until_signal())
     loading = in_thread(lambda: load(settings, monitoring, status))

@@ -19,7 +19,7 @@ from outrider.engine.request import Request, Update
 from outrider.errors import OutriderError, UnavailableError
 from outrider.grammar import Grammars
 from outrider.remote.identity import check_protocol, check_tokenizer
-from outrider.remote.protocol import PROTOCOL, messages, stubs
+from outrider.remote.protocol import PROTOCOL, messages
 from outrider.remote.target.refusals import TAKEN, status_of
 from outrider.remote.target.replies import joined, to_messages
 from outrider.remote.target.requests import from_message
@@ -40,7 +40,7 @@ def no_span(name: str, headers: Mapping[str, str]) -> AbstractContextManager[Any
     return nullcontext()
 
 
-class TargetService(stubs.TargetServiceServicer):
+class TargetService:
     """An engine as a gRPC service. UNAVAILABLE until `serve` is called; all in one event loop."""
 
     def __init__(self, instance: str, count: Callable[[str, str], None], spans: Spans = no_span) -> None:

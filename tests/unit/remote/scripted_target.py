@@ -51,7 +51,7 @@ def text_of(prompt: Sequence[int], count: int) -> str:
 
 
 @dataclass(eq=False)
-class ScriptedTarget(stubs.TargetServiceServicer):
+class ScriptedTarget:
     """`cuts`: tokens after which requests one after the other lose their stream; `lies`: what the first replies get wrong."""
 
     cuts: list[int] = field(default_factory=list)
@@ -194,7 +194,7 @@ class Running:
 
     async def _start(self) -> None:
         self._server = aio.server(options=[("grpc.so_reuseport", 0)])
-        stubs.add_TargetServiceServicer_to_server(self.target, self._server)
+        stubs.add_to_server(stubs.TARGET, self.target, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
 

@@ -56,7 +56,7 @@ class Replica:
         identity = model_identity("tiny", self.engine.tokenizer, self.engine.vocab_size, self.facts)
         service.serve(self.engine, identity, terms_of(self.engine, model), [])
         self.server = aio.server(options=[("grpc.so_reuseport", 0)])
-        stubs.add_TargetServiceServicer_to_server(service, self.server)
+        stubs.add_to_server(stubs.TARGET, service, self.server)
         self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self.server.start()
 

@@ -37,7 +37,7 @@ def hosted(tmp_path_factory: pytest.TempPathFactory) -> HostedDrafter:
     return hosted_model(save_draft(tmp_path_factory.mktemp("draft")))
 
 
-Use = Callable[[RunningDraftService, stubs.DraftServiceStub], Awaitable[None]]
+Use = Callable[[RunningDraftService, Any], Awaitable[None]]
 
 
 def with_service(hosted: HostedDrafter, tmp_path: Path, use: Use, **limits: Any) -> None:
@@ -51,7 +51,7 @@ def with_service(hosted: HostedDrafter, tmp_path: Path, use: Use, **limits: Any)
         await running.serve(hosted)
         async with aio.insecure_channel(address) as channel:
             try:
-                await asyncio.wait_for(use(running, stubs.DraftServiceStub(channel)), PATIENCE_S)
+                await asyncio.wait_for(use(running, stubs.caller(stubs.DRAFT, channel)), PATIENCE_S)
             finally:
                 await running.stop()
 
@@ -79,7 +79,7 @@ async def answer(call: Any, row: int = 1) -> messages.RowReply:
 def test_a_draft_over_the_wire(hosted: HostedDrafter, tmp_path: Path) -> None:
     """Terms, a first draft, the next one; two askers with the same row number are apart; end of a row."""
 
-    async def use(running: RunningDraftService, stub: stubs.DraftServiceStub) -> None:
+    async def use(running: RunningDraftService, stub: Any) -> None:
         welcome = await stub.Open(hello(hosted))
         assert (welcome.protocol, welcome.draft.drafter, welcome.draft.max_context) == (PROTOCOL, "draft-model", 2048)
         assert welcome.draft.has_distributions
@@ -106,7 +106,7 @@ def test_a_draft_over_the_wire(hosted: HostedDrafter, tmp_path: Path) -> None:
 def test_a_broken_line_leaves_the_rows(hosted: HostedDrafter, tmp_path: Path) -> None:
     """The asker comes back and goes on where it was."""
 
-    async def use(running: RunningDraftService, stub: stubs.DraftServiceStub) -> None:
+    async def use(running: RunningDraftService, stub: Any) -> None:
         await stub.Open(hello(hosted))
         call = stub.Draft(metadata=((INSTANCE, "a"),))
         await call.write(request(tokens=TEXT, sampling=GREEDY))
@@ -135,7 +135,7 @@ def test_who_does_not_fit_is_refused_with_the_reason(hosted: HostedDrafter, tmp_
     """When it opens, not in the middle of a text."""
     changes, code, words = WRONG[wrong]
 
-    async def use(running: RunningDraftService, stub: stubs.DraftServiceStub) -> None:
+    async def use(running: RunningDraftService, stub: Any) -> None:
         with pytest.raises(aio.AioRpcError, match=words) as raised:
             await stub.Open(hello(hosted, **changes))
         assert raised.value.code() == code
@@ -146,7 +146,7 @@ def test_who_does_not_fit_is_refused_with_the_reason(hosted: HostedDrafter, tmp_
 def test_streams_want_to_be_opened_and_askers_are_bounded(hosted: HostedDrafter, tmp_path: Path) -> None:
     """With what to do about it."""
 
-    async def use(running: RunningDraftService, stub: stubs.DraftServiceStub) -> None:
+    async def use(running: RunningDraftService, stub: Any) -> None:
         with pytest.raises(aio.AioRpcError, match="call Open first"):
             await stub.Draft(metadata=((INSTANCE, "never"),)).read()
         await stub.Open(hello(hosted))
@@ -163,7 +163,7 @@ def test_streams_want_to_be_opened_and_askers_are_bounded(hosted: HostedDrafter,
 def test_nonsense_on_the_wire_stops_nobody(hosted: HostedDrafter, tmp_path: Path) -> None:
     """Refused rows are named, and the next right one has its draft."""
 
-    async def use(running: RunningDraftService, stub: stubs.DraftServiceStub) -> None:
+    async def use(running: RunningDraftService, stub: Any) -> None:
         await stub.Open(hello(hosted))
         call = stub.Draft(metadata=((INSTANCE, "a"),))
         rows = [
@@ -191,7 +191,7 @@ def test_health_and_drain(hosted: HostedDrafter, tmp_path: Path) -> None:
         running = RunningDraftService(ServiceSettings(host=f"unix:{tmp_path}/draft.sock"), DraftLimits())
         address = await running.start()
         async with aio.insecure_channel(address) as channel:
-            health, stub = health_pb2_grpc.HealthStub(channel), stubs.DraftServiceStub(channel)
+            health, stub = health_pb2_grpc.HealthStub(channel), stubs.caller(stubs.DRAFT, channel)
             states = health_pb2.HealthCheckResponse
             assert (await health.Check(health_pb2.HealthCheckRequest())).status == states.NOT_SERVING
             with pytest.raises(aio.AioRpcError, match="being loaded"):

@@ -133,7 +133,7 @@ def test_a_replica_that_was_just_given_up_does_not_outlive_its_fleet() -> None:
 async def guarded(target: ScriptedTarget) -> GrpcServer:
     """A service that asks for a secret, on a free port."""
     server = GrpcServer(ServiceSettings(security=ServerSecurity(tokens=("sesame",))))
-    stubs.add_TargetServiceServicer_to_server(target, server.server)
+    stubs.add_to_server(stubs.TARGET, target, server.server)
     await server.listen()
     return server
 

@@ -48,7 +48,7 @@ class Served:
         async def run() -> Any:
             channel = ClientSecurity().channel(Endpoint.parse(self.address))
             try:
-                return await asyncio.wait_for(work(stubs.TargetServiceStub(channel)), 60)
+                return await asyncio.wait_for(work(stubs.caller(stubs.TARGET, channel)), 60)
             finally:
                 await channel.close()
 
@@ -71,7 +71,7 @@ def served(engine_of: MakeEngine) -> Iterator[Served]:  # noqa: F811
         identity = model_identity("tiny", engine.tokenizer, engine.vocab_size, {"weights": "x"})
         service.serve(engine, identity, terms_of(engine, model), ["a note"])
         server = aio.server()
-        stubs.add_TargetServiceServicer_to_server(service, server)
+        stubs.add_to_server(stubs.TARGET, service, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         return server, service, port
