@@ -102,7 +102,7 @@ def _deployment(source: DraftSource, options: DeployOptions) -> Deployment:
     return Deployment(
         source=source, advice=_advice(source, options),
         served_name=options.served_model_name or (Path(target).name if is_local(target) else target),
-        name=options.name or label_of(target), host=options.host, port=options.port, head=options.head,
+        name=options.name or label_of(target), host=options.host, port=options.port,
         image=options.image or ("outrider:cuda" if options.gpus else "outrider:cpu"), cpus=options.cpus,
         memory_bytes=memory("--memory", options.memory), gpus=options.gpus, replicas=options.replicas,
         max_replicas=options.max_replicas or max(4, options.replicas), queue=options.queue, namespace=options.namespace,
@@ -118,6 +118,7 @@ def _advice(source: DraftSource, options: DeployOptions) -> EngineAdvice:
 
     advice = source.advice(options.temperature)
     advice.target, advice.draft = source.settings.target, options.draft or advice.draft
+    advice.exported = options.head or advice.exported
     if advice.target == DEMO:
         advice.target = str(demo_paths().target)
         advice.draft = str(demo_paths().draft) if advice.draft in (DEMO, DRAFT_MODEL) else advice.draft

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from outrider.deploy.source import DraftSource
-from outrider.errors import ConfigError
-from outrider.lab.tune.export.choice import EngineAdvice
+from outrider.errors import CapabilityError, ConfigError
+from outrider.lab.tune.export.choice import Engine, EngineAdvice, EngineChoice
 
 LABEL = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")  # of Kubernetes, with room for a suffix
 MIB = 2**20
@@ -23,7 +23,6 @@ class Deployment:
     name: str  # of the service
     host: str
     port: int
-    head: str | None  # folder that `outrider export` wrote; None: not yet
     image: str
     cpus: int
     memory_bytes: int
@@ -48,6 +47,14 @@ class Deployment:
             raise ConfigError(f"--image takes the name of an image, like outrider:cpu; got '{self.image}'")
         if self.memory_bytes < 256 * MIB:
             raise ConfigError(f"--memory must be at least 256MiB, got {self.memory_bytes / MIB:.0f} MiB")
+
+    def ask(self, engine: Engine) -> tuple[EngineChoice | None, list[str]]:
+        """How another engine drafts, None for plain decoding, and notes. Raises CapabilityError where it cannot do what settings
+        state."""
+        choice, notes = self.advice.ask(engine)
+        if choice is None and self.source.result is None and self.advice.speculate:
+            raise CapabilityError(f"{engine.name}: {notes[0]}")
+        return choice, notes
 
     @property
     def memory_mib(self) -> int:

@@ -7,23 +7,15 @@ from typing import Any
 
 from outrider.deploy.deployment import Deployment
 from outrider.deploy.files import DeployFiles, script
-from outrider.errors import CapabilityError
 from outrider.lab.tune.export import vllm
-from outrider.lab.tune.export.choice import EXPORTED
 
 PLAIN = "{}: plain decoding, no speculation."
 
 
 def arguments(deployment: Deployment) -> tuple[dict[str, Any], list[str]]:
     """Engine arguments, none for plain decoding, and notes. Raises CapabilityError where vLLM cannot do what is stated."""
-    found, notes = vllm.arguments(deployment.advice)
-    if not found and deployment.source.result is None and deployment.advice.speculate:
-        raise CapabilityError(f"vLLM: {notes[0]}")
-    config = found.get("speculative_config", {})
-    if config.get("model") == EXPORTED and deployment.head is not None:
-        config["model"] = deployment.head
-        notes = [note for note in notes if not note.startswith("First: ")]
-    return found, notes
+    choice, notes = deployment.ask(vllm.VLLM)
+    return {} if choice is None else vllm.arguments(choice, deployment.advice), notes
 
 
 def files(deployment: Deployment) -> DeployFiles:

@@ -27,8 +27,6 @@ class EngineChoice:
     drafter: str
     size: int
     options: dict[str, Any]  # of the drafter, as strings
-    speedup: float
-    measured: bool
     schedule: list[tuple[int, int]]  # (from so many rows on, draft tokens), ascending, the first at 1 row; one entry: no schedule
     notes: list[str]
     head: TrainedHead | None = None  # that drafts
@@ -50,8 +48,23 @@ class EngineChoice:
         return whole or self.size
 
 
+@dataclass(frozen=True)
+class Engine:
+    """Another program: what it can draft with, and how a choice is written there."""
+
+    name: str
+    drafters: Collection[str]
+    off: str  # how it decodes plainly
+    language: str  # of `text`: "bash", "python"
+    text: Callable[[EngineChoice, EngineAdvice], str]
+    notes: Callable[[EngineChoice, EngineAdvice], list[str]]
+    trees: Collection[str] = ()  # drafters of which it has best-first trees
+
+
 class EngineAdvice(ABC):
     """How to draft for one target, as engines ask about it."""
+
+    exported = EXPORTED  # the folder of a head in the engine's own layout
 
     def __init__(self, target: str, draft: str | None, *, sampled: bool, speculate: bool, reason: str) -> None:
         self.target = target
@@ -61,32 +74,28 @@ class EngineAdvice(ABC):
         self.reason = reason  # one sentence
 
     @abstractmethod
-    def choose(
-        self, drafters: Collection[str], trees: Collection[str] = (), takes: Callable[[Configuration], bool] = lambda one: True
-    ) -> EngineChoice | None:
-        """The configuration for an engine that has `drafters`, best-first trees by `trees`, and `takes` it; None: none pays."""
+    def choose(self, engine: Engine) -> EngineChoice | None:
+        """The configuration for an engine; None where nothing pays that it has."""
 
-    def ask(
-        self, off: str, drafters: Collection[str], trees: Collection[str] = (),
-        takes: Callable[[Configuration], bool] = lambda one: True,
-    ) -> tuple[EngineChoice | None, list[str]]:  # fmt: skip
-        """What `choose` says, with notes for any engine, or why there is nothing; `off`: how it decodes plainly."""
+    def ask(self, engine: Engine) -> tuple[EngineChoice | None, list[str]]:
+        """What `choose` says with notes, or why there is nothing."""
         if not self.speculate:
-            return None, [f"Do not speculate ({self.reason}): {off}."]
-        choice = self.choose(drafters, trees, takes)
+            return None, [f"Do not speculate ({self.reason}): {engine.off}."]
+        choice = self.choose(engine)
         if choice is None:
-            return None, [self.nothing(drafters)]
+            return None, [self.nothing(engine.drafters)]
         blocks = f"It drafts whole blocks, {choice.length} tokens; here {choice.size} were best."
-        return choice, [*choice.notes, *([blocks] if choice.drafter == "block" else [])]
+        return choice, [*choice.notes, *([blocks] if choice.drafter == "block" else []), *engine.notes(choice, self)]
 
     def nothing(self, drafters: Collection[str]) -> str:
         """The sentence for an engine whose drafters were not worth it."""
         return f"It has no drafter that paid here; it has {', '.join(sorted(drafters))}."
 
-    def export_note(self, choice: EngineChoice, layout: str) -> str:
-        """How an engine gets a head that it can read."""
+    def export_notes(self, choice: EngineChoice, layout: str) -> list[str]:
+        """How an engine gets a head that it can read, where that was not written yet."""
         folder = choice.options.get("head") or f"outrider/demo/models/heads/{choice.drafter}"
-        return f"First: outrider export {folder} --target {self.target} --to {layout} --out {EXPORTED}"
+        first = f"First: outrider export {folder} --target {self.target} --to {layout} --out {EXPORTED}"
+        return [first] if self.exported == EXPORTED else []
 
 
 class Tuned(EngineAdvice):
@@ -100,19 +109,13 @@ class Tuned(EngineAdvice):
             sampled=result.tried.temperature > 0, speculate=self.recommended.speculate, reason=self.recommended.reason,
         )  # fmt: skip
 
-    def choose(
-        self, drafters: Collection[str], trees: Collection[str] = (), takes: Callable[[Configuration], bool] = lambda one: True
-    ) -> EngineChoice | None:
-        """The best configuration that an engine takes and that pays; None where none does.
-
-        A chain by one of `drafters`, or a best-first tree by one of `trees`, that the engine `takes` and that is forecast
-        or measured to pay. Fixed lengths only.
-        """
+    def choose(self, engine: Engine) -> EngineChoice | None:
+        """The best configuration that an engine has and that is forecast or measured to pay; None where none does."""
         measured = {one.configuration: one.speedup.value for one in self._result.confirmed}
         found: list[tuple[float, str]] = []
         for label, forecast in self._result.overall_speedup.items():
             configuration = Configuration.parse(label)
-            if can_draft(configuration, drafters, trees) and takes(configuration):
+            if can_draft(configuration, engine):
                 found.append((measured.get(label, forecast), label))
         paying = [one for one in found if one[0] > 1]
         if not paying:
@@ -121,30 +124,30 @@ class Tuned(EngineAdvice):
         speedup, label = max(confirmed or paying)
         configuration = Configuration.parse(label)
         size = int(configuration.num_draft_tokens or 0)
-        schedule, notes = self._schedule(label, size), self._notes(label, speedup, drafters, trees)
-        head = self._head(configuration)
-        options = configuration.drafter_options
-        return EngineChoice(configuration.drafter, size, options, speedup, label in measured, schedule, notes, head)
+        schedule, notes = self._schedule(label, size), self._notes(label, speedup, engine)
+        return EngineChoice(
+            configuration.drafter, size, configuration.drafter_options, schedule, notes, self._head(configuration)
+        )
 
-    def _notes(self, label: str, speedup: float, drafters: Collection[str], trees: Collection[str]) -> list[str]:
+    def _notes(self, label: str, speedup: float, engine: Engine) -> list[str]:
         notes = []
         if label != self.recommended.configuration:
             how = "measured" if any(one.configuration == label for one in self._result.confirmed) else "forecast"
-            lacks = self._lacking(drafters, trees)
+            lacks = self._lacking(engine)
             recommended = self.recommended.configuration
             notes.append(f"Recommended is {recommended}{lacks}; this is {label}: {speedup:.2f}x, {how} with outrider.")
         if unknown := {name: value for name, value in Configuration.parse(label).drafter_options.items() if name == "stop"}:
             notes.append(f"Without the stop rule {unknown}, which it does not have.")
         return notes
 
-    def _lacking(self, drafters: Collection[str], trees: Collection[str]) -> str:
+    def _lacking(self, engine: Engine) -> str:
         """Why the engine cannot do what is recommended; "" where it can do something close to it."""
         recommended = Configuration.parse(self.recommended.configuration)
         if is_ours_alone(recommended):
             return ", which no other program reads"
-        if recommended.drafter not in drafters:
+        if recommended.drafter not in engine.drafters:
             return f", which it does not have ({TRAINED.get(recommended.drafter, recommended.drafter)})"
-        if tree_of(recommended.drafter_options) is not None and recommended.drafter not in trees:
+        if tree_of(recommended.drafter_options) is not None and recommended.drafter not in engine.trees:
             return ", whose trees it does not have"
         return ""
 
@@ -169,18 +172,13 @@ class Tuned(EngineAdvice):
         return next((one.family for one in self._result.forecasts if one.configuration == label), None)
 
 
-def takes_lookups(configuration: Configuration) -> bool:
-    """Whether an engine that shows token ids alone can have it, or has it: of a composite, all parts must be look-ups."""
-    if configuration.drafter != "composite":
-        return True
-    parts = str(configuration.drafter_options.get("parts", "draft-model,suffix")).split(",")
-    return all(part.strip() in LOOKUPS for part in parts)
-
-
-def can_draft(configuration: Configuration, drafters: Collection[str], trees: Collection[str]) -> bool:
-    """Whether an engine has it that drafts chains by `drafters` and best-first trees by `trees`."""
+def can_draft(configuration: Configuration, engine: Engine) -> bool:
+    """Whether an engine has it. Of a composite, which sees token ids alone there, all parts must be look-ups."""
     tree = tree_of(configuration.drafter_options)
-    able = drafters if tree is None else trees if tree == BEST_FIRST else ()
+    able = engine.drafters if tree is None else engine.trees if tree == BEST_FIRST else ()
+    parts = str(configuration.drafter_options.get("parts", "draft-model,suffix")).split(",")
+    if configuration.drafter == "composite" and not all(part.strip() in LOOKUPS for part in parts):
+        return False
     return configuration.drafter in able and not is_ours_alone(configuration)
 
 

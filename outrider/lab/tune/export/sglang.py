@@ -6,62 +6,40 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from outrider.lab.tune.export.choice import EXPORTED, PLUGGED, EngineAdvice, EngineChoice, takes_lookups
-from outrider.lab.tune.tune_result import Words
+from outrider.lab.tune.export.choice import PLUGGED, Engine, EngineAdvice, EngineChoice
 from outrider.trees.plan import TreeSettings
 
-ENGINE = "SGLang"
 OWN = ("draft-model", "ngram", "eagle", "eagle3", "block")
 BROUGHT = ("suffix", *PLUGGED)
-DRAFTERS = OWN + BROUGHT
-TREES = ("eagle", "eagle3")
 ALGORITHMS = {"draft-model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3"}
 
 
-def words(advice: EngineAdvice) -> Words:
-    """A command line."""
-    flags, variables, notes = speculation(advice)
-    if not flags:
-        return Words(engine=ENGINE, text="", notes=notes)
-    text = in_lines([command(advice.target, variables), *flags])
-    return Words(engine=ENGINE, text=text, language="bash", notes=notes)
+def variables(choice: EngineChoice) -> dict[str, str]:
+    """Variables of the environment."""
+    if choice.drafter not in BROUGHT:
+        return {}
+    options = {name: value for name, value in choice.options.items() if name != "mode"}
+    return {"OUTRIDER_DRAFTER": choice.drafter} | ({"OUTRIDER_DRAFTER_OPTIONS": json.dumps(options)} if options else {})
 
 
-def speculation(advice: EngineAdvice) -> tuple[list[list[str]], dict[str, str], list[str]]:
-    """The words of each line of --speculative-... arguments, none for plain decoding; variables of the environment; what to know
-    about them."""
-    choice, notes = advice.ask("leave --speculative-algorithm out", DRAFTERS, TREES, takes_lookups)
-    if choice is None:
-        return [], {}, notes
-    variables = {}
-    if choice.drafter in BROUGHT:
-        options = {name: value for name, value in choice.options.items() if name != "mode"}
-        variables = {"OUTRIDER_DRAFTER": choice.drafter} | ({"OUTRIDER_DRAFTER_OPTIONS": json.dumps(options)} if options else {})
-    return _arguments(choice, advice), variables, [*notes, *_notes(choice, advice)]
-
-
-def command(target: str, variables: Mapping[str, str]) -> list[str]:
+def command(target: str, environment: Mapping[str, str]) -> list[str]:
     """What starts the server, word by word."""
-    environment = ["env", *(f"{name}={value}" for name, value in variables.items())] if variables else []
-    return [*environment, "python", "-m", "sglang.launch_server", "--model-path", target]
+    before = ["env", *(f"{name}={value}" for name, value in environment.items())] if environment else []
+    return [*before, "python", "-m", "sglang.launch_server", "--model-path", target]
 
 
-def in_lines(lines: Sequence[Sequence[str]]) -> str:
-    """One shell command on several lines."""
-    return " \\\n  ".join(map(shlex.join, lines))
-
-
-def _arguments(choice: EngineChoice, advice: EngineAdvice) -> list[list[str]]:
+def arguments(choice: EngineChoice, advice: EngineAdvice) -> list[list[str]]:
+    """The words of each line of --speculative-... arguments."""
     if choice.drafter == "ngram" or choice.drafter in BROUGHT:
         algorithm = "NGRAM" if choice.drafter == "ngram" else "OUTRIDER"
         return [["--speculative-algorithm", algorithm, "--speculative-num-draft-tokens", f"{choice.size + 1}"]]
     if choice.drafter == "block":
         algorithm = "DSPARK" if choice.is_dspark else "DFLASH"
         size = [] if choice.is_dspark else ["--speculative-num-draft-tokens", f"{choice.length + 1}"]
-        return [["--speculative-algorithm", algorithm, "--speculative-draft-model-path", EXPORTED, *size]]
-    model = advice.draft if choice.drafter == "draft-model" else EXPORTED
+        return [["--speculative-algorithm", algorithm, "--speculative-draft-model-path", advice.exported, *size]]
+    model = advice.draft if choice.drafter == "draft-model" else advice.exported
     steps, branches = _shape(choice)
     lines = [
         ["--speculative-algorithm", ALGORITHMS[choice.drafter], "--speculative-draft-model-path", str(model)],
@@ -90,7 +68,7 @@ def _notes(choice: EngineChoice, advice: EngineAdvice) -> list[str]:
     if choice.drafter == "ngram":
         notes.append("Its n-gram drafter builds trees and needs CUDA.")
     if choice.head is not None or choice.drafter in ("eagle", "eagle3", "block"):
-        notes.append(advice.export_note(choice, "raw"))
+        notes += advice.export_notes(choice, "raw")
     if choice.drafter == "eagle3":
         notes.append("EAGLE in place of EAGLE3 starts as well, and accepts nothing.")
     if choice.is_tree:
@@ -103,3 +81,14 @@ def _notes(choice: EngineChoice, advice: EngineAdvice) -> list[str]:
     if len(choice.schedule) > 1:
         notes.append("It has no table of draft lengths by batch size; --speculative-adaptive follows acceptance for EAGLE only.")
     return notes
+
+
+def _text(choice: EngineChoice, advice: EngineAdvice) -> str:
+    """One shell command on several lines."""
+    lines = [command(advice.target, variables(choice)), *arguments(choice, advice)]
+    return " \\\n  ".join(map(shlex.join, lines))
+
+
+SGLANG = Engine(
+    "SGLang", OWN + BROUGHT, "leave --speculative-algorithm out", "bash", _text, _notes, trees=("eagle", "eagle3")
+)

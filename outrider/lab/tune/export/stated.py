@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from outrider.build import DEMO, Options, head_in, named_drafter
 from outrider.errors import ConfigError
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.tune.drafts import read_drafts
-from outrider.lab.tune.export.choice import TRAINED, EngineAdvice, EngineChoice, can_draft
+from outrider.lab.tune.export.choice import TRAINED, Engine, EngineAdvice, EngineChoice, can_draft
 from outrider.lab.tune.head import TrainedHead
 from outrider.settings_file import SettingsFile
 
@@ -30,20 +30,18 @@ class Stated(EngineAdvice):
             reason=settings.why or f"the settings say drafter '{PLAIN}'",
         )  # fmt: skip
 
-    def choose(
-        self, drafters: Collection[str], trees: Collection[str] = (), takes: Callable[[Configuration], bool] = lambda one: True
-    ) -> EngineChoice | None:
-        """The stated configuration; None where the engine lacks its drafter or its trees. Raises ConfigError for a block head
-        that cannot be read here."""
+    def choose(self, engine: Engine) -> EngineChoice | None:
+        """The stated configuration; None where the engine lacks it. Raises ConfigError for a block head that cannot be read
+        here."""
         one = self._configuration
-        if not can_draft(one, drafters, trees) or not takes(one):
+        if not can_draft(one, engine):
             return None
         if one.drafter == "draft-model" and self.draft is None:
             raise ConfigError("the settings say 'draft-model' and name no draft model: give one with --draft")
         schedule = [pair for pair in self._length.by_rows if pair[0] == 1 or pair[1] < self._length.max_nodes]
         return EngineChoice(
-            one.drafter, self._length.max_nodes, one.drafter_options, 0.0, False, schedule or [(1, self._length.max_nodes)],
-            self._notes(), self._head(),
+            one.drafter, self._length.max_nodes, one.drafter_options, schedule or [(1, self._length.max_nodes)], self._notes(),
+            self._head(),
         )  # fmt: skip
 
     def nothing(self, drafters: Collection[str]) -> str:

@@ -18,34 +18,21 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.lab.tune.export.choice import EXPORTED, PLUGGED, EngineAdvice, EngineChoice, takes_lookups
-from outrider.lab.tune.tune_result import Words
+from outrider.lab.tune.export.choice import PLUGGED, Engine, EngineAdvice, EngineChoice
 
-ENGINE = "vLLM"
 OWN = ("draft-model", "ngram", "suffix", "eagle", "eagle3", "mtp", "medusa", "block")
-DRAFTERS = OWN + PLUGGED
 PROPOSER = "outrider.integrations.vllm.Proposer"
 LAYOUTS = {"eagle": "raw", "eagle3": "raw", "medusa": "vllm", "block": "raw"}  # of `outrider export`
 SAMPLING = ("draft-model", "eagle", "eagle3")  # whose tokens it can draw
 LARGEST_BATCH = 4096  # rows that the last line of the table reaches to
 
 
-def words(advice: EngineAdvice) -> Words:
-    """A command line with the configuration as JSON."""
-    found, notes = arguments(advice)
-    text = shlex.join(command(advice.target, found)) if found else ""
-    return Words(engine=ENGINE, text=text, language="bash" if found else "", notes=notes)
-
-
-def arguments(advice: EngineAdvice) -> tuple[dict[str, Any], list[str]]:
-    """Engine arguments by name, none for plain decoding, and what to know about them."""
-    choice, notes = advice.ask("leave --speculative-config out", DRAFTERS, takes=takes_lookups)
-    if choice is None:
-        return {}, notes
+def arguments(choice: EngineChoice, advice: EngineAdvice) -> dict[str, Any]:
+    """Engine arguments by name."""
     found = {"speculative_config": config(choice, advice)}
     if choice.drafter in PLUGGED:
         found["additional_config"] = additional_config(choice)
-    return found, [*notes, *_notes(choice, advice)]
+    return found
 
 
 def command(target: str, found: dict[str, Any], more: Sequence[str] = ()) -> list[str]:
@@ -60,7 +47,7 @@ def config(choice: EngineChoice, advice: EngineAdvice) -> dict[str, Any]:
     if choice.drafter in PLUGGED:
         found["model"] = PROPOSER
     elif choice.drafter in LAYOUTS or choice.drafter == "draft-model":
-        found["model"] = EXPORTED if choice.drafter in LAYOUTS else advice.draft
+        found["model"] = advice.exported if choice.drafter in LAYOUTS else advice.draft
         if advice.sampled and choice.drafter in SAMPLING:  # its default takes the draft's favourite and accepts it with p alone
             found["draft_sample_method"] = "probabilistic"
     elif choice.drafter == "mtp":
@@ -118,7 +105,7 @@ def _notes(choice: EngineChoice, advice: EngineAdvice) -> list[str]:
     if choice.drafter == "draft-model":
         notes.append("The draft's vocabulary must have the target's size.")
     if choice.drafter in LAYOUTS:
-        notes.append(advice.export_note(choice, LAYOUTS[choice.drafter]))
+        notes += advice.export_notes(choice, LAYOUTS[choice.drafter])
     if choice.drafter == "mtp":
         notes.append("It takes the MTP head in the target's checkpoint.")
     if choice.is_dspark:
@@ -132,3 +119,11 @@ def _notes(choice: EngineChoice, advice: EngineAdvice) -> list[str]:
     if len(choice.schedule) > 1:
         notes.append("The batch-size table is ignored under data parallelism.")
     return notes
+
+
+def _text(choice: EngineChoice, advice: EngineAdvice) -> str:
+    """A command line with the configuration as JSON."""
+    return shlex.join(command(advice.target, arguments(choice, advice)))
+
+
+VLLM = Engine("vLLM", OWN + PLUGGED, "leave --speculative-config out", "bash", _text, _notes)
