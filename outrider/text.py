@@ -1,4 +1,4 @@
-"""Token ids to text as they arrive, and stop strings.
+"""Token ids to text as they arrive, stop strings, and where brackets in a text close.
 
 A token is not always text: the bytes of one character may be spread over several tokens, and a leading space may depend on the
 token before. Text is released as soon as it can no longer change: a character with its last byte, U+FFFD with the byte that
@@ -169,3 +169,24 @@ class StopStrings:
 def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a proper beginning of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+
+
+class Brackets:
+    """Finds the end of what is in brackets, or of a text in quotes, letter by letter; brackets in quotes do not count."""
+
+    def __init__(self, opening: str = "{[", closing: str = "}]", quotes: str = '"') -> None:
+        self._opening, self._closing, self._quotes = opening, closing, quotes
+        self.depth = 0  # below 0: more were closed than opened
+        self._quote, self._escaped = "", False
+
+    def closes(self, letter: str) -> bool:
+        """Take in a letter; whether it closes what was opened first."""
+        if self._quote:
+            ends = letter == self._quote and not self._escaped
+            self._quote = "" if ends else self._quote
+            self._escaped = letter == "\\" and not self._escaped
+            return ends and self.depth == 0
+        if letter in self._quotes:
+            self._quote, self._escaped = letter, False
+        self.depth += (letter in self._opening) - (letter in self._closing)
+        return letter in self._closing and self.depth <= 0

@@ -23,6 +23,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
+from outrider.text import Brackets
+
 KINDS = ("tool call", "code", "number", "name", "word", "punctuation", "whitespace")
 SECTIONS = ("thinking", "answer", "text")
 
@@ -131,24 +133,6 @@ def _json_spans(text: str) -> Iterator[tuple[int, int]]:
     end = 0
     for found in _JSON_START.finditer(text):
         if found.start() >= end:
-            end = _closing(text, found.start())
-            yield found.start(), end
-
-
-def _closing(text: str, start: int) -> int:
-    depth, quoted, at = 0, False, start
-    while at < len(text):
-        char = text[at]
-        if quoted:
-            at += char == "\\"
-            quoted = char != '"'
-        elif char == '"':
-            quoted = True
-        elif char in "{[":
-            depth += 1
-        elif char in "}]":
-            depth -= 1
-            if depth == 0:
-                return at + 1
-        at += 1
-    return len(text)
+            start, brackets = found.start(), Brackets()
+            end = next((at + 1 for at in range(start, len(text)) if brackets.closes(text[at])), len(text))
+            yield start, end

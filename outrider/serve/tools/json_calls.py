@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from outrider.text import Brackets
 from outrider.wellformed import is_text
 
 ARGUMENTS = ("arguments", "parameters")
@@ -21,7 +22,7 @@ class CallScanner:
         self._state = "start" if name is None else "value"
         self._key = "arguments" if name is not None else ""
         self._text = ""  # of the key or value being read
-        self._depth, self._quoted, self._escaped = 0, False, False
+        self._brackets = Brackets()
         self._new = ""  # arguments not handed over yet
 
     def push(self, text: str) -> str:
@@ -45,7 +46,8 @@ class CallScanner:
     def _next(self, letter: str) -> None:
         """Between two members."""
         if letter == '"':
-            self._state, self._text, self._escaped = "member", letter, False
+            self._state, self._text, self._brackets = "member", "", Brackets()
+            self._member(letter)
         elif letter == "}":
             self._finish()
         else:
@@ -54,13 +56,12 @@ class CallScanner:
     def _member(self, letter: str) -> None:
         """Inside a key."""
         self._text += letter
-        if self._in_string(letter):
-            return
-        self._key, self._state = str(self._loads(self._text)), "colon"
+        if self._brackets.closes(letter):
+            self._key, self._state = str(self._loads(self._text)), "colon"
 
     def _colon(self, letter: str) -> None:
         if letter == ":":
-            self._state, self._text, self._depth, self._quoted = "value", "", 0, False
+            self._state, self._text, self._brackets = "value", "", Brackets()
             self.has_arguments = self.has_arguments or self._key in ARGUMENTS
         else:
             self.broken = not letter.isspace()
@@ -76,25 +77,10 @@ class CallScanner:
         self._text += letter
         if self._key in ARGUMENTS and self._text[0] in "{[":
             self._new += letter
-        if self._quoted:
-            self._quoted = self._in_string(letter)
-            if not self._quoted and self._depth == 0:
+        if self._brackets.closes(letter):
+            self.broken = self._brackets.depth < 0
+            if not self.broken:
                 self._end_value()
-        elif letter == '"':
-            self._quoted, self._escaped = True, False
-        elif letter in "{[":
-            self._depth += 1
-        elif letter in "}]":
-            self._depth -= 1
-            self.broken = self._depth < 0
-            if self._depth == 0:
-                self._end_value()
-
-    def _in_string(self, letter: str) -> bool:
-        """Whether the string goes on behind this letter."""
-        ends = letter == '"' and not self._escaped
-        self._escaped = letter == "\\" and not self._escaped
-        return not ends
 
     def _end_value(self) -> None:
         self._state = "next"

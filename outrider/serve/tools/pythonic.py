@@ -13,6 +13,7 @@ from typing import Any
 from outrider.serve.tools.formats import WORD
 from outrider.serve.tools.text import Event, Pieces
 from outrider.serve.tools.values import UNREADABLE, as_json
+from outrider.text import Brackets
 
 SPACES = " \t\r\n"  # as in the grammar of strict tools
 BEGIN = re.compile(rf"[{SPACES}]*\[[{SPACES}]*({WORD}+)\(")
@@ -27,7 +28,11 @@ class PythonicCalls(Pieces):
         super().__init__()
         self._names = frozenset(names)
         self._state = "undecided"  # then "calls" and "behind", then "content"
-        self._span = _Span()
+        self._begin()
+
+    def _begin(self) -> None:
+        """The next call."""
+        self._brackets, self._read = Brackets("([{", ")]}", "\"'"), 0
 
     @property
     def is_complete(self) -> bool:
@@ -64,10 +69,12 @@ class PythonicCalls(Pieces):
         if self._buffer.startswith("]"):
             self._buffer, self._state = self._buffer[1:], "behind"
             return True
-        length = self._span.end(self._buffer)
+        ends = (at + 1 for at in range(self._read, len(self._buffer)) if self._brackets.closes(self._buffer[at]))
+        length = next(ends, None)
         if length is None:
+            self._read = len(self._buffer)
             return False
-        self._span = _Span()
+        self._begin()
         call = _parsed(self._buffer[:length])
         if call is None:
             self._state = "content"
@@ -76,33 +83,6 @@ class PythonicCalls(Pieces):
         self._buffer, self._skipped, self._num_calls = self._buffer[length:], "", self._num_calls + 1
         events += [("name", call[0]), ("arguments", call[1])]
         return True
-
-
-class _Span:
-    """Finds the end of a call while its text grows."""
-
-    def __init__(self) -> None:
-        self._position, self._depth = 0, 0
-        self._quote, self._escaped = "", False
-
-    def end(self, text: str) -> int | None:
-        """Letters of the call that `text` begins with; None while it is not complete."""
-        while self._position < len(text):
-            letter = text[self._position]
-            self._position += 1
-            if self._quote:
-                if letter == self._quote and not self._escaped:
-                    self._quote = ""
-                self._escaped = letter == "\\" and not self._escaped
-            elif letter in "\"'":
-                self._quote, self._escaped = letter, False
-            elif letter in "([{":
-                self._depth += 1
-            elif letter in ")]}":
-                self._depth -= 1
-                if self._depth <= 0:
-                    return self._position
-        return None
 
 
 def _parsed(text: str) -> tuple[str, str] | None:
