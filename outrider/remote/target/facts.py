@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from outrider.build import Built
-from outrider.cache import cache_folder
+from outrider.cache import cache_folder, keep_json, kept_json
 from outrider.models.lm import LM
 from outrider.models.loading.adapter import adapter_in
 from outrider.models.probes.probe import probe_tokens
@@ -55,9 +55,13 @@ def weights_hash(name: str, config: Any) -> str:
     if not folder.is_dir():
         return f"{name}@{getattr(config, '_commit_hash', None) or 'unknown'}"
     files = sorted({file for pattern in WEIGHTS for file in folder.glob(pattern)})
-    known = _remembered()
+    kept = cache_folder() / "weight-hashes" / "files.json"
+    known = kept_json(kept) or {}
     hashes = [_file_hash(file, known) for file in files]
-    _remember(known)
+    try:
+        keep_json(kept, known, max_files=1)
+    except OSError as error:
+        log.info("hashes of weights are not kept for the next start: %s", error)
     return _digest(json.dumps([base, *zip([file.name for file in files], hashes, strict=True)]).encode())
 
 
@@ -83,28 +87,6 @@ def _file_hash(file: Path, known: dict[str, str]) -> str:
         with file.open("rb") as content:
             known[key] = hashlib.file_digest(content, "sha256").hexdigest()
     return known[key]
-
-
-def _path() -> Path:
-    return cache_folder() / "weight-hashes.json"
-
-
-def _remembered() -> dict[str, str]:
-    try:
-        found = json.loads(_path().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _remember(known: dict[str, str]) -> None:
-    try:
-        _path().parent.mkdir(parents=True, exist_ok=True)
-        scratch = _path().with_suffix(".new")
-        scratch.write_text(json.dumps(known), encoding="utf-8")
-        scratch.replace(_path())
-    except OSError as error:
-        log.info("hashes of weights are not kept for the next start: %s", error)
 
 
 def _digest(content: bytes) -> str:
