@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.draft_length import AutoLength, FixedLength, Goodput, LengthByRows
+from outrider.draft_length import AutoLength, FixedLength, Goodput
 from outrider.draft_length.length import DraftLength
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter, DraftSetup
@@ -71,11 +71,11 @@ class Parts:
         """Chooses lengths for this drafter, where they are free."""
         return Goodput(self.length.max_nodes, trees=self.requirements.trees)
 
-    def make_control(self) -> FixedLength | AutoLength | LengthByRows:
+    def make_control(self) -> FixedLength | AutoLength:
         length = self.length
         if length.is_auto:
             return AutoLength({self.drafter_name: self.make_goodput()})
-        return LengthByRows(length.by_rows) if length.by_rows else FixedLength(length.max_nodes)
+        return FixedLength(length.max_nodes, length.by_rows)
 
     def make_verifier(self) -> Verifier:
         return self.verifier.build(self.verifier_settings)

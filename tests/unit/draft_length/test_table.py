@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams
-from outrider.draft_length import LengthByRows
+from outrider.draft_length import FixedLength
 from outrider.draft_length.length import DraftLength
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
@@ -55,7 +55,7 @@ def test_a_table_out_of_range(text: str) -> None:
 
 @pytest.mark.parametrize(("count", "size"), [(1, 5), (3, 5), (4, 3), (15, 3), (16, 0), (200, 0)])
 def test_the_entry_for_fewer_rows_holds_between_two(count: int, size: int) -> None:
-    assert LengthByRows(TABLE.by_rows).choose(rows(count)) == [size] * count
+    assert FixedLength(TABLE.max_nodes, TABLE.by_rows).choose(rows(count)) == [size] * count
 
 
 def test_only_what_can_be_reached_is_kept() -> None:
@@ -68,7 +68,6 @@ def test_only_what_can_be_reached_is_kept() -> None:
 
 def test_parts_take_it() -> None:
     parts = choose_parts("ngram", {}, "auto", {}, "1:5,4:3,16:0", lossy=False)
-    assert isinstance(parts.make_control(), LengthByRows)
     assert parts.make_control().summary() == {"by_load": {1: 5, 4: 3, 16: 0}}
 
 
