@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,7 +21,6 @@ from outrider.cli.options import (
     ShowDrafts,
     Target,
 )
-from outrider.cli.prediction import PredictionFile, with_prediction
 from outrider.cli.prompt import read_prompt
 from outrider.cli.stream import MarkedText, PlainStream, Printer, run_stream
 from outrider.cli.verbs import listed, with_groups
@@ -45,6 +45,16 @@ Logprobs = Annotated[
     int | None,
     typer.Option(
         help="With --json: the target's log-probabilities, this many per token.", show_default=False
+    ),
+]
+PREDICTING = ("parts=draft-model,prediction", "mode=best")  # a composite: where the prediction ends, a draft model goes on
+PredictionFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="What the answer is expected to be, like the file to be edited: drafted from where it comes true. The answer does "
+        "not depend on it. Drafter: prediction, with --draft a composite of both.",
+        metavar="FILE",
+        show_default=False,
     ),
 ]
 GenerationConfig = Annotated[
@@ -97,6 +107,26 @@ def generate(
         line = stats_line(completion.stats, completion.finish_reason, lossless=completion.lossless, seeded=seeded)
         sys.stderr.write(f"{line}\n")
     return 130 if completion.finish_reason == "abort" else 0
+
+
+def with_prediction(target: str, model: ModelOptions) -> ModelOptions:
+    """The options with a drafter that looks at a prediction, where none was named. Raises ConfigError for one that does not,
+    before any model is read."""
+    if model.drafter == "auto" and model.settings is None:
+        model = _beside_a_draft(model) if model.draft is not None else dataclasses.replace(model, drafter="prediction")
+    from outrider.build import Options, choose
+
+    _, parts = choose(Options(target, **model.llm_arguments()))
+    if not parts.requirements.prediction:
+        raise ConfigError(
+            f"drafter '{parts.drafter_name}' does not look at a prediction: leave --drafter out, or use --drafter prediction, or "
+            "composite with it among the parts."
+        )
+    return model
+
+
+def _beside_a_draft(model: ModelOptions) -> ModelOptions:
+    return dataclasses.replace(model, drafter="composite", drafter_option=[*PREDICTING, *(model.drafter_option or [])])
 
 
 def full_context(completion: Completion, params: SamplingParams) -> list[str]:

@@ -8,9 +8,8 @@ rolls back any number of tokens, which is what draft paths ask for, and it refus
 instead of ignoring it. It is one wheel without dependencies, the engine behind OpenAI's structured outputs and in vLLM.
 """
 
-from outrider.grammar.forms import form_of, schema_form
 from outrider.grammar.grammars import Grammars, refuse_wrong
-from outrider.grammar.specs import Spec, choice, ebnf, json_object, json_schema, lark, regex
+from outrider.grammar.specs import Spec, choice, ebnf, form_of, json_object, json_schema, lark, regex, schema_form
 
 __all__ = [
     "Grammars", "Spec", "choice", "ebnf", "form_of", "json_object", "json_schema", "lark", "refuse_wrong", "regex", "schema_form",

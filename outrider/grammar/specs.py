@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from outrider.errors import RequestError
+from outrider.sampling.structured import StructuredOutputsParams
 
 Form = Literal["json_schema", "regex", "choice", "ebnf", "lark"]
 # Between the parts of JSON. With more room a model that is not sure what comes next writes blanks; with none at the end of a
@@ -74,6 +75,32 @@ def ebnf(text: str, name: str = "grammar") -> Spec:
 def lark(text: str, name: str = "grammar") -> Spec:
     """A context-free grammar in llguidance's Lark: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md."""
     return Spec("lark", _text(text, name, "a grammar"), name)
+
+
+def form_of(wanted: StructuredOutputsParams, name: str | None = None) -> Spec:
+    """The grammar of a form in vLLM's words; messages about it begin with `name`. Raises RequestError for what is no schema,
+    pattern or list."""
+    name = name or f"structured_outputs.{wanted.kind}"
+    space = "" if wanted.disable_any_whitespace else wanted.whitespace_pattern
+    if wanted.json is not None:
+        return schema_form(wanted.json, name, space)
+    if wanted.regex is not None:
+        return regex(wanted.regex, name)
+    if wanted.choice is not None:
+        return choice(wanted.choice, name)
+    if wanted.grammar is not None:
+        return ebnf(wanted.grammar, name)
+    return json_schema({"type": "object"}, name, whitespace=space)
+
+
+def schema_form(value: Any, name: str, whitespace: str | None = None) -> Spec:
+    """A schema as an object or, as vLLM takes it, as text."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{name} is no JSON: {error}") from error
+    return json_schema(value, name, whitespace=whitespace)
 
 
 def _text(value: Any, name: str, what: str) -> str:

@@ -1,4 +1,4 @@
-"""The form that an answer must have, under vLLM's names; `outrider/grammar/forms.py` makes a grammar of it."""
+"""The form that an answer must have, under vLLM's names; `outrider/grammar/specs.py` makes a grammar of it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from outrider.lazy import transformers
 from outrider.models.indexer import keep_choices
 from outrider.models.latent import keep_latents
-from outrider.models.loading.query_scales import PLAIN, scale_by_position
+
+PLAIN = ("eager", "sdpa", "flash_attention_2")  # attention for which the code's own scales of queries are right
 
 
 def hand_over(module: nn.Module) -> None:
@@ -132,3 +133,26 @@ OLDER: dict[str, tuple[str, Callable[[Any, Any], Callable[..., Any] | None]]] = 
     "FalconAttention": ("forward", _rotated),
     "BloomAttention": ("forward", _sloped),
 }
+
+
+def scale_by_position(module: nn.Module) -> None:
+    """Hand scales of queries to our attention, which multiplies by them; for transformers' attention the layer's own code does.
+
+    Llama 4 multiplies queries of layers without rotary positions by a number that grows with the position, and counts positions
+    from the first token of the pass or of transformers' cache. A pass on our cache may begin anywhere, in each row elsewhere.
+    """
+    for part in module.modules():
+        own: Any = getattr(part, "self_attn", None)
+        has_scales = getattr(own, "attn_temperature_tuning", False) and not own.use_rope
+        if has_scales and _hand_over_scales not in part._forward_pre_hooks.values():
+            part.register_forward_pre_hook(_hand_over_scales, with_kwargs=True)
+
+
+def _hand_over_scales(layer: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    own = layer.self_attn
+    own.attn_temperature_tuning = own.config._attn_implementation in PLAIN
+    if own.attn_temperature_tuning:
+        return args, options
+    steps = torch.floor((options["position_ids"].float() + 1.0) / own.floor_scale)
+    scales = torch.log1p(steps) * own.attn_scale + 1.0
+    return args, {**options, "query_scales": scales[:, None, :, None]}

@@ -10,9 +10,9 @@ from typing import Any
 from outrider.engine.request import Request, Update
 from outrider.sampling.params import SamplingParams
 from outrider.serve.api.answer import finish_reason, stop_reason
-from outrider.serve.api.constraints import form_of
 from outrider.serve.api.exchange import Exchange, make_exchange
 from outrider.serve.api.logprobs import LogprobLists, Namer, joined, prompt_logprobs
+from outrider.serve.api.response_format import form_asked
 from outrider.serve.api.usage import no_usage, so_far
 from outrider.serve.routing import Prompts, choose, model_named
 from outrider.serve.rules import RequestFacts
@@ -42,7 +42,7 @@ class CompletionRequest:
         async def read(served: Served) -> Prompts:
             return [await _tokens(served, prompt, body) for prompt in body.prompts()]
 
-        form = form_of(body)
+        form = form_asked(body)
         asked = RequestFacts(model_named(state, body.model), "completions", tools=False, structured=form is not None)
         route = await choose(state, asked, len(body.prompts()) * body.num_generated, read)
         wants = body.logprobs if not body.is_ranked else body.logprobs or 0  # ranking needs the tokens' own

@@ -10,11 +10,11 @@ from typing import Any
 from outrider.engine.request import Update
 from outrider.errors import RequestError
 from outrider.sampling.params import SamplingParams
-from outrider.serve.api.constraints import form_of
 from outrider.serve.api.conversation import render, thinking_in, unread_thoughts
 from outrider.serve.api.exchange import Exchange, make_exchange
 from outrider.serve.api.reasoning import for_engine
 from outrider.serve.api.reply import Reply
+from outrider.serve.api.response_format import form_asked
 from outrider.serve.ignored import IgnoredFields
 from outrider.serve.routing import Prompts, choose, model_named
 from outrider.serve.rules import RequestFacts
@@ -53,7 +53,7 @@ class Dialogue:
         cls, state: ServerState, body: ChatBody, ignored: IgnoredFields, interface: Interface = CHAT
     ) -> Dialogue:
         """Route it, render the conversation, check everything. Raises ApiError or ConfigError."""
-        form = form_of(body)
+        form = form_asked(body)
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools or []]
         named = body.tool_choice
         choice = named.model_dump() if isinstance(named, ToolChoice) else named

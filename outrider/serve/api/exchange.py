@@ -14,7 +14,7 @@ from outrider.grammar import Spec
 from outrider.sampling.params import SamplingParams
 from outrider.serve import request_ids
 from outrider.serve.api.answer import Answer, check
-from outrider.serve.api.constraints import constraints
+from outrider.serve.api.response_format import constraints
 from outrider.serve.api.usage import Cost, metrics, so_far, usage
 from outrider.serve.bridge import Bridge
 from outrider.serve.errors import ApiError

@@ -10,6 +10,7 @@ values (pydantic's `model_dump(by_alias=True, exclude_none=True)`).
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import fields
@@ -17,7 +18,11 @@ from typing import Any
 
 from outrider.errors import RequestError, did_you_mean
 from outrider.grammar import Spec, choice, ebnf, form_of, json_object, regex, schema_form
+from outrider.sampling.constraint import Constraint
 from outrider.sampling.structured import StructuredOutputsParams
+from outrider.serve.schema.chat import ChatBody
+from outrider.serve.schema.sampling import GenerationFields
+from outrider.serve.served import Served
 
 FORMATS = ("text", "json_object", "json_schema")
 
@@ -72,3 +77,25 @@ def _structured(wanted: Mapping[str, Any]) -> Spec:
     if unknown:
         raise RequestError(f"structured_outputs.{unknown[0]} is not known.{did_you_mean(unknown[0], known)}")
     return form_of(StructuredOutputsParams(**given))
+
+
+def form_asked(body: GenerationFields) -> Spec | None:
+    """The form that an answer must have; None: any text. Raises RequestError for an impossible form, or two of them."""
+    response_format = body.response_format if isinstance(body, ChatBody) else None
+    return wanted_form(
+        response_format=None if response_format is None else response_format.model_dump(by_alias=True, exclude_none=True),
+        structured_outputs=body.structured_outputs,
+        guided_json=body.guided_json,
+        guided_regex=body.guided_regex,
+        guided_choice=body.guided_choice,
+        guided_grammar=body.guided_grammar,
+        allowed_token_ids=body.allowed_token_ids,
+    )
+
+
+async def constraints(served: Served, spec: Spec | None, count: int) -> list[Constraint | None]:
+    """A fresh grammar for each of `count` requests. Raises RequestError for one that is wrong."""
+    if spec is None:
+        return [None] * count
+    # in a thread: one of them may compile, read the whole vocabulary, or wait for another that does
+    return await asyncio.to_thread(lambda: [served.grammars.constraint(spec) for _ in range(count)])
