@@ -285,7 +285,7 @@ struct Block {
         query = next;
       }
     }
-    if (is_tiled()) score_tiles::release();
+    if (is_tiled()) tiles::release();
   }
 
   // What the next span found, put to what those before it did.

@@ -159,26 +159,35 @@ inline Ints multiply_four(Ints sum, Bytes codes, const int8_t* inputs) {
   return BITS < 8 ? add_small_products(sum, codes, inputs) : add_products(sum, codes, inputs);
 }
 
+// The sum of a row's codes that share a scale.
+template <class F>
+inline int32_t codes_sum(const Inputs& x, int s) { return F::SUBS == 1 ? x.sums[0] + x.sums[1] : x.sums[s]; }
+
+// Adds to totals a row's products with the codes that share a scale.
+template <class F>
+inline void add_scaled(const Inputs& x, int s, const Ints (&products)[2], const Factors<F>& factors, Floats (&totals)[2]) {
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; ++h) {
+    totals[h] = multiply_add(to_floats(products[h]) * floats(x.scale), factors.scales[s][h], totals[h]);
+    if constexpr (F::ZERO)
+      totals[h] = multiply_add(floats(F::SUBS == 1 ? x.whole : x.scale * codes_sum<F>(x, s)), factors.zeros[s][h], totals[h]);
+  }
+}
+
 // Adds one row's products with a block to sums (32,).
 template <class F>
 inline void multiply_row(const Inputs& x, const Bytes (&codes)[VECTORS], const Factors<F>& factors, float* sums) {
   Floats totals[2] = {load(sums), load(sums + 16)};
-  const Floats scale = floats(x.scale);
 #pragma GCC unroll 2
   for (int s = 0; s < F::SUBS; ++s) {
-    const int32_t codes_sum = F::SUBS == 1 ? x.sums[0] + x.sums[1] : x.sums[s];
     Ints products[2];
-    products[0] = products[1] = ints(-F::MIDDLE * codes_sum);
+    products[0] = products[1] = ints(-F::MIDDLE * codes_sum<F>(x, s));
 #pragma GCC unroll 8
     for (int64_t k = s * 8 / F::SUBS; k < (s + 1) * 8 / F::SUBS; ++k) {
       products[0] = multiply_four<F::BITS>(products[0], codes[2 * k], x.codes + 4 * k);
       products[1] = multiply_four<F::BITS>(products[1], codes[2 * k + 1], x.codes + 4 * k);
     }
-#pragma GCC unroll 2
-    for (int h = 0; h < 2; ++h) {
-      totals[h] = multiply_add(to_floats(products[h]) * scale, factors.scales[s][h], totals[h]);
-      if constexpr (F::ZERO) totals[h] = multiply_add(floats(F::SUBS == 1 ? x.whole : x.scale * codes_sum), factors.zeros[s][h], totals[h]);
-    }
+    add_scaled<F>(x, s, products, factors, totals);
   }
   store(sums, totals[0]);
   store(sums + 16, totals[1]);
@@ -210,36 +219,6 @@ void multiply(
       multiply_row<F>(x[m * blocks + block], codes, factors, sums + m * PANEL);
     }
   }
-}
-
-template <class Number>
-inline void write(const float* sums, const Number* bias, Number* out, int64_t count) {
-  for (int64_t half = 0; half < 2; ++half) {
-    const Mask some = first16(count - 16 * half);
-    Floats found = load(sums + 16 * half);
-    if (bias) found = found + load_some(some, bias + 16 * half);
-    store_some(some, out + 16 * half, found);
-  }
-}
-
-// Panels [begin, end) of a layer: `x` (M, blocks) -> columns of out (M, N). Number: of bias and results.
-template <class Number>
-void multiply_panels(
-    const Inputs* x, int64_t M, int64_t K, const uint8_t* panels, int64_t form, int64_t group, const Number* bias,
-    Number* out, int64_t N, int64_t begin, int64_t end) {
-  const int64_t blocks = num_blocks(K, group), size = panel_bytes(form, K, group);
-  with_form(form, [&](auto kind) {
-    for (int64_t p = begin; p < end; ++p) {
-      alignas(64) float sums[ROWS * PANEL];
-      const int64_t start = p * PANEL;
-      for (int64_t m = 0; m < M; m += ROWS) {
-        const int64_t rows = std::min(ROWS, M - m);
-        multiply<decltype(kind)>(x + m * blocks, rows, blocks, group / BLOCK, panels + p * size, m == 0, sums);
-        for (int64_t r = 0; r < rows; ++r)
-          write(sums + r * PANEL, bias ? bias + start : nullptr, out + (m + r) * N + start, std::min(PANEL, N - start));
-      }
-    }
-  });
 }
 
 // The value itself: keeps a compiler from joining a product and the sum it goes into, which gguf rounds apart.

@@ -79,6 +79,7 @@ inline Ints ints(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline Ints counting() { return {_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)}; }
 inline Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.all, b.all)}; }
 inline Mask is_at_most(Ints a, Ints b) { return _mm512_cmple_epi32_mask(a.all, b.all); }
+inline Ints load(const int32_t* at) { return {_mm512_loadu_si512(at)}; }
 inline void store(int32_t* at, Ints x) { _mm512_storeu_si512(at, x.all); }
 inline int32_t sum_of(Ints x) { return _mm512_reduce_add_epi32(x.all); }
 inline Ints truncated(Floats x) { return {_mm512_cvttps_epi32(x)}; }
@@ -152,6 +153,7 @@ inline void store_pairs(bf16* at, Pairs x) { _mm512_storeu_si512(at, (__m512i)x.
 // ---------------------------------------------------------------- Bytes
 
 inline Bytes load_bytes(const uint8_t* at) { return {_mm512_loadu_si512(at)}; }
+inline void store(uint8_t* at, Bytes x) { _mm512_storeu_si512(at, x.all); }
 inline Bytes low_halves(Bytes x) { return {_mm512_and_si512(x.all, _mm512_set1_epi8(15))}; }
 inline Bytes high_halves(Bytes x) { return low_halves({_mm512_srli_epi16(x.all, 4)}); }
 

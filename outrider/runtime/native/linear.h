@@ -3,7 +3,7 @@
 //     PANELS_BF16   panel.h, by matrix tiles where the processor has them, else by vectors
 //     PANELS_FP32   panels[N / 32][K][32 outputs] fp32
 //     FLOATS        float_panels.h, fp8 with scales
-//     BLOCKS        block_panels.h, integers with scales; x is rounded to 8 bits for them, once for all pieces (`round_row`)
+//     BLOCKS        block_tiles.h, integers with scales; x is rounded to 8 bits for them, once for all pieces (`round_row`)
 //
 // Each output of each row is added up in one order, whatever stands beside it.
 
@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "block_panels.h"
+#include "block_tiles.h"
 #include "float_panels.h"
 #include "panel_vectors.h"
 #include "program.h"

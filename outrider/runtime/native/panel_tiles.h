@@ -21,6 +21,7 @@
 #include <cstring>
 
 #define WITH_TILES __attribute__((target("amx-tile,amx-bf16")))
+#define WITH_BYTE_TILES __attribute__((target("amx-tile,amx-int8")))
 
 namespace tiles {
 
@@ -46,6 +47,8 @@ struct alignas(64) Shapes {  // as the processor wants it
   uint16_t bytes_per_row[16] = {};
   uint8_t rows[16] = {};
 };
+
+WITH_TILES __attribute__((noinline)) inline void release() { _tile_release(); }
 
 // Tiles for `rows` (1 to 32) rows of x, their tails included.
 WITH_TILES inline void shape_tiles(int64_t rows) {
@@ -131,17 +134,32 @@ WITH_TILES inline void multiply_panels(
         output.write(r, load(sums + r * PANEL), load(sums + r * PANEL + PANEL / 2));
     }
   }
-  _tile_release();
+  release();
 }
 
 inline bool ask_for_tiles() {
   unsigned a = 0, b = 0, c = 0, features = 0;
-  const unsigned bf16_tiles = 1u << 22, tiles = 1u << 24;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &features) || ~features & (bf16_tiles | tiles)) return false;
+  const unsigned bf16_tiles = 1u << 22, tiles = 1u << 24, byte_tiles = 1u << 25;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &features) || ~features & (bf16_tiles | tiles | byte_tiles)) return false;
   const long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, Linux 5.16
   return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 }
 
 }  // namespace tiles
 
+#else
+
+namespace tiles {
+inline void release() {}
+}  // namespace tiles
+
 #endif
+
+inline bool has_tiles() {
+#ifdef HAS_TILES
+  static const bool given = tiles::ask_for_tiles();
+  return given;
+#else
+  return false;
+#endif
+}

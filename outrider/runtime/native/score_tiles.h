@@ -1,4 +1,4 @@
-// Scores of a range of keys by matrix tiles (Intel AMX), weighted sums of its values, and whether there are any tiles.
+// Scores of a range of keys by matrix tiles (Intel AMX), and weighted sums of its values.
 //
 // Sixteen keys are a tile as they lie in the cache, pairs of numbers of sixteen queries are another: their product is (keys, queries).
 // Weights of sixteen queries for 32 positions are a tile, pairs of positions of sixteen numbers of a value are another.
@@ -6,15 +6,6 @@
 #pragma once
 
 #include "panel_tiles.h"
-
-inline bool has_tiles() {
-#ifdef HAS_TILES
-  static const bool given = tiles::ask_for_tiles();
-  return given;
-#else
-  return false;
-#endif
-}
 
 namespace score_tiles {
 
@@ -32,8 +23,6 @@ WITH_TILES __attribute__((noinline)) inline void shape() {
   tiles::settle(&shapes);
   _tile_loadconfig(&shapes);
 }
-
-WITH_TILES __attribute__((noinline)) inline void release() { _tile_release(); }
 
 // scores (64, 16) of 64 keys that are `stride` bytes apart, with sixteen of queries [size / 2][64][2]; `size` a multiple of STEP.
 WITH_TILES __attribute__((noinline)) inline void score(
@@ -91,7 +80,6 @@ WITH_TILES __attribute__((noinline)) inline void weigh(const bf16* weights, int6
 #else
 
 inline void shape() {}
-inline void release() {}
 inline void score(const bf16*, int64_t, const bf16*, int64_t, float*) {}
 inline void weigh(const bf16*, int64_t, const bf16*, float*) {}
 
