@@ -28,6 +28,7 @@ from outrider.kv.draft_pages import Parts
 from outrider.rows import Row
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.params import SamplingParams
+from outrider.settings import check_bounds, setting
 from outrider.stats import DecodeStats
 
 Mode = Literal["auto", "fixed", "off"]
@@ -200,20 +201,18 @@ GIB = 1 << 30
 class EngineSettings:
     """Raises ConfigError for values that cannot be."""
 
-    max_num_seqs: int = 32  # rows of a step
-    max_queue: int = 256  # requests that may wait; more are turned away
+    max_num_seqs: int = setting(32, "rows of a step", at_least=1)
+    max_queue: int = setting(256, "requests that may wait; more are turned away", at_least=1)
     kv_memory: int | None = None  # bytes for keys and values, drafts' included; None: half of what is free, 8 GiB at most
-    prefix_share: float = 0.25  # of kv_memory, for keys and values of texts that may come again; 0: none are kept
-    max_prefills: int = 4  # prompts read in turns, so that a short one need not wait for a long one
+    prefix_share: float = setting(
+        0.25, "of kv_memory, for keys and values of texts that may come again; 0: none are kept", at_least=0, below=1
+    )
+    max_prefills: int = setting(4, "prompts read in turns, so that a short one need not wait for a long one", at_least=1)
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_queue", "max_prefills"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_bounds(self, "engine")
         if self.kv_memory is not None and self.kv_memory < 1 << 20:
             raise ConfigError(f"kv_memory must be at least 1 MiB (1048576 bytes), got {self.kv_memory}")
-        if not 0 <= self.prefix_share < 1:
-            raise ConfigError(f"prefix_share must be at least 0 and below 1, got {self.prefix_share}")
 
     def kv_bytes(self, available: int) -> int:
         """Bytes for keys and values where `available` are free after loading."""

@@ -83,12 +83,7 @@ def gather(
         return texts, [f"{len(texts)} recorded answers of {material.traffic}, not checked to be the target's own"]
     spec = material.prompts or material.traffic or ""
     workload = load_workload(spec, limit=material.limit, on_bad=material.on_bad, data=material.data)
-    with LLM(
-        options.target, drafter=options.drafter, draft=options.draft, num_draft_tokens=options.num_draft_tokens,
-        drafter_options=options.drafter_options, dtype=options.dtype, device=options.device, threads=options.threads,
-        runtime=options.runtime, max_num_seqs=options.max_num_seqs, max_model_len=options.max_model_len,
-        trust_remote_code=options.trust_remote_code, revision=options.revision, status=progress.say,
-    ) as llm:  # fmt: skip
+    with LLM(**asdict(options), status=progress.say) as llm:
         context = llm.config["max_model_len"]
         prepared = prepare(
             workload, tokenizer, context=context, max_tokens=plan.max_tokens, on_bad=material.on_bad,
