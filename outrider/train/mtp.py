@@ -16,8 +16,7 @@ import torch
 from outrider.errors import CapabilityError
 from outrider.models.heads.mtp import MtpConfig, MtpHead, MtpLayer
 from outrider.models.heads.mtp_body import copied_body
-from outrider.models.heads.mtp_files import load_mtp, ships_mtp
-from outrider.models.heads.mtp_saving import save_mtp
+from outrider.models.heads.mtp_files import load_mtp, save_mtp, ships_mtp
 from outrider.models.indexer import indexer_layers
 from outrider.models.signals import AFTER_NORM, Listening
 from outrider.settings import check_bounds, setting

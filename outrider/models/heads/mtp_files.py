@@ -1,4 +1,4 @@
-"""MTP heads on disk: found in the target's own checkpoint, or in a folder of their own, by the names of tensors.
+"""MTP heads on disk: found in the target's own checkpoint, or in a folder of their own, by the names of tensors; written there.
 
 transformers drops these tensors when it loads the target, so they are read from the safetensors files here. Weights in fp8 are
 widened by their scales; without them a head would draft, and nothing of it would ever be kept, so it is refused.
@@ -26,10 +26,12 @@ from outrider.models.heads.fp8 import FLOATS, FP8, SCALES, widened
 from outrider.models.heads.mtp import MtpConfig, MtpHead, MtpLayer
 from outrider.models.heads.mtp_body import make_body
 from outrider.models.heads.mtp_layout import (
+    BLOCK,
     EMBED_NORM,
     EMBED_PROJECTION,
     HIDDEN_NORM,
     LOOKED_FOR,
+    NORM,
     OUTPUT,
     PROJECTION,
     MtpLayout,
@@ -37,7 +39,7 @@ from outrider.models.heads.mtp_layout import (
     strangers,
 )
 from outrider.models.heads.mtp_streams import StreamsLayer
-from outrider.models.heads.tensors import read_config
+from outrider.models.heads.tensors import read_config, write_head
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import adapter_in
 from outrider.models.loading.memory import (
@@ -258,3 +260,37 @@ def checkpoint_folder(name: str, revision: str | None, *, fetches: bool) -> Path
             raise CheckpointError(f"cannot read the MTP head of '{name}': {error}") from error
         return None
     return Path(found)
+
+
+# ------------------------------------------------ written
+
+PARTS = (EMBED_NORM, HIDDEN_NORM, PROJECTION, NORM, BLOCK)
+NAMES = {  # of these, in order; {n}: number of layers of the target; {last}: the last block of several
+    "qwen": ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm", "mtp.layers.0"),
+    "deepseek": tuple(f"model.layers.{{n}}{part}" for part in (".enorm", ".hnorm", ".eh_proj", ".shared_head.norm", "")),
+    "mimo": tuple(
+        f"model.mtp_layers.0{part}" for part in (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
+    ),
+    "megatron": tuple(f"model.mtp.layers.0{part}" for part in (".enorm", ".hnorm", ".eh_proj", ".final_layernorm", "")),
+    "nemotron": (
+        *(f"mtp.layers.0.{part}" for part in ("enorm", "hnorm", "eh_proj")), "mtp.layers.{last}.final_layernorm", "mtp.layers"
+    ),
+    "ernie": (*(f"model.mtp_{part}.0" for part in ("emb_norm", "hidden_norm", "linear_proj")), "model.norm", "model.mtp_block.0"),
+}
+
+
+def save_mtp(head: MtpHead, folder: Path, num_layers: int, dtype: torch.dtype | None = None) -> None:
+    """A head of one layer for a target with `num_layers`, in the layout it was read from; weights as they are, or in `dtype`.
+
+    Raises OSError when the disk is full.
+    """
+    layer, tensors = head.layer(0), dict[str, Tensor]()
+    body: Any = layer.body
+    for part, name in zip(PARTS, NAMES[head.config.layout], strict=True):
+        module = getattr(layer, part) if part != BLOCK else body.layers if name == "mtp.layers" else body.layers[0]
+        named = name.format(n=num_layers, last=len(body.layers) - 1)
+        tensors |= {f"{named}.{own}": tensor for own, tensor in module.state_dict().items()}
+    config: dict[str, Any] = {"outrider": {"head": "mtp", "target": head.config.trained_for}}
+    if head.config.max_position_embeddings is not None:
+        config["max_position_embeddings"] = head.config.max_position_embeddings
+    write_head(folder, "model.safetensors", config, tensors, dtype or head.dtype)

@@ -17,14 +17,15 @@ from outrider.models.lm import LM, PassLimits
 from outrider.models.probes.probe import check_same_logits, probe_logits
 from outrider.models.stateful.lm import StateLM
 from outrider.runtime.blocks import DTYPES, NotLoweredError
-from outrider.runtime.gpu.rotary import DeviceRotary
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.lower import lower
 from outrider.runtime.ops import Code, Program, Source
 from outrider.runtime.own_states import moved_states
+from outrider.runtime.rotary import positions_for, real_tables
 from outrider.runtime.windows import keep_windows
 
 in_kernels: Any = Package("outrider.runtime.gpu.steps")  # imported with the first run: it needs Triton
+CHUNK = 1 << 16  # positions whose cosines and sines are made at once
 EXPERT_TOKENS = 64  # of a pass, beyond which experts are multiplied by the model's own code, all tokens of an expert together
 
 
@@ -36,7 +37,7 @@ class DeviceRun:
         named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         constants = {name: constant.to(lm.device) for name, constant in program.constants.items()}
         self._steps = in_kernels.Steps(program, {**named, **constants}, lm.shape.layers)
-        self._rotary = DeviceRotary(module, program, lm.shape.context_length, lm.device)
+        self._rotary = rotary_tables(module, program, lm.shape.context_length, lm.device)
         self._has_experts = _has_experts(program)
 
     @property
@@ -72,7 +73,7 @@ class DeviceRun:
         num_rows, num_tokens = ids.shape
         work = in_kernels.Work(
             ids.reshape(-1).contiguous(), positions.expand(ids.shape).reshape(-1).contiguous(), plan, columns,
-            self._rotary.tables, num_rows, num_tokens, hidden=dict.fromkeys(wanted, ids),
+            self._rotary, num_rows, num_tokens, hidden=dict.fromkeys(wanted, ids),
         )  # fmt: skip
         logits = self._steps.run(work)
         hidden = [work.hidden[index].view(*ids.shape, -1) for index in wanted]
@@ -141,3 +142,19 @@ def _not_here(error: Exception) -> CapabilityError:
 
 def _has_experts(program: Program) -> bool:
     return any(op.code == Code.EXPERTS for op in program.body)
+
+
+def rotary_tables(module: Any, program: Program, context_length: int, device: torch.device) -> list[Tensor]:
+    """Cosines and sines of a whole context (positions, size), made once by a program's rotary modules: recordings hold their
+    addresses."""
+    dtypes = {value.name: value.dtype for value in program.values if value.source == Source.ROTARY}
+    tables: list[Tensor] = []
+    for index, (path, further, which) in enumerate(program.rotary):
+        part, like = module.get_submodule(path), torch.empty(1, dtype=dtypes[str(index)], device=device)
+        chunks = []
+        for start in range(0, context_length, CHUNK):
+            positions = torch.arange(start, min(start + CHUNK, context_length), device=device)[None]
+            out = part(like, positions_for(part, positions), *further)
+            chunks.append(real_tables(out)[which][0])
+        tables.append(torch.cat(chunks).contiguous())
+    return tables
