@@ -155,13 +155,15 @@ struct Block {
                           scores + from * RANGE, RANGE, next, num_keys);
   }
 
-  // The sums of queries [from, to), with the values that are packed. All heads are queries of one KV head here, so tiles are full.
-  void weigh_by_tiles(int64_t num_keys, const float* kept, int64_t from, int64_t to, const State& state) const {
+  // The sums of queries [from, to), with the values that are packed.
+  void weigh_by_tiles(int64_t num_keys, const float* kept, int64_t from, int64_t to, const State& state, panels::Fetch& next) const {
+    next.divide((to - from / LANES * LANES + LANES - 1) / LANES * (rounded_up(op.value_size, WIDTH) / WIDTH));
     for (int64_t d = 0; d < op.value_size; d += WIDTH) {
       Number* const panel = value_panel + d * RANGE;
       std::fill(panel + rounded_up(num_keys, 2) * WIDTH, panel + RANGE * WIDTH, Number(0));  // what is not there has no weight
       for (int64_t query = from / LANES * LANES; query < to; query += LANES) {
         alignas(64) float found[LANES * WIDTH];
+        next.step();
         score_tiles::weigh(weights + query * RANGE, RANGE * sizeof(Number), panel, found);
         for (int64_t q = std::max(query, from); q < std::min(query + LANES, to); ++q) {
           float* const sums = state.sums + q * state.step + d;
@@ -238,10 +240,10 @@ struct Block {
     }
     const int64_t apart = op.kv_heads * (op.values_in_keys ? op.size : op.value_size);
     panels::pack_values(num_keys, op.value_size, [&](int64_t j) { return values + place(j) * apart; }, value_panel);
-    if constexpr (sizeof(Number) == 2)
-      if (is_tiled() && op.values_in_keys) return weigh_by_tiles(num_keys, kept, from, to, state);
-    const int64_t depth = rounded_up(num_keys, TOGETHER<Number>);
     panels::Fetch next(values + (place(0) + RANGE) * apart, apart, op.value_size, num_keys < RANGE ? 0 : RANGE);
+    if constexpr (sizeof(Number) == 2)
+      if (is_tiled()) return weigh_by_tiles(num_keys, kept, from, to, state, next);
+    const int64_t depth = rounded_up(num_keys, TOGETHER<Number>);
     next.divide(panels::steps_of(to - from, depth / TOGETHER<Number>) * (rounded_up(op.value_size, WIDTH) / WIDTH));
     for (int64_t d = 0; d < op.value_size; d += WIDTH)
       panels::multiply_rows(to - from, weights + from * RANGE, RANGE, depth, value_panel + d * RANGE, kept + from,
