@@ -34,6 +34,7 @@ EXPERT_FIELDS: dict[str, tuple[Any, Any]] = {
 }  # fmt: skip
 FULL = "full_attention"
 KINDS = {"mimo_v2_flash": "sliding_attention", "minimax_m3_vl_text": "minimax_m3_sparse"}  # of MTP layers
+COUNTS = ("num_mtp_layers", "num_nextn_predict_layers")  # what configs call the number of MTP layers
 NAMED_BY = {"minimax_m3_vl_text": "minimax_m3_vl"}  # families whose tensors transformers renames by the rules of another
 Body = tuple[nn.Module, nn.Module, LayerShape | None, int | None]  # what `make_body` gives
 
@@ -46,6 +47,8 @@ def one_layer_config(config: Any, *, has_experts: bool, stacked: bool = False) -
     text = copy.deepcopy(config.get_text_config(decoder=True))
     kinds, own = getattr(text, "layer_types", None), getattr(text, "mtp_layer_types", None)
     text.num_hidden_layers = 1
+    if text.model_type == "mellum" and not own and any(getattr(text, name, None) for name in COUNTS):
+        own = ["sliding_attention"]  # older transformers does not fill in what the files leave out
     if kinds:
         usual = FULL if FULL in kinds else kinds[-1]
         text.layer_types = [own[0] if own else KINDS.get(text.model_type, usual)]

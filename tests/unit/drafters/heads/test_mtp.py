@@ -50,7 +50,6 @@ CHANGED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 OLDER = {  # with transformers 5.17
     "ernie4_5_moe": "its router begins as zeros, and which of equal experts it picks follows no rule",
-    "mellum": "the third token of its drafts differs from the reference's now and then",
 }
 STACKED = {"layers_block_type": ["mamba", "attention", "moe"]}  # the last two make a layer of the head
 

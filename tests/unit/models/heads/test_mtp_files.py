@@ -16,6 +16,7 @@ from transformers import AutoConfig
 from outrider.build import named_drafter
 from outrider.errors import CapabilityError, CheckpointError, OutriderError
 from outrider.models.heads.kinds import head_kind
+from outrider.models.heads.mtp_body import COUNTS, one_layer_config
 from outrider.models.heads.mtp_files import load_mtp, ships_mtp, weigh_mtp
 from outrider.models.heads.mtp_layout import find_layout
 from outrider.options import Options
@@ -218,3 +219,15 @@ def test_a_whole_model_with_a_head_is_no_head(checkpoints: Path, tmp_path: Path)
     assert head_kind(checkpoints / "qwen") is None
     save_with_mtp(tmp_path / "alone", llama, "deepseek", alone=True)
     assert head_kind(tmp_path / "alone") == "mtp"
+
+
+@pytest.mark.parametrize("count", [None, *COUNTS])
+def test_the_head_that_mellum_ships_is_windowed(count: str | None) -> None:
+    """Catches full attention where the files do not name a kind and transformers, an older one, does not fill it in."""
+    config = AutoConfig.for_model("mellum", layer_types=["full_attention", "sliding_attention"], num_hidden_layers=2)
+    if count is not None:
+        setattr(config, count, 1)
+    kind = "full_attention" if count is None else "sliding_attention"
+    assert one_layer_config(config, has_experts=True).layer_types == [kind]
+    config.mtp_layer_types = ["full_attention"]
+    assert one_layer_config(config, has_experts=True).layer_types == ["full_attention"]
