@@ -48,6 +48,7 @@ from tests.contract.family_reference import (
 )
 from tests.contract.own_cache_families import NATIVE, VOCAB, make
 from tests.helpers import OracleThatErrs, make_row, run_to_end
+from tests.older_transformers import skip_older
 from tests.unit.runtime.test_drafting import KINDS as KINDS_OF_ROWS
 from tests.unit.runtime.test_drafting import Watched, batch, step_by_step
 
@@ -354,7 +355,7 @@ def shared_by_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def too_few_records(patch: pytest.MonkeyPatch) -> None:
-    """BUG: records of a pass lie on those that it brings into the base."""
+    """BUG: records of a pass lie on those that it brings into the base. Seen where heads share them: others are read in time."""
     patch.setattr(state_slots, "NUM_RECORDS", GAMMA + 1)
     patch.setattr(StateSlots, "_make_records", lambda self, count: None)
     moved = state_slots._moved
@@ -422,7 +423,8 @@ def test_lost_records_of_any_operation_are_found(name: str, number: int, monkeyp
 
 
 @pytest.mark.parametrize(("name", "bug"), [
-    *((name, bug) for name in ("qwen3_5_text", "lfm2") for bug in BUGS), ("qwen3_5_text", too_few_records)
+    *((name, bug) for name in ("qwen3_5_text", "lfm2") for bug in BUGS), ("falcon_h1", too_few_records),
+    pytest.param("qwen3_5_text", too_few_records, marks=skip_older("it repeats keys, so no heads share a record: none is lost")),
 ])  # fmt: skip
 def test_bugs_of_rolling_back_are_found(name: str, bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     lm = subject(name)
