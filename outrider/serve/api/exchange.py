@@ -19,9 +19,8 @@ from outrider.serve.api.usage import Cost, metrics, so_far, usage
 from outrider.serve.bridge import Bridge
 from outrider.serve.errors import ApiError
 from outrider.serve.routing import Route
-from outrider.serve.schema.prediction import Prediction
 from outrider.serve.schema.sampling import GenerationFields
-from outrider.serve.schema.speculation import SpeculationFields
+from outrider.serve.schema.speculation import Prediction, SpeculationFields
 from outrider.serve.served import Served
 from outrider.version import __version__
 

@@ -11,8 +11,7 @@ from outrider.errors import ConfigError
 from outrider.sampling.params import SamplingParams
 from outrider.serve.schema.base import PRESENT, Body, refusal
 from outrider.serve.schema.foreign import NEUTRAL, REFUSED, WITHOUT_EFFECT
-from outrider.serve.schema.prediction import Prediction
-from outrider.serve.schema.speculation import SpeculationFields
+from outrider.serve.schema.speculation import Prediction, SpeculationFields
 
 MAX_LOGPROBS = 20  # alternatives per token, OpenAI's limit
 MAX_CHOICES = 128
