@@ -10,7 +10,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from outrider.drafters.model.draft_model import ModelDrafter
-from outrider.remote.draft.asked import row_options
+from outrider.remote.draft.asking import row_options
 from outrider.remote.draft.counters import DraftCounters
 from outrider.remote.draft.host import row_of
 from outrider.remote.draft.hosted import HostedDrafter, HostedDrafterOptions, load_drafter

@@ -18,7 +18,7 @@ from itertools import count
 from typing import Protocol
 
 from outrider.errors import ConfigError
-from outrider.remote.draft.asked import RowOptions, row_options
+from outrider.remote.draft.asking import RowOptions, row_options
 from outrider.remote.draft.settings import DraftLimits
 from outrider.remote.protocol import messages
 

@@ -12,7 +12,7 @@ from outrider.drafters.base import Drafter
 from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.composite_part import Part
 from outrider.errors import CapabilityError
-from outrider.remote.draft.asked import row_options
+from outrider.remote.draft.asking import row_options
 from outrider.remote.draft.host import GeneralHost
 from outrider.remote.draft.hosted import HostedDrafterOptions, chosen_parts, load_drafter
 from outrider.remote.draft.texts import HostedText

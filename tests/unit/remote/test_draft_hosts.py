@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider.errors import CapabilityError, ConfigError
-from outrider.remote.draft.asked import row_options
+from outrider.remote.draft.asking import row_options
 from outrider.remote.draft.host import GeneralHost, row_of
 from outrider.remote.draft.hosted import HostedDrafter, HostedDrafterOptions, chosen_parts, load_drafter
 from outrider.remote.draft.nodes import drafted_nodes
