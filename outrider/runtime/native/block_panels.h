@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "panel_tiles.h"
 #include "rounded_inputs.h"
 
 namespace blocks {
@@ -195,15 +196,15 @@ inline void multiply_row(const Inputs& x, const Bytes (&codes)[VECTORS], const F
 
 // Up to ROWS rows (of inputs (rows, blocks)) times one panel -> sums (rows, 32). `fetch`: it comes from memory.
 //
-// For one row the hardware's prefetch is the best there is. While several are multiplied memory would rest, so that each of them
-// fetches its share of the block that comes AHEAD.
+// While several rows are multiplied memory would rest, so that each of them fetches its share of the block that comes AHEAD. For one
+// row the hardware's prefetch is the best there is, but for processors with tiles, where it stops at pages.
 template <class F>
 void multiply(
     const Inputs* x, int64_t rows, int64_t blocks, int64_t per_group, const uint8_t* at, bool fetch, float* sums) {
   std::memset(sums, 0, rows * PANEL * sizeof(float));
   Factors<F> factors;
   Bytes codes[VECTORS];
-  const int64_t lines = (F::FACTORS + F::STEPS + F::CODES) / 64, each = fetch && rows > 1 ? (lines + rows - 1) / rows : 0;
+  const int64_t lines = (F::FACTORS + F::STEPS + F::CODES) / 64, each = fetch && (rows > 1 || has_tiles()) ? (lines + rows - 1) / rows : 0;
   for (int64_t block = 0; block < blocks; ++block) {
     if (block % per_group == 0) {
       factors.read_group(at);

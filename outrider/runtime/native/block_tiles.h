@@ -8,7 +8,6 @@
 #pragma once
 
 #include "block_panels.h"
-#include "panel_tiles.h"
 
 namespace blocks {
 
