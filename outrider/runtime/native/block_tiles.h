@@ -16,7 +16,7 @@ namespace blocks {
 constexpr int64_t TILED_ROWS = 2 * tiles::ROWS;  // share one reading of a panel
 constexpr int64_t TOGETHER = 4;                  // blocks whose products are added up at once
 
-#define X 0
+#define INPUTS 0
 #define LOW_CODES 1
 #define HIGH_CODES 2
 #define LOW_PRODUCTS 3
@@ -26,7 +26,7 @@ WITH_BYTE_TILES inline void shape_tiles() {
   tiles::Shapes shapes;
   std::fill_n(shapes.bytes_per_row, 5, 64);
   std::fill_n(shapes.rows, 5, tiles::ROWS);
-  shapes.bytes_per_row[X] = BLOCK;
+  shapes.bytes_per_row[INPUTS] = BLOCK;
   shapes.rows[LOW_CODES] = shapes.rows[HIGH_CODES] = BLOCK / 4;
   tiles::settle(&shapes);
   _tile_loadconfig(&shapes);
@@ -62,11 +62,11 @@ struct Tiled {
     _tile_loadd(HIGH_CODES, codes[i] + 64, 128);
     for (int64_t m = 0; m < rows; m += tiles::ROWS, from += tiles::ROWS * stride) {
       int32_t* const to = products[i] + m * PANEL;
-      _tile_loadd(X, from, stride);
+      _tile_loadd(INPUTS, from, stride);
       _tile_zero(LOW_PRODUCTS);
-      _tile_dpbsud(LOW_PRODUCTS, X, LOW_CODES);
+      _tile_dpbsud(LOW_PRODUCTS, INPUTS, LOW_CODES);
       _tile_zero(HIGH_PRODUCTS);
-      _tile_dpbsud(HIGH_PRODUCTS, X, HIGH_CODES);
+      _tile_dpbsud(HIGH_PRODUCTS, INPUTS, HIGH_CODES);
       _tile_stored(LOW_PRODUCTS, to, PANEL * sizeof(int32_t));
       _tile_stored(HIGH_PRODUCTS, to + PANEL / 2, PANEL * sizeof(int32_t));
     }
@@ -120,8 +120,6 @@ WITH_BYTE_TILES void multiply_by_tiles(
     tiled.add(count, x, rows, blocks, sums);
   }
 }
-
-#undef X
 
 #endif
 
