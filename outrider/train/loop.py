@@ -33,10 +33,21 @@ from outrider.train.expected import Expectation
 from outrider.train.features import FeatureSource
 from outrider.train.recipe import FeatureBatch, LossReport, Recipe
 from outrider.train.texts import TrainingText, collate, epoch_order
-from outrider.train.train_result import CurvePoint
 
 CHECKPOINT, BEST = "checkpoint.pt", "best.pt"
 Log = Callable[[int, dict[str, float]], None]  # (step, numbers by name): TensorBoard, where it is wanted
+
+
+@dataclass
+class Point:
+    """One validation, as `CurvePoint` has it: training on a GPU needs no pydantic."""
+
+    epoch: float
+    step: int
+    loss: float
+    tau: float
+    survival: list[float]
+    parts: dict[str, float]
 
 
 @dataclass
@@ -48,7 +59,7 @@ class TrainState:
     best_step: int = 0
     validated: int = -1  # last step at which it was validated
     running: list[float] = field(default_factory=list)  # losses since the last point of the training curve
-    curve: list[dict[str, Any]] = field(default_factory=list)  # CurvePoints
+    curve: list[dict[str, Any]] = field(default_factory=list)  # Points
     losses: list[tuple[int, float]] = field(default_factory=list)  # (step, mean training loss since the last entry)
     seconds: float = 0.0
 
@@ -198,10 +209,7 @@ class TrainLoop:
         if not (math.isfinite(loss) and math.isfinite(tau)):
             self._stop_broken("the validation loss")
         epoch = state.step / self.steps_per_epoch
-        point = CurvePoint(
-            epoch=epoch, step=state.step, loss=loss, tau=tau, survival=sums.mean_survival(), parts=sums.mean_parts()
-        )
-        state.curve.append(point.model_dump())
+        state.curve.append(asdict(Point(epoch, state.step, loss, tau, sums.mean_survival(), sums.mean_parts())))
         state.validated = state.step
         self._log(state.step, {"validation/loss": loss, "validation/tau": tau})
         self._progress.say(f"epoch {epoch:.2g} of {config.epochs}: held-out loss {loss:.4f}, expected tau {tau:.3f}")
