@@ -123,7 +123,7 @@ def write_result(name: str, content: dict[str, Any], threads: int, folder: Path 
         "version": RESULT_VERSION,
         "benchmark": name,
         "date": today,
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(as_shown, sys.argv[1:])]),
         "hardware": hardware(threads),
     }
     return store({**head, **content}, folder / f"{name}-{today}.json")
@@ -146,6 +146,11 @@ def read_result(path: Path) -> Any:
     """The content of a stored result, `.json` or `.json.gz`."""
     data = path.read_bytes()
     return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+
+
+def as_shown(argument: str) -> str:
+    """An argument of a command line as a result keeps it: a path without the folders of this machine."""
+    return model_name(Path(argument)) if Path(argument).is_absolute() else argument
 
 
 def model_name(folder: Path) -> str:

@@ -53,11 +53,24 @@ def test_a_written_result_has_its_head_and_is_compressed_where_long(
     workload: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workload, "hardware", lambda threads: {"threads_used": threads})
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "study.py"), str(tmp_path / "models" / "small"), "--limit", "3"])
     path = workload.write_result("study", LONG, 3, tmp_path)
     assert path.name.startswith("study-")
     assert path.name.endswith(".json.gz")
     content = json.loads(gzip.decompress(path.read_bytes()))
-    assert (content["benchmark"], content["hardware"], content["cells"]) == ("study", {"threads_used": 3}, LONG["cells"])
+    assert (content["benchmark"], content["hardware"], content["cells"]) == (
+        "study",
+        {"threads_used": 3},
+        LONG["cells"],
+    )
+    assert content["command"] == "python benchmarks/study.py models/small --limit 3"
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.iterdir()), ids=lambda path: path.name)
+def test_a_kept_result_names_no_folder_of_the_machine_that_made_it(path: Path) -> None:
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    assert not re.findall(r"[ \"'](/(?:work|root|home|tmp)/[^ \"']*)", text)
 
 
 @pytest.mark.parametrize("packed", [False, True])
