@@ -165,7 +165,7 @@ class CompletionChoiceWriter:
 
 
 async def _tokens(served: Served, prompt: str | list[int], body: CompletionBody) -> list[int]:
-    if body.suffix is not None:
+    if body.suffix or (body.suffix == "" and served.texts.can_fill):
         text = prompt if isinstance(prompt, str) else served.texts.decode(prompt)
         return await served.texts.fill(text, body.suffix)
     if isinstance(prompt, str):

@@ -72,6 +72,11 @@ class SharedTokenizer:
 
         return work() if len(text) < LONG else await asyncio.to_thread(work)
 
+    @property
+    def can_fill(self) -> bool:
+        """Whether the model has tokens for a text between two others."""
+        return self._fim is not None
+
     async def fill(self, prefix: str, suffix: str) -> list[int]:
         """The prompt whose answer stands between two texts. Raises ApiError for a model that was not trained for it."""
         if self._fim is None:

@@ -108,7 +108,7 @@ class ChatBody(GenerationFields, TemplateFields):
     }
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
         **NEUTRAL, **TemplateFields.neutral,
-        "best_of": (1,), "echo": (False,), "suffix": ("",), "safe_prompt": (False,), "reasoning": ({},),
+        "best_of": (1,), "echo": (False,), "suffix": ("",), "safe_prompt": (False,), "reasoning": ({},), "functions": ([],),
     }  # fmt: skip
     only: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GenerationFields.only,

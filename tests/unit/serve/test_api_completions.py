@@ -192,6 +192,17 @@ def test_suffix_needs_a_tokenizer_that_knows_it() -> None:
     assert error["param"] == "suffix"
 
 
+@pytest.mark.parametrize("has_tokens", [False, True])
+def test_an_empty_suffix_asks_only_a_model_that_was_trained_for_it(has_tokens: bool) -> None:
+    engine = FakeEngine()
+    if has_tokens:
+        engine.tokenizer.add_special_tokens({"additional_special_tokens": ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]})
+        engine.vocab_size = 260
+    ask(engine, prompt="a", suffix="")
+    (a,) = engine.tokenizer("a")["input_ids"]
+    assert engine.seen[0].prompt == ([257, a, 258, 259] if has_tokens else [a])
+
+
 def test_suffix_is_laid_out_with_the_models_own_tokens() -> None:
     engine = FakeEngine()
     engine.tokenizer.add_special_tokens({"additional_special_tokens": ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]})
