@@ -39,7 +39,7 @@ REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": ["x"] * 2000}, "stop", "at most 1024 items"),
     ({"top_logprobs": 3}, "top_logprobs", "logprobs: true"),
     ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "less than or equal to 20"),
-    ({"functions": []}, "functions", "use 'tools'"),
+    ({"functions": [{"name": "a"}]}, "functions", "use 'tools'"),
     ({"web_search_options": {}}, "web_search_options", "no web search"),
     ({"max_new_tokens": 5}, "max_new_tokens", "use 'max_tokens'"),
     ({"typical_p": 0.9}, "typical_p", "temperature, top_k"),
