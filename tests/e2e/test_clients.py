@@ -281,7 +281,7 @@ def running(address: str) -> float:
         ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
         ({"question": "word " * 2000}, "1024"),
         ({"top_logprobs": 2}, "logprobs"),
-        ({"extra_body": {"functions": []}}, "tools"),
+        ({"extra_body": {"functions": [{"name": "a"}]}}, "tools"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(client: Any, fields: dict[str, Any], named: str) -> None:
