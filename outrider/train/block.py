@@ -96,14 +96,16 @@ class BlockRecipe:
         weights = self._fading(counts)[counts]
         measure = kl if batch.progress < self._settings.warm_up else self._loss
 
-        def judge(part: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-            logits = self.head.corrected(self.head.logits(part), part, before[which])
+        def output(part: Tensor, which: Tensor) -> Tensor:
+            return self.head.corrected(self.head.logits(part), part, before[which])
+
+        def judge(logits: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
             target_probs = softmax_fp32(batch.logits[row[which], position[which]])
             return measure(target_probs, logits), acceptance(target_probs, logits.detach())
 
         shares = weights / weights.sum().clamp(min=TINY)
         size = chunk_size(batch.logits.shape[-1], states.device)
-        judged = judged_in_chunks(judge, states, shares, self.head.output_parameters, size)
+        judged = judged_in_chunks(output, judge, states, shares, self.head.output_parameters, size)
         loss, accept = judged.total, judged.accepted
         parts = {"acceptance": float(weighted_mean(accept, torch.ones_like(accept)))}
         if self.head.confidence_head is not None:

@@ -134,41 +134,44 @@ class TargetDistributions:
     """The target's distributions at N positions, over the draft's vocabulary."""
 
     probs: Tensor  # (N, Vd) fp32, renormalised: what a draft can learn
-    share: Tensor  # (N,) fp32: how much of the whole distribution is about these tokens
     counts: Tensor  # (N,) fp32: 1 where the target's likeliest token is among them, else 0
+    share: Tensor | None = None  # (N,) fp32: how much of the whole distribution is about these tokens; None: nobody asked
 
     @property
     def whole(self) -> Tensor:
         """(N, Vd): the target's own probabilities; `acceptance` of them is what serving will see."""
+        assert self.share is not None
         return self.probs * self.share[:, None]
 
     def at(self, which: Tensor) -> TargetDistributions:
         """The distributions of some positions."""
-        return TargetDistributions(self.probs[which], self.share[which], self.counts[which])
+        return TargetDistributions(self.probs[which], self.counts[which], None if self.share is None else self.share[which])
 
 
-def target_distributions(logits: Tensor, ids: Tensor | None, size: int) -> TargetDistributions:
-    """Distributions of target logits (N, V) over the draft vocabulary `ids` (Vd,), None being all of it; `size` positions at a
-    time.
+def target_distributions(logits: Tensor, mask: Tensor, ids: Tensor | None, size: int, *, share: bool) -> TargetDistributions:
+    """The target's distributions over the draft vocabulary at positions that count, `size` of them at a time.
+
+    `logits`: (B, T, V). `mask`: (B, T) bool, the positions. `ids`: (Vd,) the draft vocabulary; None: all tokens. `share`: whether
+    the share of the whole distribution is wanted, which costs a sum over V.
 
     A position does not count where the target's likeliest token is outside: the restricted distribution is then about tokens
     that the target would not emit there, and no draft can be right. When acceptance is measured, such a position still counts
     as a rejection.
     """
-    if ids is None:
-        ids = torch.arange(logits.shape[-1], device=logits.device)
-    inside = torch.zeros(logits.shape[-1], dtype=torch.float32, device=logits.device)
-    inside[ids] = 1.0
-    target_probs = torch.empty(len(logits), len(ids), device=logits.device)
-    share, counts = (torch.empty(len(logits), device=logits.device) for _ in range(2))
-    for begin in range(0, len(logits), size):
+    flat, positions = logits.flatten(0, 1), mask.flatten().nonzero()[:, 0]
+    width = logits.shape[-1] if ids is None else len(ids)
+    target_probs = torch.empty(len(positions), width, device=logits.device)
+    counts, shares = (torch.ones(len(positions), device=logits.device) for _ in range(2))
+    for begin in range(0, len(positions), size):
         rows = slice(begin, begin + size)
-        scored = logits[rows].float()
-        chosen = scored.index_select(-1, ids)
+        scored = flat[positions[rows]]
+        chosen = (scored if ids is None else scored.index_select(-1, ids)).float()
         target_probs[rows] = chosen.softmax(dim=-1)
-        share[rows] = (chosen.logsumexp(dim=-1) - scored.logsumexp(dim=-1)).exp()
-        counts[rows] = inside[scored.argmax(dim=-1)]
-    return TargetDistributions(target_probs, share, counts)
+        if ids is not None:
+            counts[rows] = (chosen.amax(dim=-1) == scored.amax(dim=-1)).float()
+            if share:
+                shares[rows] = (chosen.logsumexp(dim=-1) - scored.float().logsumexp(dim=-1)).exp()
+    return TargetDistributions(target_probs, counts, shares if share else None)
 
 
 def _log(target_probs: Tensor) -> Tensor:

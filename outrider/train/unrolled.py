@@ -56,7 +56,8 @@ class UnrolledRecipe:
             positions.append(position + 1 + step)  # of the target's distribution
         device = batch.logits.device
         size = chunk_size(batch.logits.shape[-1], device)
-        targets = target_distributions(batch.logits[batch.mask], head.draft_ids, size)  # for all steps
+        measured = not self.module.training
+        targets = target_distributions(batch.logits, batch.mask, head.draft_ids, size, share=measured)  # for all steps
         number = batch.mask.flatten().cumsum(0).view(batch.mask.shape) - 1  # of a position's distribution
         numbers = [number[row, position] for row, position in zip(rows, positions, strict=True)]
         counts = [targets.counts[one] for one in numbers]
@@ -64,12 +65,13 @@ class UnrolledRecipe:
         weights = [share / sum(decay) * one / one.sum().clamp(min=TINY) for share, one in zip(decay, counts, strict=True)]
         every, sizes = torch.cat(numbers), [len(one) for one in numbers]
 
-        def judge(part: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-            return self._judge(targets.at(every[which]), head.logits(part))
+        def judge(logits: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+            return self._judge(targets.at(every[which]), logits)
 
         judged = judged_in_chunks(
-            judge, torch.cat(states), torch.cat(weights), head.output_parameters, chunk_size(targets.probs.shape[-1], device)
-        )
+            lambda part, which: head.logits(part), judge, torch.cat(states), torch.cat(weights), head.output_parameters,
+            chunk_size(targets.probs.shape[-1], device),
+        )  # fmt: skip
         total, parts, accepted = judged.total, {}, []
         losses, accepts = judged.losses.split(sizes), judged.accepted.split(sizes)
         for step, mask in enumerate(masks):

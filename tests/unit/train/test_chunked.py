@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.train import block, eagle, unrolled
-from outrider.train.chunked import CHUNK_NUMBERS, chunk_size, judged_in_chunks
+from outrider.train.chunked import CHUNK_NUMBERS, Judged, chunk_size, judged_in_chunks
 from outrider.train.losses import lk_hybrid, softmax_fp32, weighted_mean
 from tests.unit.train.head_material import build_recipe, features, own_texts, target_module
 
@@ -30,9 +30,16 @@ class Material:
         self.weights = torch.rand(NUM, generator=generator)
         self.weights[4] = 0.0
 
-    def judge(self, part: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.layer(part)
+    def output(self, part: Tensor, which: Tensor) -> Tensor:
+        return self.layer(part)
+
+    def judge(self, logits: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
         return lk_hybrid(self.target_probs[which], logits), logits.detach().float().softmax(-1).amax(-1)
+
+    def judged(self, size: int, count: int = NUM) -> Judged:
+        """The first `count` positions, judged `size` at a time."""
+        states, weights = self.states[:count], self.weights[:count]
+        return judged_in_chunks(self.output, self.judge, states, weights, [self.layer.weight], size)
 
     def gradients(self) -> list[Tensor]:
         found = [self.states.grad, self.layer.weight.grad]
@@ -44,7 +51,7 @@ class Material:
 def at_once() -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """(sum, losses, acceptances, gradients of three times the sum), without chunks."""
     material = Material()
-    losses, accepted = material.judge(material.states, torch.arange(NUM))
+    losses, accepted = material.judge(material.layer(material.states), torch.arange(NUM))
     total = (losses * material.weights).sum()
     (3 * total).backward()
     return total.detach(), losses.detach(), accepted, material.gradients()
@@ -54,7 +61,7 @@ def at_once() -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
 def test_chunks_add_up(size: int, at_once: tuple[Tensor, Tensor, Tensor, list[Tensor]]) -> None:
     """Catches a chunk that is left out or counted twice, a gradient that is overwritten, and a scale that is lost."""
     material = Material()
-    judged = judged_in_chunks(material.judge, material.states, material.weights, [material.layer.weight], size)
+    judged = material.judged(size)
     (3 * judged.total).backward()
     for found, wanted in zip([*judged, *material.gradients()], [*at_once[:3], *at_once[3]], strict=True):
         torch.testing.assert_close(found.detach(), wanted, rtol=1e-5, atol=1e-6)
@@ -64,17 +71,17 @@ def test_frozen_parts_get_no_gradient_and_validation_makes_none() -> None:
     """A target's own output layer is read but not trained; under no_grad nothing is kept."""
     material = Material()
     material.layer.weight.requires_grad_(False)
-    judged_in_chunks(material.judge, material.states, material.weights, [material.layer.weight], 4).total.backward()
+    material.judged(4).total.backward()
     assert material.layer.weight.grad is None
     assert material.states.grad is not None
     with torch.no_grad():
-        assert not judged_in_chunks(material.judge, material.states, material.weights, [], 4).total.requires_grad
+        assert not material.judged(4).total.requires_grad
 
 
 def test_nothing_to_judge_is_a_loss_of_zero() -> None:
     """Texts too short for the last drafting step leave it no position."""
     material = Material()
-    judged = judged_in_chunks(material.judge, material.states[:0], material.weights[:0], [material.layer.weight], 4)
+    judged = material.judged(4, count=0)
     judged.total.backward()
     assert judged.total.item() == 0.0
     assert not material.gradients()[1].any()
@@ -86,7 +93,7 @@ def test_mixed_precision_has_the_same_gradients() -> None:
     for size in (2, 100):
         material = Material()
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            total = judged_in_chunks(material.judge, material.states, material.weights, [material.layer.weight], size).total
+            total = material.judged(size).total
         total.backward()
         found.append([total.detach(), *material.gradients()])
     for few, all_ in zip(*found, strict=True):

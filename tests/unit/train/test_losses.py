@@ -80,15 +80,19 @@ def test_sums_and_their_errors() -> None:
 
 def test_reduced_vocabulary() -> None:
     """Renormalised over the ids; a position whose likeliest token is outside does not count; acceptance is against the whole."""
-    logits = torch.stack([torch.tensor([0.1, 0.2, 0.3, 0.4]).log(), torch.tensor([0.7, 0.1, 0.1, 0.1]).log()])
-    ids = torch.tensor([1, 3])
+    known = [torch.tensor([0.1, 0.2, 0.3, 0.4]).log(), torch.tensor([0.7, 0.1, 0.1, 0.1]).log()]
+    logits, ids = torch.stack([known[0], torch.full((4,), float("nan")), known[1]])[None], torch.tensor([1, 3])
+    mask = torch.tensor([[True, False, True]])
     for size in (1, 5):
-        targets = target_distributions(logits + 5.0, ids, size)
+        targets = target_distributions(logits + 5.0, mask, ids, size, share=True)
         torch.testing.assert_close(targets.probs[0], torch.tensor([1 / 3, 2 / 3]))
         torch.testing.assert_close(targets.whole[0], torch.tensor([0.2, 0.4]))
         assert targets.counts.tolist() == [1, 0]
         assert acceptance(targets.whole, targets.probs.log()).tolist() == pytest.approx([0.6, 0.2])
-        torch.testing.assert_close(target_distributions(logits, None, size).whole, softmax_fp32(logits))
+        everything = target_distributions(logits, mask, None, size, share=True)
+        torch.testing.assert_close(everything.whole, softmax_fp32(logits[mask]))
+        assert everything.counts.tolist() == [1, 1]
+        assert target_distributions(logits, mask, ids, size, share=False).share is None
 
 
 def test_weighted_mean_ignores_what_does_not_count() -> None:
