@@ -14,6 +14,7 @@ from pathlib import Path
 from outrider.cache import cache_folder
 from outrider.errors import CapabilityError
 from outrider.instructions import of_this_cpu
+from outrider.lazy import filelock
 from outrider.runtime.building import PREBUILT, build, compiler, file_name
 
 log = logging.getLogger("outrider.runtime")
@@ -31,7 +32,10 @@ def find(cache: Path) -> Path:
     if not (cache / name).exists():
         if compiler() is not None:
             log.warning("compiling the native runtime, once for this machine: some ten seconds, minutes on a busy one")
-        build(cache / name, kind)
+        cache.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(cache / f"{name}.lock"):
+            if not (cache / name).exists():  # a process that started beside this one may have built it meanwhile
+                build(cache / name, kind)
     return cache / name
 
 

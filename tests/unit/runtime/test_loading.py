@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,24 @@ def test_what_takes_long_at_the_first_start_is_told(
     for _ in range(2):
         assert library.find(tmp_path).exists()
     assert [record.getMessage().partition(",")[0] for record in caplog.records] == ["compiling the native runtime"]
+
+
+def test_starting_together_builds_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a build for each worker of a server that starts from a checkout: minutes of compiling, several at once."""
+    built: list[Path] = []
+
+    def build_slowly(path: Path, kind: str) -> None:
+        built.append(path)
+        time.sleep(0.2)  # the others come meanwhile
+        path.touch()
+
+    monkeypatch.setattr(library, "compiler", lambda: "g++")
+    monkeypatch.setattr(library, "of_this_cpu", lambda: "avx2")
+    monkeypatch.setattr(library, "build", build_slowly)
+    monkeypatch.setattr(library, "PREBUILT", tmp_path / "none")
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(library.find, [tmp_path / "cache"] * 4))
+    assert [*found] == built == [tmp_path / "cache" / building.file_name("avx2")]
 
 
 def test_no_library_and_no_compiler(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
