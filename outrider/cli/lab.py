@@ -156,7 +156,7 @@ def shown_progress() -> Iterator[Progress]:
             yield Lines(lambda line: console.print(line, markup=False, soft_wrap=True))
             return
         with Bars(*columns, console=console, speed_estimate_period=600) as bars:
-            yield _Shown(bars)
+            yield Bar(bars)
 
 
 class _TimeLeft(ProgressColumn):
@@ -168,7 +168,7 @@ class _TimeLeft(ProgressColumn):
         return Text("-:--:--" if math.isinf(left) else str(timedelta(seconds=int(left))), style="progress.remaining")
 
 
-class _Shown:
+class Bar:
     """`outrider.lab.progress.Progress` as one rich bar per stage."""
 
     def __init__(self, bars: Bars) -> None:
@@ -182,6 +182,10 @@ class _Shown:
     def advance(self, units: int = 1) -> None:
         if self._task is not None:
             self._bars.advance(self._task, units)
+
+    def skip(self, units: int) -> None:
+        if self._task is not None:  # the clock begins anew, and with it the pace
+            self._bars.reset(self._task, completed=int(self._bars.tasks[-1].completed) + units)
 
     def say(self, line: str) -> None:
         self._bars.console.print(line, markup=False, soft_wrap=True)

@@ -105,6 +105,9 @@ class Units:
 
     def get(self, key: str, run: Callable[..., Any], *arguments: Any) -> Any:
         """The unit's value, plain JSON data: read, or what `run(*arguments)` returns."""
+        if self.journal is not None and key in self.journal:
+            self.progress.skip(1)
+            return self.journal[key]
         value = run(*arguments) if self.journal is None else self.journal.unit(key, run, *arguments)
         self.progress.advance()
         return value

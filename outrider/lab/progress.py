@@ -21,6 +21,9 @@ class Progress(Protocol):
 
     def advance(self, units: int = 1) -> None: ...
 
+    def skip(self, units: int) -> None:
+        """Units that an earlier run has finished: they are done, and tell nothing about the pace."""
+
     def say(self, line: str) -> None:
         """One line that stays on the screen."""
 
@@ -31,6 +34,8 @@ class Quiet:
     def stage(self, name: str, total: int, max_s: float = math.inf) -> None: ...
 
     def advance(self, units: int = 1) -> None: ...
+
+    def skip(self, units: int) -> None: ...
 
     def say(self, line: str) -> None: ...
 
@@ -44,13 +49,13 @@ class Lines:
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
         self._name = ""
-        self._total = self._done = 0
+        self._total = self._done = self._skipped = 0
         self._max_s = math.inf
         self._began = self._next = 0.0
         self._wait = FIRST_S
 
     def stage(self, name: str, total: int, max_s: float = math.inf) -> None:
-        self._name, self._total, self._done, self._max_s = name, total, 0, max_s
+        self._name, self._total, self._done, self._skipped, self._max_s = name, total, 0, 0, max_s
         self._began, self._wait = time.perf_counter(), FIRST_S
         self._next = self._began + self._wait
         self._write(f"{name}: 0 of {total}" + ("" if math.isinf(max_s) else f", at most {_minutes(max_s)}"))
@@ -63,9 +68,13 @@ class Lines:
         self._wait = min(2 * self._wait, LONGEST_S)
         self._next = now + self._wait
         elapsed = now - self._began
-        left = elapsed / max(self._done, 1) * max(self._total - self._done, 0)
+        left = elapsed / max(self._done - self._skipped, 1) * max(self._total - self._done, 0)
         left = min(left, max(self._max_s - elapsed, 0.0))
         self._write(f"{self._name}: {self._done} of {self._total}, {_minutes(elapsed)} so far, about {_minutes(left)} left")
+
+    def skip(self, units: int) -> None:
+        self._done += units
+        self._skipped += units
 
     def say(self, line: str) -> None:
         self._write(line)

@@ -128,7 +128,7 @@ class TrainLoop:
             if self.state.validated < 0:
                 self._validate()  # the untrained drafter is the first point of the curve
             self._progress.stage("training", self.total)
-            self._progress.advance(self.state.step)
+            self._progress.skip(self.state.step)
             saved = time.monotonic()
             while self.state.step < self.total:
                 began = time.monotonic()

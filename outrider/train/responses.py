@@ -112,7 +112,7 @@ def regenerate(
     jobs = [(index, name, prompt) for index, (name, prompt) in enumerate(asked)]
     todo = [job for job in jobs if job[1] not in file.texts]
     progress.stage("regenerating responses", len(jobs))
-    progress.advance(len(jobs) - len(todo))
+    progress.skip(len(jobs) - len(todo))
     size = batch_size * ROUNDS
     for start in range(0, len(todo), size):
         chunk = todo[start : start + size]

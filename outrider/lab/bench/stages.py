@@ -143,7 +143,7 @@ class Rounds:
         """From the journal, or measured and written there; nothing is repeated once the cell has used `until` seconds."""
         if key in self._journal:
             cell.take(self._journal[key])
-            self._progress.advance(len(self._running(cell)))
+            self._progress.skip(len(self._running(cell)))
             return
         start, failures = time.perf_counter(), dict[int, str]()
         self._repeats.deadline_s = start + until - cell.seconds

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import io
 
+import pytest
+from rich.console import Console
+from rich.progress import Progress as Bars
+
+from outrider.cli.lab import Bar
 from outrider.lab import progress
 from outrider.lab.progress import Lines
 
@@ -37,6 +42,35 @@ def test_no_more_time_is_left_than_the_stage_may_take(monkeypatch: pytest.Monkey
     now = 60.0
     lines.advance(10)
     assert written == ["round 1: 0 of 100, at most 2:00", "round 1: 10 of 100, 1:00 so far, about 1:00 left"]
+
+
+def test_what_an_earlier_run_finished_tells_nothing_of_the_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a resumed run of an hour that announces a minute."""
+    now = 0.0
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
+    written: list[str] = []
+    lines = Lines(written.append)
+    lines.stage("training", 1000)
+    lines.skip(400)
+    now = 10.0
+    lines.advance(5)
+    assert written[1:] == ["training: 405 of 1000, 0:10 so far, about 19:50 left"]
+
+
+def test_a_bar_begins_its_clock_behind_what_is_skipped() -> None:
+    """Catches the same on a terminal: rich takes a jump for speed."""
+    now = 0.0
+    with Bars(console=Console(file=io.StringIO()), get_time=lambda: now, auto_refresh=False) as bars:
+        bar = Bar(bars)
+        bar.stage("training", 1000, 1e6)
+        bar.skip(400)
+        now = 10.0
+        bar.advance(5)
+        now = 20.0
+        bar.advance(5)
+        (task,) = bars.tasks
+        assert (task.completed, task.fields["max_s"]) == (410, 1e6)
+        assert task.time_remaining == pytest.approx(590 * 10 / 5, rel=0.01)
 
 
 def test_a_new_stage_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:

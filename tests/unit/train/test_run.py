@@ -231,6 +231,8 @@ class Counted(Quiet):
     def advance(self, units: int = 1) -> None:
         self.done[self._name] += units
 
+    skip = advance
+
 
 def test_every_stage_does_what_it_announces(tmp_path: Path) -> None:
     """Catches a stage that counts tasks and advances by prompts: '16 of 4'."""
