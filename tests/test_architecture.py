@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "outrider"
+MAX_LINES_OF_AUTO, MAX_CONSTANTS_OF_AUTO = 700, 25
 FLOORS = {
     "errors": 0, "registry": 0, "types": 0, "stats": 0, "version": 0, "outputs": 0, "settings": 0, "wellformed": 0,
     "instructions": 0, "cache": 0, "collector": 0, "lazy": 0, "counted": 0, "cpus": 0, "huge_pages": 0, "machine": 1,
@@ -156,6 +157,25 @@ def test_files_are_small_and_introduced() -> None:
         if num_lines and not ast.get_docstring(parsed(file)):
             wrong.append(f"{name_of(file)}: no docstring")
     assert not wrong
+
+
+def test_automatic_draft_lengths_stay_simple() -> None:
+    """Every rule and every constant there was once tuned on a machine: a new one must take the place of another."""
+    folder = PACKAGE / "draft_length"
+    automatic = sorted(set(folder.glob("*.py")) - {folder / name for name in ("__init__.py", "fixed.py", "length.py")})
+    names = [name for file in automatic for statement in parsed(file).body for name in assigned(statement)]
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in automatic)
+    assert lines <= MAX_LINES_OF_AUTO
+    assert 0 < len([name for name in names if name.isupper() and len(name) > 1]) <= MAX_CONSTANTS_OF_AUTO
+
+
+def assigned(statement: ast.stmt) -> Iterator[str]:
+    """The names that a statement of a module assigns."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    for target in targets:
+        for node in ast.walk(target) if isinstance(target, ast.AST) else ():
+            if isinstance(node, ast.Name):
+                yield node.id
 
 
 def public_functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
