@@ -30,8 +30,9 @@ END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "token
 # Control tokens that llama.cpp takes for an end, whatever the file calls them (llama-vocab.cpp).
 END_NAMES = frozenset((
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>",
-    "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>",
+    "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
 ))  # fmt: skip
+HARMONY = frozenset(("<|return|>", "<|call|>"))  # end answers where there are both; <|end|> then ends a thought
 CONTROL = 3  # a token's type
 LEFT_OUT = ("split.", "gpt-oss.rope.scaling.")  # beginnings of keys that transformers is not given; it misreads the second kind
 # Sampling that a file recommends -> generation_config's name
@@ -92,7 +93,10 @@ def end_tokens(file: GgufFile) -> list[int]:
     kinds = "tokenizer.ggml.token_type"
     if TOKENS in file.metadata and kinds in file.metadata:
         marked = zip(long_list(file, TOKENS), long_list(file, kinds), strict=False)
-        found |= {token for token, (text, kind) in enumerate(marked) if kind == CONTROL and text in END_NAMES}
+        named = {text: token for token, (text, kind) in enumerate(marked) if kind == CONTROL and text in END_NAMES}
+        if named.keys() >= HARMONY:
+            named.pop("<|end|>", None)
+        found |= set(named.values())
     return sorted(found)
 
 
@@ -178,6 +182,8 @@ def _complete(config: dict[str, Any], file: GgufFile) -> None:
     if architecture in SHAPED_ELSEWHERE:
         return
     _complete_heads(config, file)
+    if theta := file.of_model("rope.freq_base"):
+        config["rope_theta"] = theta
     if scaling := _scaling(file):
         config["rope_scaling"] = scaling
     _complete_experts(config, file)

@@ -34,7 +34,7 @@ from outrider.models.loading.generation_config import asked_of, sampling_default
 from outrider.models.loading.load import LoadedModel, eos_token_ids, load_config, load_module, load_tokenizer
 from outrider.models.loading.memory import model_memory
 from outrider.runtime.layers import use_kernels
-from tests.gguf_files import VOCABULARY_SIZE, Kind, rounded, write_model
+from tests.gguf_files import VOCABULARY_SIZE, Kind, rounded, vocabulary, write_model
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {
@@ -103,7 +103,10 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
         {"gpt2.context_length": 512},
     ),
     "starcoder2": (
-        "starcoder2", lambda: made(Starcoder2Config, tie_word_embeddings=True, sliding_window=None, use_bias=True), {}
+        "starcoder2", lambda: made(
+            Starcoder2Config, tie_word_embeddings=True, sliding_window=None, use_bias=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        ), {},
     ),
 }  # fmt: skip
 
@@ -176,6 +179,21 @@ def test_what_the_metadata_says_is_known(tmp_path: Path) -> None:
     ids = tokenizer(text)["input_ids"]
     assert (ids[0], ids[-1], tokenizer.decode(ids)) == (1, 1, text)
     assert tokenizer.eos_token == "<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["<|return|>", "<|call|>", "<|end|>", "<|endoftext|>"], [0, 1, 2, 3]),  # gpt-oss: <|end|> ends a thought, not an answer
+        (["<|end|>", "<|endoftext|>", "<|user|>"], [0, 1, 2]),  # Phi
+        (["<turn|>", "<|tool_response>", "<eos>", "<|turn>"], [0, 1, 2]),  # Gemma 4
+    ],
+)
+def test_control_tokens_end_answers_by_their_names(tmp_path: Path, names: list[str], expected: list[int]) -> None:
+    tokens, kinds = vocabulary()
+    changes = {"tokenizer.ggml.tokens": [*names, *tokens[4:]], "tokenizer.ggml.token_type": [3] * len(names) + kinds[4:]}
+    path = write_model(tmp_path / "m.gguf", made(), "llama", changes=changes)
+    assert load_config(str(path)).eos_token_id == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
