@@ -306,15 +306,14 @@ def _folder_bytes(folder: Path, dtype: torch.dtype, config: Any, *, widened: boo
 
 def weight_files(folder: Path) -> list[Path]:
     """The files of a checkpoint folder that hold weights. Raises CheckpointError where there are none, or some are missing."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    if index.exists() and not single.exists():  # an index beside one whole file is left over, as transformers has it
         files = [folder / file for file in sorted(set(_read_json(index).get("weight_map", {}).values()))]
         missing = [file.name for file in files if not file.exists()]
         if missing:
             raise CheckpointError(f"'{folder}' lacks {len(missing)} of {len(files)} weight files, first '{missing[0]}'.")
         if files:
             return files
-    single = folder / "model.safetensors"
     files = [single] if single.exists() else sorted(set(folder.glob("*.safetensors")) - {folder / WEIGHTS[0]})
     files = files or sorted(folder.glob("pytorch_model*.bin"))
     if not files:

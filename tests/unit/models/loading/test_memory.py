@@ -64,6 +64,8 @@ def test_sharded_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "two.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"lacks 1 of 2 weight files, first 'two\.safetensors'"):
         folder_weights_bytes(tmp_path, torch.float32)
+    save_file({"c": torch.zeros(30)}, tmp_path / "model.safetensors")  # saved anew as one: the index is left over
+    assert folder_weights_bytes(tmp_path, torch.float32) == 120
 
 
 @pytest.mark.parametrize("keep", [0, 4, 40, -1])
