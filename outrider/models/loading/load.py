@@ -40,7 +40,7 @@ from outrider.models.loading.own_code import refuse_untrusted
 from outrider.models.loading.unsupported import OwnCacheNeededError, refuse_both_directions, refuse_other_caches
 from outrider.models.probes.pass_limits import find_pass_limits
 from outrider.models.probes.probe import AttentionCall, check_against_plain, find_layers
-from outrider.models.quantised.checkpoint import how_quantised, is_widened, quantisation_of, to_one_dtype, widen_on_cpu
+from outrider.models.quantised import checkpoint
 from outrider.models.quantised.load import quantised_module
 from outrider.models.quantised.scheme import scheme_of
 from outrider.models.stateful.check import UNKNOWN_LAYER, find_state_limits, state_lm
@@ -52,13 +52,7 @@ from outrider.sampling.words import BadWords, Spelling
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
-
+DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 
 MAX_BAD_WORDS = 16  # lists of bad words that a model remembers
 
@@ -173,8 +167,8 @@ def _is_fast(dtype: torch.dtype, ours: bool) -> bool:
 
 
 def own_dtype(config: Any) -> torch.dtype:
-    """The dtype of the checkpoint's weights."""
-    return getattr(config, "dtype", None) or torch.float32
+    """The dtype of the checkpoint's weights, which some multimodal configs name for the text alone (Qwen3-VL, Qwen3.5)."""
+    return getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or torch.float32
 
 
 def load_config(name: str, trust_remote_code: bool = False, revision: str | None = None) -> Any:
@@ -247,9 +241,9 @@ def load_module(
         made = gguf_module(file, config, dtype, experts_stay=device.type == "cpu", pack=pack)
         return made.eval().requires_grad_(False).to(device)
     if (scheme := scheme_of(config, device)) is not None:
-        return quantised_module(name, config, dtype, scheme, revision).eval().requires_grad_(False).to(device)
-    widened = is_widened(config, device)
-    widen_on_cpu(config, device)
+        return text_part(quantised_module(name, config, dtype, scheme, revision).eval().requires_grad_(False)).to(device)
+    widened = checkpoint.is_widened(config, device)
+    checkpoint.widen_on_cpu(config, device)
     hf_logging = transformers.utils.logging
     bars = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()  # callers have a status line of their own
@@ -266,10 +260,12 @@ def load_module(
         raise
     except Exception as error:
         refuse_untrusted(name, "model", error)
-        raise CheckpointError(f"cannot load the weights of '{name}'{how_quantised(config)}: {first_line(error)}") from error
+        how = checkpoint.how_quantised(config)
+        raise CheckpointError(f"cannot load the weights of '{name}'{how}: {first_line(error)}") from error
     finally:
         if bars:
             hf_logging.enable_progress_bar()
+    checkpoint.refuse_unused_scales(name, config, report["unexpected_keys"])
     if absent:
         raise CheckpointError(f"'{name}' lacks {len(absent)} weights, first '{sorted(absent)[0]}': incomplete checkpoint.")
     if mismatched := sorted(report.get("mismatched_keys") or ()):
@@ -279,8 +275,8 @@ def load_module(
             f"file, {tuple(wanted)} by the config. Weights and config.json are of different models."
         )
     if widened:
-        to_one_dtype(module, dtype)
-    elif (method := quantisation_of(module.config)) and module.get_input_embeddings().weight.dtype != dtype:
+        checkpoint.to_one_dtype(module, dtype)
+    elif (method := checkpoint.quantisation_of(module.config)) and module.get_input_embeddings().weight.dtype != dtype:
         runs, asked = (str(each).removeprefix("torch.") for each in (module.get_input_embeddings().weight.dtype, dtype))
         raise CapabilityError(f"'{name}' is quantised ({method}) and runs in {runs}, not in {asked}. Use --dtype {runs}.")
     return text_part(module.eval().requires_grad_(False)).to(device)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
+from outrider.errors import CheckpointError
 from outrider.lazy import transformers
 from outrider.models.quantised.scheme import KNOWN, scheme_of
 
 COMPRESSED = "compressed-tensors"
+SCALES_OF_WEIGHTS = (".weight_scale", ".weight_scale_inv", ".scales")  # endings of what only quantised checkpoints have
 
 
 def quantisation_of(config: Any) -> str | None:
@@ -27,6 +30,19 @@ def how_quantised(config: Any) -> str:
     """Words for an error: the method, and what is read without a library of another's; empty for plain weights."""
     method = quantisation_of(config)
     return "" if method is None else f", which are quantised by {method} (what needs no further library: {KNOWN})"
+
+
+def refuse_unused_scales(name: str, config: Any, unused: Iterable[str]) -> None:
+    """Raise CheckpointError for quantised weights whose config does not say so: their codes would be taken for weights.
+
+    `unused`: tensors that the module has no place for.
+    """
+    found = sorted(tensor for tensor in unused if tensor.endswith(SCALES_OF_WEIGHTS))
+    if found and quantisation_of(config) is None:
+        raise CheckpointError(
+            f"'{name}' has quantised weights (scales such as '{found[0]}'), and its config.json does not say how: it has no "
+            f"quantization_config. Use a checkpoint that has one. What can be read: {KNOWN}."
+        )
 
 
 def widen_on_cpu(config: Any, device: torch.device) -> None:

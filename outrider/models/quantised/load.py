@@ -18,6 +18,7 @@ from outrider.models.gguf.linear import BlockEmbedding, put_experts, runs_on_ker
 from outrider.models.gguf.weights import make_buffers
 from outrider.models.loading import hub
 from outrider.models.loading.memory import weight_files
+from outrider.models.loading.multimodal import auto_classes
 from outrider.models.quantised.floats import SmallFloats, mxfp4
 from outrider.models.quantised.formats import Codes, MalformedError
 from outrider.models.quantised.layers import experts_of, joined, layer_of
@@ -35,7 +36,7 @@ def quantised_module(name: str, config: Any, dtype: torch.dtype, scheme: Scheme,
     plain = copy.deepcopy(config)
     del plain.quantization_config
     with torch.device("meta"):
-        module = transformers.AutoModelForCausalLM.from_config(plain, dtype=dtype)
+        module = auto_classes(plain)[0].from_config(plain, dtype=dtype)
     with torch.no_grad(), ExitStack() as stack:
         make_buffers(module)
         _Loading(name, module, scheme, _Tensors(folder, stack)).run(dtype)

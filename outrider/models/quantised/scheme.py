@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.errors import CapabilityError
+from outrider.lazy import transformers
 from outrider.models.quantised.floats import SmallFloats, fp8
 from outrider.models.quantised.formats import Codes, awq, gptq, integers, packed
 
@@ -46,7 +47,7 @@ class Scheme:
     def read(self, parts: Mapping[str, Tensor]) -> Codes | SmallFloats:
         """A layer's tensors, by their names within it. Raises MalformedError."""
         if self.is_float:
-            return fp8(parts, self.beside[0], self.block)
+            return fp8(parts, next((name for name in self.beside if name in parts), self.beside[0]), self.block)
         if self.method == "gptq":
             return gptq(parts, self.bits, zeros_are_less=self.zeros_are_less)
         if self.method == "awq":
@@ -58,14 +59,19 @@ def scheme_of(config: Any, device: torch.device) -> Scheme | None:
     """None for plain weights and for schemes that transformers loads: on a GPU all but GPTQ and AWQ, everywhere those of models
     that take pictures, too.
 
-    Raises CapabilityError for a kind of GPTQ or AWQ that we lack, which transformers would load with libraries for GPUs.
+    Raises CapabilityError for a kind of GPTQ or AWQ that we lack, which transformers would load with libraries for GPUs, and for
+    methods that it does not know, whose codes it would take for weights.
     """
-    found = getattr(config, "quantization_config", None)
-    if found is None:
+    found = getattr(config, "quantization_config", None) or getattr(config, "quantization", None)
+    if not found:
         return None
     settings = found if isinstance(found, dict) else found.to_dict()
-    method = settings.get("quant_method")
+    method = settings.get("quant_method", "mlx" if hasattr(config, "quantization") else None)
     method = str(getattr(method, "value", method))
+    if method == "modelopt" and settings.get("quant_algo") == "FP8" and device.type == "cpu":
+        method = "fp8"  # the same tensors
+    if not any(known.startswith(method) for known in transformers.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING):
+        raise CapabilityError(f"weights quantised by {method} cannot be read. What can: {KNOWN}.")
     if method in ("gptq", "awq"):
         return _gptq_or_awq(config, settings, method)
     if device.type != "cpu" or config.get_text_config() is not config or settings.get("dequantize"):
@@ -73,7 +79,8 @@ def scheme_of(config: Any, device: torch.device) -> Scheme | None:
     if method == "compressed-tensors":
         return _compressed(settings)
     if method == "fp8":
-        return Scheme(method, "weight", ("weight_scale_inv",), 8, is_float=True, block=_pair(settings.get("weight_block_size")))
+        scales, block = ("weight_scale_inv", "weight_scale"), _pair(settings.get("weight_block_size"))
+        return Scheme(method, "weight", scales, 8, is_float=True, block=block)
     return Scheme(method, "", (), 4) if method == MXFP4 else None
 
 
@@ -108,7 +115,7 @@ def _compressed(settings: Mapping[str, Any]) -> Scheme | None:
         if layout != "float-quantized" or bits != {8}:
             return None
         block = _pair(groups[0].get("block_structure"))
-        return Scheme("compressed-tensors", "weight", (scale, zero), 8, is_float=True, block=block)
+        return Scheme("compressed-tensors", "weight", (scale,), 8, is_float=True, block=block)
     if layout == "pack-quantized":
         beside = (scale, zero, "weight_shape", "weight_g_idx")
         return Scheme("compressed-tensors", "weight_packed", beside, 4 if bits == {4} else 8)

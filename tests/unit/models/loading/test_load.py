@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import constants
+from transformers import Gemma3Config, LlamaConfig
 
 from outrider.errors import CheckpointError
 from outrider.models.loading import hub, load
@@ -96,9 +97,16 @@ def test_auto_dtype_is_one_that_the_processor_is_fast_in(
 ) -> None:
     monkeypatch.setattr(load, "has_fast_bf16", lambda: onednn)
     monkeypatch.setattr(load, "of_this_cpu", lambda: "avx512" if kernels else None)
-    config, on = SimpleNamespace(dtype=own), torch.device(device)
+    config, on = LlamaConfig(dtype=own), torch.device(device)
     assert load.resolve_dtype("auto", config, on) == expected
     assert load.resolve_dtype("bfloat16", config, on) == torch.bfloat16  # asked for is asked for
+
+
+def test_a_dtype_that_only_the_text_names_is_the_checkpoints() -> None:
+    """Qwen3-VL's and Qwen3.5's config.json; as fp32 they would take twice the memory."""
+    config = Gemma3Config(text_config={"dtype": "bfloat16"})
+    assert config.dtype is None
+    assert load.own_dtype(config) == torch.bfloat16
 
 
 def test_training_is_not_served_by_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

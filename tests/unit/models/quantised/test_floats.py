@@ -68,12 +68,21 @@ def as_gptq(weight: Tensor, number: int) -> Parts:
     return stored.gptq(own), own.weight()
 
 
+def whole(weight: Tensor, number: int) -> Parts:
+    """As AutoFP8 and NVIDIA's ModelOpt have them: one scale, and one for the inputs, which is not used."""
+    scale = weight.abs().max() / 448
+    codes = (weight / scale).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor(0.5)}, codes.float() * scale
+
+
 FP8 = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic"}
 COMPRESSED = stored.compressed("float-quantized", 8)
 COMPRESSED["config_groups"]["group_0"]["weights"] |= {"type": "float", "strategy": "channel"}
 SCHEMES: dict[str, tuple[str, Callable[[Tensor, int], Parts], dict[str, Any]]] = {
     "fp8": ("qwen3", in_blocks, FP8),
     "compressed-fp8": ("llama", by_output, COMPRESSED),
+    "auto-fp8": ("llama", whole, {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}),
+    "modelopt-fp8": ("llama", whole, {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]}),
     "fp8-experts": ("qwen3_moe", in_blocks, FP8),
     "fp8-renamed": ("mixtral", in_blocks, FP8),
     "gptq-experts": ("qwen3_moe", as_gptq, {**stored.GPTQ, "bits": 4}),
@@ -167,7 +176,7 @@ def test_memory_is_that_of_the_codes(name: str, tmp_path: Path) -> None:
     held, weights = sum(layer.panels.nbytes for layer in layers), sum(layer.num_weights for layer in layers)
     assert held < weights * {"mxfp4": 0.54, "gptq-experts": 0.6}.get(name, 1.2)  # 17 bits for 32 in mxfp4
     assert not any(parameter.dim() > 2 for parameter in module.parameters())
-    assert any(isinstance(layer, BlockExperts) for layer in layers) == (name not in ("fp8", "compressed-fp8"))
+    assert any(isinstance(layer, BlockExperts) for layer in layers) == ("experts" in name or name in ("fp8-renamed", "mxfp4"))
     memory = model_memory(str(folder), config, torch.bfloat16)
     assert memory.quantised_bytes == pytest.approx(held, rel=0.3)
 

@@ -107,10 +107,20 @@ def test_malformed_layers_say_what_is_wrong(changes: dict[str, Any], message: st
     (stored.GPTQ | {"bits": 4, "checkpoint_format": "marlin"}, "'marlin'"),
     ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "'gemv'"),
     ({"quant_method": "awq", "bits": 8, "version": "gemm"}, "8 bits"),
+    ({"quant_method": "exl2", "bits": 4.0}, "quantised by exl2"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantised by modelopt"),
 ])  # fmt: skip
 def test_kinds_that_we_lack_are_named_with_what_works(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(CapabilityError, match=rf"{message}.*What can: GPTQ in 4 and 8 bits"):
         scheme_of(config(settings), CPU)
+
+
+def test_mlx_is_named() -> None:
+    """Its config.json has settings under `quantization`, newer ones under both names."""
+    for more in ({}, {"quantization_config": {"group_size": 64, "bits": 4}}):
+        made = config(more.get("quantization_config"), quantization={"group_size": 64, "bits": 4})
+        with pytest.raises(CapabilityError, match="quantised by mlx cannot be read"):
+            scheme_of(made, CPU)
 
 
 @pytest.mark.parametrize("settings", [

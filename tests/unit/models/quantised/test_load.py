@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
 from outrider.cli.app import run
 from outrider.errors import CheckpointError
@@ -126,6 +127,45 @@ def test_broken_folders_are_refused(changes: dict[str, Tensor | None], message: 
     folder = broken(checkpoint(tmp_path, "gptq-4")[0], changes)
     with pytest.raises(CheckpointError, match=message):
         load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+
+
+def test_quantised_weights_that_the_config_does_not_name_are_refused(tmp_path: Path) -> None:
+    """ModelOpt's first checkpoints: transformers takes the codes for weights."""
+    folder = save_checkpoint(tmp_path, tiny_llama(96), None)
+    weight = load_file(folder / "model.safetensors")[f"{Q}.weight"]
+    broken(folder, {f"{Q}.weight": weight.to(torch.float8_e4m3fn), f"{Q}.weight_scale": torch.tensor(0.5)})
+    with pytest.raises(CheckpointError, match=rf"scales such as '{Q}.weight_scale'.*no quantization_config"):
+        load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+
+
+def test_the_text_of_a_quantised_multimodal_model_runs(tmp_path: Path) -> None:
+    """Qwen2.5-VL's AWQ folder ended in a traceback of transformers, which has no language model of such a config."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "vocab_size": 96}
+    text = {**sizes, "num_hidden_layers": 2, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": 2}
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 128}
+    settings = Qwen2_5_VLConfig(
+        text_config={**text, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}},
+        vision_config=vision,
+    )
+    model = Qwen2_5_VLForConditionalGeneration(settings).eval()
+    model.save_pretrained(tmp_path)
+    changes: dict[str, Tensor | None] = {}
+    with torch.no_grad():
+        for number, (key, weight) in enumerate(load_file(tmp_path / "model.safetensors").items()):
+            if key.endswith("proj.weight") and "visual" not in key:
+                own = FORMATS["awq"].make(*weight.shape, number)
+                own = replace(own, scales=own.scales / 16)
+                changes[key] = None
+                changes |= {key.removesuffix("weight") + part: tensor for part, tensor in FORMATS["awq"].write(own).items()}
+                path = key.replace("model.layers", "model.language_model.layers")
+                model.get_parameter(path).copy_(own.weight())
+    change(broken(tmp_path, changes), quantization_config=FORMATS["awq"].config)
+    module: Any = load_module(str(tmp_path), load_config(str(tmp_path)), torch.float32, CPU)
+    assert not any("visual" in name for name, _ in module.named_parameters())
+    assert len(list(block_layers(module))) == 14
+    tokens = torch.arange(3, 40)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(module(input_ids=tokens).logits, model(input_ids=tokens).logits, rtol=0, atol=1e-5)
 
 
 def test_pickled_weights_are_refused(tmp_path: Path) -> None:
