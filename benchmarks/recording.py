@@ -1,6 +1,6 @@
 """What recording costs: the same prompts decoded with and without the lab's recorder, in turn, in one process.
 
-The recorder (`outrider/lab/recording.py`) observes every step; without it, both sides are
+The recorder (`outrider/lab/runner.py`) observes every step; without it, both sides are
 the same decoder on the same caches. Runs alternate (with, without, without, with, ...), each prompt is its own pair, and only
 decoding counts: from the end of a text's first step to its end. Beside that, the seconds inside of the recorder are counted
 directly. Floor: recording costs at most 3 % of decoding.

@@ -40,9 +40,8 @@ from outrider import SamplingParams
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.progress import Quiet
 from outrider.lab.server.client import Client
-from outrider.lab.server.endpoint import ServerEndpoint
 from outrider.lab.server.measure import LoadRun
-from outrider.lab.server.options import LoadOptions
+from outrider.lab.server.options import LoadOptions, ServerEndpoint
 from outrider.lab.server.types import Level, MeasuredAnswer
 from outrider.lab.workload.types import WorkloadRequest
 

@@ -2,21 +2,94 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from outrider.cli.bench_options import (
-    AnswerOptions,
-    BaselineOptions,
-    ComparedOptions,
-    ConversationOptions,
-    EnoughOptions,
-    make_plan,
-)
 from outrider.cli.lab import OutputOptions, Resume, measure
-from outrider.cli.options import MachineOptions, ServerTarget
-from outrider.cli.server_study import endpoints_for, is_server, measure_server, refuse_for_server, refuse_without_server
-from outrider.cli.verbs import given, with_groups
+from outrider.cli.options import MIN_P, SAMPLING, TOP_K, TOP_P, MachineOptions, ServerTarget
+from outrider.cli.prompting import (
+    BaselineOptions,
+    ConversationOptions,
+    PromptOptions,
+    endpoints_for,
+    is_server,
+    measure_server,
+    refuse_for_server,
+    refuse_without_server,
+)
+from outrider.cli.typed import numbers
+from outrider.cli.verbs import given, option, with_groups
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.lab.bench.plan import Plan
+    from outrider.lab.configuration import Configuration
+    from outrider.sampling.params import SamplingParams
+
+COMPARED, ENOUGH = "What is compared", "When it is enough"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedOptions:
+    """Configurations and cells."""
+
+    drafters: list[str] | None = option(
+        None, COMPARED,
+        "Configurations, with commas between: 'draft-model k=5, ngram k=auto, suffix'; may be given again.",
+        metavar="LIST", show_default="draft-model where there is a draft, ngram, suffix",
+    )  # fmt: skip
+    draft_endpoint: str | None = option(
+        None, COMPARED, "Draft service of configurations with drafter 'remote'.", metavar="ADDRESS|local"
+    )
+    lossy: bool = option(False, COMPARED, "Allow verifiers that change the text.")
+    batch_size: str = option("1", COMPARED, "Rows at once; several with commas give a curve.", metavar="N,...")
+    context_lengths: str | None = option(
+        None, COMPARED,
+        "Fill prompts up, or cut them, to so many tokens: a curve at the first batch size.",
+        metavar="N,...", show_default="prompts as they are",
+    )  # fmt: skip
+    grid: bool = option(False, COMPARED, "Each context length at each batch size, not at the first one only.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """How answers are sampled."""
+
+    max_tokens: int = option(128, SAMPLING, "Max tokens of an answer.")
+    temperature: str = option("0", SAMPLING, "0 is greedy; several with commas.", metavar="T,...")
+    top_k: int = option(0, SAMPLING, TOP_K)
+    top_p: float = option(1.0, SAMPLING, TOP_P)
+    min_p: float = option(0.0, SAMPLING, MIN_P)
+    ignore_eos: bool = option(False, SAMPLING, "Generate past the end of the text, so that batches stay full.")
+    seed: int = option(0, SAMPLING, "Of sampled texts and of the order of batches.", min=0)
+
+    def one_temperature(self) -> SamplingParams:
+        """For servers, which are measured at one temperature at a time. Raises ConfigError for several."""
+        temperatures = numbers("--temperature", self.temperature, float)
+        if len(temperatures) != 1:
+            raise ConfigError("a server is measured at one temperature at a time; give one --temperature")
+        return self.params(temperatures[0])
+
+    def params(self, temperature: float = 0.0) -> SamplingParams:
+        """Raises ConfigError for a value out of range."""
+        from outrider.sampling.params import SamplingParams
+
+        return SamplingParams(
+            temperature=temperature, max_tokens=self.max_tokens, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
+            ignore_eos=self.ignore_eos,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnoughOptions:
+    """When to stop."""
+
+    interval: float = option(0.05, ENOUGH, "Stop when each speedup's 95 % interval is as narrow, relative to it.")
+    budget: float = option(20.0, ENOUGH, "Minutes of measuring, loading aside.")
+    min_rounds: int = option(2, ENOUGH, "At least as many rounds over the prompts, budget permitting.")
+    max_rounds: int = option(10, ENOUGH, "Maximum number of rounds.")
+    max_other_cpu: float = option(0.1, ENOUGH, "Repeat a run while others used more than this share of the processors.")
 
 
 @with_groups
@@ -56,3 +129,45 @@ def _bench_server(
     return measure_server(
         lambda progress: bench_servers(endpoints, workload, options, prompts=prompts.limit, progress=progress), output
     )
+
+
+def make_plan(
+    target: str, machine: MachineOptions, compared: ComparedOptions, prompts: PromptOptions, answers: AnswerOptions,
+    enough: EnoughOptions,
+) -> Plan:  # fmt: skip
+    """Raises ConfigError."""
+    from outrider.lab.bench.plan import Plan, default_configurations
+    from outrider.lab.configuration import parse_configurations
+
+    has_draft = machine.draft is not None or target == "demo"
+    named = parse_configurations(compared.drafters) if compared.drafters else default_configurations(has_draft)
+    if compared.draft_endpoint is not None:
+        named = _with_endpoint(named, compared.draft_endpoint, is_named=bool(compared.drafters))
+    return Plan(
+        configurations=tuple(named),
+        temperatures=tuple(numbers("--temperature", answers.temperature, float)),
+        batch_sizes=tuple(numbers("--batch-size", compared.batch_size, int)),
+        context_lengths=tuple(numbers("--context-lengths", compared.context_lengths or "", int)),
+        grid=compared.grid,
+        prompts=prompts.limit, sampling=answers.params(), seed=answers.seed, rounds=enough.min_rounds,
+        max_rounds=enough.max_rounds, budget_s=60 * enough.budget, precision=enough.interval,
+        max_other_cpu=enough.max_other_cpu, lossy=compared.lossy,
+    )  # fmt: skip
+
+
+def _with_endpoint(named: list[Configuration], endpoint: str, *, is_named: bool) -> list[Configuration]:
+    """The service's address for configurations that ask one; without a list of drafters, one such in addition. Raises ConfigError
+    where none of a list asks a service."""
+    from dataclasses import replace
+
+    from outrider.build import REMOTE
+    from outrider.lab.configuration import Configuration
+
+    if not is_named:
+        named = [*named, Configuration(REMOTE)]
+    if not any(one.drafter == REMOTE for one in named):
+        raise ConfigError(f"--draft-endpoint is for drafter '{REMOTE}', which is not among --drafters: add it, or leave this out")
+    return [
+        replace(one, drafter_options={"endpoint": endpoint, **one.drafter_options}) if one.drafter == REMOTE else one
+        for one in named
+    ]

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from outrider.cli.bench_options import PromptOptions, source
-from outrider.cli.form import FormOptions
 from outrider.cli.lab import OutputOptions, Resume, measure
-from outrider.cli.options import SAMPLING, ModelOptions, SamplingOptions, Target
+from outrider.cli.options import SAMPLING, FormOptions, ModelOptions, SamplingOptions, Target
+from outrider.cli.prompting import PromptOptions, source
 from outrider.cli.verbs import option, with_groups
 
 if TYPE_CHECKING:

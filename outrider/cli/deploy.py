@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider.cli.typed import check_file, check_folder
 from outrider.cli.verbs import given, listed, option, refuse_unused, with_groups, written
-from outrider.cli.writable import check_file, check_folder
 
 if TYPE_CHECKING:
     from outrider.deploy.deployment import Deployment
@@ -94,7 +94,7 @@ def deploy(engine: Engine, settings: Settings, options: DeployOptions, out: Out 
 
 def _deployment(source: DraftSource, options: DeployOptions) -> Deployment:
     """Raises ConfigError for values out of range."""
-    from outrider.cli.quantities import memory
+    from outrider.cli.typed import memory
     from outrider.deploy.container_paths import is_local
     from outrider.deploy.deployment import Deployment, label_of
 

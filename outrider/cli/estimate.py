@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from outrider.cli import quantities
+from outrider.cli import typed
 from outrider.cli.lab import OutputOptions, command_line, deliver
 from outrider.cli.options import RemoteOptions
 from outrider.cli.verbs import option, with_groups
@@ -106,7 +106,7 @@ class SizeOptions:
         if folder is not None and count is not None:
             raise ConfigError(f"--{who} and --{who}-params both say how large the {who} is; give one of them")
         if count is not None:
-            return size_of(count, quantities.parameters(f"--{who}-params", count), dtype)
+            return size_of(count, typed.parameters(f"--{who}-params", count), dtype)
         return None if folder is None else _folder_size(who, folder, dtype)
 
     def machine(self) -> Machine | None:
@@ -119,8 +119,8 @@ class SizeOptions:
                     "--set flops needs --bandwidth beside it: a pass takes the longer of reading and arithmetic"
                 )
             return None
-        rate = None if self.flops is None else quantities.flops("--set flops", self.flops)
-        return Machine(bandwidth=quantities.bandwidth("--bandwidth", self.bandwidth), flops=rate)
+        rate = None if self.flops is None else typed.flops("--set flops", self.flops)
+        return Machine(bandwidth=typed.bandwidth("--bandwidth", self.bandwidth), flops=rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ def asked(
     survived = None if known is None or _names(acceptance) else known.acceptance
     return EstimateInput(
         alpha=acceptance.alpha,
-        acceptance=survived if by_position is None else quantities.probabilities("--acceptance", by_position),
+        acceptance=survived if by_position is None else typed.probabilities("--acceptance", by_position),
         c=times.c,
         target_pass_s=_seconds(times.target_ms),
         draft_token_s=_seconds(times.draft_ms),

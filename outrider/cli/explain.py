@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outrider.cli.bench_options import PROMPTS, ConversationOptions, ServerOptions
 from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
 from outrider.cli.options import SAMPLING, ModelOptions, SamplingOptions, ServerTarget
-from outrider.cli.server_study import ask_server, is_server, refuse_for_server, refuse_without_server
+from outrider.cli.prompting import (
+    PROMPTS,
+    ConversationOptions,
+    ServerOptions,
+    ask_server,
+    is_server,
+    refuse_for_server,
+    refuse_without_server,
+)
 from outrider.cli.verbs import given, listed, option, with_groups
 from outrider.errors import CapabilityError, ConfigError
 
@@ -96,7 +103,7 @@ def _chosen(target: str, model: ModelOptions, *, greedy: bool) -> tuple[Options,
 
 def _asked(target: str, prompt: str | None, prompts: ExplainedOptions) -> Workload:
     """The prompt given, or those of --prompts. Raises ConfigError for both."""
-    from outrider.cli.prompt import read_prompt
+    from outrider.cli.typed import read_prompt
     from outrider.lab.workload.types import Workload, WorkloadRequest
 
     if prompt is None:

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from outrider.cli.lab import command_line
+from outrider.cli.typed import check_folder
 from outrider.cli.verbs import with_groups
-from outrider.cli.writable import check_folder
 from outrider.errors import ConfigError
 
 Folder = Annotated[Path, typer.Argument(help="A drafter: what 'outrider train' left in DIR/drafter.", show_default=False)]

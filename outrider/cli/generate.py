@@ -11,18 +11,18 @@ import typer
 from rich.console import Console
 
 from outrider.cli import session
-from outrider.cli.form import FormOptions
 from outrider.cli.options import (
     GENERATION_CONFIG,
     SAMPLING,
+    FormOptions,
     Json,
     ModelOptions,
     SamplingOptions,
     ShowDrafts,
     Target,
 )
-from outrider.cli.prompt import read_prompt
 from outrider.cli.stream import MarkedText, PlainStream, Printer, run_stream
+from outrider.cli.typed import read_prompt
 from outrider.cli.verbs import listed, with_groups
 from outrider.errors import ConfigError
 from outrider.report.text import printable, stats_line, to_json

@@ -22,8 +22,8 @@ from rich.text import Text
 
 from outrider.cli.options import Json
 from outrider.cli.session import quieten_libraries
+from outrider.cli.typed import check_file
 from outrider.cli.verbs import listed, option
-from outrider.cli.writable import check_file
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:

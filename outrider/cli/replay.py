@@ -72,7 +72,7 @@ class DrafterOptions:
         """Raises ConfigError and CapabilityError."""
         from outrider.lab.configuration import parse_configurations
         from outrider.lab.estimate.curves import read_costs
-        from outrider.lab.replay.drafters import default_configurations
+        from outrider.lab.replay.replay import default_configurations
         from outrider.lab.replay.run import ReplayPlan
 
         named = parse_configurations(self.drafters) if self.drafters else default_configurations()
@@ -102,8 +102,8 @@ def _replayed(
     name: str, tokenizer: str, options: LogOptions, plan: ReplayPlan, path: Path, *, resume: bool, progress: Progress
 ) -> tuple[ReplayResult, Journal]:
     from outrider.demo import demo_paths
+    from outrider.lab.replay.loop import load_text_target
     from outrider.lab.replay.run import run_replay
-    from outrider.lab.replay.target import load_text_target
     from outrider.lab.replay.texts import read_log
     from outrider.lab.workload.load import load_workload
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from outrider.cli.options import GENERATION_CONFIG, ModelOptions
-from outrider.cli.quantities import memory
 from outrider.cli.session import quieten_libraries, say
+from outrider.cli.typed import memory
 from outrider.cli.verbs import given, option, with_groups
 from outrider.errors import ConfigError
 

@@ -8,13 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from outrider.cli.bench_options import BaselineOptions, ConversationOptions
 from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
 from outrider.cli.options import DRAFTING, REMOTE, SAMPLING, TOP_K, TOP_P, MachineOptions, RemoteOptions, ServerTarget
-from outrider.cli.quantities import numbers
-from outrider.cli.server_study import ask_server, is_server, refuse_for_server, refuse_without_server
+from outrider.cli.prompting import (
+    BaselineOptions,
+    ConversationOptions,
+    ask_server,
+    is_server,
+    refuse_for_server,
+    refuse_without_server,
+)
+from outrider.cli.typed import check_file, numbers
 from outrider.cli.verbs import given, listed, option, with_groups, written
-from outrider.cli.writable import check_file
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:

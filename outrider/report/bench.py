@@ -11,7 +11,7 @@ from outrider.report import server
 from outrider.report.bench_plots import grids, main_cells, plots
 from outrider.report.bench_tables import speed_text, speeds, tables
 from outrider.report.document import Block, Bullets, Document, Heading, Paragraph, Tone
-from outrider.report.heading import disturbed, origin
+from outrider.report.render import disturbed, origin
 
 
 def document(result: BenchResult) -> Document:

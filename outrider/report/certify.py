@@ -29,7 +29,7 @@ from outrider.report.document import (
     table,
     word,
 )
-from outrider.report.heading import origin, to_keep_in_mind
+from outrider.report.render import origin, to_keep_in_mind
 from outrider.report.text import number
 
 TONES: dict[Verdict, Tone] = {"lossless": "good", "not lossless": "bad", "lossy": "caution", "inconclusive": "caution"}

@@ -15,9 +15,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from outrider.report.clean import clean, one_line
 from outrider.report.document import Block, Bullets, CodeBlock, Document, Heading, MarkedTokens, Paragraph, Plot, Table
 from outrider.report.plotted import caption, numbers
+from outrider.report.text import clean, one_line
 from outrider.report.tokens import MARKS, MEANING, fates, runs
 
 UNSQUEEZED = 10_000  # columns of a pipe

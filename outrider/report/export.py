@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.report.document import Block, Bullets, Document, Paragraph
-from outrider.report.heading import origin
+from outrider.report.render import origin
 from outrider.train.export_result import ExportResult
 
 

@@ -19,10 +19,10 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
-from outrider.report.clean import clean, one_line
 from outrider.report.document import Block, Document, Plot, Table, Token
 from outrider.report.plots import to_image
 from outrider.report.plotted import numbers
+from outrider.report.text import clean, one_line
 from outrider.report.tokens import MEANING, fates
 from outrider.version import __version__
 

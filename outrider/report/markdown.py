@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape as escape_html
 
-from outrider.report.clean import clean, one_line
 from outrider.report.document import (
     Block,
     Bullets,
@@ -26,6 +25,7 @@ from outrider.report.document import (
     Table,
 )
 from outrider.report.plotted import caption, numbers
+from outrider.report.text import clean, one_line
 from outrider.report.tokens import MEANING, fates, runs
 
 SIGNS = {"plain": "", "good": "✅ ", "bad": "❌ ", "caution": "⚠️ "}

@@ -19,9 +19,9 @@ from cycler import cycler
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from outrider.report.clean import one_line
 from outrider.report.document import Plot, Series
 from outrider.report.plotted import Point, points, short
+from outrider.report.text import one_line
 
 WIDTH = 420  # of the picture, in points: text of 12 is then 10 px high on a phone of 390 px, 12 to 16 on a screen
 INK, FAINT = "#1f2328", "#8a8f98"

@@ -19,7 +19,7 @@ from outrider.report.document import (
     curves,
     table,
 )  # fmt: skip
-from outrider.report.heading import origin, to_keep_in_mind
+from outrider.report.render import origin, to_keep_in_mind
 from outrider.report.text import interval, number
 
 HARDLY = 1.05  # a predicted speedup below this is no reason to speculate

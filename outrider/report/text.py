@@ -1,4 +1,4 @@
-"""Lines and JSON for people and programs, from finished results.
+"""Lines and JSON for people and programs, from finished results; and text that others wrote, made harmless.
 
 Every ratio is printed with its formula, because the field uses the same word for different ones
 (docs/glossary.md).
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 PLAINER = "outrider-plainer"  # how streams handle signs that they cannot encode
 ASCII = dict(zip("✓✗▸•─‹›⁺▌·ταγµ×−", "+x>--<>+|-tagux-", strict=True))
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_SURROGATES = "\ud800-\udfff"
+_NON_CHARACTERS = "\ufdd0-\ufdef" + "".join(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF))
+_TURNS = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # right-to-left letters turn themselves and need none of these
+_HARMFUL = re.compile(f"[{_SURROGATES}{_NON_CHARACTERS}{_TURNS}\u2028\u2029]")
 
 
 def printable(text: str) -> str:
@@ -110,3 +114,13 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
+
+
+def clean(text: str) -> str:
+    """Line breaks and tabs stay."""
+    return _HARMFUL.sub("\ufffd", printable(text.replace("\r\n", "\n")))
+
+
+def one_line(text: str) -> str:
+    """`clean`, with every run of white space a single space: for titles and cells."""
+    return " ".join(clean(text).split())

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from outrider.report.clean import clean
 from outrider.report.document import Token
+from outrider.report.text import clean
 
 MEANING = {
     "prompt": "prompt",

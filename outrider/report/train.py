@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from outrider.counted import counted
 from outrider.report.document import Block, Bullets, Document, Fact, Heading, Paragraph, curves, table
-from outrider.report.heading import origin
+from outrider.report.render import origin
 from outrider.report.text import amount, number
 from outrider.train.train_result import HeldOutResult, TrainResult
 

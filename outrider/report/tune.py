@@ -16,8 +16,8 @@ from outrider.report.document import (
     curves,
     table,
 )
-from outrider.report.heading import disturbed, origin, to_keep_in_mind
-from outrider.report.remote import remote_lengths
+from outrider.report.estimate import remote_lengths
+from outrider.report.render import disturbed, origin, to_keep_in_mind
 from outrider.report.text import interval, number, times
 
 SHOWN = 12  # forecasts in the table

@@ -29,8 +29,7 @@ from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.costs import Sweep
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Quiet
-from outrider.lab.recording import Step
-from outrider.lab.runner import Runner, Trace
+from outrider.lab.runner import Runner, Step, Trace
 from outrider.lab.tune import tune
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.families import default_space

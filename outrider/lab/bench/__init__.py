@@ -2,8 +2,7 @@
 
     plan.py         what is measured: configurations, cells (task, temperature, batch size, context), when to stop
     material.py     from a workload to the token ids of every cell, and to the groups that are decoded together
-    stages.py       the cells, in which the rounds go on: journal, budget, who is still uncertain
-    turn.py         one group of prompts through every configuration, in an order that rotates; busy neighbours: once more
+    stages.py       the rounds through all cells: journal, budget, who is still uncertain, busy neighbours: once more
     notes.py        from a trace to the numbers that are kept of it
     machine.py      memory overhead, the roof of memory bandwidth
     summary.py      from runs to a cell's numbers: paired speedups, how far drafts survive

@@ -17,11 +17,9 @@ from outrider.lab.bench.bench_result import (
     WorkloadInfo,
 )
 from outrider.lab.bench.machine import added_memory, describe_target
-from outrider.lab.bench.material import Material, digest, gather, runnable_cells
-from outrider.lab.bench.plan import COUPLED, Plan
-from outrider.lab.bench.stages import CellState, Rounds
+from outrider.lab.bench.plan import COUPLED, Material, Plan, digest, gather, runnable_cells
+from outrider.lab.bench.stages import CellState, Contenders, Rounds
 from outrider.lab.bench.summary import measured, others_during, run_line
-from outrider.lab.bench.turn import Contenders
 from outrider.lab.journal import Journal
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import Runner

@@ -15,7 +15,7 @@ from outrider.lab.explain.causes import CAUSES, LENGTH, LUCK, STOPPED, Drafting,
 from outrider.lab.explain.distributions import Distributions, FinishedText
 from outrider.lab.explain.explain_result import LETTERS, TextColumns
 from outrider.lab.explain.regions import token_kinds, token_sections
-from outrider.lab.recording import Step
+from outrider.lab.runner import Step
 from outrider.models.tokens.token_bytes import token_name
 from outrider.text import Detokenizer, decode
 

@@ -36,7 +36,7 @@ import numpy as np
 from outrider.errors import CapabilityError
 from outrider.lab.explain.distributions import Distributions
 from outrider.lab.explain.transport import Children, bound_share, child_weight, kept_share, race_share
-from outrider.lab.recording import Step
+from outrider.lab.runner import Step
 
 DRAFT, VOCABULARY, FILTERS, STOPPED, TREE_BUDGET, LENGTH, VERIFIER, LUCK = range(8)
 CAUSES = ("draft", "vocabulary", "filters", "stopped", "tree-budget", "length", "verifier", "luck")

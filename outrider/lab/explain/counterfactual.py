@@ -19,8 +19,8 @@ from outrider.lab.explain.explain_result import Counterfactual, Times
 from outrider.lab.explain.explained import Explained
 from outrider.lab.explain.forecast import TextWalk, favourites_walk, overlap_walk, total_steps
 from outrider.lab.progress import Progress
-from outrider.lab.recording import Step
 from outrider.lab.replay import Text, default_configurations, replay, text_target
+from outrider.lab.runner import Step
 from outrider.models.lm import LM
 
 Family = Literal["length", "stop rule", "temperature", "drafter"]

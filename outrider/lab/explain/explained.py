@@ -17,10 +17,9 @@ from outrider.lab.explain.distributions import FinishedText
 from outrider.lab.explain.explain_result import Times
 from outrider.lab.explain.forecast import Mode, TextWalk, walk_of
 from outrider.lab.intervals import ratio_of_sums
-from outrider.lab.recording import Step
 from outrider.lab.replay.replay import sum_stats
 from outrider.lab.result import Interval
-from outrider.lab.runner import Contender
+from outrider.lab.runner import Contender, Step
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats

@@ -7,11 +7,10 @@
     search(texts, Configuration("suffix"), trials=50, target=target).configuration
 """
 
-from outrider.lab.replay.drafters import default_configurations, replayable
-from outrider.lab.replay.replay import Replay, ReplayedText, replay
+from outrider.lab.replay.loop import load_text_target, text_target
+from outrider.lab.replay.replay import Replay, ReplayedText, default_configurations, replay, replayable
 from outrider.lab.replay.search import search
 from outrider.lab.replay.summary import summarise
-from outrider.lab.replay.target import load_text_target, text_target
 from outrider.lab.replay.texts import Text, read_log
 
 __all__ = [

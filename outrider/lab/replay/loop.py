@@ -6,20 +6,27 @@
     drafter.commit(...)                          learn, as in a real step
 
 A drafter that places its tokens, as all do that only copy, is judged so by every lossless verifier, at every temperature: a
-placed token is kept exactly when the text goes on with it. Why: docs/algorithms/replay.md.
+placed token is kept exactly when the text goes on with it. Why: docs/algorithms/replay.md. Who asks the target for a pass, or
+reads numbers out of the logits it is shown, is refused: a drafter that needs them cannot be replayed.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from outrider.drafters.base import Drafter
-from outrider.errors import CapabilityError
-from outrider.lab.replay.target import CPU, unreadable_logits
+from outrider.errors import CapabilityError, CheckpointError
 from outrider.lab.replay.texts import Text
+from outrider.models.attention import PassPlan
+from outrider.models.lm import LM, LMShape, Reader
+from outrider.models.loading.context import UNKNOWN_CONTEXT
+from outrider.models.loading.load import LoadedModel, load_config, load_tokenizer
 from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
 from outrider.step import Control, StepFacts
@@ -27,8 +34,55 @@ from outrider.text import StopStrings
 from outrider.types import Draft, TargetOutput, Verdict
 from outrider.verifiers.base import agreeing_ends, path_verdict
 
+NO_MODEL = "this drafter runs the target's model, so it cannot be replayed: a replay has only text"
+CPU = torch.device("cpu")
 UNKNOWN = -1  # what the target says where the log does not tell: no draft token is equal to it
 NO_LIMIT = 1 << 40
+
+
+class TextLM(LM):
+    """Knows its shape."""
+
+    def __init__(self, shape: LMShape) -> None:
+        super().__init__(_run, shape, torch.float32, CPU)  # type: ignore[arg-type]  # never called
+
+    def forward(
+        self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None, first_row: int = 0
+    ) -> Tensor:
+        """Raises CapabilityError."""
+        raise CapabilityError(NO_MODEL)
+
+    def catch_up(self, rows: Sequence[Sequence[int]], read: Reader | None = None) -> None:
+        """Raises CapabilityError."""
+        raise CapabilityError(NO_MODEL)
+
+
+def text_target(tokenizer: Any, vocab_size: int, name: str = "the log") -> LoadedModel:
+    """A `LoadedModel` that knows its vocabulary and nothing else."""
+    shape = LMShape(vocab_size, UNKNOWN_CONTEXT, layers=(), sliding_window=None, num_parameters=0)
+    return LoadedModel(name, TextLM(shape), None, tokenizer, frozenset())
+
+
+def load_text_target(name: str, trust_remote_code: bool = False) -> LoadedModel:
+    """From a folder or a hub id: its tokenizer and, for the size of the vocabulary, its config. No weights.
+
+    Raises CheckpointError when there is no tokenizer.
+    """
+    tokenizer = load_tokenizer(name, trust_remote_code)
+    try:
+        size = load_config(name, trust_remote_code).get_text_config().vocab_size  # may be padded beyond the tokenizer's
+    except CheckpointError:  # a tokenizer alone will do
+        size = len(tokenizer)
+    return text_target(tokenizer, max(size, len(tokenizer)), name)
+
+
+def unreadable_logits(num_rows: int, num_nodes: int, vocab_size: int) -> Tensor:
+    """(B, N+1, V) without numbers: shapes can be computed with, reading a value raises NotImplementedError."""
+    return torch.empty(num_rows, num_nodes + 1, vocab_size, device="meta")
+
+
+def _run(ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
+    raise AssertionError("`TextLM.forward` and `catch_up` let nobody get here")
 
 
 @dataclass

@@ -16,8 +16,7 @@ from outrider.lab.configuration import Configuration
 from outrider.lab.estimate.curves import StepCosts
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
-from outrider.lab.replay.drafters import replayable_parts
-from outrider.lab.replay.replay import Order, replay
+from outrider.lab.replay.replay import Order, replay, replayable_parts
 from outrider.lab.replay.replay_result import ReplayedConfiguration, ReplayResult, SearchOutcome
 from outrider.lab.replay.search import check_search, check_texts, search, space_of
 from outrider.lab.replay.summary import summarise

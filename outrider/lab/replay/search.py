@@ -29,8 +29,7 @@ from outrider.errors import ConfigError, OutriderError, did_you_mean
 from outrider.lab.configuration import Configuration
 from outrider.lab.estimate.curves import StepCosts
 from outrider.lab.progress import QUIET, Progress
-from outrider.lab.replay.drafters import replayable_parts
-from outrider.lab.replay.replay import Order, Replay, replay
+from outrider.lab.replay.replay import Order, Replay, replay, replayable_parts
 from outrider.lab.replay.replay_result import SearchOutcome
 from outrider.lab.replay.summary import Sums, gain_interval, plain_steps, summarise, unpaid_drafting
 from outrider.lab.replay.texts import Text

@@ -1,6 +1,6 @@
 """Measuring OpenAI-compatible servers (vLLM, SGLang, llama.cpp, ours) from outside: `measure_servers` is all there is to call.
 
-    from outrider.lab.server.endpoint import ServerEndpoint
+    from outrider.lab.server.options import ServerEndpoint
     from outrider.lab.server.measure import measure_servers
     from outrider.lab.server.options import LoadOptions
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 
 from outrider.errors import OutriderError, RequestError, ServerError
-from outrider.lab.server.endpoint import ServerEndpoint
+from outrider.lab.server.options import ServerEndpoint
 from outrider.lab.server.stream import BadStreamError, Stream, error_text, mended, one_line
 from outrider.lab.server.types import Failure, FailureKind, MeasuredAnswer
 

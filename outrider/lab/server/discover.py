@@ -11,7 +11,7 @@ from typing import Any
 from outrider.errors import ConfigError, ServerError, did_you_mean
 from outrider.lab.server.client import HINTS, Client
 from outrider.lab.server.counters import read
-from outrider.lab.server.endpoint import ServerEndpoint
+from outrider.lab.server.options import ServerEndpoint
 from outrider.lab.server.stream import error_text, mended, one_line
 from outrider.lab.server.types import ServerInfo
 

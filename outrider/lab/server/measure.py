@@ -21,8 +21,7 @@ from outrider.lab.progress import QUIET, Progress
 from outrider.lab.server.client import Client, raised
 from outrider.lab.server.counters import CounterWindow, Reading, difference, read, read_settled
 from outrider.lab.server.discover import discover
-from outrider.lab.server.endpoint import ServerEndpoint
-from outrider.lab.server.options import SALT_NOTE, LoadOptions
+from outrider.lab.server.options import SALT_NOTE, LoadOptions, ServerEndpoint
 from outrider.lab.server.summary import compare, summarise
 from outrider.lab.server.types import Failure, Level, LevelMeasurement, MeasuredAnswer, ServerInfo, ServerMeasurement
 from outrider.lab.workload.types import Workload, WorkloadRequest

@@ -11,16 +11,14 @@ from typing import Literal
 
 from outrider.errors import CapabilityError
 from outrider.lab.bench.bench_result import BenchResult, WorkloadInfo
-from outrider.lab.bench.material import firsts
+from outrider.lab.bench.plan import firsts
 from outrider.lab.progress import Progress
 from outrider.lab.server.client import Client
 from outrider.lab.server.counters import CACHE_ASKED, CACHE_FOUND, Reading, difference, read
 from outrider.lab.server.discover import discover
-from outrider.lab.server.endpoint import ServerEndpoint
-from outrider.lab.server.lengths import LevelAdvice, advise, findings, schedule
 from outrider.lab.server.measure import measure_servers
-from outrider.lab.server.options import LoadOptions
-from outrider.lab.server.server_result import ServerResult, Standing
+from outrider.lab.server.options import LoadOptions, ServerEndpoint
+from outrider.lab.server.server_result import LevelAdvice, ServerResult, Standing, advise, findings, schedule
 from outrider.lab.server.types import ServerMeasurement, SpeculationCounts
 from outrider.lab.workload.types import Workload
 

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from outrider.lab.bench.material import Material, TaskPrompt
 from outrider.lab.bench.notes import RunNote
-from outrider.lab.bench.plan import Plan
-from outrider.lab.bench.stages import Rounds
+from outrider.lab.bench.plan import Material, Plan, TaskPrompt
+from outrider.lab.bench.stages import Contenders, Rounds
 from outrider.lab.bench.summary import samples, speedup
-from outrider.lab.bench.turn import Contenders
 from outrider.lab.configuration import Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress

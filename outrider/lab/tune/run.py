@@ -11,7 +11,7 @@ from typing import Any
 from outrider.build import DEMO, Options, target_config
 from outrider.counted import counted
 from outrider.errors import ConfigError
-from outrider.lab.bench.material import digest, firsts
+from outrider.lab.bench.plan import digest, firsts
 from outrider.lab.journal import Journal
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import MAX_ROWS, Runner

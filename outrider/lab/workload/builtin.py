@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ConfigError, did_you_mean
+from outrider.lab.workload.fields import Fields, Turns
 from outrider.lab.workload.files import RequestFile, Wanted
-from outrider.lab.workload.formats.fields import Fields, Turns
 
 EMBEDDED = Path(__file__).parent / "embedded"
 KINDS = ("reasoning", "math", "code", "chat", "translation", "summarization", "qa", "rag")

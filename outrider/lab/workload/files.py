@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from outrider.errors import ConfigError
+from outrider.lab.workload.fields import Fields, Turns, UnusableError
 from outrider.lab.workload.formats import read_entry
-from outrider.lab.workload.formats.fields import Fields, Turns, UnusableError
 from outrider.lab.workload.types import BadLine, FileEntry, WorkloadRequest
 
 PEEK = 1 << 16  # bytes by which a file is recognised

@@ -19,8 +19,8 @@ from pathlib import Path
 from outrider.counted import counted
 from outrider.errors import ConfigError, did_you_mean
 from outrider.lab.workload.builtin import BUILTIN, Located, is_builtin, locate
+from outrider.lab.workload.fields import Turns
 from outrider.lab.workload.files import RequestFile
-from outrider.lab.workload.formats.fields import Turns
 from outrider.lab.workload.types import BadLines, OnBad, Workload, WorkloadRequest
 
 

@@ -3,7 +3,7 @@
     {"id": "chatcmpl-...", "created": 1790000000, "url": "/v1/chat/completions", "request": {...}, "response": {...}}
 
 It is the form of a stored OpenAI request that `outrider bench`, `tune` and `train --from-traffic` read
-(`lab/workload/formats/prompts.py`), so that a server's own traffic can choose its settings and train its draft. Off unless asked
+(`lab/workload/formats.py`), so that a server's own traffic can choose its settings and train its draft. Off unless asked
 for: it holds what people wrote. The file is created readable by its owner only, is appended to, and may be moved away by
 logrotate at any time. Writing happens in a thread of its own.
 """

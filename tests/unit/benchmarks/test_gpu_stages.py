@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider.demo import demo_paths
-from outrider.lab.recording import Step
+from outrider.lab.runner import Step
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 BENCHMARKS = REPOSITORY / "benchmarks"

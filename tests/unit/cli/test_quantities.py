@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outrider.cli.quantities import bandwidth, flops, memory, numbers, parameters, probabilities
+from outrider.cli.typed import bandwidth, flops, memory, numbers, parameters, probabilities
 from outrider.errors import ConfigError
 
 

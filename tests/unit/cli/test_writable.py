@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outrider.cli.app import run
-from outrider.cli.writable import check_file, check_folder
+from outrider.cli.typed import check_file, check_folder
 from outrider.errors import ConfigError
 
 

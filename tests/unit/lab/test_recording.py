@@ -8,8 +8,7 @@ import pytest
 
 from outrider.build import Options
 from outrider.lab.configuration import Configuration
-from outrider.lab.recording import Step
-from outrider.lab.runner import Contender, Runner, Trace
+from outrider.lab.runner import Contender, Runner, Step, Trace
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from tests.helpers import disturbed, save_checkpoint, tiny_llama, word_tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.build import choose, with_endpoint
-from outrider.cli.bench_options import ComparedOptions, _with_endpoint
+from outrider.cli.bench import ComparedOptions, _with_endpoint
 from outrider.cli.options import ModelOptions
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration

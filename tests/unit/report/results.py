@@ -50,8 +50,7 @@ from outrider.lab.explain.explain_result import (
 from outrider.lab.replay.replay_result import AcceptanceCounts, ReplayedConfiguration, ReplayResult, SearchOutcome
 from outrider.lab.result import Interval, Result
 from outrider.lab.server.counters import CounterWindow
-from outrider.lab.server.lengths import advise, schedule
-from outrider.lab.server.server_result import ServerResult, Standing
+from outrider.lab.server.server_result import ServerResult, Standing, advise, schedule
 from outrider.lab.server.summary import summarise
 from outrider.lab.server.types import (
     AnswerDifference,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.report.clean import clean, one_line
 from outrider.report.document import Token
+from outrider.report.text import clean, one_line
 from outrider.report.tokens import MEANING, fates, runs
 
 

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from outrider.report.clean import one_line
 from outrider.report.console import MAX_TOKENS, print_document
 from outrider.report.document import Column, Document, MarkedTokens, Paragraph, Plot, Series, Table, Token
-from outrider.report.text import PLAINER
+from outrider.report.text import PLAINER, one_line
 from tests.unit.report.samples import HOSTILE, every_block, everything, text
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")

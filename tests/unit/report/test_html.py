@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outrider.report.clean import clean, one_line
 from outrider.report.document import Column, Document, Heading, MarkedTokens, Paragraph, Plot, Series, Table, Token
 from outrider.report.html import to_html
+from outrider.report.text import clean, one_line
 from tests.unit.report import browser
 from tests.unit.report.browser import Page
 from tests.unit.report.samples import HOSTILE, every_block, everything

@@ -9,7 +9,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from outrider.report.clean import clean, one_line
 from outrider.report.document import (
     Bullets,
     CodeBlock,
@@ -22,6 +21,7 @@ from outrider.report.document import (
     Token,
 )  # fmt: skip
 from outrider.report.markdown import LONG_TABLE, LONG_TEXT, to_markdown
+from outrider.report.text import clean, one_line
 from tests.unit.report.browser import Page
 from tests.unit.report.samples import HOSTILE, every_block, everything, text
 

@@ -22,9 +22,8 @@ from outrider.build import Options
 from outrider.engine.engine import make_engine
 from outrider.engine.request import EngineSettings
 from outrider.lab.server.counters import parse
-from outrider.lab.server.endpoint import ServerEndpoint
 from outrider.lab.server.measure import measure_servers
-from outrider.lab.server.options import LoadOptions
+from outrider.lab.server.options import LoadOptions, ServerEndpoint
 from outrider.lab.workload.load import load_workload
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.sampling.params import SamplingParams

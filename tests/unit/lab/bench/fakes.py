@@ -9,8 +9,7 @@ from typing import Any
 
 from outrider.errors import CapabilityError, OutriderError
 from outrider.lab.configuration import Configuration
-from outrider.lab.recording import Step
-from outrider.lab.runner import Trace
+from outrider.lab.runner import Step, Trace
 from outrider.outputs import Completion
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats

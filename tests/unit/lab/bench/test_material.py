@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
 from outrider.lab.bench.bench_result import CellKey
-from outrider.lab.bench.material import TaskPrompt, filled, gather, groups, runnable_cells
-from outrider.lab.bench.plan import Plan
+from outrider.lab.bench.plan import Plan, TaskPrompt, filled, gather, groups, runnable_cells
 from outrider.lab.configuration import Configuration
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.sampling.params import SamplingParams

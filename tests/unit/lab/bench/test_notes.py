@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.lab.bench.notes import depth_counts, notes_of, pair
-from outrider.lab.recording import Step
-from outrider.lab.runner import Trace
+from outrider.lab.runner import Step, Trace
 from tests.unit.lab.bench.fakes import OVERHEAD_S, trace_of
 
 PLAIN = trace_of([1] * 8, [0.5] + [0.01] * 7)

@@ -9,8 +9,7 @@ import time
 from outrider.lab.bench.bench_result import BenchResult
 from outrider.lab.progress import Quiet
 from outrider.lab.result import comparables
-from outrider.lab.server.endpoint import ServerEndpoint
-from outrider.lab.server.options import LoadOptions
+from outrider.lab.server.options import LoadOptions, ServerEndpoint
 from outrider.lab.server.study import bench_servers
 from outrider.lab.workload.types import BadLine, Workload, WorkloadRequest
 from outrider.report.bench import document

@@ -11,10 +11,8 @@ import pytest
 
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.bench import stages
-from outrider.lab.bench.material import gather, runnable_cells
-from outrider.lab.bench.plan import Plan
-from outrider.lab.bench.stages import CellState, Rounds
-from outrider.lab.bench.turn import Contenders, order_of
+from outrider.lab.bench.plan import Plan, gather, runnable_cells
+from outrider.lab.bench.stages import CellState, Contenders, Rounds, order_of
 from outrider.lab.configuration import Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Quiet

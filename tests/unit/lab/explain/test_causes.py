@@ -36,7 +36,7 @@ from outrider.lab.explain.causes import (
 )
 from outrider.lab.explain.distributions import Distributions, forced_distributions
 from outrider.lab.explain.forecast import walk_of
-from outrider.lab.recording import Step
+from outrider.lab.runner import Step
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers import VERIFIERS
 from tests.helpers import disturbed, tiny_llama

@@ -13,8 +13,7 @@ from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter
 from outrider.drafters.lookup.recycling import RecyclingDrafter
 from outrider.errors import CapabilityError
-from outrider.lab.replay.loop import LoggedRow, ReplayLoop
-from outrider.lab.replay.target import text_target
+from outrider.lab.replay.loop import LoggedRow, ReplayLoop, text_target
 from outrider.lab.replay.texts import Text
 from outrider.parts import choose_parts
 from outrider.rows import Rows

@@ -10,7 +10,7 @@ from outrider.drafters import DRAFTERS
 from outrider.errors import CapabilityError, ConfigError, OutriderError
 from outrider.lab.configuration import Configuration
 from outrider.lab.replay import Text, default_configurations, replay, replayable
-from outrider.lab.replay.drafters import replayable_parts
+from outrider.lab.replay.replay import replayable_parts
 
 PERIOD = list(range(2, 14))
 RECORDED = Text([1, 20, 21], [*PERIOD, 40, 41])

@@ -11,8 +11,7 @@ import pytest
 from outrider.errors import ConfigError, RequestError, ServerError
 from outrider.lab.server.client import Client, raised
 from outrider.lab.server.discover import discover
-from outrider.lab.server.endpoint import ServerEndpoint
-from outrider.lab.server.options import LoadOptions
+from outrider.lab.server.options import LoadOptions, ServerEndpoint
 from outrider.lab.server.types import Failure, MeasuredAnswer, ServerInfo
 from outrider.lab.workload.types import WorkloadRequest
 from tests.unit.lab.server.fake_server import MODEL, Fake

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 
 from outrider.errors import ServerError
 from outrider.lab.server.counters import CounterWindow, difference, parse
-from outrider.lab.server.lengths import positions
+from outrider.lab.server.server_result import positions
 from outrider.lab.server.types import SpeculationCounts
 from tests.unit.lab.server.fake_server import MODEL, Fake
 

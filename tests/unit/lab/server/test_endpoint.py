@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.lab.server.endpoint import ServerEndpoint, key_from
-from outrider.lab.server.options import LoadOptions
+from outrider.lab.server.options import LoadOptions, ServerEndpoint, key_from
 from outrider.lab.workload.types import WorkloadRequest
 from outrider.sampling.params import SamplingParams
 

@@ -8,9 +8,8 @@ import pytest
 
 from outrider.errors import ConfigError, RequestError, ServerError
 from outrider.lab.progress import QUIET, Quiet
-from outrider.lab.server.endpoint import ServerEndpoint
 from outrider.lab.server.measure import measure_servers
-from outrider.lab.server.options import LoadOptions
+from outrider.lab.server.options import LoadOptions, ServerEndpoint
 from outrider.lab.server.types import ServerMeasurement
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.sampling.params import SamplingParams

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.lab.server.lengths import positions
+from outrider.lab.server.server_result import positions
 from outrider.lab.server.stream import BadStreamError, Stream, error_text, mended, one_line
 from outrider.lab.server.types import SpeculationCounts
 

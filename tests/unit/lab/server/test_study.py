@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from outrider.lab.result import comparables, read_result
-from outrider.lab.server.lengths import LevelAdvice, advise, findings, positions, schedule
+from outrider.lab.server.server_result import LevelAdvice, advise, findings, positions, schedule
 from outrider.lab.server.types import Level, LevelMeasurement, MeasuredAnswer, Percentiles, SpeculationCounts
 from outrider.report.markdown import to_markdown
 from outrider.report.render import render

@@ -11,9 +11,8 @@ from outrider.errors import CapabilityError
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Quiet
-from outrider.lab.recording import Step
 from outrider.lab.result import Interval
-from outrider.lab.runner import Trace
+from outrider.lab.runner import Step, Trace
 from outrider.lab.tune.confirm import Confirmed, confirmation, summarise
 from outrider.lab.tune.decide import pays, recommendations
 from outrider.lab.tune.forecast import Forecast

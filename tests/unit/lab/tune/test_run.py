@@ -13,7 +13,7 @@ from outrider.cli.app import run
 from outrider.errors import ConfigError
 from outrider.lab.bench import stages
 from outrider.lab.bench.notes import RunNote
-from outrider.lab.bench.turn import run_group
+from outrider.lab.bench.stages import run_group
 from outrider.lab.tune.drafts import read_drafts
 from outrider.lab.tune.run import TuneRequest, choose_space, run_tune
 from outrider.lab.tune.tune_result import TuneResult

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.lab.workload.fields import UnusableError
 from outrider.lab.workload.formats import FORMATS, read_entry
-from outrider.lab.workload.formats.fields import UnusableError
 from outrider.lab.workload.types import WorkloadRequest
 
 USER = {"role": "user", "content": "Hello"}

@@ -1,12 +1,16 @@
-"""Numbers with units, as data sheets write them: 8B parameters, 900GB/s, 300TFLOPS."""
+"""What was typed, checked before anything is done: numbers with units as data sheets write them, prompts, files to be written."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, RequestError
+from outrider.wellformed import checked_text
 
 _NUMBER = re.compile(r"\s*(?P<number>[\d.]+(?:e[+-]?\d+)?)\s*(?P<unit>.*?)\s*", re.IGNORECASE | re.DOTALL)
 MIN_PARAMETERS = 1000
@@ -84,3 +88,44 @@ def _positive(option: str, text: str, value: float) -> float:
     if value <= 0:
         raise ConfigError(f"{option} must be above 0; got '{text}'")
     return value
+
+
+def read_prompt(argument: str | None) -> str:
+    """The prompt; none or - is standard input. ConfigError where nothing can be read, RequestError for an empty one."""
+    text = _read() if argument is None or argument == "-" else argument
+    if not text:
+        raise RequestError("the prompt is empty: there is nothing to continue.")
+    return checked_text("the prompt", text)
+
+
+def _read() -> str:
+    """Text of standard input, without the newline that `echo` puts at its end."""
+    if sys.stdin.isatty():
+        raise ConfigError("no prompt: give it as an argument or through standard input (outrider ... < FILE).")
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read standard input: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"standard input is not UTF-8 text (byte {error.start}).") from error
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def check_file(path: Path) -> None:
+    """Raises ConfigError where no file can be written: a folder of that name, no folder for it, no permission."""
+    if os.path.isdir(path):
+        raise ConfigError(f"{path} is a folder; name a file in it")
+    folder = path.absolute().parent
+    if not os.path.isdir(folder):
+        raise ConfigError(f"the folder of {path} does not exist; create it first")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise ConfigError(f"{path} cannot be written: no permission")
+
+
+def check_folder(path: Path) -> None:
+    """Raises ConfigError where no folder can be made or filled: a file of that name or above it, no permission."""
+    nearest = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))  # "/" is always there
+    if not os.path.isdir(nearest):
+        raise ConfigError(f"{nearest} is a file; a folder is needed there. Give another --out")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"{path} cannot be written: no permission in {nearest}")
