@@ -5,8 +5,9 @@ Sizes, biases, layers, the draft vocabulary and what is shared with the target a
 (`transformer_layer_config`). Names differ: `midlayer.` or `layers.0.`, with or without `model.` before them.
 
 Two defaults that are not obvious. A missing `norm_before_residual` means False, as in the original code and in speculators' own
-class (vLLM reads speculators' folders otherwise, so we always write it). Missing layer ids mean (2, L / 2, L - 3) of the target's
-L layers; they count layer INPUTS, as `models/signals.py` does.
+class (vLLM reads speculators' folders otherwise, so we always write it). Missing layer ids mean the inputs of layers 2, L / 2 and
+L - 3 of the target's L. Layer ids at the top count INPUTS, as in vLLM and `models/signals.py`; those in `eagle_config`, which
+SGLang reads, count the layers' OUTPUTS.
 """
 
 from __future__ import annotations
@@ -143,9 +144,10 @@ def _config(files: HeadTensors, kind: Kind, target: TargetSizes) -> EagleConfig:
 def _signals(config: dict[str, Any], kind: Kind, target: TargetSizes, what: str) -> tuple[int, ...]:
     if kind == "eagle":
         return (AFTER_NORM,)
-    nested = config.get("eagle_config") or {}
-    found = config.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
-    signals = tuple(int(layer) for layer in found) if found else default_signals(target.num_layers)
+    inputs, outputs = (
+        table.get("eagle_aux_hidden_state_layer_ids") or () for table in (config, config.get("eagle_config") or {})
+    )
+    signals = tuple(map(int, inputs)) or tuple(int(layer) + 1 for layer in outputs) or default_signals(target.num_layers)
     wrong = [layer for layer in signals if not 0 <= layer <= target.num_layers]
     if wrong:
         raise CheckpointError(
@@ -273,7 +275,7 @@ def raw_config(head: EagleHead) -> dict[str, Any]:
     own = {"logit_scale": config.logit_scale, "outrider": {"head": config.kind, "target": config.trained_for}}
     if config.kind == "eagle":
         return {"architectures": ["EagleLlamaForCausalLM"], "bias": config.fc_bias, **layer_config(head), **own}
-    nested = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": list(config.signals)}
+    nested = {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in config.signals]}
     return {"architectures": ["LlamaForCausalLMEagle3"], **layer_config(head), **flags(head), "eagle_config": nested, **own}
 
 

@@ -108,6 +108,15 @@ def test_speculators_nested_config(tmp_path: Path) -> None:
     assert found.rope["rope_theta"] == 1234.0
 
 
+def test_layer_ids_for_sglang_count_outputs(tmp_path: Path) -> None:
+    """Catches ids of `eagle_config`, to which SGLang adds one, that are read or written as layer inputs, like vLLM's at the top."""
+    head = random_eagle("eagle3", TARGET, signals=(1, 3, 7))
+    config = raw_config(head)
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 6]
+    del config["eagle_aux_hidden_state_layer_ids"]  # as SpecForge and ModelOpt write it
+    same(load_eagle(write(tmp_path, config, raw_tensors(head)), "eagle3", SIZES), head)
+
+
 def test_only_t2d_and_padded_tables(tmp_path: Path) -> None:
     """Some folders hold the mask alone; embeddings may be padded to another length than the target's."""
     head = random_eagle("eagle3", TARGET, draft_vocab=15, own_embedding=True)
