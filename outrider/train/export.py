@@ -223,6 +223,8 @@ def _of_eagle(config: EagleConfig) -> list[str]:
         found.append("its fc layer has a bias, which vLLM does not read")
     if config.qk_norm and config.kind == "eagle":
         found.append("its layer norms queries and keys, which vLLM's EAGLE has no place for")
+    if config.attention_bias != config.output_bias and config.kind == "eagle3":
+        found.append("its attention has biases in front and none behind, where vLLM's EAGLE-3 has both or neither")
     if config.logit_scale != 1.0 and config.kind == "eagle":
         found.append(f"its logits are scaled by {config.logit_scale}, which vLLM's EAGLE ignores")
     if config.own_output and config.kind == "eagle":

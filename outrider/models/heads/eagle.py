@@ -61,7 +61,8 @@ class EagleConfig:
     rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     max_position_embeddings: int | None = None  # None: its files do not say, so as far as the target
     fc_bias: bool = False
-    attention_bias: bool = False
+    attention_bias: bool = False  # of queries, keys and values
+    output_bias: bool = False  # of what attention gives
     mlp_bias: bool = False
     qk_norm: bool = False  # Qwen3's norms of queries and keys
     norm_before_residual: bool = False  # eagle3: the first layer's residual is the normed feature
@@ -90,7 +91,7 @@ class EagleAttention(nn.Module):
         self.q_proj = nn.Linear(inputs, heads * size, bias=bias)
         self.k_proj = nn.Linear(inputs, kv_heads * size, bias=bias)
         self.v_proj = nn.Linear(inputs, kv_heads * size, bias=bias)
-        self.o_proj = nn.Linear(heads * size, config.hidden_size, bias=bias)
+        self.o_proj = nn.Linear(heads * size, config.hidden_size, bias=config.output_bias)
         self.q_norm = LlamaRMSNorm(size, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = LlamaRMSNorm(size, config.rms_norm_eps) if config.qk_norm else None
 

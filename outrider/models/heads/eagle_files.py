@@ -129,7 +129,7 @@ def _config(files: HeadTensors, kind: Kind, target: TargetSizes) -> EagleConfig:
         rms_norm_eps=float(layer.get("rms_norm_eps", 1e-6)), hidden_act=layer.get("hidden_act") or "silu",
         rope=_rope(layer), max_position_embeddings=int(known) if known else None,
         fc_bias="fc.bias" in files,
-        attention_bias="layers.0.self_attn.q_proj.bias" in files,
+        attention_bias="layers.0.self_attn.q_proj.bias" in files, output_bias="layers.0.self_attn.o_proj.bias" in files,
         mlp_bias="layers.0.mlp.gate_proj.bias" in files,
         qk_norm="layers.0.self_attn.q_norm.weight" in files,
         norm_before_residual=bool(files.config.get("norm_before_residual", False)),
@@ -245,7 +245,8 @@ def layer_config(head: EagleHead) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
         "rms_norm_eps": config.rms_norm_eps,
         "hidden_act": config.hidden_act,
-        "attention_bias": config.attention_bias,
+        "attention_bias": config.output_bias,  # Llama's word for all four; EAGLE's for the other three:
+        **({"qkv_bias": True} if config.attention_bias else {}),
         "mlp_bias": config.mlp_bias,
         "rope_theta": theta,
         "rope_scaling": None if kind == "default" else rope,

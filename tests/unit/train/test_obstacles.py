@@ -48,6 +48,15 @@ def test_obstacles_of_blocks() -> None:
         assert word in line
 
 
+def test_obstacles_of_eagle_heads() -> None:
+    """One place for both biases of attention in vLLM's EAGLE-3; its EAGLE knows `qkv_bias`."""
+    config = target().config
+    (line,) = obstacles(random_eagle("eagle3", config, attention_bias=True))
+    assert "both or neither" in line
+    assert obstacles(random_eagle("eagle3", config, attention_bias=True, output_bias=True)) == []
+    assert obstacles(random_eagle("eagle", config, attention_bias=True)) == []
+
+
 def test_what_vllm_needs_stands_in_the_folders(tmp_path: Path) -> None:
     """Refused by vLLM 0.32 before: an unknown model_type in speculators' layout, Medusa's sizes in the original one."""
     module = target()

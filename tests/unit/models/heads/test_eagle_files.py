@@ -108,6 +108,18 @@ def test_speculators_nested_config(tmp_path: Path) -> None:
     assert found.rope["rope_theta"] == 1234.0
 
 
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("behind", [False, True])
+def test_biases_of_attention(kind: Kind, behind: bool, tmp_path: Path) -> None:
+    """Catches heads of Qwen2 that are refused: `qkv_bias` of EAGLE's own code leaves out the bias behind attention."""
+    head = random_eagle(kind, TARGET, attention_bias=True, output_bias=behind)
+    assert ("layers.0.self_attn.o_proj.bias" in head.state_dict()) is behind
+    folder = write(tmp_path, raw_config(head), raw_tensors(head))
+    same(load_eagle(folder, kind, SIZES), head)
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["attention_bias"], config["qkv_bias"]) == (behind, True)
+
+
 def test_layer_ids_for_sglang_count_outputs(tmp_path: Path) -> None:
     """Catches ids of `eagle_config`, to which SGLang adds one, that are read or written as layer inputs, like vLLM's at the top."""
     head = random_eagle("eagle3", TARGET, signals=(1, 3, 7))
