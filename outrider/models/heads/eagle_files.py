@@ -215,9 +215,11 @@ def _take(files: HeadTensors, name: str, like: Tensor) -> Tensor:
 
 
 def _rope(layer: dict[str, Any]) -> dict[str, Any]:
-    """The rotary embedding in transformers' present form, from its present or its earlier fields."""
+    """The rotary embedding in transformers' present form, from its present or its earlier fields. The three positions that a token
+    has beside pictures are one in a text."""
     known = ("rope_parameters", "rope_theta", "rope_scaling", "max_position_embeddings")
-    return dict(LlamaConfig(**{name: layer[name] for name in known if layer.get(name) is not None}).rope_parameters)
+    rope = dict(LlamaConfig(**{name: layer[name] for name in known if layer.get(name) is not None}).rope_parameters)
+    return {**rope, "rope_type": "default"} if rope["rope_type"] == "mrope" else rope
 
 
 def _number(files: HeadTensors, layer: dict[str, Any], name: str) -> int:

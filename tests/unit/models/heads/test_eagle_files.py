@@ -108,6 +108,17 @@ def test_speculators_nested_config(tmp_path: Path) -> None:
     assert found.rope["rope_theta"] == 1234.0
 
 
+@pytest.mark.parametrize("scaling", [{"type": "mrope"}, {"rope_type": "mrope"}, {"type": "default", "rope_type": "default"}])
+def test_rotary_embeddings_beside_pictures(scaling: dict[str, str], tmp_path: Path) -> None:
+    """Catches heads of Qwen-VL that are refused: their targets' texts are served, in which a token has one position."""
+    head = random_eagle("eagle3", TARGET, rope={"rope_type": "default", "rope_theta": 1e6})
+    config = {**raw_config(head), "rope_theta": 1e6, "rope_scaling": {**scaling, "mrope_section": [2, 3, 3]}}
+    found = load_eagle(write(tmp_path, config, raw_tensors(head)), "eagle3", SIZES)
+    positions = torch.arange(9)[None]
+    for ours, theirs in zip(found.rotary(torch.ones(1), positions), head.rotary(torch.ones(1), positions), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 @pytest.mark.parametrize("behind", [False, True])
 def test_biases_of_attention(kind: Kind, behind: bool, tmp_path: Path) -> None:
