@@ -197,6 +197,8 @@ def test_going_on_from_a_saved_head(tmp_path: Path) -> None:
     assert all(parameter.requires_grad for parameter in again.module.parameters())
     with pytest.raises(ConfigError, match="norm_output=True"):
         Eagle3Recipe.build(setup_of("eagle3", module, tmp_path, norm_output=False))
+    with pytest.raises(ConfigError, match="intermediate_size="):
+        Eagle3Recipe.build(setup_of("eagle3", module, tmp_path, intermediate_size=24))
 
 
 @pytest.mark.parametrize(("kind", "settings", "message"), [
