@@ -61,7 +61,7 @@ class BlockRecipe:
         self.module: nn.Module = head
         self.signals: tuple[int, ...] = tuple(sorted(set(head.config.target_layers)))
         self.head, self._settings, self._dtype = head, settings, dtype
-        self._loss = parse_loss(settings.loss)
+        self._loss, self.max_positions = parse_loss(settings.loss), settings.num_anchors
 
     @classmethod
     def build(cls, setup: RecipeSetup) -> BlockRecipe:

@@ -175,10 +175,10 @@ class TrainLoop:
             self._log(state.step, {"train/loss": mean, "train/lr": rate, **{f"train/{k}": v for k, v in parts.items()}})
 
     def _accumulate(self, micro: list[list[int]]) -> tuple[float, dict[str, float]]:
-        """Gradients of the mean over the step's micro-batches; (mean loss of this process's, parts of its last)."""
+        """Gradients of the mean over the step's positions; (mean loss of this process's, parts of its last micro-batch)."""
         world, rank = self._accelerator.num_processes, self._accelerator.process_index
-        rounds = math.ceil(len(micro) / world)
-        total, counted, parts = 0.0, 0, dict[str, float]()
+        rounds, sizes = math.ceil(len(micro) / world), [self._num_positions(numbers) for numbers in micro]
+        total, counted, parts = 0.0, 0.0, dict[str, float]()
         for round_ in range(rounds):
             index = round_ * world + rank
             absent = index >= len(micro)  # others still work: the same collective calls, without weight
@@ -192,10 +192,15 @@ class TrainLoop:
                 value = float(report.loss.detach())  # sync: once a micro-batch, and a broken loss must not go further
                 if not math.isfinite(value):
                     self._stop_broken("the loss")
-                self._accelerator.backward(report.loss * (0.0 if absent else world / len(micro)))
+                self._accelerator.backward(report.loss * (0.0 if absent else world * sizes[number] / sum(sizes)))
             if not absent:
-                total, counted, parts = total + value, counted + 1, report.parts
+                total, counted, parts = total + sizes[number] * value, counted + sizes[number], report.parts
         return total / max(counted, 1), parts
+
+    def _num_positions(self, numbers: list[int]) -> float:
+        """Positions that the loss of these texts is a mean over."""
+        most = getattr(self.recipe, "max_positions", math.inf)
+        return sum(min(len(self._train[number].response), most) for number in numbers)
 
     @torch.no_grad()
     def _validate(self) -> None:

@@ -81,7 +81,10 @@ class RecipeSetup:
 
 
 class Recipe(Protocol):
-    """One kind of drafter in training. `kinds.py` registers it as a class that also satisfies `RecipeKind`."""
+    """One kind of drafter in training. `kinds.py` registers it as a class that also satisfies `RecipeKind`.
+
+    `max_positions`, where it has that, is the most positions of a text that its loss is a mean over; else all do.
+    """
 
     signals: tuple[int, ...]  # layers whose hidden states `loss` wants; () = logits only
     module: nn.Module  # what is trained: its parameters with requires_grad. May hold frozen parts, which no checkpoint saves

@@ -191,8 +191,8 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_accumulation_is_the_larger_batch(tmp_path: Path) -> None:
-    """Two micro-batches of two are one of four up to rounding, where texts are of one length (a step is a mean of means)."""
-    chosen = [TrainingText(f"t{n}", [10 + n, 11], [20 + (n * k) % 30 for k in range(6)]) for n in range(10)]
+    """Two micro-batches of two are one of four up to rounding: catches a mean of means, in which short texts count for more."""
+    chosen = [TrainingText(f"t{n}", [10 + n, 11], [20 + (n * k) % 30 for k in range(3 + 2 * n)]) for n in range(10)]
     material = TrainingData(responses=save_responses(tmp_path / "even.jsonl", chosen))
     plan = TrainConfig(epochs=2, batch_size=4, lr=1e-2, held_out=0.2, log_every=1)
     one, two = (
@@ -200,6 +200,7 @@ def test_accumulation_is_the_larger_batch(tmp_path: Path) -> None:
     )
     assert [x.loss for x in two.losses] == pytest.approx([x.loss for x in one.losses], rel=1e-4)
     assert one.losses[-1].loss < one.losses[0].loss
+    assert [x.loss for x in two.curve] == pytest.approx([x.loss for x in one.curve], rel=1e-4)
 
 
 @pytest.mark.slow
