@@ -89,7 +89,7 @@ def run_training(spec: TrainSpec, progress: Progress | None = None, command: str
     kind = KINDS.load(spec.kind)
     settings = parse_settings(kind.Settings, spec.settings, f"kind '{spec.kind}'")
     spec.material.check(spec.init)
-    device = resolve_device(spec.options.device)
+    device = own_device(spec.options.device)
     if spec.options.threads is not None:
         torch.set_num_threads(spec.options.threads)
     config_of_target = load_config(spec.options.target, spec.options.trust_remote_code, spec.options.revision)
@@ -242,6 +242,15 @@ def save_drafter(save: Callable[[Path], None], folder: Path) -> None:
     except Exception as error:
         shutil.rmtree(scratch, ignore_errors=True)
         raise OutriderError(f"the drafter cannot be written to {folder}: {error}") from error
+
+
+def own_device(asked: str) -> torch.device:
+    """This process's device, made the current one: accelerate moves what is trained there. Raises as `resolve_device`."""
+    device = resolve_device(asked)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if _num_processes() > 1 else device
+        torch.cuda.set_device(device)
+    return device
 
 
 def _num_processes() -> int:

@@ -22,7 +22,7 @@ from outrider.train.early_exit import EarlyExitRecipe
 from outrider.train.material import TrainingData
 from outrider.train.measure import MeasurePlan
 from outrider.train.recipe import FeatureBatch, LossReport
-from outrider.train.run import TrainSpec, run_training
+from outrider.train.run import TrainSpec, own_device, run_training
 from outrider.train.texts import TrainingText
 from outrider.train.train_result import TrainResult
 from tests.unit.train.material import Interrupting, save_responses, spec_for
@@ -187,6 +187,22 @@ def test_a_damaged_checkpoint(tmp_path: Path) -> None:
     (spec.out / "checkpoint.pt").write_bytes(b"PK\x03\x04 half")
     with pytest.raises(CheckpointError, match="damaged"):
         run_training(replace(spec, resume=True))
+
+
+@pytest.mark.parametrize(("asked", "environment", "number"), [
+    ("cuda:2", {}, 2), ("auto", {}, 0), ("auto", {"WORLD_SIZE": "4", "LOCAL_RANK": "3"}, 3),
+])  # fmt: skip
+def test_the_target_is_where_accelerate_trains(
+    asked: str, environment: dict[str, str], number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches several processes whose targets are all on the first GPU, and a head on another GPU than the one asked for."""
+    current = [torch.device("cuda", 0)]
+    for name, answer in (("is_available", True), ("device_count", 4), ("current_device", 0)):
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert own_device(asked) == torch.device("cuda", number) == current[-1]
 
 
 @pytest.mark.slow
