@@ -34,10 +34,13 @@ def check_corpus(path: Path) -> None:
         raise ConfigError(f"corpus: '{path}' is empty")
 
 
-def corpus_hash(path: Path) -> str:
-    """SHA-256 of all file contents and of their paths in the folder: another text has another hash."""
+def corpus_hash(path: Path, besides: Path) -> str:
+    """SHA-256 of all file contents and of their paths in the folder: another text has another hash. `besides`: no text, if it is
+    there."""
     total = hashlib.sha256()
     for file in _files(path):
+        if file.resolve() == besides.resolve():
+            continue
         with file.open("rb") as stream:
             content = hashlib.file_digest(stream, "sha256").hexdigest()
         total.update(f"{file.relative_to(path).as_posix()}\0{content}\n".encode())

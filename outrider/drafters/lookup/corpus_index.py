@@ -46,7 +46,7 @@ class Origin:
 
 def open_index(corpus: Path | None, index: Path | None, tokenizer: Any) -> SuffixArray:
     """The index of `corpus`, by the rule above. Raises ConfigError for an unusable corpus, CheckpointError for a file."""
-    wanted = Origin(tokenizer_hash(tokenizer), None if corpus is None or index is None else corpus_hash(corpus))
+    wanted = Origin(tokenizer_hash(tokenizer), None if corpus is None or index is None else corpus_hash(corpus, index))
     if index is not None and index.exists():
         found, origin = load_index(index)
         if origin.fits(wanted):

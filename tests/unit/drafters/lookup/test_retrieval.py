@@ -171,6 +171,16 @@ def test_index_file_is_used_only_for_what_it_was_made_from(tmp_path: Path) -> No
         open_index(None, tmp_path / "none.npz", tokenizer)
 
 
+def test_an_index_inside_its_corpus(tmp_path: Path) -> None:
+    """Catches an index that is part of what it was made from: it would be made anew at every start."""
+    (tmp_path / "text.txt").write_text("to be or not to be")
+    index = tmp_path / "corpus.npz"
+    open_index(tmp_path, index, byte_tokenizer())
+    stamp = index.stat().st_mtime_ns
+    open_index(tmp_path, index, byte_tokenizer())
+    assert index.stat().st_mtime_ns == stamp
+
+
 def test_a_long_text_costs_no_warning_and_no_special_tokens(tmp_path: Path) -> None:
     """Catches special tokens put around each piece of a document."""
     (tmp_path / "a.txt").write_text("ab")
