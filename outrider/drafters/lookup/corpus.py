@@ -97,7 +97,7 @@ def _json_documents(file: Path) -> Iterator[str]:
                     f"corpus: '{file}' line {number} has no text field, it has: {names}. "
                     f"Known text fields: {', '.join(TEXT_FIELDS)}."
                 )
-            yield "\n".join(_strings(item))
+            yield "\n".join(_strings(item)).encode(errors="replace").decode()  # no tokenizer takes halves of characters
 
 
 def _strings(item: Any) -> Iterator[str]:

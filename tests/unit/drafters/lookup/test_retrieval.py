@@ -113,6 +113,12 @@ def test_documents_of_files_and_folders(tmp_path: Path) -> None:
     assert ["".join(pieces) for pieces in read_documents(tmp_path)] == ["first", long, "why\nso", "hi\nho"]
 
 
+def test_half_a_character(tmp_path: Path) -> None:
+    """Catches a traceback of the tokenizer: logs cut an emoji in two, which JSON can write and no file of text."""
+    (tmp_path / "log.jsonl").write_text('{"text": "to be \\ud83d"}\n')
+    assert len(tokenize(tmp_path, byte_tokenizer())) == len("to be ?") + 1
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
