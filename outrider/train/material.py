@@ -73,8 +73,8 @@ def gather(
         vocab_size = max(tokenizer.get_vocab().values()) + 1
         texts = read_responses(
             material.responses, tokenizer, vocab_size, on_bad=material.on_bad, chat_template=material.chat_template
-        )
-        return texts[: material.limit], [f"responses: {len(texts)} of {material.responses}, not checked to be the target's own"]
+        )[: material.limit]
+        return texts, [f"responses: {len(texts)} of {material.responses}, not checked to be the target's own"]
     if material.traffic is not None and material.recorded_answers:
         texts = recorded_texts(
             material.traffic, tokenizer, limit=material.limit, on_bad=material.on_bad, data=material.data,

@@ -86,7 +86,7 @@ class ResponseFile:
         except OSError as error:
             raise OutriderError(
                 f"responses cannot be written to {self.path} ({error.strerror}); {len(self.texts)} are kept: make room, then "
-                "the same command with --resume"
+                "the same command without --resume"
             ) from error
         self.texts[text.id] = text
 

@@ -166,6 +166,25 @@ def test_a_full_disk_at_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert finished(replace(spec, resume=True)).steps == 6
 
 
+def test_a_full_disk_among_responses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the message says to do goes on with the responses that are there."""
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    spec = spec_for(tmp_path, material=TrainingData(prompts=str(tmp_path / "prompts.jsonl")), only_responses=True)
+    opened: Any = Path.open
+
+    def full(path: Path, mode: str = "r", **options: Any) -> Any:
+        if mode == "a" and path.read_text().count("\n") == 2:  # the head, and the first response
+            raise OSError(28, "No space left on device")
+        return opened(path, mode, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", full)
+        with pytest.raises(OutriderError, match=r"1 are kept: make room, then the same command without --resume"):
+            run_training(spec)
+    assert run_training(spec) is None
+    assert len((spec.out / "responses.jsonl").read_text().splitlines()) == 3
+
+
 def test_a_resumed_run_must_be_the_same(tmp_path: Path) -> None:
     """Another learning rate in the middle would be neither run; where it logs is free."""
     spec = spec_for(tmp_path)
