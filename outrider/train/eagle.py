@@ -220,8 +220,8 @@ def _going_on(kind: Kind, setup: RecipeSetup, wanted: EagleConfig) -> EagleHead:
     head = load_eagle(setup.init, kind, TargetSizes.of(text, wanted.vocab_size)).float()
     named = ("intermediate_size",) if getattr(setup.settings, "intermediate_size", 0) else ()
     for name in (
-        *named, "num_layers", "num_key_value_heads", "signals", "draft_vocab_size", "own_output", "norm_before_residual", "fc_norm",
-        "norm_output",
+        *named, "num_layers", "num_key_value_heads", "signals", "draft_vocab_size", "own_output", "norm_before_residual",
+        "fc_norm", "norm_output",
     ):  # fmt: skip
         found, asked = getattr(head.config, name), getattr(wanted, name)
         if found != asked:

@@ -215,8 +215,8 @@ def _take(files: HeadTensors, name: str, like: Tensor) -> Tensor:
 
 
 def _rope(layer: dict[str, Any]) -> dict[str, Any]:
-    """The rotary embedding in transformers' present form, from its present or its earlier fields. The three positions that a token
-    has beside pictures are one in a text."""
+    """The rotary embedding in transformers' present form, from its present or its earlier fields. Of the three positions that
+    tokens have beside pictures, texts need one."""
     known = ("rope_parameters", "rope_theta", "rope_scaling", "max_position_embeddings")
     rope = dict(LlamaConfig(**{name: layer[name] for name in known if layer.get(name) is not None}).rope_parameters)
     return {**rope, "rope_type": "default"} if rope["rope_type"] == "mrope" else rope

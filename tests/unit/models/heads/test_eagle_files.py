@@ -132,7 +132,7 @@ def test_biases_of_attention(kind: Kind, behind: bool, tmp_path: Path) -> None:
 
 
 def test_layer_ids_for_sglang_count_outputs(tmp_path: Path) -> None:
-    """Catches ids of `eagle_config`, to which SGLang adds one, that are read or written as layer inputs, like those at the top."""
+    """Catches ids of `eagle_config`, to which SGLang adds one, that are read or written as layer inputs like others."""
     head = random_eagle("eagle3", TARGET, signals=(1, 3, 7))
     config = raw_config(head)
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 2, 6]
