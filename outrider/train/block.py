@@ -115,8 +115,7 @@ class BlockRecipe:
             loss = loss + self._settings.confidence_weight * miss
         full = torch.zeros(counts.shape, device=counts.device)
         full[counts] = accept
-        whole = counts.all(dim=2)
-        per_position, survival, count = chain_means([full[..., k] for k in range(counts.shape[2])], whole)
+        per_position, survival, count = chain_means(full.unbind(2), counts.unbind(2))
         return LossReport(loss, per_position, parts, survival, max(count, 1))
 
     def run(self, batch: FeatureBatch, starts: Tensor) -> BlockStates:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.train.recipe import LossReport
@@ -20,37 +22,29 @@ def chain_windows(accept: Tensor, mask: Tensor, depth: int) -> tuple[list[float]
     """Expected chains of a drafter whose distribution at each position is known: every position starts a chain over the text that
     follows it.
 
-    `accept` (B, T): sum min(p, q) at each position; `mask` (B, T) bool: positions that count. Returns (per_position,
-    survival, number of chains): chains that fit into the mask as a whole, so that all depths are means over the same
-    chains. Texts shorter than `depth` give shorter chains: depth is cut to what at least one text allows.
+    `accept` (B, T): sum min(p, q) at each position; `mask` (B, T) bool: positions that count. Returns what `chain_means` does.
     """
-    zero = torch.zeros((), device=accept.device)
-    values = torch.where(mask, accept.float(), zero)
-    longest = int(mask.sum(dim=1).max()) if mask.numel() else 0
-    depth = min(depth, longest)
+    shifts = range(min(depth, mask.shape[1]))
+    steps, inside = ([F.pad(values[:, j:], (0, j)) for j in shifts] for values in (accept, mask))
+    return chain_means(steps, list(accumulate(inside, torch.logical_and)))
+
+
+def chain_means(steps: Sequence[Tensor], counts: Sequence[Tensor]) -> tuple[list[float], list[float], int]:
+    """Mean acceptance of chains with an acceptance for each step: all of one shape, a chain an element. `counts[j]` (bool) says
+    which chains go on to step j; none does that has ended before.
+
+    Returns (per_position, survival, number of chains), of chains that go on to the end, so that all depths are means over the
+    same ones. Where texts are too short for any, the end is the deepest step of some. An acceptance at j is weighted by the
+    chance that j is reached, as in serving, so that products of `per_position` are `survival`.
+    """
+    depth, num = 0, 0
+    for each in counts:
+        if there := int(each.sum()):
+            depth, num = depth + 1, there
     if depth == 0:
         return [], [], 0
-    length = mask.shape[1] - depth + 1
-    shifted = [values[:, j : j + length] for j in range(depth)]
-    whole = torch.stack([mask[:, j : j + length] for j in range(depth)]).all(dim=0)
-    return chain_means(shifted, whole)
-
-
-def chain_means(steps: Sequence[Tensor], counts: Tensor) -> tuple[list[float], list[float], int]:
-    """Mean acceptance of chains with an acceptance for each step: `steps[j]` and `counts` (bool) have one shape, a chain an
-    element.
-
-    Returns (per_position, survival, number of chains). An acceptance at j is weighted by the chance that j is reached, as
-    in serving, so that products of `per_position` are `survival`.
-    """
-    num = int(counts.sum())
-    if num == 0:
-        return [], [], 0
-    reached = torch.ones_like(steps[0], dtype=torch.float32)
-    survival = []
-    for accept in steps:
-        reached = reached * torch.where(counts, accept.float(), torch.zeros((), device=accept.device))
-        survival.append(float(reached[counts].double().mean()))
+    chosen = torch.stack([accept[counts[depth - 1]].float() for accept in steps[:depth]])
+    survival = chosen.cumprod(dim=0).double().mean(dim=1).tolist()
     before = [1.0, *survival[:-1]]
     return [now / then if then > 0 else 0.0 for now, then in zip(survival, before, strict=True)], survival, num
 

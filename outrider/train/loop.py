@@ -25,7 +25,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
 
-from outrider.errors import NumericalError
+from outrider.errors import ConfigError, NumericalError
 from outrider.lab.progress import Progress
 from outrider.train.checkpoint import load_trained, read_checkpoint, trained_state, write_checkpoint
 from outrider.train.config import TrainConfig
@@ -210,6 +210,8 @@ class TrainLoop:
         sums = Expectation()
         for batch in self.held_out_batches():
             sums.add(self._model(batch))
+        if not sums.survival:
+            raise ConfigError("the held-out responses are shorter than the drafts to be measured: give longer ones, or more")
         tau, loss = sums.tau(), sums.mean_loss()
         if not (math.isfinite(loss) and math.isfinite(tau)):
             self._stop_broken("the validation loss")

@@ -95,7 +95,7 @@ class MedusaRecipe:
             parts[f"loss@{head}"] = float(losses[-1].detach())
         weights = [self._settings.head_decay**head for head in range(len(losses))]
         loss = torch.stack([weight * value for weight, value in zip(weights, losses, strict=True)]).sum() / sum(weights)
-        per_position, survival, count = chain_means(accepted, counts.all(dim=1))
+        per_position, survival, count = chain_means(accepted, counts.unbind(1))
         return LossReport(loss, per_position, parts, survival, max(count, 1))
 
     def calibrate(self, batches: Iterable[FeatureBatch]) -> dict[str, float]:

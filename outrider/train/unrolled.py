@@ -81,7 +81,7 @@ class UnrolledRecipe:
             accepted.append(torch.zeros(mask.shape, device=mask.device).masked_scatter_(mask, accepts[step]))
         if self.module.training:  # acceptances are measured in validation alone
             return LossReport(total, [], parts)
-        per_position, survival, count = chain_means(accepted, torch.stack(masks).all(dim=0))
+        per_position, survival, count = chain_means(accepted, masks)
         return LossReport(total, per_position, parts, survival, max(count, 1))
 
     def _features(self, batch: FeatureBatch) -> Tensor:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from outrider.train.block import BlockRecipe
+from outrider.train.eagle import Eagle3Recipe
 from outrider.train.expected import Expectation, chain_means, chain_windows
+from outrider.train.medusa import MedusaRecipe
 from outrider.train.recipe import LossReport
+from tests.unit.train.head_material import PROMPT, build_recipe, features, own_texts, target_module
 
 
 def test_chains_over_a_text_by_hand() -> None:
@@ -22,7 +28,7 @@ def test_chains_over_a_text_by_hand() -> None:
 def test_products_of_positions_are_the_survival() -> None:
     """Otherwise tau from `per_position` and tau from `survival` would differ."""
     steps = [torch.rand(50), torch.rand(50), torch.rand(50)]
-    per_position, survival, _ = chain_means(steps, torch.ones(50, dtype=torch.bool))
+    per_position, survival, _ = chain_means(steps, [torch.ones(50, dtype=torch.bool)] * 3)
     product = 1.0
     for one, reached in zip(per_position, survival, strict=True):
         product *= one
@@ -34,6 +40,18 @@ def test_short_texts_give_short_chains() -> None:
     mask = torch.tensor([[True, True, False, False]])
     assert len(chain_windows(torch.full((1, 4), 0.5), mask, 5)[1]) == 2
     assert chain_windows(torch.zeros(1, 4), torch.zeros(1, 4, dtype=torch.bool), 5) == ([], [], 0)
+
+
+@pytest.mark.parametrize("kind", [Eagle3Recipe, MedusaRecipe, BlockRecipe])
+def test_short_responses_are_measured(kind: Any) -> None:
+    """Catches texts that all end before a whole draft: without a number the untrained head would be kept as the best."""
+    module = target_module()
+    recipe = build_recipe(kind, module, **({"num_layers": 1} if kind is BlockRecipe else {}))
+    recipe.module.eval()
+    with torch.no_grad():
+        report = recipe.loss(features(module, recipe.signals, own_texts(module, 2, PROMPT + 2)))
+    assert len(report.survival) == 2
+    assert report.survival[0] > 0
 
 
 def test_batches_are_weighted_by_their_chains() -> None:

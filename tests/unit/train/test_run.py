@@ -185,6 +185,14 @@ def test_a_full_disk_among_responses(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len((spec.out / "responses.jsonl").read_text().splitlines()) == 3
 
 
+def test_nothing_is_trained_that_cannot_be_measured(tmp_path: Path) -> None:
+    """Responses of ten tokens at most, compared with drafts of eleven: the untrained head would be kept as the best."""
+    spec = spec_for(tmp_path)
+    settings = {"draft": str(tmp_path / "target"), "fixed": 11, "depth": 12}
+    with pytest.raises(ConfigError, match="held-out responses are shorter"):
+        run_training(replace(spec, kind="acceptance", settings=settings))
+
+
 def test_a_resumed_run_must_be_the_same(tmp_path: Path) -> None:
     """Another learning rate in the middle would be neither run; where it logs is free."""
     spec = spec_for(tmp_path)
