@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from outrider.errors import ConfigError, RequestError
+from outrider.templates import takes_parts
 from outrider.wellformed import checked_text
 
 Message = Mapping[str, Any]
@@ -68,8 +69,10 @@ def _text(content: Any, called: str) -> str:
 
 
 def as_turn(message: Message, template: str) -> dict[str, Any]:
-    """A message as the chat template expects it: arguments of calls parsed, OpenAI's newer roles under their older names."""
+    """A message as the chat template expects it: in pieces, arguments of calls parsed, OpenAI's newer roles under older names."""
     turn = dict(message)
+    if isinstance(turn.get("content"), str) and takes_parts(template):
+        turn["content"] = [{"type": "text", "text": turn["content"]}]
     if turn["role"] == "developer" and "developer" not in template:
         turn["role"] = "system"  # OpenAI's newer name for the same
     if turn.get("tool_calls"):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outrider.errors import CapabilityError
 from outrider.kv.state_slots import StateShape
-from outrider.models.loading.context import CHANGING_ROPES
+from outrider.models.loading.context import CHANGING_ROPES, configured_context
 from outrider.models.signals import AFTER_NORM
 from outrider.runtime.blocks import DTYPES, Block, Complex, Folded, Index, Known, NotLoweredError, Unknown
 from outrider.runtime.elementwise import TRUTHS
@@ -43,7 +43,8 @@ def lower(module: Any, signals: tuple[int, ...] | None = None) -> Program:
     config = module.config.get_text_config()
     num_layers = config.num_hidden_layers
     recording = _recorded(module, signals_of(num_layers) if signals is None else signals)
-    return Lowering(module, recording, getattr(config, "max_position_embeddings", None) or 0).program()
+    is_named = getattr(config, "max_position_embeddings", None)
+    return Lowering(module, recording, configured_context(config) if is_named else 0).program()
 
 
 def _recorded(module: Any, signals: tuple[int, ...]) -> Recording:

@@ -12,6 +12,7 @@ from typing import Any
 from outrider.counted import counted
 from outrider.errors import ConfigError, RequestError
 from outrider.lab.workload.types import OnBad, Workload, WorkloadRequest, listing
+from outrider.messages import as_turn, template_text
 from outrider.models.tokens.token_text import end_of_turn
 
 
@@ -105,7 +106,7 @@ def _by_template(request: WorkloadRequest, tokenizer: Any) -> list[int]:
             f"request '{request.id}' is a conversation, and the model has no chat template; use a workload of plain prompts, "
             "or feed conversations as plain text (chat_template=False)"
         )
-    messages = [dict(message) for message in request.messages or ()]
+    messages = [as_turn(message, template_text(tokenizer)) for message in request.messages or ()]
     try:
         encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
     except Exception as error:

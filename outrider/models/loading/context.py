@@ -21,8 +21,7 @@ def context_length(config: Any) -> int:
     """Positions the model may use. LongRoPE models change every position's rotation once a pass goes beyond the original
     context, which would make cached keys depend on the pass that wrote them: they are held to the original context."""
     longest = _named(config)
-    rope = getattr(config, "rope_parameters", None) or {}
-    for one in [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]:  # of all layers, or of each kind
+    for one in _ropes(config):
         if one.get("rope_type") == "longrope":
             original = one.get("original_max_position_embeddings")
             longest = min(longest, original or getattr(config, "original_max_position_embeddings", None) or longest)
@@ -47,9 +46,20 @@ def _steady(kind: str) -> str:
     return "default" if kind in CHANGING_ROPES else kind
 
 
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """Rotary positions of all layers, or of each kind of them."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
+
+
 def _named(config: Any) -> int:
+    """Positions that the config names, or stretches the original ones to: Qwen's cards add YaRN and leave the number."""
     longest = getattr(config, "max_position_embeddings", None) or 0
-    return longest if longest > 0 else UNKNOWN_CONTEXT  # XLNet's, which has no limit, says -1
+    if longest <= 0:  # XLNet's, which has no limit, says -1
+        return UNKNOWN_CONTEXT
+    yarn = [rope for rope in _ropes(config) if rope.get("rope_type") == "yarn"]
+    originals = [(rope.get("original_max_position_embeddings") or longest, rope.get("factor") or 1) for rope in yarn]
+    return max([longest, *(int(original * factor) for original, factor in originals)])
 
 
 def check_asked(asked: int | None, config: Any, name: str) -> None:

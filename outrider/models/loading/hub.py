@@ -6,12 +6,13 @@ firewall that drops packets. Where the hub gives no sign of life, models are loo
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from functools import lru_cache
 from pathlib import Path
 
-from outrider.lazy import huggingface_hub
+from outrider.lazy import huggingface_hub, transformers
 
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 PATIENCE_S = 5.0  # for each of connecting and answering
@@ -35,6 +36,15 @@ def snapshot_of(name: str, revision: str | None = None) -> Path | None:
     except Exception:  # noqa: BLE001  of any HTTP library, and of the hub's own kinds
         return None
     return Path(config).parent
+
+
+def template_of_processor(name: str, revision: str | None, is_offline: bool) -> str | None:
+    """The chat template of older multimodal checkpoints, which is in a file that only processors read."""
+    path = transformers.utils.cached_file(
+        name, "chat_template.json", revision=revision, local_files_only=is_offline,
+        _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False,
+    )  # fmt: skip
+    return None if path is None else json.loads(Path(path).read_text(encoding="utf-8")).get("chat_template")
 
 
 def is_absent(error: BaseException) -> bool:

@@ -217,9 +217,12 @@ def load_tokenizer(
         return gguf_tokenizer(file)
     offline = hub.only_cached(name)
     try:
-        return transformers.AutoTokenizer.from_pretrained(
+        found = transformers.AutoTokenizer.from_pretrained(
             name, trust_remote_code=trust_remote_code, revision=revision, local_files_only=offline
         )
+        if getattr(found, "chat_template", None) is None and (template := hub.template_of_processor(name, revision, offline)):
+            found.chat_template = template
+        return found
     except Exception as error:
         if offline and hub.is_absent(error):
             raise CheckpointError(hub.not_found(name)) from error

@@ -25,6 +25,7 @@ from outrider.lazy import transformers
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_bytes
 from outrider.models.loading.adapter import WEIGHTS, adapter_in
+from outrider.models.loading.context import configured_context
 from outrider.models.loading.multimodal import auto_classes
 from outrider.models.loading.unsupported import STATEFUL_KINDS
 from outrider.models.quantised.checkpoint import bits_per_weight, is_widened, quantisation_of
@@ -183,12 +184,11 @@ def estimate_memory(
         models = [replace(model, name=label) for model, label in zip(models, called, strict=True)]
     if rounding is not None:
         models[0] = rounded_memory(models[0], *rounding)
-    context = getattr(configs[0].get_text_config(), "max_position_embeddings", None) or DEFAULT_TOKENS
     report = MemoryReport(
         target=models[0],
         draft=models[1] if len(models) > 1 else None,
         num_rows=num_rows,
-        num_tokens=min(num_tokens or DEFAULT_TOKENS, context),
+        num_tokens=min(num_tokens or DEFAULT_TOKENS, configured_context(configs[0])),
         copies=PACKED_COPIES if packed else 1.0,
         device=str(device),
         available_bytes=available_memory(device) if available_bytes is None else available_bytes,

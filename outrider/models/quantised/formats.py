@@ -55,8 +55,10 @@ def gptq(parts: Mapping[str, Tensor], bits: int, *, zeros_are_less: bool) -> Cod
     """`zeros_are_less`: stored one smaller than they are, as all but gptq_v2 do."""
     words, scales = wanted(parts, "qweight"), wanted(parts, "scales")
     codes = unpack(words, bits, dim=0).t().contiguous()
-    zeros = unpack(wanted(parts, "qzeros"), bits, dim=1).to(torch.int16)
-    zeros = (zeros + 1 if zeros_are_less else zeros)[:, : scales.shape[1]].t()
+    stored = wanted(parts, "qzeros")
+    if zeros_are_less and stored.dtype == torch.int32:  # added to whole words, as the writer subtracted it: a zero of 0 borrows
+        stored = stored + sum(1 << at for at in range(0, WORD, bits))
+    zeros = unpack(stored, bits, dim=1).to(torch.int16)[:, : scales.shape[1]].t()
     groups = parts.get("g_idx")
     return _checked(bits, codes, scales.t(), zeros, None if groups is None else groups.long())
 

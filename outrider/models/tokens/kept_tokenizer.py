@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from outrider.lazy import transformers
-from outrider.models.tokens.plain_template import rendered
+from outrider.templates import rendered
 
 VALUES = (
     "bos_token", "eos_token", "unk_token", "pad_token", "bos_token_id", "eos_token_id", "unk_token_id", "pad_token_id",

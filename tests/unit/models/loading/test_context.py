@@ -48,6 +48,21 @@ def test_more_than_the_config_names_is_refused(target: Path) -> None:
         assert LLM(target, drafter="none", max_model_len=asked, **QUIET).config["max_model_len"] == asked
 
 
+def test_yarn_stretches_what_the_config_names(tmp_path: Path) -> None:
+    """Qwen's cards say to add the factor alone; vLLM multiplies, too. Positions behind the named ones are the stretched ones."""
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    model = tiny_llama(96, max_position_embeddings=40, rope_parameters=yarn)
+    folder = save_checkpoint(tmp_path, model, word_tokenizer(96))
+    prompt = [3 + number % 90 for number in range(60)]
+    llm = LLM(folder, drafter="none", max_model_len=128, dtype="float32")
+    assert LLM(folder, drafter="none", **QUIET).config["max_model_len"] == 128
+    found = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))[0].token_ids
+    own = model.eval().generate(torch.tensor([prompt]), max_new_tokens=8, min_new_tokens=8, do_sample=False, pad_token_id=0)
+    assert list(found) == own[0, 60:].tolist()
+    with pytest.raises(ConfigError, match=r"max_model_len 129 is more than .* can hold: 128 tokens"):
+        LLM(folder, drafter="none", max_model_len=129, **QUIET)
+
+
 def test_the_command_line_refuses_it_before_loading(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.run(["generate", str(target), "w3", "--set", "max_model_len=9999", "--drafter", "none"]) == 2
     errors = capsys.readouterr().err

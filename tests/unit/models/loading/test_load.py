@@ -109,6 +109,14 @@ def test_a_dtype_that_only_the_text_names_is_the_checkpoints() -> None:
     assert load.own_dtype(config) == torch.bfloat16
 
 
+def test_a_template_of_the_processor_alone_is_taken(tmp_path: Path) -> None:
+    """LLaVA's and SmolVLM's folders: chats were refused for want of a template."""
+    byte_tokenizer().save_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path)).chat_template is None
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
+    assert load_tokenizer(str(tmp_path)).chat_template == "{{ messages[0].content }}"
+
+
 def test_training_is_not_served_by_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "has_fast_bf16", lambda: False)
     monkeypatch.setattr(load, "of_this_cpu", lambda: "avx512")

@@ -59,6 +59,15 @@ def test_act_order_is_a_layer_that_reorders_its_inputs() -> None:
     torch.testing.assert_close(layer(x), x @ own.weight().t() + 1)
 
 
+def test_a_zero_of_nothing_borrows_from_the_next() -> None:
+    """GPTQModel takes one from each field of a word at once, so a field of 0 takes one from its neighbour."""
+    own = some(48, 128, 32)
+    own = replace(own, zeros=own.zeros.clamp(max=15) * (torch.arange(48)[:, None] % 3 > 0))
+    parts = stored.gptq(own, less=0)
+    parts["qzeros"] -= 0x11111111
+    assert torch.equal(scheme(stored.GPTQ | {"bits": 4}).read(parts).values(), own.weight())
+
+
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_scales_that_no_half_holds_stay_bf16(bits: int, symmetric: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from transformers.utils import chat_template_utils
 
+from outrider.messages import as_turn
 from outrider.models.tokens import kept_tokenizer
 from outrider.models.tokens.kept_tokenizer import KeptTokenizer
 from outrider.models.tokens.token_bytes import token_bytes
@@ -93,6 +94,30 @@ def test_more_than_roles_and_texts_is_transformers_to_render() -> None:
     for options in ({"tools": tools}, {"eos_token": "!"}, {"continue_final_message": True}, {"return_tensors": "pt"}):
         expected, found = (one.apply_chat_template(TURNS[:3], **options)["input_ids"] for one in (real, kept))
         assert list(map(str, found)) == list(map(str, expected))
+
+
+IDEFICS = (
+    "{% for m in messages %}{{ m['role'] | capitalize }}{% if m['content'][0]['type'] == 'image' %}:{% else %}: {% endif %}"
+    "{% for line in m['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}{% endif %}{% endfor %}</s>{% endfor %}"
+)
+LLAVA = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] }}"
+    "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %}{% endfor %}"
+)
+EITHER = "{% for m in messages %}{{ m.content if m.content is string else m.content[0].text }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "in_parts"), [(IDEFICS, True), (LLAVA, True), (PLAIN, False), (DEMO, False), (EITHER, False)]
+)
+def test_templates_that_write_pieces_alone_are_given_pieces(template: str, in_parts: bool) -> None:
+    """Of a plain text they wrote nothing, and the model was asked an empty question."""
+    turns = [as_turn(message, template) for message in USER]
+    assert (turns[0]["content"] != USER[0]["content"]) == in_parts
+    kept, real = pair(template)
+    text = kept.apply_chat_template(turns, tokenize=False)
+    assert text == real.apply_chat_template(turns, tokenize=False)
+    assert USER[0]["content"].strip() in text
 
 
 def test_encoding_and_decoding() -> None:

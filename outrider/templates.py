@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 ITS_OWN = frozenset(("strftime_now", "dict"))  # names that transformers gives templates
 ITS_FILTER = "tojson"
+SAMPLE = "Outrider's sample"
 
 
 def rendered(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str | None:
@@ -30,6 +31,23 @@ def rendered(template: str, messages: Sequence[Mapping[str, Any]], variables: Ma
         return None if compiled is None else compiled.render(messages=own, tools=None, documents=None, **variables)
     except TemplateError:
         return None
+
+
+@lru_cache(maxsize=8)
+def takes_parts(template: str) -> bool:
+    """Whether a template writes the pieces of a content alone and nothing of a plain text, as those of Idefics and SmolVLM."""
+    compiled = _compiled(template)
+    contents = (SAMPLE, [{"type": "text", "text": SAMPLE}])
+    return compiled is not None and [_shows(compiled, content) for content in contents] == [False, True]
+
+
+def _shows(compiled: Template, content: object) -> bool:
+    variables = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
+    try:
+        text = compiled.render(messages=[{"role": "user", "content": content}], add_generation_prompt=True, **variables)
+    except Exception:  # noqa: BLE001  templates are programs, and many take no pieces
+        return False
+    return SAMPLE in text
 
 
 @lru_cache(maxsize=8)
