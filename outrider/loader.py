@@ -199,7 +199,9 @@ class ModelLoader:
         if self._is_target(name):
             self._tokenizer, self._runtime = tokenizer, NATIVE
         ends = frozenset(start.ends)
-        return LoadedModel(name, lm, config, tokenizer, ends, generation_config=start.asked, called=self._labels[name])
+        return LoadedModel(
+            name, lm, config, tokenizer, ends, generation_config=start.asked, revision=revision, called=self._labels[name]
+        )
 
     def _say(self, name: str, dtype: str, quantise: int | None) -> None:
         bits = "" if quantise is None else f", rounded to {quantise} bits"

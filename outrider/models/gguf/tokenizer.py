@@ -118,6 +118,10 @@ def _sentence_pieces(file: GgufFile) -> PreTrainedTokenizerFast:
     made = transformers.PreTrainedTokenizerFast.from_pretrained(
         str(file.path.parent), gguf_file=file.path.name, local_files_only=True
     )
+    backend = made.backend_tokenizer
+    if not file.metadata.get(f"{_K}add_space_prefix", True) and isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+        backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     if file.metadata[f"{_K}model"] == "llama":  # of others transformers knows whether their template writes the token itself
         _frame(made, file, begins=True)
     return made

@@ -111,6 +111,8 @@ def _compressed(settings: Mapping[str, Any]) -> Scheme | None:
         return None
     if (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
         return None
+    if (settings.get("transform_config") or {}).get("config_groups"):  # activations are rotated before they are multiplied
+        return None
     if kinds == {"float"}:
         if layout != "float-quantized" or bits != {8}:
             return None

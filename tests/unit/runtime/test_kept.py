@@ -110,10 +110,11 @@ def test_a_model_of_the_hub_starts_as_it_was_kept_until_its_commit_is_another(
         module = tiny_llama(len(tokenizer), sharpness=sharpness).bfloat16()
         save_checkpoint(repository / "snapshots" / commit, module, tokenizer)
         (repository / "refs" / "main").write_text(commit)
-        texts.append(says(start("me/tiny")))
+        texts.append(says(start("me/tiny", revision="main")))
         with monkeypatch.context() as patched:
             no_module(patched)
-            assert says(start("me/tiny")) == texts[-1]
+            kept = start("me/tiny", revision="main")
+            assert (says(kept), kept._built.target.revision) == (texts[-1], "main")
     assert texts[0] != texts[1]
 
 

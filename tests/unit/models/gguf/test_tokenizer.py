@@ -100,3 +100,7 @@ def test_sentencepiece_vocabularies_are_rebuilt(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(write_model(tmp_path / "m.gguf", made(), "llama", changes=changes, tokenizer="llama")))
     assert tokenizer("the é").tokens() == ["<s>", "▁the", "▁", "<0xC3>", "<0xA9>"]
     assert tokenizer.decode(tokenizer("the é")["input_ids"], skip_special_tokens=True) == "the é"
+    changes["tokenizer.ggml.add_space_prefix"] = False
+    bare = load_tokenizer(str(write_model(tmp_path / "n.gguf", made(), "llama", changes=changes, tokenizer="llama")))
+    assert bare("th the").tokens() == ["<s>", "th", "▁the"]
+    assert bare.decode(bare(" the")["input_ids"], skip_special_tokens=True) == " the"

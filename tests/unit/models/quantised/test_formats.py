@@ -135,6 +135,7 @@ def test_mlx_is_named() -> None:
 @pytest.mark.parametrize("settings", [
     {"quant_method": "fp8", "dequantize": True}, {"quant_method": "bitsandbytes"},
     stored.compressed("float-quantized", 8), stored.compressed("marlin-24", 4),
+    {**stored.compressed("pack-quantized", 4), "transform_config": {"config_groups": {"R1": {"type": "hadamard", "apply": []}}}},
 ])  # fmt: skip
 def test_other_schemes_are_left_to_transformers(settings: dict[str, Any]) -> None:
     assert scheme_of(config(settings), CPU) is None
