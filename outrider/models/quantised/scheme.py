@@ -66,7 +66,7 @@ def scheme_of(config: Any, device: torch.device) -> Scheme | None:
     if not found:
         return None
     settings = found if isinstance(found, dict) else found.to_dict()
-    method = settings.get("quant_method", "mlx" if hasattr(config, "quantization") else None)
+    method = settings.get("quant_method", "mlx" if hasattr(config, "quantization") else "bitsandbytes")  # whose first say none
     method = str(getattr(method, "value", method))
     if method == "modelopt" and settings.get("quant_algo") == "FP8" and device.type == "cpu":
         method = "fp8"  # the same tensors

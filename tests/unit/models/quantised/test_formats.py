@@ -133,7 +133,7 @@ def test_mlx_is_named() -> None:
 
 
 @pytest.mark.parametrize("settings", [
-    {"quant_method": "fp8", "dequantize": True}, {"quant_method": "bitsandbytes"},
+    {"quant_method": "fp8", "dequantize": True}, {"quant_method": "bitsandbytes"}, {"load_in_4bit": True},
     stored.compressed("float-quantized", 8), stored.compressed("marlin-24", 4),
     {**stored.compressed("pack-quantized", 4), "transform_config": {"config_groups": {"R1": {"type": "hadamard", "apply": []}}}},
 ])  # fmt: skip
