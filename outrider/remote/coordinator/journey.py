@@ -40,7 +40,7 @@ from outrider.stats import DecodeStats
 
 log = logging.getLogger("outrider.service")
 THEIR_FAULT = (RequestError, ConfigError, CapabilityError)  # the request's own: asking elsewhere would not help
-OVERTIME_S = 5.0  # beyond its time limit before a replica that does not end a request is left
+OVERTIME_S = 5.0  # beyond a request's time limit, or its finish, before a replica that does not end it is left
 FULL_BREAK_S = 1.0  # before full replicas are asked again for a request that has begun
 
 
@@ -231,8 +231,9 @@ class Journey:
         if limit is not None and len(self._committed) + len(update.token_ids) > limit:
             raise RequestError(f"it sent more than {limit} tokens")
         wanted = 0 if self.request.prompt_logprobs is None or self._prompt_is_reported else len(self.request.prompt)
-        if update.token_ids and len(self._prompt_logprobs) != wanted:
-            raise RequestError(f"{wanted} prompt tokens have {len(self._prompt_logprobs)} log-probabilities")
+        count = len(self._prompt_logprobs)
+        if count > wanted or (update.token_ids and count < wanted):
+            raise RequestError(f"{wanted} prompt tokens have {count} log-probabilities")
 
     def _show(self, update: Update, finish: Finish | None) -> None:
         """To the reader; the finish with numbers of all replicas."""
@@ -250,12 +251,11 @@ class Journey:
         self._notify(replace(update, prompt_logprobs=prompt, finish=None if finish is None else self._whole(finish)))
 
     async def _check_end(self, call: Any, replica: Replica) -> None:
-        """Log messages after the finish; the answer stays valid."""
+        """Log messages after the finish; the answer stays valid, and nothing ends it a second time."""
         try:
-            more = await call.read()
-        except (aio.AioRpcError, asyncio.CancelledError):
-            if self._is_cancelled:
-                raise
+            async with asyncio.timeout(OVERTIME_S):
+                more = await call.read()
+        except (aio.AioRpcError, asyncio.CancelledError, TimeoutError):
             return
         if more is not aio.EOF:
             replica.give_up("lied", "it went on after the end of an answer", lies=True)

@@ -15,6 +15,7 @@ from outrider.stats import DecodeStats
 
 MAX_NUMBERS = 200_000  # log-probabilities of one message: some 3 MB of the 16 that fit
 MAX_TOKENS = 50_000  # of one message
+MAX_COUNT = 2**63  # of anything in an answer's stats
 ORIGINS = ("accepted", "correction", "bonus", "plain")
 
 
@@ -136,8 +137,10 @@ def _stats(text: str) -> DecodeStats:
         known = {field.name: type(getattr(DecodeStats(), field.name)) for field in fields(DecodeStats)}
         kept = {name: value for name, value in values.items() if name in known}
         for name, value in kept.items():
-            if not isinstance(value, (int, float) if known[name] is float else known[name]):
+            numbers = value if isinstance(value, list) else value.values() if isinstance(value, dict) else [value]
+            is_kind = isinstance(value, (int, float) if known[name] is float else known[name])
+            if not is_kind or not all(0 <= number < MAX_COUNT for number in numbers):
                 raise ValueError(f"'{name}' is {value!r}")
         return DecodeStats().merge(DecodeStats(**kept))
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise RequestError(f"its stats cannot be read: {error}") from error

@@ -140,12 +140,16 @@ class ScriptedTarget:
             origins = ["accepted"] * (len(new) - 1) + ["correction"]
             finish = Finish(reason="length", stats=stats, seed=request.seed, lossless=True, drafter="ngram") if is_last else None
             pieces[-1] += rest
+            while lie == "floods":
+                yield messages.GenerateReply(base_length=base, prompt_logprobs=[messages.TokenLogprobs(none=True)] * 8)
             update = Update(text="".join(pieces), token_ids=new, origins=origins, pieces=pieces, finish=finish, drafted=3)
             for message in to_messages(update, base):
                 yield _spoilt(message, lie) if lie and sent >= 4 else message
             base, sent = base + len(new), sent + len(new)
         if lie == "goes on":
             yield messages.GenerateReply(base_length=base, token_ids=[5], origins=["plain"], pieces=["x"], text="x")
+        if lie == "lingers":
+            await asyncio.sleep(3600)
 
 
 def _spoilt(message: messages.GenerateReply, lie: str) -> messages.GenerateReply:
@@ -167,6 +171,12 @@ def _spoilt(message: messages.GenerateReply, lie: str) -> messages.GenerateReply
             message.finish.reason = "bored"
         case "stats":
             message.finish.CopyFrom(messages.Finish(reason="length", stats_json='{"steps": "many"}'))
+        case "negative stats":
+            message.finish.CopyFrom(messages.Finish(reason="length", stats_json='{"steps": -1}'))
+        case "endless numbers":
+            message.finish.CopyFrom(messages.Finish(reason="length", stats_json='{"decode_s": 1e999}'))
+        case "nested stats":
+            message.finish.CopyFrom(messages.Finish(reason="length", stats_json="[" * 100_000))
         case "aborts":
             message.finish.CopyFrom(messages.Finish(reason="abort", stats_json=json.dumps(asdict(DecodeStats()))))
         case "fails":

@@ -16,7 +16,10 @@ from tests.unit.remote.conftest import Coordinate, Coordinated, asked, until
 from tests.unit.remote.scripted_target import ScriptedTarget, answer, text_of
 
 PROMPT = (7, 8, 9)
-LIES = ["gap", "again", "vocabulary", "text", "origins", "origin", "finish", "stats"]
+LIES = [
+    "gap", "again", "vocabulary", "text", "origins", "origin", "finish", "stats", "negative stats", "endless numbers",
+    "nested stats", "floods",
+]  # fmt: skip
 
 
 def ask(made: Coordinated, request: Request | None = None) -> Answer:
@@ -101,6 +104,19 @@ def test_an_answer_that_goes_on_behind_its_end(coordinate: Coordinate) -> None:
     check_whole(ask(made))
     until(lambda: failures(made), "the lie to be counted")
     assert failures(made) == {"lied": 1}
+
+
+def test_a_stream_that_stays_open_behind_its_end(coordinate: Coordinate) -> None:
+    """The request is over all the same: it holds no place, and cancelling it ends it no second time."""
+    watching = Watching()
+    made = coordinate(ScriptedTarget(lies=["lingers"]), observer=watching)
+    request = asked()
+    got = ask(made, request)
+    check_whole(got)
+    made.engine.cancel(request.id)
+    until(lambda: not made.engine.snapshot().running, "the place to be free", 10.0)
+    assert watching.calls.count("finished") == 1
+    assert sum(update.finish is not None for update in got.updates) == 1
 
 
 @pytest.mark.parametrize(("how", "kind"), [("aborts", "leaving"), ("fails", "failed")])
