@@ -17,6 +17,7 @@ import zipfile
 import zlib
 from functools import cache
 from pathlib import Path
+from threading import get_ident
 
 from outrider.errors import CheckpointError
 
@@ -67,11 +68,11 @@ def _copy_with_weights(folder: Path) -> Path:
 
 def _unpack(packed: Path, weights: Path) -> None:
     """Make the file unless it is there, in a tenth of a second. It gets the archive's time, so that a new archive, or a change to
-    the file, is seen. Processes that unpack at once do not disturb one another. Raises OSError and CheckpointError."""
+    the file, is seen. Processes and threads that unpack at once do not disturb one another. Raises OSError and CheckpointError."""
     made = packed.stat()
     if weights.is_file() and weights.stat().st_mtime_ns == made.st_mtime_ns:
         return
-    scratch = weights.with_name(f"{weights.name}.{os.getpid()}")
+    scratch = weights.with_name(f"{weights.name}.{os.getpid()}.{get_ident()}")
     with scratch.open("wb") as file:  # where this fails, nothing is left to remove
         try:
             file.write(_unpacked(packed))

@@ -9,6 +9,7 @@ import tempfile
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from outrider.demo import packed
 from outrider.demo.packed import PACKED, WEIGHTS, pack, with_weights
 from outrider.errors import CheckpointError
 from outrider.runtime import building
@@ -105,6 +107,22 @@ def test_processes_that_unpack_at_once_all_find_the_weights(folder: Path) -> Non
         done = [run.result() for run in runs]
     assert [one.returncode for one in done] == [0] * 4, done[0].stderr
     assert names(folder) == ["config.json", WEIGHTS, "original", PACKED]
+
+
+def test_threads_that_unpack_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each writes a file of its own: one that another still writes is never taken for whole."""
+    original, unpacked, both = (folder / WEIGHTS).read_bytes(), packed._unpacked, Barrier(2)
+    (folder / WEIGHTS).unlink()
+
+    def together(archive: Path) -> bytearray:
+        both.wait(30)
+        return unpacked(archive)
+
+    monkeypatch.setattr(packed, "_unpacked", together)
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(with_weights, [folder, folder])) == [folder, folder]
+    assert (folder / WEIGHTS).read_bytes() == original
+    assert names(folder) == ["config.json", WEIGHTS, PACKED]
 
 
 def test_a_folder_that_cannot_be_written_is_copied_until_the_program_ends(folder: Path, tmp_path: Path) -> None:
