@@ -8,6 +8,7 @@ For other configurations both give what they gave before.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -19,14 +20,17 @@ OURS = ("outrider.integrations.vllm.Proposer", "outrider.integrations.vllm.propo
 METHOD, UNSUPPORTED = "custom_class", "speculative method 'custom_class'"
 SPECULATORS, RUNNER, CONFIG = "vllm.v1.worker.gpu.spec_decode", "vllm.v1.worker.gpu.model_runner", "vllm.config.vllm"
 FEATURES, INIT = "_get_v2_model_runner_unsupported_features", "init_speculator"
+ARGUMENTS = ["vllm_config", "device", "req_states"]  # of `init_speculator`
 MARK = "_wrapped_by_outrider"
 
 
 def enable() -> None:
-    """Wrap both, once a process. A vLLM that has neither stays unchanged, with a warning."""
+    """Wrap both, once a process. A vLLM that has others stays unchanged, with a warning."""
     try:
         package, config = import_module(SPECULATORS), import_module(CONFIG).VllmConfig
         make, features = getattr(package, INIT), getattr(config, FEATURES)
+        if list(inspect.signature(make).parameters) != ARGUMENTS:
+            raise AttributeError(f"{INIT} takes {inspect.signature(make)}")
     except (ImportError, AttributeError) as error:
         log.warning("Outrider drafts in the old model runner only: it knows the new one of vLLM 0.32, not this one (%s).", error)
         return

@@ -170,6 +170,16 @@ def test_another_new_runner_is_left_alone(vllm: SimpleNamespace, caplog: pytest.
     assert vllm.config(OURS)._get_v2_model_runner_unsupported_features()[0] == runner_v2.UNSUPPORTED
 
 
+def test_a_function_with_other_arguments_is_left_alone(vllm: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    """Everybody's speculators are made by it: an earlier vLLM has it without the requests' states."""
+    vllm.package.init_speculator = vllm.runner.init_speculator = lambda vllm_config, device: ("vLLM's", device)
+    with caplog.at_level(logging.WARNING, "vllm.outrider"):
+        runner_v2.enable()
+    assert vllm.runner.init_speculator(vllm.config(OTHERS[0]), "cpu") == ("vLLM's", "cpu")
+    assert "drafts in the old model runner only" in caplog.text
+    assert vllm.config(OURS)._get_v2_model_runner_unsupported_features()[0] == runner_v2.UNSUPPORTED
+
+
 @pytest.mark.parametrize(
     ("version", "warned"), [("0.32.0", 0), ("0.32.1+cpu", 0), ("0.33.0", 1), ("0.31.2", 1), ("dev", 1)]
 )
