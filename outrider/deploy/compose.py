@@ -33,13 +33,14 @@ def _project(deployment: Deployment, command: list[str], paths: ContainerPaths, 
         }
         for here, there in paths.known.items()
     ]  # fmt: skip
+    address = f"[{deployment.host.strip('[]')}]" if ":" in deployment.host else deployment.host
     service: dict[str, Any] = {
         "image": deployment.image,
         "entrypoint": command[:2],
         "command": [_literal(word) for word in command[2:]],
         "environment": [serving.KEY_VARIABLE],
         "configs": [{"source": "settings", "target": f"{serving.FOLDER}/{serving.FILE}"}],
-        "ports": [f"{deployment.host}:{deployment.port}:{deployment.port}"],
+        "ports": [f"{address}:{deployment.port}:{deployment.port}"],
         "volumes": [*mounts, {"type": "volume", "source": "cache", "target": CACHE}],
         "read_only": True,
         "tmpfs": ["/tmp"],

@@ -13,7 +13,7 @@ from outrider.options import DEMO
 from outrider.settings_file import SettingsFile
 
 MODELS, CACHE = "/models", "/cache"
-FILES = ("head", "acceptance_head", "corpus", "index")  # options of drafters that name files to read
+FILES = ("head", "acceptance_head", "corpus", "index", "ca", "cert", "key")  # options of drafters that name files to read
 KEPT = ("cache",)  # options of drafters that name a file to write
 
 
@@ -55,6 +55,8 @@ class ContainerPaths:
         if name == "options" and isinstance(value, str):  # of parts: suffix.max_depth=32;eagle3.head=FOLDER
             pairs = [part.partition("=") for part in value.split(";")]
             return ";".join(f"{key}{equals}{self._value(key.rpartition('.')[2], one)}" for key, equals, one in pairs)
+        if value and name == "draft":
+            return self.of_model(str(value))
         if value and name in KEPT:
             return f"{CACHE}/{Path(str(value)).name}"
         return self.of(str(value)) if value and name in FILES else value

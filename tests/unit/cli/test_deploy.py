@@ -234,6 +234,30 @@ def test_files_of_this_machine_get_paths_in_the_container(cli: Run, local: Path,
     assert f"# {tmp_path}/b/model as /model-2\n" in kubernetes
 
 
+def test_a_draft_service_s_certificates_are_in_the_container(cli: Run, settings: Run, tmp_path: Path) -> None:
+    """So is the folder that a local service drafts with; names of look-ups and hub ids stay."""
+    for name in ("ca.pem", "our.pem", "our.key"):
+        (tmp_path / name).write_text("x")
+    options = {"ca": f"{tmp_path}/ca.pem", "cert": f"{tmp_path}/our.pem", "key": f"{tmp_path}/our.key"}
+    file = settings("org/x", drafter="remote", drafter_options={"endpoint": "grpcs://drafts:50051", **options})
+    inside = json.loads(_inner(cli("deploy", "compose", "--settings", str(file)).out))["options"]["drafter_options"]
+    assert inside == {
+        "endpoint": "grpcs://drafts:50051", "ca": "/models/ca.pem", "cert": "/models/our.pem", "key": "/models/our.key",
+    }  # fmt: skip
+    for draft, there in ((f"{tmp_path}/small", "/models/small"), ("suffix", "suffix"), ("org/small", "org/small")):
+        file = settings("org/x", drafter="remote", drafter_options={"endpoint": "local", "draft": draft})
+        inside = json.loads(_inner(cli("deploy", "compose", "--settings", str(file)).out))["options"]["drafter_options"]
+        assert inside == {"endpoint": "local", "draft": there}
+
+
+def test_an_ipv6_address_in_a_compose_file(cli: Run, settings: Run) -> None:
+    """Without brackets its colons would part ports."""
+    for host in ("::1", "[::1]"):
+        text = cli("deploy", "compose", "--settings", str(settings("org/x", drafter="suffix")), "--host", host).out
+        [service] = yaml.safe_load(text)["services"].values()
+        assert service["ports"] == ["[::1]:8000:8000"]
+
+
 def test_nothing_in_a_compose_file_is_replaced(cli: Run, settings: Run) -> None:
     """`$WORD` in a settings file would become an environment variable."""
     file = settings("org/x", drafter="suffix")
