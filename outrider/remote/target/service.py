@@ -29,6 +29,7 @@ from outrider.version import __version__
 log = logging.getLogger("outrider.service")
 RUNNING, DRAINING, OVER = range(3)
 INTERVALS_S = (0.05, 60.0)  # least and most that `Watch` waits between two states
+LONGEST = 600  # characters of a reason: gRPC encodes each as up to 12 bytes, and takes 8 KiB of metadata
 LEVELS = {  # of a line about a refusal; a coordinator asks once a second whether the model is loaded
     grpc.StatusCode.RESOURCE_EXHAUSTED: logging.WARNING, grpc.StatusCode.UNAVAILABLE: logging.DEBUG,
 }  # fmt: skip
@@ -119,11 +120,14 @@ class TargetService:
         min_s, max_s = INTERVALS_S
         interval_s = min(max_s, max(min_s, request.interval_s or 1.0))
         try:
-            while (phase := self._phase) != OVER:
-                yield self._state(self._loaded())
-                await self._left(phase, interval_s)
+            engine = self._loaded()
         except OutriderError as error:
             await self._abort(context, "Watch", *status_of(error))
+            return
+        try:
+            while (phase := self._phase) != OVER:
+                yield self._state(engine)
+                await self._left(phase, interval_s)
         finally:
             self._count("Watch", "OK")
 
@@ -174,7 +178,7 @@ class TargetService:
     ) -> None:
         self._count(method, code.name)
         log.log(LEVELS.get(code, logging.INFO), "refused", extra={"call": method, "status": code.name, "reason": text[:200]})
-        await context.abort(code, text, trailing)
+        await context.abort(code, text[:LONGEST], trailing)
 
 
 class Outbox:

@@ -249,6 +249,25 @@ def test_the_handshake_compares(served: Served) -> None:
         assert text in str(caught.value.details())
 
 
+def test_a_refused_watch_is_counted_once(served: Served) -> None:
+    """The count says why, and says it once."""
+    served.service._engine, engine = None, served.service._engine
+    try:
+        with pytest.raises(aio.AioRpcError):
+            served.call(lambda stub: stub.Watch(messages.WatchRequest()).read())
+    finally:
+        served.service._engine = engine
+    assert served.counted == [("Watch", "UNAVAILABLE")]
+
+
+def test_long_reasons_arrive(served: Served) -> None:
+    """Cut: a longer status than gRPC takes would look like a full queue."""
+    with pytest.raises(aio.AioRpcError) as caught:
+        served.call(lambda stub: collect(stub, message(sampling={"temperatur" + "ä" * 20_000: 1})))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "unknown field 'temperatur" in str(refusal_of(caught.value))
+
+
 def test_watching_sees_the_drain_begin(served: Served) -> None:
     """At once, not at the next interval; new requests are refused, and running ones finish."""
 
