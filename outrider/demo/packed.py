@@ -68,7 +68,7 @@ def _copy_with_weights(folder: Path) -> Path:
 
 def _unpack(packed: Path, weights: Path) -> None:
     """Make the file unless it is there, in a tenth of a second. It gets the archive's time, so that a new archive, or a change to
-    the file, is seen. Processes and threads that unpack at once do not disturb one another. Raises OSError and CheckpointError."""
+    the file, is seen. Processes or threads that unpack at once do not disturb one another. Raises OSError, CheckpointError."""
     made = packed.stat()
     if weights.is_file() and weights.stat().st_mtime_ns == made.st_mtime_ns:
         return

@@ -52,6 +52,8 @@ class ServerSecurity:
             raise ConfigError("--set tls_client_ca asks callers for certificates, which needs TLS: add --tls-cert and --tls-key")
         if "" in self.tokens:
             raise ConfigError(f"a service token is empty: set {TOKEN_VARIABLE} to a secret, or leave it out")
+        for token in self.tokens:
+            _check_token(token)
 
     def credentials(self) -> grpc.ServerCredentials | None:
         """What grpc's server takes; None without TLS. Raises ConfigError for files that cannot be read or do not fit."""
@@ -78,6 +80,8 @@ class ClientSecurity:
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("mutual TLS needs a certificate and its key: --tls-cert FILE and --tls-key FILE")
+        if self.token is not None:
+            _check_token(self.token)
 
     def check(self, endpoint: Endpoint) -> None:
         """Raises ConfigError for files that cannot be read, do not fit one another, or mean nothing without TLS."""
@@ -150,6 +154,16 @@ def _refusing(handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
     if handler.response_streaming:
         return grpc.unary_stream_rpc_method_handler(refuse)
     return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+def _check_token(token: str) -> None:
+    """Raises ConfigError for a token that no header can carry; a file's last line break is the usual reason."""
+    wrong = next((character for character in token if not " " <= character <= "~"), None)
+    if wrong is not None:
+        raise ConfigError(
+            f"a service token has printable ASCII characters only; this one ({TOKEN_VARIABLE}) has {wrong!a} at place "
+            f"{token.index(wrong) + 1} of {len(token)}"
+        )
 
 
 def _check_pair(certificate: Path, key: Path) -> None:

@@ -33,7 +33,7 @@ class ServiceSettings:
     security: ServerSecurity = field(default_factory=ServerSecurity)
     metrics_port: int | None = None  # None: no /metrics
     drain_timeout_s: float = 30.0
-    max_streams: int = 256  # calls at the same time; more wait in grpc
+    max_streams: int = 256  # calls of one connection at the same time; more wait there
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
@@ -59,7 +59,8 @@ class GrpcServer:
     def __init__(self, settings: ServiceSettings, registry: CollectorRegistry | None = None) -> None:
         interceptors: Sequence[Any] = [TokenCheck(settings.security.tokens)] if settings.security.tokens else []
         self._settings, self._registry = settings, registry
-        self.server = aio.server(interceptors=interceptors, options=OPTIONS, maximum_concurrent_rpcs=settings.max_streams)
+        options = [*OPTIONS, ("grpc.max_concurrent_streams", settings.max_streams)]
+        self.server = aio.server(interceptors=interceptors, options=options)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         self._metrics: Any = None
@@ -68,7 +69,9 @@ class GrpcServer:
     async def listen(self) -> None:
         """Bind and begin to answer, health as NOT_SERVING. Raises ConfigError where that is not possible."""
         settings = self._settings
-        where = settings.host if settings.host.startswith("unix:") else f"{settings.host}:{settings.port}"
+        host = settings.host.strip("[]")
+        shown = f"[{host}]" if ":" in host and not host.startswith("unix:") else host
+        where = host if host.startswith("unix:") else f"{shown}:{settings.port}"
         credentials = settings.security.credentials()
         try:
             port = self.server.add_secure_port(where, credentials) if credentials else self.server.add_insecure_port(where)
@@ -77,12 +80,12 @@ class GrpcServer:
             raise ConfigError(f"cannot listen on {where}: {taken}") from error
         if settings.metrics_port is not None:
             try:
-                self._metrics, _ = start_http_server(settings.metrics_port, settings.host, self._registry or CollectorRegistry())
+                self._metrics, _ = start_http_server(settings.metrics_port, host, self._registry or CollectorRegistry())
             except OSError as error:
-                raise ConfigError(f"cannot serve metrics on {settings.host}:{settings.metrics_port}: {error.strerror}") from error
+                raise ConfigError(f"cannot serve metrics on {shown}:{settings.metrics_port}: {error.strerror}") from error
         await self.set_serving(False)
         await self.server.start()
-        self.address = where if where.startswith("unix:") else f"{settings.host}:{port}"
+        self.address = where if where.startswith("unix:") else f"{shown}:{port}"
         for line in settings.warnings:
             log.warning(line)
         log.info("listening on %s%s", self.address, " with TLS" if credentials else "")

@@ -13,6 +13,8 @@ from outrider.remote.protocol import messages
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 
+MAX_TOP_K = 2**31 - 1  # beyond any vocabulary, where a top-k does nothing
+
 
 def sampling_of(row: Row, *, coupled: bool, with_probs: bool) -> messages.Sampling:
     """The sampling options for drafts of this row. `coupled`: target and draft share their noise.
@@ -22,7 +24,7 @@ def sampling_of(row: Row, *, coupled: bool, with_probs: bool) -> messages.Sampli
     """
     params = row.params
     sampling = messages.Sampling(
-        temperature=params.temperature, top_k=max(params.top_k, 0), top_p=params.top_p, min_p=params.min_p,
+        temperature=params.temperature, top_k=min(max(params.top_k, 0), MAX_TOP_K), top_p=params.top_p, min_p=params.min_p,
         repetition_penalty=params.repetition_penalty, presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty, allowed_token_ids=params.allowed_token_ids or (),
         num_prompt=row.num_prompt, seed=row.seed % 2**64 if coupled else other_seed(row.seed),

@@ -28,7 +28,7 @@ from outrider.remote.draft.counts import RemoteCounts
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import check_protocol, check_vocabulary
 from outrider.remote.probe import health_call_s
-from outrider.remote.protocol import INSTANCE, PROTOCOL, messages, stubs
+from outrider.remote.protocol import INSTANCE, PROTOCOL, fitting, messages, stubs
 from outrider.remote.security import TOKEN_VARIABLE, ClientSecurity
 from outrider.remote.troubles import in_words
 from outrider.version import __version__
@@ -111,7 +111,8 @@ class Connection:
         self._lock = threading.Lock()
         self._queue: deque[messages.RowRequest] = deque()
         self._has_queued: asyncio.Event | None = None  # made in the loop
-        self._lies, self._distrust_s, self._asked_s = 0, DISTRUST_PAUSE_S, 0.0
+        self._lies, self._distrust_s = 0, DISTRUST_PAUSE_S
+        self._asked_s: dict[int, float] = {}  # by row: when it asked for what may still be answered; empty after any reply
         self._credit, self._credit_bytes = 0, 0  # what may still come
         self._logged: str | None = None  # the reason that was logged last
         self._call: Any = None
@@ -269,7 +270,8 @@ class Connection:
 
     async def _stream(self) -> None:
         """One stream from its opening to its end. Raises TroubleError, OutriderError or grpc's error."""
-        self._lies, self._asked_s, self._doubt = 0, 0.0, None
+        self._lies, self._doubt = 0, None
+        self._asked_s.clear()
         self._credit, self._credit_bytes = REPLIES_EACH, BYTES_EACH
         async with self._security.channel(self.endpoint) as channel:
             welcome = await self._open(channel, OPEN_S)
@@ -307,26 +309,30 @@ class Connection:
                 self._queue.clear()
             if not rows:
                 continue
-            asking = sum(row.num_draft_tokens > 0 for row in rows)
             self._credit = min(self._credit + REPLIES_EACH * len(rows), MAX_REPLIES)
             self._credit_bytes = min(self._credit_bytes + BYTES_EACH * len(rows), MAX_BYTES)
-            if asking and not self._asked_s:
-                self._asked_s = time.perf_counter()
+            for row in rows:
+                if row.end:
+                    self._asked_s.pop(row.row, None)
+                elif row.num_draft_tokens:
+                    self._asked_s.setdefault(row.row, time.perf_counter())
             self._check_silence()
-            await call.write(messages.DraftRequest(rows=rows))
+            for part in fitting(rows):
+                await call.write(messages.DraftRequest(rows=part))
 
     async def _read(self, call: Any) -> None:
         try:
             await self._read_all(call)
         except asyncio.CancelledError:
-            if self._doubt is None:  # `close`
+            task = asyncio.current_task()
+            if self._doubt is None or (task and task.cancelling()):  # `close`
                 raise
             raise self._doubt from None
 
     async def _read_all(self, call: Any) -> None:
         async for received in call:
             now, reply = time.perf_counter(), _read_as(messages.DraftReply, received)
-            self._asked_s = 0.0
+            self._asked_s.clear()
             self._credit -= max(1, len(reply.rows))
             self._credit_bytes -= reply.ByteSize()
             if self._credit < 0 or self._credit_bytes < 0:
@@ -346,7 +352,7 @@ class Connection:
             self._break(TroubleError("stuck", f"{MAX_QUEUED} requests wait to be read by the service"))
 
     def _check_silence(self) -> None:
-        if self._asked_s and time.perf_counter() - self._asked_s > SILENT_S:
+        if self._asked_s and time.perf_counter() - min(self._asked_s.values()) > SILENT_S:
             self._break(TroubleError("silent", f"no reply in {SILENT_S:.0f} s"))
 
     def _break(self, trouble: TroubleError) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from outrider.errors import CapabilityError, ConfigError
@@ -90,6 +91,10 @@ class DraftService:
                 yield reply
             if stream.is_slow:
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "replies are not read as fast as they are asked for")
+            if reading.done():
+                reading.result()
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "bytes that are no DraftRequest")
         finally:
             reading.cancel()
             self._streams.discard(stream)

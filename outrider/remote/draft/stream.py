@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from outrider.remote.protocol import messages
+from outrider.remote.protocol import fitting, messages
 
 MAX_UNSENT = 4096  # replies; an asker that reads more slowly is cut off
 
@@ -44,12 +44,13 @@ class OpenStream:
         self._news.set()
 
     async def next(self) -> messages.DraftReply | None:
-        """All that is to be sent by now, in one message; None at the end."""
+        """All that is to be sent by now, as far as one message holds it; None at the end."""
         await self._news.wait()
         self._news.clear()
         if self.is_slow or (self._is_closed and not self._unsent):
             return None
-        replies, self._unsent = self._unsent, []
-        if self._is_closed:
-            self._news.set()  # for the end
+        replies = next(fitting(self._unsent), [])
+        del self._unsent[: len(replies)]
+        if self._unsent or self._is_closed:
+            self._news.set()  # for the rest, and for the end
         return messages.DraftReply(rows=replies)

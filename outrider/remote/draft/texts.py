@@ -87,10 +87,12 @@ class HostedTexts:
     # ---------------------------------------------------------------- the event loop's side
 
     def open(self, instance: str, width: int) -> None:
-        """An asker announces itself. Raises ConfigError where there are too many."""
+        """An asker announces itself; it will send again what it still wants. Raises ConfigError where there are too many."""
         with self._news:
-            if instance in self._askers:
-                self._askers[instance].width = width
+            if (known := self._askers.get(instance)) is not None:
+                known.width = width
+                for number in list(known.rows):
+                    self._remove(known, number)
                 return
             while len(self._askers) >= self._limits.max_instances:
                 left = [name for name, asker in self._askers.items() if not asker.num_streams]

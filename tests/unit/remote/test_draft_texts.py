@@ -311,7 +311,8 @@ def test_a_second_request_for_a_base_adds_to_the_first(hosted: HostedDrafter) ->
     assert [node.parent for node in more.nodes] == [1, 2]
     tokens = [node.token for node in [*first.nodes, *more.nodes]]
     assert tokens == [node.token for node in fresh_chain(hosted, TEXT, GREEDY, 4)]
-    again = bench.reader("a")
+    again = Reader("a")
+    assert bench.texts.connect("a")
     (reply,) = bench.ask(again, 1, base_length=4, tokens=[], num_draft_tokens=4)
     assert chain_of(reply) == tokens
     (reply,) = bench.ask(again, 1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -182,6 +183,43 @@ def test_nonsense_on_the_wire_stops_nobody(hosted: HostedDrafter, tmp_path: Path
         assert len((await answer(again)).nodes) == 8  # --max-draft-tokens
 
     with_service(hosted, tmp_path, use)
+
+
+def test_bytes_that_are_no_request(hosted: HostedDrafter, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The stream ends with a status that names them, without a traceback, and the service goes on."""
+
+    async def use(running: RunningDraftService, stub: Any) -> None:
+        troubles: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: troubles.append(context))
+        await stub.Open(hello(hosted))
+        async with aio.insecure_channel(running.server.address) as channel:
+            raw = channel.stream_stream(f"/{messages.DESCRIPTOR.package}.DraftService/Draft")
+            call = raw(metadata=((INSTANCE, "a"),))
+            await call.write(b"\xff\xff")
+            assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+        gc.collect()
+        await asyncio.sleep(0)
+        assert not troubles
+        call = stub.Draft(metadata=((INSTANCE, "a"),))
+        await call.write(request(tokens=TEXT, sampling=GREEDY))
+        assert len((await answer(call)).nodes) > 0
+
+    with_service(hosted, tmp_path, use)
+    assert "Traceback" not in caplog.text
+
+
+def test_an_asker_that_opens_again_begins_anew(hosted: HostedDrafter, tmp_path: Path) -> None:
+    """Rows that ended while the line was broken hold no places: it sends again what goes on."""
+
+    async def use(running: RunningDraftService, stub: Any) -> None:
+        for row in (1, 2):
+            await stub.Open(hello(hosted))
+            call = stub.Draft(metadata=((INSTANCE, "a"),))
+            await call.write(request(row=row, tokens=TEXT, sampling=GREEDY))
+            assert (await answer(call, row)).trouble == messages.TROUBLE_NONE
+            call.cancel()
+
+    with_service(hosted, tmp_path, use, max_rows=1)
 
 
 def test_health_and_drain(hosted: HostedDrafter, tmp_path: Path) -> None:

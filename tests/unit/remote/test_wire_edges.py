@@ -1,0 +1,162 @@
+"""The limits of a wire: large messages, idle lines, many calls, damaged bytes, addresses and tokens of other forms."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.errors import ConfigError
+from outrider.remote.draft import connection
+from outrider.remote.draft.asking import end_of, row_request, sampling_of
+from outrider.remote.draft.background import background_loop, in_background
+from outrider.remote.draft.connection import Connection, ReplyBox, TroubleError
+from outrider.remote.draft.stream import OpenStream
+from outrider.remote.endpoint import Endpoint
+from outrider.remote.identity import model_identity
+from outrider.remote.protocol import MAX_MESSAGE_BYTES, messages
+from outrider.remote.security import OPTIONS, ClientSecurity, ServerSecurity
+from outrider.remote.serving import GrpcServer, ServiceSettings
+from outrider.rows import Row
+from outrider.sampling.params import SamplingParams
+from outrider.text import StopStrings
+from tests.draft_service import FakeDraftService, Known
+from tests.helpers import byte_tokenizer
+from tests.unit.remote.conftest import until
+
+CHECK = health_pb2.HealthCheckRequest()
+
+
+@pytest.fixture
+def silent(folder: Path) -> Iterator[FakeDraftService]:
+    """A service that reads and says nothing."""
+    with FakeDraftService(folder, Known([]), misbehave=lambda service, request: []) as service:
+        yield service
+
+
+@pytest.fixture
+def line(silent: FakeDraftService) -> Iterator[Connection]:
+    """A connection to it."""
+    made = Connection(Endpoint.parse(silent.address), ClientSecurity(), model_identity("mine", byte_tokenizer(), 257))
+    assert made.start(10.0) is None
+    yield made
+    made.close()
+
+
+def test_texts_that_are_too_much_for_one_message(silent: FakeDraftService, line: Connection) -> None:
+    """A service that comes back gets all texts of a batch at once."""
+    text = [100_000] * 1_000_000
+    requests = [row_request(row, 0, text, messages.Sampling(), 1, outcomes=False) for row in range(8)]
+    assert sum(request.ByteSize() for request in requests) > MAX_MESSAGE_BYTES
+    assert line.send(requests)
+    until(lambda: len(silent.requests) == 8 or line.counts.troubles, "the texts to arrive")
+    assert not line.counts.troubles
+
+
+def test_replies_that_are_too_much_for_one_message() -> None:
+    """What a slow line let pile up arrives in parts."""
+
+    async def sent() -> list[int]:
+        stream = OpenStream("a", {})
+        stream.put([messages.RowReply(row=row, reason="x" * (MAX_MESSAGE_BYTES // 3)) for row in range(6)])
+        stream.close()
+        parts = []
+        while (part := await stream.next()) is not None:
+            assert part.ByteSize() < MAX_MESSAGE_BYTES
+            parts += [reply.row for reply in part.rows]
+        return parts
+
+    assert asyncio.run(sent()) == list(range(6))
+
+
+def test_nothing_is_owed_to_rows_that_ended(
+    silent: FakeDraftService, line: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that dropped an ended row's request is not silent."""
+    monkeypatch.setattr(connection, "SILENT_S", 0.2)
+    number = line.new_row(ReplyBox())
+    line.send([row_request(number, 0, [5], messages.Sampling(), 2, outcomes=False), end_of(number)])
+    until(lambda: len(silent.requests) == 2, "both messages")
+    time.sleep(2.5)  # the line is looked at once a second
+    assert line.is_open
+    assert not line.counts.troubles
+
+
+def test_closing_a_line_that_is_being_broken(silent: FakeDraftService, line: Connection) -> None:
+    """It does not come back: nobody could close it again."""
+
+    async def both() -> None:
+        line._break(TroubleError("stuck", "a test"))
+        line.close()
+
+    in_background(both()).result(10)
+    until(lambda: not [task for task in asyncio.all_tasks(background_loop()) if "_live" in repr(task)], "its end", 5.0)
+
+
+def test_a_top_k_that_no_message_holds() -> None:
+    """Larger than any vocabulary: off, as it is for the target."""
+    row = Row(
+        request=0, tokens=[1], num_prompt=1, params=SamplingParams(temperature=1.0, top_k=2**70), seed=0, max_tokens=5,
+        stop_tokens=frozenset(), detokenizer=None, stops=StopStrings([]),
+    )  # fmt: skip
+    assert sampling_of(row, coupled=False, with_probs=True).top_k >= 2**31 - 1
+
+
+@pytest.mark.parametrize("token", ["secret\n", "geheimnis-ä", "two\0words"])
+def test_tokens_that_no_call_can_carry(token: str) -> None:
+    """Said at the start, without the secret, on both sides."""
+    for made in (lambda: ClientSecurity(token=token), lambda: ServerSecurity(tokens=(token,))):
+        with pytest.raises(ConfigError, match="OUTRIDER_SERVICE_TOKEN") as raised:
+            made()
+        assert token.strip() not in str(raised.value)
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_ipv6_addresses(host: str) -> None:
+    """Either way of writing one, metrics included."""
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+
+    async def main() -> None:
+        server = GrpcServer(ServiceSettings(host=host, metrics_port=0))
+        await server.listen()
+        await server.set_serving(True)
+        async with ClientSecurity().channel(Endpoint.parse(server.address)) as channel:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(CHECK, timeout=10)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        await server.stop()
+
+    asyncio.run(main())
+
+
+def test_a_busy_service_is_healthy() -> None:
+    """More calls than there are places wait; a probe that was refused would have the orchestrator restart the service."""
+
+    async def main() -> None:
+        server = GrpcServer(ServiceSettings(max_streams=1))
+        await server.listen()
+        await server.set_serving(True)
+        mine = [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)]
+        async with aio.insecure_channel(server.address, mine) as busy, aio.insecure_channel(server.address, mine) as probe:
+            stub = health_pb2_grpc.HealthStub(busy)
+            call = stub.Watch(CHECK)
+            await call.read()
+            with pytest.raises(aio.AioRpcError) as raised:
+                await stub.Check(CHECK, timeout=0.3)
+            assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            await health_pb2_grpc.HealthStub(probe).Check(CHECK, timeout=10)
+            call.cancel()
+            await stub.Check(CHECK, timeout=10)
+        await server.stop()
+
+    asyncio.run(main())
