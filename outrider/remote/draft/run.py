@@ -63,18 +63,26 @@ class RunningDraftService:
         """Answer with this drafter from now on."""
         texts = self.texts = HostedTexts(self._limits, hosted.vocab_size, hosted.max_context)
         self.counters.watch(texts.num_rows, texts.num_waiting)
-        self.worker = Worker(hosted.host, texts, self._limits, self.counters, hosted.max_context, self._span)
+        loop = asyncio.get_running_loop()
+        self.worker = Worker(
+            hosted.host, texts, self._limits, self.counters, hosted.max_context, self._span,
+            died=lambda: loop.call_soon_threadsafe(asyncio.ensure_future, self._refuse(0.0, "the drafting thread has died")),
+        )  # fmt: skip
         self.worker.start()
         self.service.serve(hosted, self._limits, texts)
         await self.server.set_serving(True)
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Answer what waits, for at most so many seconds, and leave."""
-        await self.server.set_serving(False)
-        await self.service.drain(drain_s)
+        await self._refuse(drain_s, "the service is shutting down")
         await self.server.stop(LAST_WORDS_S)
         if self.worker is not None:
             await asyncio.to_thread(self.worker.stop)
+
+    async def _refuse(self, drain_s: float, why_not: str) -> None:
+        """Take no new calls, and tell health checks."""
+        await self.server.set_serving(False)
+        await self.service.drain(drain_s, why_not)
 
     def _span(self, name: str, jobs: Sequence[Job]) -> AbstractContextManager[object]:
         """One drafting call in the trace of the first asker whose call named one."""

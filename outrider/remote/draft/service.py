@@ -43,9 +43,9 @@ class DraftService:
         """Answer from now on."""
         self._hosted, self._limits, self._texts, self._why_not = hosted, limits, texts, ""
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self, timeout_s: float, why_not: str) -> None:
         """Take no new calls, answer what waits for a draft, and end the open ones."""
-        self._why_not = "the service is shutting down"
+        self._why_not = why_not
         deadline = asyncio.get_running_loop().time() + timeout_s
         while self._texts is not None and self._texts.num_waiting() and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)

@@ -54,10 +54,11 @@ class Worker:
 
     def __init__(
         self, host: ModelHost | GeneralHost, texts: HostedTexts, limits: DraftLimits, counters: DraftCounters, context: int,
-        span: Span = lambda name, jobs: nullcontext(),
+        span: Span = lambda name, jobs: nullcontext(), died: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
+        """`died` is called in the thread when it cannot go on."""
         self._host, self._texts, self._limits, self._counters, self._context = host, texts, limits, counters, context
-        self._span = span
+        self._span, self._died = span, died
         self._answers: dict[int, _SentDraft] = {}  # by uid
         self._ahead: dict[int, _Ahead] = {}
         self._survival = ChainSurvival()
@@ -78,12 +79,16 @@ class Worker:
         self._host.drafter.close()
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self.turn()
-            except Exception:
-                log.exception("a turn of the drafting thread failed; all rows begin anew")
-                self._forget_all()
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self.turn()
+                except Exception:
+                    log.exception("a turn of the drafting thread failed; all rows begin anew")
+                    self._forget_all()
+        except Exception:
+            log.exception("the drafting thread has died")
+            self._died()
 
     def turn(self) -> None:
         """One drafting call, one pass for outcomes, or a rest."""

@@ -222,6 +222,32 @@ def test_an_asker_that_opens_again_begins_anew(hosted: HostedDrafter, tmp_path: 
     with_service(hosted, tmp_path, use, max_rows=1)
 
 
+def test_a_thread_that_cannot_go_on_is_said(hosted: HostedDrafter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken hardware fails whatever is tried: the health check says so, and an orchestrator starts the service anew."""
+
+    async def use(running: RunningDraftService, stub: Any) -> None:
+        def fails(*given: Any) -> None:
+            raise RuntimeError("an illegal memory access was encountered")
+
+        await stub.Open(hello(hosted))
+        call = stub.Draft(metadata=((INSTANCE, "a"),))
+        await call.write(request(tokens=TEXT, sampling=GREEDY))
+        await answer(call)
+        monkeypatch.setattr(hosted.host, "change", fails)
+        monkeypatch.setattr(hosted.host, "stop", fails)
+        await call.write(request(base_length=4, tokens=[9]))
+        while await call.read() is not aio.EOF:
+            pass
+        async with aio.insecure_channel(running.server.address) as channel:
+            health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        with pytest.raises(aio.AioRpcError, match="drafting thread"):
+            await stub.Open(hello(hosted))
+        monkeypatch.undo()
+
+    with_service(hosted, tmp_path, use)
+
+
 def test_health_and_drain(hosted: HostedDrafter, tmp_path: Path) -> None:
     """Not serving while a model loads, serving then; a drain ends open calls without an error."""
 

@@ -111,7 +111,7 @@ def test_a_top_k_that_no_message_holds() -> None:
 
 @pytest.mark.parametrize("token", ["secret\n", "geheimnis-ä", "two\0words"])
 def test_tokens_that_no_call_can_carry(token: str) -> None:
-    """Said at the start, without the secret, on both sides."""
+    """Both sides refuse it at the start, without showing the secret."""
     for made in (lambda: ClientSecurity(token=token), lambda: ServerSecurity(tokens=(token,))):
         with pytest.raises(ConfigError, match="OUTRIDER_SERVICE_TOKEN") as raised:
             made()
