@@ -26,9 +26,25 @@ def likeliest(probs: Tensor, counts: list[int]) -> list[list[Child]]:
 
 
 def ranked_by_scores(rows: Rows) -> list[bool]:
-    """Per row, whether the softmax of the scores ranks its candidates: no penalty, bias, ban, filter or shared noise."""
-    raced = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
-    return [not races and row.constraint is None and row.params.is_softmax for row, races in zip(rows, raced, strict=True)]
+    """Per row, whether the softmax of the scores ranks its candidates: no penalty, bias, ban or filter."""
+    return [row.constraint is None and row.params.is_softmax for row in rows]
+
+
+def raced_scores(rows: Rows, scores: Tensor, columns: Sequence[Sequence[int]], depths: Tensor) -> Tensor:
+    """Scores (B, M, V') whose softmax is that of `raced`, in these columns of coupled rows; `depths` (B, M): of their nodes."""
+    coupled = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
+    racing = [(row, column) for row, line in enumerate(columns) if coupled[row] for column in line]
+    if not racing:
+        return scores
+    width, begins, deep = min(scores.shape[2], rows.vocab_size), rows.positions.tolist(), depths.tolist()
+    heat = rows.soft_sampling.options[:, 0].tolist()
+    positions: list[list[int]] = [[] for _ in coupled]
+    for row, column in racing:
+        positions[row].append(begins[row] + deep[row][column])
+    scores = scores.to(torch.float32, copy=True)
+    for (row, column), noise in zip(racing, rows.rng.noise(positions, rows.vocab_size), strict=True):
+        scores[row, column, :width].add_(noise[:width].to(scores.device), alpha=heat[row])
+    return scores
 
 
 def likeliest_scores(

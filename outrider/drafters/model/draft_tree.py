@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
-from outrider.drafters.children import draw, likeliest, likeliest_scores, raced, ranked_by_scores
+from outrider.drafters.children import draw, likeliest, likeliest_scores, raced, raced_scores, ranked_by_scores
 from outrider.drafters.grown import RowTree, TreeLevel, finished, row_trees, table
 from outrider.drafters.model.draft_model import ModelDrafter, draft_model_of
 from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
@@ -186,14 +186,14 @@ class TreeModelDrafter(ModelDrafter):
         columns = level.columns
         by_scores = [ranked and not tree.sampled for tree, ranked in zip(self._trees, self._ranked, strict=True)]
         own = [[line if mine else [] for line, mine in zip(each, by_scores, strict=True)] for each in (columns, counts)]
-        placed = likeliest_scores(self._top_tokens, rows, scores, *own)
+        depths = None if rows.coupled_rows is None else self._fed_draft(rows.device).depths()[:, first : first + scores.shape[1]]
+        ranking = scores if depths is None else raced_scores(rows, scores, own[0], depths)
+        placed = likeliest_scores(self._top_tokens, rows, ranking, *own)
         if placed is not None and level.probs is None:
             return placed
         # `_level_probs` names the row whose scores are no numbers
         probs = self._level_probs(rows, scores, first) if level.probs is None else level.probs
-        ranks = probs
-        if rows.coupled_rows is not None:
-            ranks = raced(rows, probs, self._fed_draft(rows.device).depths()[:, first : first + probs.shape[1]])
+        ranks = probs if depths is None else raced(rows, probs, depths)
         found: list[list[list[Child]]] = []
         for index, tree in enumerate(self._trees):
             if tree.sampled or not counts[index]:
