@@ -90,8 +90,8 @@ def checked_prediction(tokens: Sequence[int], vocab_size: int, context: int) -> 
 
 def constraint_for(built: Built, params: SamplingParams, grammar: Constraint | None = None) -> Constraint | None:
     """What the answer of a request may not say, before its first token: its bans, around its grammar, which waits for thoughts
-    to end. `grammar`: in place of one from `params`. Raises ConfigError for bad words that this vocabulary cannot write, and what
-    a wrong grammar raises."""
+    to end. `grammar`: in place of one from `params`. Raises ConfigError for bad words that this vocabulary cannot write, or that
+    leave none of the allowed tokens, and what a wrong grammar raises."""
     vocab_size, thinking = built.target.lm.shape.vocab_size, params.thinking
     if params.structured_outputs is not None:
         if grammar is not None:
@@ -101,8 +101,14 @@ def constraint_for(built: Built, params: SamplingParams, grammar: Constraint | N
         grammar = BehindThoughts(vocab_size, thinking, grammar)
     if not (params.min_tokens or params.bad_words):
         return grammar
-    words = bad_words(built.target, params)
-    return Bans(vocab_size, min_tokens=params.min_tokens, ends=_ends(built, params)[1], words=words, inner=grammar)
+    words, ends, only = bad_words(built.target, params), _ends(built, params)[1], params.allowed_token_ids
+    banned = {*(words.anywhere if words else ()), *(ends if params.min_tokens else ())}
+    if only is not None and banned.issuperset(only):
+        raise ConfigError(
+            f"{' and '.join(name for name in ('bad_words', 'min_tokens') if getattr(params, name))} forbid every token of "
+            "allowed_token_ids: no token could be emitted"
+        )
+    return Bans(vocab_size, min_tokens=params.min_tokens, ends=ends, words=words, only=only, inner=grammar)
 
 
 def bad_words(target: LoadedModel, params: SamplingParams) -> BadWords | None:
@@ -111,8 +117,6 @@ def bad_words(target: LoadedModel, params: SamplingParams) -> BadWords | None:
         return None
     words = tuple(checked_text("bad_words", word.lstrip() or word) for word in params.bad_words)
     made = target.bad_words(words, shows_specials=not params.skip_special_tokens)
-    if params.allowed_token_ids and made.anywhere.issuperset(params.allowed_token_ids):
-        raise ConfigError("bad_words forbid every token of allowed_token_ids: no token could be emitted")
     if made.unwritten:
         raise ConfigError(f"bad_words holds {made.unwritten[0]!r}, which no tokens of this model's vocabulary write")
     return made

@@ -109,14 +109,14 @@ class Row:
         return max(0, min(size, self.room - 1))
 
     def add(self, token: int, origin: str) -> None:
-        """Append one token and decide whether the row ends with it."""
+        """Append one token and decide whether the row ends with it. Raises what its constraint raises, then without the token."""
+        if self.constraint is not None:
+            self.constraint.commit([token])
         self.tokens.append(token)
         self.origins.append(origin)
         piece = ""
         if self.detokenizer is not None and self._is_shown(token):
             piece = self.stops.push(self.detokenizer.push(token), token)
-        if self.constraint is not None:
-            self.constraint.commit([token])
         is_over = token in self.stop_tokens or (self.constraint is not None and self.constraint.is_over)
         if is_over or self.room <= 0:
             piece += self._held_back()

@@ -18,31 +18,30 @@ from outrider.sampling.words import BadWords, Tail
 
 
 class Bans:
-    """The bans of one row. `ends`: tokens that end its answer; `inner`: the row's grammar."""
+    """The bans of one row. `ends`: tokens that end its answer; `only`: the tokens it may have, None for all; `inner`: its
+    grammar."""
 
     def __init__(
         self, vocab_size: int, *, min_tokens: int = 0, ends: Collection[int] = (), words: BadWords | None = None,
-        inner: Constraint | None = None,
+        only: Collection[int] | None = None, inner: Constraint | None = None,
     ) -> None:  # fmt: skip
         self._min_tokens, self._words, self._inner = min_tokens, words, inner
         self._ends = frozenset(token for token in ends if token < vocab_size)
-        self._free = torch.ones(vocab_size, dtype=torch.bool)
+        self._free = torch.full((vocab_size,), only is None)
+        self._free[list(only or ())] = True
         self._never = frozenset[int]() if words is None else words.anywhere
         self._free[list(self._never)] = False
         self._num_emitted = 0
         self._tail = Tail()
         self._dead_ends: set[tuple[int, ...]] = set()  # draft paths behind which nothing was allowed
         self._since: list[int] = []  # committed since they were asked about
-        self._is_stuck = False  # the committed text went through one of them
 
     def allowed(self, paths: Sequence[Sequence[int]]) -> Tensor:
-        """A complete grammar ends the answer even if it is short, because nothing else could follow.
+        """The answer ends even if it is short where nothing else could follow, like behind a complete grammar.
 
-        Raises RequestError where words and grammar leave no token that may follow the committed text. A draft path that leads
-        there may still be accepted: after it some token is emitted that completes no word, and the next call raises.
+        Raises RequestError where words, grammar and the allowed tokens leave no token for the committed text to go on with. A
+        draft path that leads there may still be accepted: then `commit` raises for the token behind it.
         """
-        if self._is_stuck:
-            raise self._failure()
         if self._since:
             self._dead_ends, self._since = set(), []
         masks = self._free.expand(len(paths), -1).clone() if self._inner is None else self._free & self._inner.allowed(paths)
@@ -74,13 +73,14 @@ class Bans:
         return bool(self._never or self._banned_ends(path) or self._completing(path))
 
     def commit(self, tokens: Sequence[int]) -> None:
-        self._num_emitted += len(tokens)
-        if self._words is not None:
-            self._tail = self._words.after(self._tail, tokens)
         for token in tokens:
-            self._is_stuck = self._is_stuck or tuple(self._since) in self._dead_ends
+            if tuple(self._since) in self._dead_ends:
+                raise self._failure()
             self._since.append(token)
-            if self._inner is not None and not self._is_stuck:
+            self._num_emitted += 1
+            if self._words is not None:
+                self._tail = self._words.after(self._tail, [token])
+            if self._inner is not None:
                 self._inner.commit([token])
 
     @property

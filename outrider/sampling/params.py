@@ -150,6 +150,12 @@ class SamplingParams:
                 raise ConfigError(
                     "allowed_token_ids is empty: no token could be emitted; use None for no restriction"
                 )
+            closing = () if self.thinking is None or self.thinking.budget is None else self.thinking.closing_ids
+            if lacking := set(closing).difference(self.allowed_token_ids):
+                raise ConfigError(
+                    f"allowed_token_ids must hold {lacking.pop()}, the token with which thinking.budget ends thoughts: add it, or "
+                    "leave the budget out"
+                )
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, dict):
                 raise ConfigError(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")

@@ -102,8 +102,10 @@ def test_a_draft_that_leads_nowhere_harms_nobody() -> None:
     for token in (n, o):
         other.commit([token])
     assert banned(other, []) == set(range(257)) - {EOS}
-    for token in (y, e, int(masks[1].nonzero()[0])):
-        taken.commit([token])
+    taken.commit([y])
+    taken.commit([e])
+    with pytest.raises(RequestError, match="bad_words leave no token"):
+        taken.commit([int(masks[1].nonzero()[0])])
     with pytest.raises(RequestError, match="bad_words leave no token"):
         taken.allowed([[]])
 
@@ -189,3 +191,21 @@ def test_words_that_leave_none_of_the_allowed_tokens_are_refused(llm_for: Callab
         llm.generate([[5, 6]], SamplingParams(bad_words=["x"], allowed_token_ids=[x]))
     [one] = llm.generate([[5, 6]], SamplingParams(bad_words=["x"], allowed_token_ids=[x, y], max_tokens=2))
     assert one.text == "yy"
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram"])
+def test_drafts_that_leave_none_of_the_allowed_tokens(llm_for: Callable[..., LLM], drafter: str) -> None:
+    """They cost nothing where the answer goes elsewhere; where it goes there it is an error, not a bad word at its end."""
+    x, y = TOKENIZER("xy")["input_ids"]
+    llm, prompt = llm_for(drafter, {}), [y, x, y, y] * 3
+    options: dict[str, Any] = {"bad_words": ["xx", "xy"], "allowed_token_ids": [x, y], "max_tokens": 4}
+    [done] = llm.generate([prompt], SamplingParams(**options, logit_bias={y: 90.0}))
+    assert done.text == "yyyy"
+    with pytest.raises(RequestError, match=r"bad_words leave no token"):
+        llm.generate([prompt], SamplingParams(**{**options, "max_tokens": 2}, logit_bias={x: 90.0}))
+
+
+def test_end_tokens_alone_cannot_make_a_long_answer(llm_for: Callable[..., LLM]) -> None:
+    """Refused before it runs, by both names."""
+    with pytest.raises(ConfigError, match=r"min_tokens forbid .* allowed_token_ids"):
+        llm_for("none", {}).generate([[5, 6]], SamplingParams(min_tokens=2, allowed_token_ids=[EOS]))
