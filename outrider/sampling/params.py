@@ -8,7 +8,6 @@ counts from 2**64 downwards. A value that cannot be honoured raises `ConfigError
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
@@ -19,6 +18,7 @@ from outrider.sampling.structured import StructuredOutputsParams
 from outrider.sampling.thinking import ThinkingMarks
 
 MIN_TEMPERATURE = 1e-4  # below it logits / temperature could overflow fp32, and the law is all but a point mass: greedy
+MAX_NUMBER = 1e30  # beyond it sums and products with logits could overflow fp32
 WHOLE = ("top_k", "seed", "max_tokens", "min_tokens", "logprobs", "n")
 
 
@@ -65,7 +65,7 @@ class SamplingParams:
         self._check_numbers()
         self._check_collections()
         if self.seed is not None:
-            object.__setattr__(self, "seed", self.seed % 2**64)
+            object.__setattr__(self, "seed", int(self.seed) % 2**64)
         object.__setattr__(self, "temperature", 0.0 if self.top_p == 0 else usable_temperature(self.temperature))
 
     def limit(self, room: int) -> int:
@@ -89,7 +89,7 @@ class SamplingParams:
         return self.temperature == 0
 
     def drawn(self) -> SamplingParams:
-        """A copy of these options at temperature 1, for a test that needs draws where greedy text was asked for."""
+        """A copy of these options at temperature 1, where a distribution is needed and greedy text was asked for."""
         return replace(self, temperature=1.0, top_p=self.top_p or 1.0)
 
     @property
@@ -112,8 +112,8 @@ class SamplingParams:
             raise _out_of_range("top_p", self.top_p, "between 0 (greedy) and 1 (off)")
         if not 0 <= _number("min_p", self.min_p) <= 1:
             raise _out_of_range("min_p", self.min_p, "between 0 (off) and 1")
-        if _number("repetition_penalty", self.repetition_penalty) <= 0:
-            raise _out_of_range("repetition_penalty", self.repetition_penalty, "above 0 (1 = off)")
+        if _number("repetition_penalty", self.repetition_penalty) < MIN_TEMPERATURE:
+            raise _out_of_range("repetition_penalty", self.repetition_penalty, f"above 0, at least {MIN_TEMPERATURE:g} (1 = off)")
         for name in ("presence_penalty", "frequency_penalty"):
             if not -2 <= _number(name, getattr(self, name)) <= 2:
                 raise _out_of_range(name, getattr(self, name), "between -2 and 2 (0 = off)")
@@ -153,8 +153,8 @@ class SamplingParams:
             closing = () if self.thinking is None or self.thinking.budget is None else self.thinking.closing_ids
             if lacking := set(closing).difference(self.allowed_token_ids):
                 raise ConfigError(
-                    f"allowed_token_ids must hold {lacking.pop()}, the token with which thinking.budget ends thoughts: add it, or "
-                    "leave the budget out"
+                    f"allowed_token_ids must hold {lacking.pop()}, with which thinking.budget ends thoughts: add it, or leave "
+                    "the budget out"
                 )
         if self.logit_bias is not None:
             if not isinstance(self.logit_bias, dict):
@@ -178,8 +178,9 @@ def _out_of_range(name: str, value: Any, allowed: str) -> ConfigError:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise ConfigError(f"{name} must be a finite number, got {value!r}")
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not abs(value) <= MAX_NUMBER:
+        raise ConfigError(f"{name} must be a finite number, got {value!r} (at most {MAX_NUMBER:g} in size)")
     return float(value)
 
 

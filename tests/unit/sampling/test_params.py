@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from outrider.errors import ConfigError
@@ -26,7 +27,10 @@ from outrider.sampling.params import MIN_TEMPERATURE
         ({"top_p": -1e-9}, "top_p must be between 0 (greedy) and 1 (off)"),
         ({"top_p": 1.5}, "got 1.5"),
         ({"min_p": 1.01}, "min_p must be between 0 (off) and 1, got 1.01"),
+        ({"temperature": 1e39}, "temperature must be a finite number, got 1e+39 (at most 1e+30 in size)"),
         ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty must be above 0, at least 0.0001 (1 = off), got 1e-40"),
+        ({"logit_bias": {1: -1e39}}, "logit_bias[1] must be a finite number, got -1e+39"),
         ({"presence_penalty": 3}, "presence_penalty must be between -2 and 2"),
         ({"frequency_penalty": -3}, "frequency_penalty must be between -2 and 2"),
         ({"seed": -(2**63) - 1}, "seed must be between -2**63 and 2**64 - 1, or None, got -9223372036854775809"),
@@ -90,6 +94,12 @@ def test_whole_numbers_may_be_written_as_floats() -> None:
     found = (params.max_tokens, params.top_k, params.seed, params.min_tokens, params.logprobs)
     assert found == (16, -1, 7, 2, 3)
     assert all(type(value) is int for value in found)
+
+
+def test_numbers_may_be_numpys() -> None:
+    """A seed that NumPy drew overflowed: its integers know no 2**64."""
+    params = SamplingParams(seed=np.int64(-1), n=np.int64(2), max_tokens=np.int32(4))  # type: ignore[arg-type]
+    assert [params.answer(number).seed for number in range(params.n)] == [2**64 - 1, 0]
 
 
 @pytest.mark.parametrize(("given", "used"), [(-1, 2**64 - 1), (-(2**63), 2**63), (2**64 - 1, 2**64 - 1), (0, 0)])
