@@ -121,4 +121,7 @@ class StopsBehindThoughts(StopStrings):
         return shown + super().flush()
 
     def _shown(self, parts: Sequence[Part]) -> str:
-        return "".join(super(StopsBehindThoughts, self).push(text) if kind == "answer" else text for kind, text in parts)
+        """What may be shown. Thoughts end what could have become a stop string."""
+        return "".join(
+            StopStrings.push(self, text) if kind == "answer" else StopStrings.flush(self) + text for kind, text in parts
+        )

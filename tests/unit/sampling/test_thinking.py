@@ -4,6 +4,7 @@ drafter.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,15 @@ def test_stop_strings_do_not_count_in_thoughts() -> None:
         assert (output + stops.flush(), stops.match) == (shown, match)
 
 
+def test_thoughts_amid_an_answer_end_what_may_become_a_stop_string() -> None:
+    """Catches text that comes behind the thoughts it stands before, and a stop string of two pieces."""
+    repeats = ThinkingMarks(opening=("<",), closing=(">",), opening_id=OPEN, closing_ids=(CLOSE,), repeats=True)
+    for text, shown, match in (("xab<t>c", "xab<t>c", None), ("xab<t>abc", "xab<t>", "abc"), ("xab<t", "xab<t", None)):
+        stops = StopsBehindThoughts(["abc"], repeats)
+        output = "".join(stops.push(letter, token) for letter, token in zip(text, TOKENIZER(text)["input_ids"], strict=True))
+        assert (output + stops.flush(), stops.match) == (shown, match)
+
+
 def test_a_grammar_waits_for_the_thoughts_to_end() -> None:
     """Along draft paths: any token in thoughts, the form behind them, either at the beginning."""
     held = BehindThoughts(257, BY_TOKEN, Grammars(TOKENIZER, 257, [EOS]).constraint(choice(["yes", "no"])))
@@ -106,6 +116,8 @@ def test_marks_that_cannot_be_followed(fields: dict[str, Any], message: str) -> 
         ThinkingMarks(**{"opening": ("a",), "closing": ("b",), **fields})
     with pytest.raises(ConfigError, match="thinking must be"):
         SamplingParams(thinking="<think>")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"allowed_token_ids must hold {CLOSE}, with which thinking.budget ends thoughts"):
+        SamplingParams(thinking=replace(BY_TOKEN, budget=3), allowed_token_ids=[OPEN])
 
 
 @pytest.fixture(scope="module", params=["none", "draft-model", "ngram"])
