@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, TypeVar
 
 import torch
@@ -189,7 +189,7 @@ class Rows:
     def soft_sampling(self) -> BatchSampling:
         """The sampling of all rows, greedy ones at temperature 1, which ranks candidates where `sampling` has a point mass."""
         if self._soft_sampling is None:
-            params = [replace(row.params, temperature=1.0) if row.params.is_greedy else row.params for row in self.rows]
+            params = [row.params.drawn() if row.params.is_greedy else row.params for row in self.rows]
             self._soft_sampling = BatchSampling.of(params, self.vocab_size, self.device, self._constraints())
         return self._soft_sampling
 

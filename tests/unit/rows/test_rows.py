@@ -48,6 +48,12 @@ def test_origins() -> None:
     assert stats.accepted_per_position == [2, 1]
 
 
+def test_greedy_rows_are_ranked_by_a_distribution_however_they_ask_for_it() -> None:
+    """top_p 0 is greedy, too: catches candidates that are ranked by a point mass."""
+    rows = rows_of(*(make_row([1], SamplingParams(**options)) for options in ({}, {"top_p": 0}, {"temperature": 0.5})))
+    assert rows.soft_sampling.options.tolist() == [[1, 0, 1, 0], [1, 0, 1, 0], [0.5, 0, 1, 0]]
+
+
 def test_text_that_was_held_back_is_released_once() -> None:
     """Catches text lost, or doubled, where a row is ended from outside while it waits for a stop string."""
     row = make_row([1], SamplingParams(max_tokens=20, stop=["w3 w9"]), tokenizer=TOKENIZER)
