@@ -83,6 +83,7 @@ class PagePool:
     def save(self, tokens: Sequence[int], cache: KVCache, row: int, length: int) -> None:
         """Keep the whole pages of a row's first `length` committed positions; `tokens` are what they hold."""
         path = self._match(tokens[:length])
+        self._touch(path)  # at once: they must not be in the way as the oldest ones
         first = 0 if cache.window is None else cache.firsts[row]  # of what layers with windows hold
         for number, page in enumerate(path):
             if not page.is_whole and number * self.page >= first:

@@ -75,6 +75,17 @@ def test_the_least_recently_used_leaf_goes_first() -> None:
     assert [loaded(pool, text) for text in (first, second, third)] == [4, 4, 4]
 
 
+def test_a_text_that_grows_takes_the_pages_of_others() -> None:
+    """Its beginning was kept longest ago: catches a full pool that then keeps nothing more of it."""
+    pool = pool_of(3)
+    text, other = list(range(8)), [9] * 8
+    pool.save(text, cache_of(text), 0, 4)
+    pool.save(other, cache_of(other), 0, 8)
+    pool.save(text, cache_of(text), 0, 8)
+    assert [loaded(pool, text), loaded(pool, other)] == [8, 4]
+    pool.check_integrity()
+
+
 def test_a_text_longer_than_the_pool_keeps_its_beginning() -> None:
     """A text's own pages are not dropped to make room for its later ones."""
     pool = pool_of(2)
