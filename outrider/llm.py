@@ -296,9 +296,8 @@ class LLM:
 
     def _scrub_caches(self) -> None:
         """After NaN: it must not reach the next call through positions that are masked (0 times NaN is NaN)."""
-        for model in (self._built.target, self._built.draft):
-            if model is not None:
-                model.lm.kv.scrub()
+        for cache in (self._decoder.target.kv, *self._decoder.drafter.caches):
+            cache.scrub()
 
     def _row(
         self, number: int, prompt: str | Sequence[int], params: SamplingParams, *, streaming: bool, called: str = "the prompt"

@@ -191,5 +191,10 @@ class Drafter(ABC):
         caller may fill in the beginning of a row that has just started, from what it kept of another (`KVCache.read`, `put`)."""
         return []
 
+    @property
+    def caches(self) -> list[KVCache]:
+        """All keys and values that it writes: broken numbers in them must go, for masked positions enter products, too."""
+        return self.text_caches
+
     def close(self) -> None:  # noqa: B027
         """The process is done with this drafter: save what is to be kept."""

@@ -163,6 +163,10 @@ class CompositeDrafter(Drafter):
     def text_caches(self) -> list[KVCache]:
         return [cache for part in self.parts for cache in part.drafter.text_caches]
 
+    @property
+    def caches(self) -> list[KVCache]:
+        return [cache for part in self.parts for cache in part.drafter.caches]
+
     def prepare(self, rows: Rows, gamma: list[int], budget: int) -> list[int]:
         """While a part still reads a row's text the others draft for it."""
         for part in self.parts:

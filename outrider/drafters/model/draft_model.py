@@ -74,6 +74,10 @@ class ModelDrafter(Drafter):
     def text_caches(self) -> list[KVCache]:
         return [self.lm.kv] if self.reads_texts and self.lm.kv.by_position else []
 
+    @property
+    def caches(self) -> list[KVCache]:
+        return [self.lm.kv]
+
     def pack(self, index: int) -> object:
         return self.lm.kv.pack(index) if self.reads_texts else None
 

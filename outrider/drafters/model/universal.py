@@ -28,6 +28,7 @@ from outrider.drafters.model.reading import Turns
 from outrider.drafters.programs import bans_bite, drafted, programs_serve
 from outrider.drafters.requirements import Requirements
 from outrider.errors import CapabilityError, ConfigError
+from outrider.kv import KVCache
 from outrider.models.lm import LM
 from outrider.models.tokens.alignment import DraftContext, TokenizerPair
 from outrider.rows import PerRow, Row, Rows
@@ -110,6 +111,10 @@ class UniversalDrafter(Drafter):
         allowed = row.params.allowed_token_ids
         can_draw = allowed is None or any(token in self.pair.to_draft for token in allowed)
         self._rows.append(_RowState(DraftContext(self.pair), can_draw))
+
+    @property
+    def caches(self) -> list[KVCache]:
+        return [self.lm.kv]
 
     def pack(self, index: int) -> object:
         return self._rows[index], self.lm.kv.pack(index)
