@@ -49,8 +49,9 @@ class Options:
     def __post_init__(self) -> None:
         for kind, called, names in KINDS:
             for name in names:
-                value = getattr(self, name)
-                if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+                value, is_open = getattr(self, name), getattr(Options, name, called) is None  # None says that it is left out
+                fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+                if not (fits or (value is None and is_open)):
                     raise ConfigError(f"{name} must be {called}, got {value!r:.80}")
         if self.runtime not in RUNTIMES:
             raise ConfigError(f"runtime must be one of {', '.join(RUNTIMES)}; got '{self.runtime}'.")

@@ -110,12 +110,7 @@ class _Reader:
             if len(found) != 1:
                 raise RequestError(f"{called} is a dictionary of {len(found)} prompts; inside a list each holds one")
             return found[0]
-        if _is_array(item):
-            rows, _ = _array_rows(item, called)
-            if len(rows) != 1:
-                raise RequestError(f"{called} is {_shown(item)}; inside a list each tensor holds one prompt")
-            return ReadPrompt(token_ids=rows[0])
-        return ReadPrompt(token_ids=_flat(_listed(item, called), called))
+        return ReadPrompt(token_ids=_ids(item, called))
 
     def _mapping(self, given: Mapping[str, Any], called: str) -> tuple[list[ReadPrompt], bool]:
         """vLLM's dictionaries, which hold one prompt, and a tokenizer's, which may hold a batch."""
@@ -173,8 +168,18 @@ def _rows(given: Any, called: str) -> tuple[list[list[int]], bool]:
     items = _listed(given, called)
     if not items or _is_token(items[0]):
         return [_flat(items, called)], True
-    rows = [_array_rows(item, called)[0][0] if _is_array(item) else _flat(_listed(item, called), called) for item in items]
+    rows = [_ids(item, called) for item in items]
     return rows, len(rows) == 1
+
+
+def _ids(item: Any, called: str) -> list[int]:
+    """The token ids of a member of a list."""
+    if not _is_array(item):
+        return _flat(_listed(item, called), called)
+    rows, _ = _array_rows(item, called)
+    if len(rows) != 1:
+        raise RequestError(f"{called} is {_shown(item)}; inside a list each tensor holds one prompt")
+    return rows[0]
 
 
 def _real(rows: list[list[int]], mask: Any, is_one: bool, called: str) -> list[list[int]]:

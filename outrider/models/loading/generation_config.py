@@ -87,7 +87,7 @@ def asked_of(config: GenerationConfig | None) -> Asked | None:
 
 def checked_choice(choice: str) -> str:
     """`choice` itself. Raises ConfigError for what is neither auto, none nor a folder with the file."""
-    if choice not in (AUTO, NONE) and not (Path(choice) / FILE).is_file():
+    if not isinstance(choice, str | Path) or not (choice in (AUTO, NONE) or (Path(choice) / FILE).is_file()):
         raise ConfigError(f"generation_config must be auto, none or a folder with {FILE}, got '{choice}'")
     return choice
 

@@ -69,6 +69,10 @@ def test_calls_of_several_threads_wait_for_each_other(tmp_path: Path) -> None:
         ({"trust_remote_code": "false"}, "trust_remote_code must be True or False, got 'false'"),
         ({"drafter_options": ["tree"]}, r"drafter_options must be a dictionary, got \['tree'\]"),
         ({"device": 0}, "device must be a text, got 0"),
+        ({"drafter": None}, "drafter must be a text, got None"),
+        ({"max_num_seqs": None}, "max_num_seqs must be a whole number, got None"),
+        ({"lossy": None}, "lossy must be True or False, got None"),
+        ({"generation_config": None}, "generation_config must be auto, none or a folder"),
     ],
 )
 def test_options_of_another_kind_are_refused(options: dict[str, Any], message: str) -> None:

@@ -135,6 +135,8 @@ def test_equal_rows_without_padding_are_read() -> None:
         (torch.tensor(5), "one dimension, a batch of them two"),
         (torch.ones(1, 1, 1, dtype=torch.long), "with shape (1, 1, 1)"),
         ([torch.tensor(PAIR)], "inside a list each tensor holds one prompt"),
+        ({"input_ids": [torch.tensor(PAIR)]}, "inside a list each tensor holds one prompt"),
+        ({"prompt_token_ids": [torch.zeros(0, 3, dtype=torch.int64)]}, "inside a list each tensor holds one prompt"),
         ([{"input_ids": PAIR}], "prompt 0 is a dictionary of 2 prompts"),
         (np.array([1.0]), "a ndarray of float64"),
     ],
