@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from outrider.errors import RequestError, did_you_mean, nearest
 from outrider.wellformed import is_text
@@ -46,6 +46,13 @@ class UnknownField:
         return f"unknown field '{self.name[:SHOWN]}'.{did_you_mean(self.name[:SHOWN], self.known)}"
 
 
+def _end_at_first_mistake(schema: Any) -> None:
+    if isinstance(schema, dict) and schema.get("type") in ("list", "dict"):
+        schema["fail_fast"] = True
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        _end_at_first_mistake(part)
+
+
 class Body(BaseModel):
     """Base of all request bodies and of the objects inside them."""
 
@@ -55,6 +62,13 @@ class Body(BaseModel):
     only: ClassVar[dict[str, tuple[Any, ...]]] = {}  # fields with but some of their values -> those
     without_effect: ClassVar[dict[str, str]] = {}  # fields that change nothing here -> why
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {}  # of those refused or without effect: values that ask for nothing
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """pydantic's schema, whose lists and objects end at their first mistake: a body has room for a million of them."""
+        schema = handler(source)
+        _end_at_first_mistake(schema)
+        return schema
 
     @model_validator(mode="before")
     @classmethod

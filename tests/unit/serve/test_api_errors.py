@@ -7,12 +7,15 @@ from typing import Any
 
 import httpx2
 import pytest
+from pydantic import ValidationError
 
+from outrider.serve.schema.anthropic import MessagesBody
 from outrider.serve.schema.base import Body
 from outrider.serve.schema.chat import ChatBody
 from outrider.serve.schema.completion import CompletionBody
 from outrider.serve.schema.foreign import REFUSED
 from outrider.serve.schema.messages import Message
+from outrider.serve.schema.responses import ResponsesBody
 from outrider.serve.schema.tokens import TokenizeBody
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, error_of, listening, serving
@@ -181,6 +184,23 @@ def test_completions_refuse_by_name(fields: dict[str, Any], param: str | None, m
     assert message in error["message"], error
     if param is not None:
         assert error["param"] == param, error
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (CompletionBody, {"prompt": [1.5] * 1000}), (ChatBody, {"messages": [{}] * 1000}),
+        (ChatBody, {**chat(), "logit_bias": dict.fromkeys(map(str, range(1000)), "x")}),
+        (ResponsesBody, {"input": [{"role": "user", "content": [{}] * 1000}]}),
+        (MessagesBody, {"max_tokens": 1, "messages": [{}] * 1000}),
+    ],
+    ids=lambda value: str(value)[:20],
+)  # fmt: skip
+def test_a_thousand_mistakes_are_not_all_collected(kind: type[Body], fields: dict[str, Any]) -> None:
+    """A body has room for millions, which took gigabytes and minutes in which nobody else was answered."""
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(fields)
+    assert caught.value.error_count() < 10
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, chat()), (COMPLETIONS, {"prompt": "a"})])
