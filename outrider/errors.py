@@ -78,4 +78,5 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` is probably a misspelling of."""
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1)), None)
+    alike = [one for one in sorted(known) if len(name) < 3 * len(one)]  # a client may send a name of megabytes
+    return next(iter(difflib.get_close_matches(name, alike, n=1)), None) if alike else None

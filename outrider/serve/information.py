@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
@@ -66,7 +67,7 @@ def information_routes(state: ServerState) -> APIRouter:
         ignored_fields(request, state.ignored, body)
         served = served_named(state, body.model)
         check_ids(body.tokens, served, "tokens")
-        return DetokenizeAnswer(prompt=served.texts.decode(body.tokens))
+        return DetokenizeAnswer(prompt=await asyncio.to_thread(served.texts.decode, body.tokens))  # millions take seconds
 
     @router.get("/health", responses=UNAVAILABLE, response_model_exclude_unset=True)
     async def health() -> Health:

@@ -32,7 +32,7 @@ def model_named(state: ServerState, name: str | None) -> str:
             raise ApiError(f"'model' is required: this server has {', '.join(state.names)}", param="model")
         return next(iter(state.models))
     if name not in state.names:
-        message = f"the model '{name}' does not exist.{did_you_mean(name, state.names)}"
+        message = f"the model '{name[:60]}' does not exist.{did_you_mean(name, state.names)}"
         raise ApiError(message, status=404, param="model", code="model_not_found")
     return name
 

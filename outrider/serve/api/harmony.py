@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.serve.api.reader import Delta
+from outrider.serve.api.reader import Delta, joined
 from outrider.serve.tools.use import ToolUse
 
 MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
@@ -52,7 +52,7 @@ class HarmonyReader:
                 self._pass(mark, found)
             elif self._header is None and self._kind == "reasoning" and token is not None:
                 self.num_thought += 1
-        return found
+        return joined(found)
 
     def end(self) -> list[Delta]:
         """See `TokenReader`: nothing is held back."""
@@ -86,8 +86,6 @@ class HarmonyReader:
             self._header += text
         elif self._kind == "call":
             self._tell_call({"function": {"arguments": text}}, found)
-        elif found and self._kind in found[-1]:
-            found[-1][self._kind] += text
         else:
             found.append({self._kind: text})
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Protocol
 
 from outrider.sampling.thinking import ThinkingMarks
@@ -104,18 +106,18 @@ class ThoughtsFirst:
 
     def _deltas(self, parts: Sequence[Part]) -> list[Delta]:
         found: list[Delta] = []
-        for kind, text in parts:
+        for kind, group in groupby(parts, itemgetter(0)):
+            text = "".join(text for _, text in group)
             if kind == "thought":
                 if trimmed := self._trimmed(text):
-                    found = _with(found, {"reasoning": trimmed})
+                    found.append({"reasoning": trimmed})
             elif kind == "answer":
                 content = text.lstrip() if self._trims else text
                 self._trims = self._trims and not content
-                for delta in self._reader.push(content) if content else ():
-                    found = _with(found, delta)
+                found += self._reader.push(content) if content else []
             else:
                 self._trims, self._blank = True, "\n" if self._has_begun else ""  # between two thoughts
-        return found
+        return joined(found)
 
     def _trimmed(self, text: str) -> str:
         text, self._blank = self._blank + text, ""
@@ -131,12 +133,15 @@ class ThoughtsFirst:
         return trimmed
 
 
-def _with(deltas: list[Delta], more: Delta) -> list[Delta]:
-    """One delta more, which goes on with the text of the last one where it can."""
-    [(name, new_text)] = more.items()
-    if name != "tool_calls" and deltas and name in deltas[-1]:
-        return [*deltas[:-1], {name: deltas[-1][name] + new_text}]
-    return [*deltas, more]
+def joined(deltas: Sequence[Delta]) -> list[Delta]:
+    """Deltas with successive texts of one kind as one."""
+    found: list[Delta] = []
+    for name, group in groupby(deltas, lambda delta: next(iter(delta))):
+        if name == "tool_calls":
+            found += group
+        else:
+            found.append({name: "".join(delta[name] for delta in group)})
+    return found
 
 
 def whole_message(deltas: Sequence[Delta]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import asyncio
 import copy
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -33,7 +33,7 @@ FIM_LAYOUTS = (  # (before the prefix, before the suffix, before the answer); fa
 
 
 class SharedTokenizer:
-    """A tokenizer behind a lock."""
+    """A tokenizer that one text is read with at a time, in whatever thread."""
 
     def __init__(self, tokenizer: Any, name: str) -> None:
         """Make texts of a tokenizer's tokens. Raises CapabilityError for a tokenizer whose vocabulary has an unknown form."""
@@ -67,10 +67,23 @@ class SharedTokenizer:
         """Token ids of a text. `special`: with the begin token and the like, where the model has them."""
 
         def work() -> list[int]:
-            with self._lock:
-                return list(self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])  # we judge lengths
+            return list(self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])  # we judge lengths
 
-        return work() if len(text) < LONG else await asyncio.to_thread(work)
+        return await self._alone(work, len(text))
+
+    async def _alone(self, work: Callable[[], list[int]], size: int) -> list[int]:
+        """What `work` makes with the tokenizer: at once where that is quick and nobody else reads, for the loop must not wait."""
+        if size < LONG and self._lock.acquire(blocking=False):
+            try:
+                return work()
+            finally:
+                self._lock.release()
+
+        def wait() -> list[int]:
+            with self._lock:
+                return work()
+
+        return await asyncio.to_thread(wait)
 
     @property
     def can_fill(self) -> bool:
@@ -93,12 +106,10 @@ class SharedTokenizer:
             raise ApiError(f"'{self._name}' has no chat template; use /v1/completions", code="no_chat_template")
 
         def work() -> list[int]:
-            with self._lock:
-                return list(self.tokenizer.apply_chat_template(messages, return_dict=True, **options)["input_ids"])
+            return list(self.tokenizer.apply_chat_template(messages, return_dict=True, **options)["input_ids"])
 
-        size = sum(len(str(message.get("content"))) for message in messages)
         try:
-            return work() if size < LONG else await asyncio.to_thread(work)
+            return await self._alone(work, len(str((messages, options))))  # tools, calls and thoughts included
         except OutriderError:
             raise
         except Exception as error:  # templates are programs that come with the model
@@ -106,8 +117,7 @@ class SharedTokenizer:
 
     def decode(self, tokens: Sequence[int], *, flush: bool = True) -> str:
         """The text of token ids, special tokens included. Without `flush` an unfinished character at the end is left out."""
-        with self._lock:
-            return decode(self.tokenizer, tokens, special=True, flush=flush)
+        return decode(self.tokenizer, tokens, special=True, flush=flush)
 
 
 @dataclass(frozen=True)

@@ -15,81 +15,100 @@ class CallScanner:
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name
-        self.raw = ""  # everything consumed
         self.done = self.broken = False  # complete; no JSON, or no call
         self.has_arguments = name is not None
         self._alone = name is not None
-        self._state = "start" if name is None else "value"
         self._key = "arguments" if name is not None else ""
-        self._text = ""  # of the key or value being read
-        self._brackets = Brackets()
-        self._new = ""  # arguments not handed over yet
+        self._consumed: list[str] = []
+        self._new: list[str] = []  # arguments not handed over yet
+        self._begin("start" if name is None else "value")
+
+    @property
+    def raw(self) -> str:
+        """Everything consumed."""
+        return "".join(self._consumed)
 
     def push(self, text: str) -> str:
         """Read on; returns what stands behind the call."""
-        for index, letter in enumerate(text):
-            if self.done or self.broken:
-                return text[index:]
-            self.raw += letter
-            getattr(self, "_" + self._state)(letter)
-        return ""
+        at = 0
+        while at < len(text) and not (self.done or self.broken):
+            at = getattr(self, "_" + self._state)(text, at)
+        self._consumed.append(text[:at])
+        return text[at:]
 
     def take(self) -> str:
         """Arguments, as JSON text, that came since it was asked last."""
-        new, self._new = self._new, ""
+        new, self._new = "".join(self._new), []
         return new
 
-    def _start(self, letter: str) -> None:
-        self._state = "next" if letter == "{" else "start"
-        self.broken = letter != "{" and not letter.isspace()
+    def _begin(self, state: str) -> None:
+        """Go on to a key or a value. Each state's method reads from a place in a text and returns where it stopped."""
+        self._state, self._brackets = state, Brackets()
+        self._first = ""  # letter of the key or value being read
+        self._parts: list[str] = []  # of the same
 
-    def _next(self, letter: str) -> None:
+    def _start(self, text: str, at: int) -> int:
+        self._state = "next" if text[at] == "{" else "start"
+        self.broken = text[at] != "{" and not text[at].isspace()
+        return at + 1
+
+    def _next(self, text: str, at: int) -> int:
         """Between two members."""
-        if letter == '"':
-            self._state, self._text, self._brackets = "member", "", Brackets()
-            self._member(letter)
-        elif letter == "}":
+        if text[at] == '"':
+            self._begin("member")
+            return at
+        if text[at] == "}":
             self._finish()
         else:
-            self.broken = not (letter.isspace() or letter == ",")
+            self.broken = not (text[at].isspace() or text[at] == ",")
+        return at + 1
 
-    def _member(self, letter: str) -> None:
+    def _member(self, text: str, at: int) -> int:
         """Inside a key."""
-        self._text += letter
-        if self._brackets.closes(letter):
-            self._key, self._state = str(self._loads(self._text)), "colon"
+        end = self._closing(text, at)
+        self._parts.append(text[at:end])
+        if end is None:
+            return len(text)
+        self._key, self._state = str(self._loads()), "colon"
+        return end
 
-    def _colon(self, letter: str) -> None:
-        if letter == ":":
-            self._state, self._text, self._brackets = "value", "", Brackets()
+    def _colon(self, text: str, at: int) -> int:
+        if text[at] == ":":
+            self._begin("value")
             self.has_arguments = self.has_arguments or self._key in ARGUMENTS
         else:
-            self.broken = not letter.isspace()
+            self.broken = not text[at].isspace()
+        return at + 1
 
-    def _value(self, letter: str) -> None:
-        is_scalar = self._text[:1] not in ("", '"', "{", "[")
-        if is_scalar and letter in ",}":
-            self._end_value()
-            self._next(letter)
-            return
-        if not self._text and letter.isspace():
-            return
-        self._text += letter
-        if self._key in ARGUMENTS and self._text[0] in "{[":
-            self._new += letter
-        if self._brackets.closes(letter):
-            self.broken = self._brackets.depth < 0
-            if not self.broken:
-                self._end_value()
+    def _value(self, text: str, at: int) -> int:
+        if not self._first and text[at].isspace():
+            return at + 1
+        self._first = self._first or text[at]
+        is_scalar = self._first not in '"{['
+        end = next((n for n in range(at, len(text)) if text[n] in ",}]"), None) if is_scalar else self._closing(text, at)
+        self._parts.append(text[at:end])
+        if self._key in ARGUMENTS and self._first in "{[":
+            self._new.append(text[at:end])
+        if end is None:
+            return len(text)
+        if is_scalar and (text[end] == "]" or self._first == "}"):
+            self.broken = True
+            return end + 1
+        self._end_value()
+        return self._next(text, end) if is_scalar else end
+
+    def _closing(self, text: str, at: int) -> int | None:
+        """The place behind the letter that closes the key or value."""
+        return next((n + 1 for n in range(at, len(text)) if self._brackets.closes(text[n])), None)
 
     def _end_value(self) -> None:
         self._state = "next"
-        value = self._loads(self._text)
+        value = self._loads()
         if self._key == "name":
             self.name = value if isinstance(value, str) and is_text(value) else None
-        elif self._key in ARGUMENTS and self._text[0] not in "{[":
+        elif self._key in ARGUMENTS and self._first not in "{[":
             # arguments as a text of JSON; null for none
-            self._new += value if isinstance(value, str) and is_text(value) else "{}"
+            self._new.append(value if isinstance(value, str) and is_text(value) else "{}")
         if self._alone:
             self.done = not self.broken
 
@@ -97,9 +116,9 @@ class CallScanner:
         self.broken = self.name is None
         self.done = not self.broken
 
-    def _loads(self, text: str) -> object:
+    def _loads(self) -> object:
         try:
-            return json.loads(text)
+            return json.loads("".join(self._parts))
         except (ValueError, RecursionError):  # no JSON; nested deeper than any argument is
             self.broken = True
             return None

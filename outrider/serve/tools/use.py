@@ -136,13 +136,16 @@ def tool_use(
 
 def merged_calls(deltas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The tool calls of a whole message from the deltas that a stream would have sent; empty where there are none."""
-    calls: dict[int, dict[str, Any]] = {}
+    calls: dict[int, list[Mapping[str, Any]]] = {}
     for delta in deltas:
         for part in delta.get("tool_calls", []):
-            call = calls.setdefault(part["index"], {"id": part.get("id"), "type": "function", "function": {"arguments": ""}})
-            call["function"]["name"] = call["function"].get("name") or part["function"].get("name")
-            call["function"]["arguments"] += part["function"].get("arguments", "")
-    return [calls[index] for index in sorted(calls)]
+            calls.setdefault(part["index"], []).append(part)
+    found = []
+    for _, parts in sorted(calls.items()):
+        arguments = "".join(part["function"]["arguments"] for part in parts)
+        function = {"name": parts[0]["function"]["name"], "arguments": arguments}
+        found.append({"id": parts[0]["id"], "type": "function", "function": function})
+    return found
 
 
 def _choice(wanted: str | Mapping[str, Any] | None, names: list[str]) -> str:
