@@ -28,9 +28,11 @@ class Cost:
 def usage(
     costs: Sequence[Cost], predicted: Sequence[Cost] | None = None, num_thought: int | None = None
 ) -> dict[str, Any]:
-    """`usage` of one HTTP request. What is cached counts for each prompt's first answer. `predicted`: of the answers that were
-    drafted for from a prediction; None: the request had none. `num_thought`: tokens of thoughts; None: they are not counted."""
-    first = {cost.prompt: cost.finish for cost in reversed(costs)}
+    """`usage` of one HTTP request. A prompt's answers find what the first of them read: the least that one found was cached.
+
+    `predicted`: of the answers that were drafted for from a prediction; None: the request had none. `num_thought`: tokens of
+    thoughts; None: they are not counted."""
+    first = {cost.prompt: cost.finish for cost in sorted(costs, key=lambda cost: -cost.finish.cached_tokens)}
     prompt = sum(finish.prompt_tokens for finish in first.values())
     completion = sum(cost.num_tokens for cost in costs)
     details = {

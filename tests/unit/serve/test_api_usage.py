@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from outrider.engine.request import Finish
+from outrider.serve.api.usage import Cost, usage
 from outrider.serve.schema.answers import ChatChunk
+from outrider.stats import DecodeStats
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, error_of, events, serving
 
@@ -60,6 +63,19 @@ def test_without_it_only_the_last_chunk_has_usage() -> None:
             *chunks, last = events(client.post(CHAT, json=chat(stream=True, stream_options=options)))
         assert not any("usage" in chunk for chunk in chunks)
         assert last["usage"]
+
+
+def test_what_another_answer_left_in_the_cache_was_not_cached() -> None:
+    """Of two answers to one prompt the second finds all of it; it may finish first."""
+
+    def cost(prompt: int, cached: int) -> Cost:
+        finish = Finish(
+            reason="stop", stats=DecodeStats(), seed=1, lossless=True, drafter="none", prompt_tokens=9, cached_tokens=cached
+        )
+        return Cost(finish, 1, 0, prompt)
+
+    found = usage([cost(0, 8), cost(0, 2), cost(1, 4), cost(1, 8)])
+    assert (found["prompt_tokens"], found["prompt_tokens_details"]) == (18, {"cached_tokens": 6})
 
 
 def test_alone_it_is_refused() -> None:
