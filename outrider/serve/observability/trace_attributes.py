@@ -12,11 +12,12 @@ from typing import Any
 from outrider.engine.request import Finish, Request
 
 Attributes = dict[str, Any]
+LIMIT = 1 << 63  # of whole numbers as OTLP sends them; a seed may be larger
 
 
 def operation_of(request: Request) -> str:
     """gen_ai.operation.name, by the kind of id OpenAI's interface gives."""
-    return "chat" if request.id.startswith("chatcmpl") else "text_completion"
+    return "text_completion" if request.id.startswith("cmpl") else "chat"
 
 
 def of_request(request: Request, model_name: str) -> Attributes:
@@ -41,7 +42,9 @@ def of_request(request: Request, model_name: str) -> Attributes:
         "gen_ai.request.presence_penalty": params.presence_penalty or None,
         "outrider.speculation.max_draft_tokens": speculation.max_draft_tokens,
     }
-    return found | {name: value for name, value in optional.items() if value is not None}
+    found |= {name: value for name, value in optional.items() if value is not None}
+    large = {name: str(value) for name, value in found.items() if isinstance(value, int) and not -LIMIT <= value < LIMIT}
+    return found | large
 
 
 def of_finish(finish: Finish) -> Attributes:

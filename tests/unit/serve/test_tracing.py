@@ -22,6 +22,7 @@ from outrider.errors import CapabilityError, ConfigError, QueueFullError, Reques
 from outrider.sampling.params import SamplingParams
 from outrider.serve.app import make_app
 from outrider.serve.observability.telemetry import Telemetry, Traced
+from outrider.serve.observability.trace_attributes import operation_of
 from outrider.serve.observability.tracing import Tracing, trace_url
 from outrider.stats import DecodeStats
 from tests.unit.serve.fake_engine import FakeEngine
@@ -94,6 +95,20 @@ def test_a_request_without_a_limit_has_no_such_attribute(recorded: Recorded) -> 
     endless = Request(id="chatcmpl-2", prompt=[5], params=SamplingParams(max_tokens=None))
     lead(recorded, endless, finish())
     assert "gen_ai.request.max_tokens" not in recorded.spans["chat m"].attributes
+
+
+def test_numbers_that_otlp_cannot_send_are_texts(recorded: Recorded) -> None:
+    """A seed of -1 is 2**64 - 1, for which the exporter would print a traceback."""
+    large = Request(id="resp-1", prompt=[5], params=SamplingParams(seed=2**64 - 1), priority=-(2**63))
+    lead(recorded, large, finish())
+    found = recorded.spans["chat m"].attributes
+    assert (found["gen_ai.request.seed"], found["outrider.priority"]) == (str(2**64 - 1), -(2**63))
+
+
+def test_every_interface_to_conversations_is_a_chat() -> None:
+    kinds = {"cmpl": "text_completion", "chatcmpl": "chat", "resp": "chat", "msg": "chat"}
+    for kind, operation in kinds.items():
+        assert operation_of(Request(id=f"{kind}-1", prompt=[5], params=SamplingParams())) == operation
 
 
 def test_phases_lie_inside_and_follow_one_another(recorded: Recorded) -> None:
