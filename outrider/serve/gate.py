@@ -50,9 +50,10 @@ class Gate:
             self._check(scope)
             await self._app(scope, _Limited(receive, self._max_body_bytes), counting)
         except _TooLargeError as error:
+            refusal = answer(self._too_large(), scope)
             if error.more_comes:
                 await _read_away(scope, receive)
-            await answer(self._too_large(), scope)(scope, receive, counting)
+            await refusal(scope, receive, counting)
         except ApiError as error:
             await answer(error, scope)(scope, receive, counting)
         except Exception:

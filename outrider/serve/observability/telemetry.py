@@ -20,6 +20,7 @@ from outrider.engine.request import Listener, Request
 from outrider.serve.observability.tracing import Tracing
 from outrider.serve.observability.traffic import TrafficLog
 from outrider.serve.observability.transcript import Decode, Transcript
+from outrider.serve.refusals import reason_of
 from outrider.serve.served import Serves
 
 log = logging.getLogger("outrider.serve")
@@ -39,13 +40,13 @@ class Telemetry:
         if scope["type"] != "http" or scope["path"] not in GENERATING:
             await self._app(scope, receive, send)
             return
-        watched = _Watched(receive, send, transcript=Transcript() if self._traffic is not None else None)
+        watched = _Watched(scope, receive, send, transcript=Transcript() if self._traffic is not None else None)
         with self._span(scope) as span:
             try:
                 await self._app(scope, watched.receive, watched.send)
             finally:
                 if span is not None:
-                    span.set_attributes(watched.attributes(scope))
+                    span.set_attributes(watched.attributes())
         if watched.transcript is not None and watched.status == 200:
             self._write(scope["path"], watched.transcript, _as_chat(scope))
 
@@ -77,14 +78,15 @@ def _as_chat(scope: Scope) -> dict[str, Any] | None:
 class _Watched:
     """What passes between the server and the application."""
 
-    def __init__(self, receive: Receive, send: Send, transcript: Transcript | None) -> None:
-        self._receive, self._send = receive, send
+    def __init__(self, scope: Scope, receive: Receive, send: Send, transcript: Transcript | None) -> None:
+        self._scope, self._receive, self._send = scope, receive, send
         self.transcript = transcript
         self.status: int | None = None  # None: the client left before anything was answered
 
     async def receive(self) -> Message:
         message = await self._receive()
-        if self.transcript is not None and message["type"] == "http.request":
+        is_refused = reason_of(self._scope) is not None  # what is left of a body that is too large is read away
+        if self.transcript is not None and message["type"] == "http.request" and not is_refused:
             self.transcript.asked += message.get("body", b"")
         return message
 
@@ -95,9 +97,9 @@ class _Watched:
             self.transcript.answered += message.get("body", b"")
         await self._send(message)
 
-    def attributes(self, scope: Scope) -> Mapping[str, Any]:
+    def attributes(self) -> Mapping[str, Any]:
         """OpenTelemetry's names for HTTP servers."""
-        found: dict[str, Any] = {"http.request.method": scope["method"], "http.route": scope["path"]}
+        found: dict[str, Any] = {"http.request.method": self._scope["method"], "http.route": self._scope["path"]}
         if self.status is not None:
             found["http.response.status_code"] = self.status
         if self.status is None or self.status >= 500:

@@ -19,9 +19,11 @@ from outrider.errors import ConfigError, NumericalError
 from outrider.lab.workload.load import load_workload
 from outrider.sampling.params import SamplingParams
 from outrider.serve.app import make_app
+from outrider.serve.observability import telemetry
 from outrider.serve.observability.logs import Logging, RequestLog
 from outrider.serve.observability.telemetry import Telemetry
 from outrider.serve.observability.traffic import TrafficLog
+from outrider.serve.observability.transcript import Transcript
 from outrider.stats import DecodeStats
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, serving, state_of
@@ -299,6 +301,19 @@ def test_every_prompt_of_a_request_is_a_line(client: Any) -> None:
     assert len({one.id for one in found}) == 4
     first = json.loads(client.file.read_text().splitlines()[0])
     assert len(first["response"]["choices"]) == 2
+
+
+def test_a_body_that_is_too_large_is_not_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of it is read away: at ten seconds of a fast network that would be gigabytes."""
+    made: list[Transcript] = []
+    monkeypatch.setattr(telemetry, "Transcript", lambda: made.append(Transcript()) or made[-1])
+    engine, traffic = FakeEngine(), TrafficLog(tmp_path / "t.jsonl")
+    app = Telemetry(make_app(state_of(engine, max_body_bytes=100)), tracing=None, traffic=traffic, decode=lambda model, ids: "")
+    with TestClient(app) as client:
+        assert client.post("/v1/completions", content=b"x" * 3000).status_code == 413
+    traffic.close()
+    engine.stop()
+    assert len(made[0].asked) <= 100
 
 
 def test_refused_request_is_not_logged(client: Any) -> None:
