@@ -78,11 +78,11 @@ def generating_routes(state: ServerState) -> APIRouter:
         ignored_fields(request, state.ignored, body)
         return InputTokens(input_tokens=await count_input_tokens(state, body))
 
-    @router.get("/v1/responses/{response_id}")
-    async def stored_response(response_id: str, request: Request) -> dict[str, Any]:
+    @router.get("/v1/responses/{response_id}", response_model=dict[str, Any])
+    async def stored_response(response_id: str, request: Request) -> Response:
         """A response that is kept, as it was answered."""
         _check_query(request)
-        return state.responses.find(response_id, to_go_on=False).response
+        return _json(state.responses.find(response_id, to_go_on=False).response)
 
     @router.get("/v1/responses/{response_id}/input_items")
     async def input_items(
@@ -146,6 +146,9 @@ async def _answer(
         whole = await unless_gone(request.receive, asked.whole())
     finally:
         asked.cancel()
-    return Response(dumped(whole), media_type="application/json")
+    return _json(whole)
 
+
+def _json(content: dict[str, Any]) -> Response:
+    return Response(dumped(content), media_type="application/json")
 

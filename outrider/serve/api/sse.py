@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from outrider.errors import OutriderError
 from outrider.serve.departure import ClientLeftError, unless_gone
 from outrider.serve.errors import ApiError, as_api_error
+from outrider.wellformed import is_text
 
 log = logging.getLogger("outrider.serve")
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass events on as they come
@@ -85,5 +86,7 @@ class EventStream(Response):
 
 
 def dumped(content: Any) -> str:
-    """Compact JSON; raises ValueError for what is no number, which no client could read."""
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    """Compact JSON; raises ValueError for what is no number, which no client could read. Half a surrogate pair, which a client's
+    own metadata or tools may hold, is escaped as it was sent."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text if is_text(text) else json.dumps(content, separators=(",", ":"), allow_nan=False)
