@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from outrider.serve.errors import ApiError
 
@@ -13,7 +14,7 @@ MAX_CHARACTERS = 64 << 20  # of everything that is kept
 Item = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stored:
     """What one response added to its conversation, behind what it went on from."""
 
@@ -44,7 +45,7 @@ class ResponseStore:
         self._max_responses, self._max_characters = max_responses, max_characters
         self._kept: dict[str, Stored] = {}  # oldest first
         self._items: dict[str, Item] = {}  # of their outputs, by id
-        self._size = 0
+        self._held: WeakSet[Stored] = WeakSet()  # those, and forgotten ones that they went on from
 
     def find(self, name: str, *, to_go_on: bool = True) -> Stored:
         """Raises ApiError for one that is not here, or not any more. `to_go_on`: a request names it as the one before."""
@@ -82,16 +83,18 @@ class ResponseStore:
         """A response that is whole."""
         size = sum(len(json.dumps(each)) for each in (*own_input, *own_output, response))
         self._kept[name] = Stored(tuple(own_input), tuple(own_output), response, size, before)
+        self._held.add(self._kept[name])
         self._items.update((item["id"], item) for item in response["output"])
-        self._size += size
-        while len(self._kept) > self._max_responses or self._size > self._max_characters:
+        while self._kept and (len(self._kept) > self._max_responses or self._size > self._max_characters):
             self._forget(next(iter(self._kept)))
 
     def _forget(self, name: str) -> None:
-        stored = self._kept.pop(name)
-        self._size -= stored.size
-        for item in stored.response["output"]:
+        for item in self._kept.pop(name).response["output"]:
             del self._items[item["id"]]
+
+    @property
+    def _size(self) -> int:
+        return sum(stored.size for stored in self._held)
 
 
 def page(items: Sequence[Item], after: str | None, limit: int, order: str) -> dict[str, Any]:

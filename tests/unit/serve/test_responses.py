@@ -124,10 +124,28 @@ def test_what_is_kept(client: Any, thinker: FakeEngine) -> None:
     for name in "bcd":
         with pytest.raises(ApiError):
             store.find(name)
+    one = ResponseStore(1, max_characters=300)
+    for before, name in zip([None, *"abc"], "abcd", strict=True):
+        one.keep(name, [{"id": "x" * 60}], [], {"output": []}, None if before is None else one.find(before))
+    with pytest.raises(ApiError):
+        one.find("d")  # with all that it goes on from, it is too much to keep
+    one.keep("e", [{"id": "x" * 200}], [], {"output": []}, None)
+    assert one.find("e"), "and nothing of that counts any more"
     none = ResponseStore(0)
     none.keep("a", [], [], {"output": []}, None)
     with pytest.raises(ApiError, match="keeps none"):
         none.find("a")
+
+
+def test_half_a_character_in_metadata_is_answered_as_it_was_sent(thinker: FakeEngine) -> None:
+    """JSON can write it, UTF-8 cannot: it was a 500."""
+    body = b'{"input": "Hi", "metadata": {"a": "\\ud83d"}}'
+    with serving(thinker) as client:
+        answer = client.post(URL, content=body, headers={"Content-Type": "application/json"})
+        kept = client.get(f"{URL}/{answer.json()['id']}")
+    assert answer.status_code == kept.status_code == 200
+    assert answer.json() == kept.json()
+    assert "\\ud83d" in answer.text
 
 
 def test_a_kept_response_is_answered_again_and_forgotten(client: Any, thinker: FakeEngine) -> None:
