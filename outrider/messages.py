@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.errors import ConfigError, RequestError
 from outrider.templates import takes_parts
-from outrider.wellformed import checked_text
+from outrider.wellformed import checked_text, is_text
 
 Message = Mapping[str, Any]
 TAKEN = frozenset((  # set by options of their own: in chat_template_kwargs they would be ignored
@@ -81,13 +81,17 @@ def as_turn(message: Message, template: str) -> dict[str, Any]:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """Templates write arguments as JSON themselves. Text that is no JSON is left to them as it is."""
+    """Templates write arguments as JSON themselves. Text that is no JSON, or JSON with half a character in it, which no tokenizer
+    takes, is left to them as the model wrote it."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not (isinstance(function, Mapping) and isinstance(function.get("arguments"), str)):
         return call
     try:
         arguments = json.loads(function["arguments"].strip() or "{}")
+        is_readable = is_text(json.dumps(arguments, ensure_ascii=False))
     except (ValueError, RecursionError):  # nested deeper than any arguments are
+        return call
+    if not is_readable:
         return call
     return {**call, "function": {**function, "arguments": arguments}}
 

@@ -223,11 +223,14 @@ def test_the_tables_of_names_fit_together(kind: type[Body]) -> None:
 
 def test_arguments_that_no_parser_takes_are_left_to_the_template() -> None:
     """A client hands back what a model wrote, and models write anything."""
-    for arguments in ("[" * 100_000, "{", ""):
-        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
-        with serving(FakeEngine()) as client:
-            assert client.post(CHAT, json={"messages": messages}).status_code == 200
+    engine = FakeEngine(context=200_000)
+    engine.tokenizer.chat_template += "{% for m in messages %}{{ (m.tool_calls or []) | tojson }}{% endfor %}"
+    with serving(engine) as client:
+        for arguments in ("[" * 100_000, "{", "", '{"a": "\\ud83d"}'):
+            call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+            messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+            response = client.post(CHAT, json={"messages": messages})
+            assert response.status_code == 200, response.text
 
 
 def test_half_a_character_is_no_text() -> None:
