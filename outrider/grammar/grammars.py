@@ -14,6 +14,7 @@ from outrider.grammar.specs import Spec
 from outrider.grammar.vocabulary import index_vocabulary
 
 MAX_KEPT = 256  # compiled grammars a server remembers: clients send the same schema again and again
+MAX_CHARACTERS = 16 << 20  # of all of them
 
 
 class Grammars:
@@ -42,9 +43,9 @@ class Grammars:
 
     def _remember(self, spec: Spec, compiled: Compiled) -> Compiled:
         self._checked.pop(spec, None)
-        if len(self._checked) >= MAX_KEPT:
-            self._checked.pop(next(iter(self._checked)))  # the oldest
         self._checked[spec] = compiled
+        while len(self._checked) > MAX_KEPT or sum(len(one.text) for one in self._checked) > MAX_CHARACTERS:
+            self._checked.pop(next(iter(self._checked)))  # the oldest
         return compiled
 
     def _compile(self, library: Any, spec: Spec) -> Compiled:

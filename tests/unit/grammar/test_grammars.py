@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from outrider.errors import CapabilityError, RequestError
 from outrider.grammar import Grammars, Spec, choice, ebnf, json_object, json_schema, lark, regex
+from outrider.grammar.compiled import Compiled
 from outrider.grammar.vocabulary import index_vocabulary
 from outrider.models.tokens.token_bytes import token_bytes
 from tests.helpers import EOS, byte_tokenizer, word_tokenizer
@@ -54,6 +55,17 @@ CASES = [
     (ebnf('start: "a" start "b" | ""'), ["", "ab", "aabb"], ["aab", "abb"]),
     (lark("start: /[ab]+/"), ["abba"], ["abc"]),
 ]
+
+
+def test_no_more_is_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schema may be megabytes of descriptions, and the next one differ by a letter."""
+    made: list[str] = []
+    own, grammars = Compiled, Grammars(BYTES, 257, [EOS])
+    monkeypatch.setattr("outrider.grammar.grammars.Compiled", lambda name, make: (made.append(name), own(name, make))[1])
+    monkeypatch.setattr("outrider.grammar.grammars.MAX_CHARACTERS", 10)
+    for pattern in ("aaaaa", "bbbbb", "aaaaa", "ccccc", "aaaaa", "c" * 11, "aaaaa"):
+        grammars.constraint(regex(pattern, name=pattern))
+    assert made == ["aaaaa", "bbbbb", "ccccc", "aaaaa", "c" * 11, "aaaaa"]
 
 
 @pytest.mark.parametrize(("spec", "good", "bad"), CASES, ids=[f"{case[0].form}-{at}" for at, case in enumerate(CASES)])
