@@ -8,6 +8,7 @@ the process ends with code 0. A second one ends it at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import signal
@@ -112,7 +113,8 @@ class Process(uvicorn.Server):
             self._failure = error
             self.should_exit = True
             return
-        self._loop.call_soon_threadsafe(self._open, engines, time.monotonic() - began)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: a signal ended the server meanwhile
+            self._loop.call_soon_threadsafe(self._open, engines, time.monotonic() - began)
 
     def _open(self, engines: Sequence[Serves], seconds: float) -> None:
         self._engines = engines

@@ -104,6 +104,26 @@ def test_life_of_a_server() -> None:
     assert not process.failures
 
 
+def test_a_signal_while_models_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process ends; that its models are there a moment later is nobody's trouble."""
+    loaded = threading.Event()
+    failures: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+
+    def load() -> list[FakeEngine]:
+        loaded.wait(10)
+        return []
+
+    with process_of(load) as (process, url):
+        wait_for(f"{url}/health")
+        process.handle_exit(signal.SIGTERM, None)
+    loading = next(thread for thread in threading.enumerate() if thread.name == "loading")
+    loaded.set()
+    loading.join(10)
+    assert not failures
+    assert not process.failures
+
+
 def test_what_does_not_finish_in_time_is_cut_off() -> None:
     engine = FakeEngine(gate=threading.Semaphore(0))
     stop = engine.stop
