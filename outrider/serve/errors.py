@@ -69,6 +69,6 @@ def as_api_error(error: OutriderError) -> ApiError:
 
 def _named(message: str) -> str | None:
     """The field a message of `SamplingParams` or `Speculation` is about: they begin with it."""
-    first = message.split(maxsplit=1)[0].rstrip(":") if message else ""
+    first = message.split(maxsplit=1)[0].strip("':") if message else ""
     is_field = "_" in first or first in ("temperature", "stop", "seed", "logprobs", "tools") or "." in first.rstrip(".")
     return first if is_field else None

@@ -103,7 +103,7 @@ def page(items: Sequence[Item], after: str | None, limit: int, order: str) -> di
     names = [item["id"] for item in ordered]
     if after is not None and after not in names:
         raise ApiError(f"'after' must be the id of an item of the list, got '{after[:60]}'", param="after")
-    rest = ordered if after is None else ordered[names.index(after) + 1 :]
+    rest = ordered if after is None else ordered[len(names) - names[::-1].index(after) :]  # a client may have sent an id twice
     data = rest[:limit]
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(rest) > limit}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.serve.api.response_store import ResponseStore
+from outrider.serve.api.response_store import ResponseStore, page
 from outrider.serve.errors import ApiError
 from outrider.serve.ignored import HEADER
 from tests.unit.serve.fake_engine import FakeEngine, engine
@@ -190,6 +190,10 @@ def test_the_input_of_a_kept_response_is_listed(client: Any) -> None:
     assert (items[3].id, items[3].arguments, items[4].output) == (call.id, call.arguments, "Sun.")
     assert len({item.id for item in items}) == len(items)
     assert [item.id for item in client.responses.input_items.list(third.id, limit=4)] == [item.id for item in reversed(items)]
+    turned, after = 0, None
+    while turned < 9 and (part := page([{"id": name} for name in "abab"], after, 1, "asc"))["has_more"]:
+        turned, after = turned + 1, part["last_id"]
+    assert turned < 4, "ids that a client sent twice do not turn its pages for ever"
     for wrong in ({"after": "msg_1"}, {"limit": 0}, {"order": "up"}, {"include": ["reasoning.encrypted_content"]}):
         with pytest.raises(openai.BadRequestError, match=f"'{next(iter(wrong))}'"):
             client.responses.input_items.list(third.id, **wrong)
@@ -294,3 +298,6 @@ def test_input_tokens_are_those_of_the_response(client: Any) -> None:
     assert counted.parse().input_tokens == client.responses.create(**ask).usage.input_tokens
     with pytest.raises(openai.BadRequestError, match="previous_response_id"):
         client.responses.input_tokens.count(input="Hi", conversation="conv_1")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.input_tokens.count(input="Hi", tool_choice="required")
+    assert caught.value.param == "tool_choice"
