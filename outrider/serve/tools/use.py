@@ -140,7 +140,7 @@ def merged_calls(deltas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for delta in deltas:
         for part in delta.get("tool_calls", []):
             calls.setdefault(part["index"], []).append(part)
-    found = []
+    found: list[dict[str, Any]] = []
     for _, parts in sorted(calls.items()):
         arguments = "".join(part["function"]["arguments"] for part in parts)
         function = {"name": parts[0]["function"]["name"], "arguments": arguments}

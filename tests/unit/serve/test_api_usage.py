@@ -66,7 +66,7 @@ def test_without_it_only_the_last_chunk_has_usage() -> None:
 
 
 def test_what_another_answer_left_in_the_cache_was_not_cached() -> None:
-    """Of two answers to one prompt the second finds all of it; it may finish first."""
+    """The second of two answers to one prompt finds all of it in the cache, and may finish first."""
 
     def cost(prompt: int, cached: int) -> Cost:
         finish = Finish(
