@@ -38,7 +38,7 @@ from workload import PEERS, console, encode, model_name, model_pair, prompt_text
 
 from outrider import SamplingParams
 from outrider.lab.intervals import ratio_of_sums
-from outrider.lab.progress import Quiet
+from outrider.lab.progress import Progress
 from outrider.lab.server.client import Client
 from outrider.lab.server.measure import LoadRun
 from outrider.lab.server.options import LoadOptions, ServerEndpoint
@@ -130,7 +130,7 @@ async def window(setting: Setting, level: Level, requests: list[WorkloadRequest]
     answers: list[MeasuredAnswer] = []
     async with Client(ServerEndpoint.parse(setting.url), timeout_s=300) as client:
         listed = json.loads(urllib.request.urlopen(f"{setting.url}/v1/models", timeout=10).read())
-        load = LoadRun(setting.name, client, listed["data"][0]["id"], options, level, answers.append, Quiet())
+        load = LoadRun(setting.name, client, listed["data"][0]["id"], options, level, answers.append, Progress())
         await load.run(requests, 0)
         if load.failures:
             raise RuntimeError(f"{setting.name}: {load.failures[0].message}")

@@ -27,7 +27,7 @@ from outrider.build import Options
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Quiet
+from outrider.lab.progress import Progress
 from outrider.lab.runner import Contender, Runner
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.drafts import read_drafts
@@ -64,7 +64,7 @@ def measure(
     probe, confirm = split(samples)
     plan = TunePlan(probe, confirm, search_trials=0)
     journal = Journal.open(PEERS / "tune.journal", {}, resume=False)
-    found = Tuner(runner, families, plan, journal, Quiet()).run()
+    found = Tuner(runner, families, plan, journal, Progress()).run()
     journal.close()
     advice = recommendations(found, found.finalists, options.draft)[0]
     tune_s = time.perf_counter() - began

@@ -22,7 +22,7 @@ from outrider.build import Options
 from outrider.demo import demo_paths
 from outrider.demo.training import training_prompts
 from outrider.lab.configuration import Configuration
-from outrider.lab.progress import Quiet
+from outrider.lab.progress import Progress
 from outrider.lab.runner import Runner
 from outrider.models.loading.load import load_config, load_module, load_tokenizer, own_dtype, resolve_dtype
 from outrider.sampling.params import SamplingParams
@@ -97,13 +97,13 @@ def prepared(context: Context, folder: Path) -> Bench:
     )  # fmt: skip
     plan = ResponsePlan(max_tokens=24 if context.tiny else 160)
     tokenizer, config = load_tokenizer(target), load_config(target)
-    texts, _ = gather(TrainingData(prompts=str(prompts)), options, "demo", tokenizer, plan, folder, Quiet())
+    texts, _ = gather(TrainingData(prompts=str(prompts)), options, "demo", tokenizer, plan, folder, Progress())
     train, held_out = split(fitting(texts, 512), 0.1, 0)
     dtype = resolve_dtype("auto", config, context.device, ours=False)
     return Bench(context, load_module(target, config, dtype, context.device), tokenizer, own_dtype(config), train, held_out)
 
 
-class Pace(Quiet):
+class Pace(Progress):
     """A `Progress` that plans a loop's steps by how fast the first ones were, and ends it when its time is over."""
 
     def __init__(self, context: Context, until: float) -> None:

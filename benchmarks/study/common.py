@@ -22,7 +22,7 @@ from workload import BENCHMARKS, REPOSITORY, SHARED, console, write_result
 from outrider.build import Options
 from outrider.demo import demo_paths
 from outrider.errors import OutriderError
-from outrider.lab.progress import Quiet
+from outrider.lab.progress import Progress
 from outrider.lab.result import read_result
 from outrider.machine import versions
 from outrider.models.loading.load import load_config, load_module, load_tokenizer, own_dtype, resolve_dtype
@@ -172,7 +172,7 @@ def counted(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Counters by label, temperature and task. Raises OutriderError where a drafter could not be measured."""
     plan = MeasurePlan(len(texts), TEMPERATURES, max_new_tokens, batch_size)
-    found, refused = measure(Options(str(target), threads=1), way, folders, None, texts, plan, Quiet())
+    found, refused = measure(Options(str(target), threads=1), way, folders, None, texts, plan, Progress())
     if refused:
         raise OutriderError("; ".join(refused))
     return [one.model_dump() for one in found]

@@ -25,10 +25,10 @@ from outrider.cli.session import quieten_libraries
 from outrider.cli.typed import check_file
 from outrider.cli.verbs import listed, option
 from outrider.errors import ConfigError
+from outrider.lab.progress import Lines, Progress
 
 if TYPE_CHECKING:
     from outrider.lab.journal import Journal
-    from outrider.lab.progress import Progress
     from outrider.lab.result import Result
     from outrider.report.document import Document
 
@@ -147,8 +147,6 @@ def command_line() -> str:
 @contextlib.contextmanager
 def shown_progress() -> Iterator[Progress]:
     """A bar on stderr, with the time left; where stderr is no terminal, lines now and then."""
-    from outrider.lab.progress import Lines
-
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), _TimeLeft())
     with contextlib.redirect_stdout(sys.stderr):
@@ -168,8 +166,8 @@ class _TimeLeft(ProgressColumn):
         return Text("-:--:--" if math.isinf(left) else str(timedelta(seconds=int(left))), style="progress.remaining")
 
 
-class Bar:
-    """`outrider.lab.progress.Progress` as one rich bar per stage."""
+class Bar(Progress):
+    """One rich bar per stage."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ConfigError
-from outrider.lab.progress import Progress, Quiet
+from outrider.lab.progress import Progress
 
 
 class Journal:
@@ -101,7 +101,7 @@ class Units:
     """A store of finished units, and the listeners that are notified of them."""
 
     journal: Journal | None = None
-    progress: Progress = field(default_factory=Quiet)
+    progress: Progress = field(default_factory=Progress)
 
     def get(self, key: str, run: Callable[..., Any], *arguments: Any) -> Any:
         """The unit's value, plain JSON data: read, or what `run(*arguments)` returns."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 FIRST_S, LONGEST_S = 5.0, 60.0  # between two lines of a stage: at its beginning, and at most
 
 
-class Progress(Protocol):
-    """One stage at a time."""
+class Progress:
+    """One stage at a time. This one tells nobody."""
 
     def stage(self, name: str, total: int, max_s: float = math.inf) -> None:
         """Begins a stage of `total` units that ends after at most `max_s` seconds.
@@ -28,22 +27,10 @@ class Progress(Protocol):
         """One line that stays on the screen."""
 
 
-class Quiet:
-    """Tells nobody."""
-
-    def stage(self, name: str, total: int, max_s: float = math.inf) -> None: ...
-
-    def advance(self, units: int = 1) -> None: ...
-
-    def skip(self, units: int) -> None: ...
-
-    def say(self, line: str) -> None: ...
+QUIET = Progress()
 
 
-QUIET = Quiet()
-
-
-class Lines:
+class Lines(Progress):
     """Progress as lines of text, for output that is no terminal: one at once, then after 5, 10, 20, 40, 60, 60, ... seconds."""
 
     def __init__(self, write: Callable[[str], None]) -> None:

@@ -25,7 +25,7 @@ import torch
 from outrider.build import DEMO, Options
 from outrider.counted import counted
 from outrider.errors import ConfigError, OutriderError
-from outrider.lab.progress import Progress, Quiet
+from outrider.lab.progress import Progress
 from outrider.machine import versions
 from outrider.models.loading.load import (
     load_config,
@@ -80,7 +80,7 @@ def run_training(spec: TrainSpec, progress: Progress | None = None, command: str
 
     Raises OutriderError; KeyboardInterrupt leaves a run that `resume` goes on with.
     """
-    progress = progress if progress is not None and _is_main() else Quiet()
+    progress = progress if progress is not None and _is_main() else Progress()
     if spec.options.quantise is not None:
         raise ConfigError(
             "training reads the checkpoint's own weights: leave --set quantise out; what was trained can draft for the rounded "

@@ -28,7 +28,7 @@ from outrider.lab.bench import stages
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.costs import Sweep
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Quiet
+from outrider.lab.progress import Progress
 from outrider.lab.runner import Runner, Step, Trace
 from outrider.lab.tune import tune
 from outrider.lab.tune.decide import recommendations
@@ -214,7 +214,7 @@ def rehearse(
     clock = SimpleNamespace(perf_counter=lambda: world.now)  # budgets are of the world's seconds
     with TemporaryDirectory() as folder, patch.object(stages, "time", clock), patch.object(tune, "time", clock):
         journal = Journal.open(Path(folder) / "journal", {}, resume=False)
-        found = Tuner(cast(Runner, _Models(world)), families, plan, journal, Quiet()).run()
+        found = Tuner(cast(Runner, _Models(world)), families, plan, journal, Progress()).run()
     spent = world.now
     advice = recommendations(found, found.finalists, None)[0]
     truth = {PLAIN: 1.0, **{one.label: world.speedup(one) for family in families for _, one in family.members()}}

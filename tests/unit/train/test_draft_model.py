@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outrider.build import Options
 from outrider.errors import CapabilityError, ConfigError
-from outrider.lab.progress import Quiet
+from outrider.lab.progress import Progress
 from outrider.llm import LLM
 from outrider.models.loading import load
 from outrider.sampling.params import SamplingParams
@@ -170,7 +170,7 @@ def test_from_traffic_refreshes(tmp_path: Path) -> None:
             material=TrainingData(traffic=str(log), recorded_answers=recorded), measure=MeasurePlan(prompts=1, max_tokens=4),
             options=Options(spec.options.target, drafter="ngram"),
         )  # fmt: skip
-        result = run_training(fresh, Quiet())
+        result = run_training(fresh, Progress())
         assert result is not None
         assert result.num_train == 3
         assert {one.label for one in result.measured} == {"before", "after"}

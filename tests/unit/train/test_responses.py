@@ -10,7 +10,7 @@ import pytest
 
 from outrider.build import Options
 from outrider.errors import CapabilityError, ConfigError
-from outrider.lab.progress import Quiet
+from outrider.lab.progress import Progress
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.train import responses
@@ -38,7 +38,7 @@ def gathered(tmp_path: Path, out: str, plan: ResponsePlan = PLAN, *, progress: o
         save_target(target)
     material = TrainingData(prompts=str(prompts_file(tmp_path / "prompts.jsonl")))
     found, _ = gather(
-        material, options(target), "tiny", byte_tokenizer(), plan, tmp_path / out, progress or Quiet()  # type: ignore[arg-type]
+        material, options(target), "tiny", byte_tokenizer(), plan, tmp_path / out, progress or Progress()  # type: ignore[arg-type]
     )
     return found
 
@@ -123,7 +123,7 @@ def test_prompt_files_with_faults(tmp_path: Path) -> None:
         bad.write_text(content)
         data = TrainingData(prompts=str(bad))
         with pytest.raises(ConfigError, match=message):
-            gather(data, options(tmp_path / "target"), "t", byte_tokenizer(), PLAN, tmp_path / "o", Quiet())
+            gather(data, options(tmp_path / "target"), "t", byte_tokenizer(), PLAN, tmp_path / "o", Progress())
 
 
 def test_one_source_of_texts(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from outrider.errors import CheckpointError, ConfigError, NumericalError, OutriderError
-from outrider.lab.progress import Quiet
+from outrider.lab.progress import Progress
 from outrider.lab.result import read_result
 from outrider.train import feature_cache
 from outrider.train.config import TrainConfig
@@ -261,7 +261,7 @@ def test_measuring_at_a_temperature_of_nearly_zero_is_greedy() -> None:
     assert MeasurePlan(temperatures=(1e-8, 1.0)).temperatures == (0.0, 1.0)
 
 
-class Counted(Quiet):
+class Counted(Progress):
     """How many units each stage announces, and how many it does."""
 
     def __init__(self) -> None:

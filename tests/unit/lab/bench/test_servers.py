@@ -7,7 +7,7 @@ import signal
 import time
 
 from outrider.lab.bench.bench_result import BenchResult
-from outrider.lab.progress import Quiet
+from outrider.lab.progress import Progress
 from outrider.lab.result import comparables
 from outrider.lab.server.options import LoadOptions, ServerEndpoint
 from outrider.lab.server.study import bench_servers
@@ -25,7 +25,7 @@ WORKLOAD = Workload(
 def run(*fakes: Fake, prompts: int = 2) -> BenchResult:
     endpoints = {name: ServerEndpoint.parse(one.url) for name, one in zip(("plain", "speculative"), fakes, strict=False)}
     options = LoadOptions(concurrency=(1,), warmup=1, settle_s=0.0, timeout_s=5.0)
-    return bench_servers(endpoints, WORKLOAD, options, prompts=prompts, progress=Quiet())
+    return bench_servers(endpoints, WORKLOAD, options, prompts=prompts, progress=Progress())
 
 
 def test_two_servers_make_one_result() -> None:

@@ -15,7 +15,7 @@ from outrider.lab.bench.plan import Plan, gather, runnable_cells
 from outrider.lab.bench.stages import CellState, Contenders, Rounds, order_of
 from outrider.lab.configuration import Configuration
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Quiet
+from outrider.lab.progress import Progress
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.sampling.params import SamplingParams
 from tests.unit.lab.bench.fakes import Clock, FakeContender, FakeRunner, fake_tokenizer
@@ -73,7 +73,7 @@ class Setting:
         field, _ = Contenders.open(self.runner, self.plan.all_configurations)  # type: ignore[arg-type]
         journal = Journal.open(self.path, self.plan.identity(), resume=resume)
         keys, _ = runnable_cells(self.plan, self.material)
-        return Rounds(field, self.plan, self.material, keys, journal, Quiet())
+        return Rounds(field, self.plan, self.material, keys, journal, Progress())
 
     def run(self, *, resume: bool = False) -> list[CellState]:
         return self.rounds(resume=resume).run()
@@ -284,7 +284,7 @@ def test_ctrl_c_leaves_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_progress_knows_what_bounds_a_round(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     stages_of_it: list[tuple[str, int, float]] = []
-    monkeypatch.setattr(Quiet, "stage", lambda self, *stage: stages_of_it.append(stage))
+    monkeypatch.setattr(Progress, "stage", lambda self, *stage: stages_of_it.append(stage))
     setting.plan = replace(setting.plan, budget_s=90.0)
     setting.run()
     assert stages_of_it[0] == ("round 1", 12, 90.0)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from outrider.lab.certify.bank import LIMIT, bank, cases_of, exact_distribution, judge
 from outrider.lab.certify.certify_result import CaseFound
-from outrider.lab.progress import Quiet
+from outrider.lab.progress import Progress
 from outrider.sampling import traversal, tree
 from outrider.sampling.rng import Randomness
 from outrider.types import Draft, Verdict
@@ -20,7 +20,7 @@ from tests.unit.lab.certify import broken
 
 
 def section(verifier: Verifier, *, trees: bool = False) -> object:
-    return exact_distribution(verifier, trees=trees, progress=Quiet())
+    return exact_distribution(verifier, trees=trees, progress=Progress())
 
 
 @pytest.mark.parametrize("name", [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless])

@@ -13,7 +13,7 @@ from outrider.lab.certify.points import Spot, conditionals, find_spots, probs_al
 from outrider.lab.certify.sampled import FALSE_ALARMS, draw, followers, longest, sampled_distribution
 from outrider.lab.certify.subject import Subject
 from outrider.lab.journal import Journal, Units
-from outrider.lab.progress import Quiet
+from outrider.lab.progress import Progress
 from outrider.sampling.params import SamplingParams
 from tests.unit.lab.certify.conftest import PROMPTS, Open
 
@@ -24,7 +24,7 @@ BANNED = SamplingParams(temperature=1.0, min_tokens=4, bad_words=["w8 w9"])
 
 def spots_of(subject: Subject, params: SamplingParams = WARM, count: int = 4) -> list[Spot]:
     answers = [subject.texts(subject.plain, [p], [SamplingParams(max_tokens=10)])[0] for p in PROMPTS]
-    return find_spots(subject, PROMPTS, answers, params, count, Quiet())
+    return find_spots(subject, PROMPTS, answers, params, count, Progress())
 
 
 def section(subject: Subject, samples: int = 600, seed: int = 0, params: SamplingParams = WARM) -> SampledDistribution:

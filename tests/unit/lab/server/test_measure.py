@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import ConfigError, RequestError, ServerError
-from outrider.lab.progress import QUIET, Quiet
+from outrider.lab.progress import QUIET, Progress
 from outrider.lab.server.measure import measure_servers
 from outrider.lab.server.options import LoadOptions, ServerEndpoint
 from outrider.lab.server.types import ServerMeasurement
@@ -143,7 +143,7 @@ def test_one_bad_request_does_not_end_the_run(fault: str) -> None:
     """It is reported, the others are kept; only what the server refused for good counts as settled."""
     lines: list[str] = []
 
-    class Listener(Quiet):
+    class Listener(Progress):
         def say(self, line: str) -> None:
             lines.append(line)
 

@@ -10,7 +10,7 @@ import pytest
 from outrider.errors import CapabilityError
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Quiet
+from outrider.lab.progress import Progress
 from outrider.lab.result import Interval
 from outrider.lab.runner import Step, Trace
 from outrider.lab.tune.confirm import Confirmed, confirmation, summarise
@@ -61,7 +61,7 @@ class FakeRunner:
 
 
 def confirmed(runner: FakeRunner, finalists: list[Configuration], prompts: list[Sample], journal: Journal) -> list[Confirmed]:
-    rounds, _ = confirmation(runner, finalists, prompts, 1, 1e9, journal, Quiet())  # type: ignore[arg-type]
+    rounds, _ = confirmation(runner, finalists, prompts, 1, 1e9, journal, Progress())  # type: ignore[arg-type]
     rounds.run()
     return summarise(rounds)
 
@@ -96,7 +96,7 @@ def test_who_cannot_be_built_is_reported_and_the_others_run(journal: Journal) ->
     runner = FakeRunner(
         FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.010, 3), failing=(SLOW,)
     )
-    rounds, failures = confirmation(runner, [FAST, SLOW], samples(3), 1, 1e9, journal, Quiet())  # type: ignore[arg-type]
+    rounds, failures = confirmation(runner, [FAST, SLOW], samples(3), 1, 1e9, journal, Progress())  # type: ignore[arg-type]
     rounds.run()
     assert [one.configuration for one in summarise(rounds)] == [FAST.label]
     assert failures == {SLOW.label: "no ngram here"}

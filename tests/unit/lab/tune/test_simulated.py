@@ -11,7 +11,7 @@ import pytest
 
 from outrider.lab.configuration import Configuration
 from outrider.lab.journal import Journal
-from outrider.lab.progress import Quiet
+from outrider.lab.progress import Progress
 from outrider.lab.tune import tune
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.families import default_space
@@ -29,7 +29,7 @@ def test_a_rehearsal_is_repeatable_and_costs_little() -> None:
     assert first.cost_share < 0.2
 
 
-class _Announced(Quiet):
+class _Announced(Progress):
     """Notes how long each stage may take."""
 
     def __init__(self) -> None:
