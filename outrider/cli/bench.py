@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from outrider.cli.lab import OutputOptions, Resume, measure
-from outrider.cli.options import MIN_P, SAMPLING, TOP_K, TOP_P, MachineOptions, ServerTarget
+from outrider.cli.options import MachineOptions, ServerTarget
 from outrider.cli.prompting import (
+    AnswerOptions,
     BaselineOptions,
     ConversationOptions,
     PromptOptions,
@@ -25,7 +26,6 @@ from outrider.errors import ConfigError
 if TYPE_CHECKING:
     from outrider.lab.bench.plan import Plan
     from outrider.lab.configuration import Configuration
-    from outrider.sampling.params import SamplingParams
 
 COMPARED, ENOUGH = "What is compared", "When it is enough"
 
@@ -50,35 +50,6 @@ class ComparedOptions:
         metavar="N,...", show_default="prompts as they are",
     )  # fmt: skip
     grid: bool = option(False, COMPARED, "Each context length at each batch size, not at the first one only.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnswerOptions:
-    """How answers are sampled."""
-
-    max_tokens: int = option(128, SAMPLING, "Max tokens of an answer.")
-    temperature: str = option("0", SAMPLING, "0 is greedy; several with commas.", metavar="T,...")
-    top_k: int = option(0, SAMPLING, TOP_K)
-    top_p: float = option(1.0, SAMPLING, TOP_P)
-    min_p: float = option(0.0, SAMPLING, MIN_P)
-    ignore_eos: bool = option(False, SAMPLING, "Generate past the end of the text, so that batches stay full.")
-    seed: int = option(0, SAMPLING, "Of sampled texts and of the order of batches.", min=0)
-
-    def one_temperature(self) -> SamplingParams:
-        """For servers, which are measured at one temperature at a time. Raises ConfigError for several."""
-        temperatures = numbers("--temperature", self.temperature, float)
-        if len(temperatures) != 1:
-            raise ConfigError("a server is measured at one temperature at a time; give one --temperature")
-        return self.params(temperatures[0])
-
-    def params(self, temperature: float = 0.0) -> SamplingParams:
-        """Raises ConfigError for a value out of range."""
-        from outrider.sampling.params import SamplingParams
-
-        return SamplingParams(
-            temperature=temperature, max_tokens=self.max_tokens, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
-            ignore_eos=self.ignore_eos,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

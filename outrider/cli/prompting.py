@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from outrider.cli.lab import INTERRUPTED, OutputOptions, command_line, deliver, shown_progress
+from outrider.cli.options import MIN_P, SAMPLING, TOP_K, TOP_P
 from outrider.cli.typed import numbers
 from outrider.cli.verbs import given, option, refuse_unused
 from outrider.errors import ConfigError
@@ -61,6 +62,35 @@ class ConversationOptions(PromptOptions):
     chat_template: bool = option(
         True, PROMPTS, "Wrap conversations in the model's chat template; false: send them as plain text."
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """How answers of measured prompts are sampled."""
+
+    max_tokens: int = option(128, SAMPLING, "Max tokens of an answer.")
+    temperature: str = option("0", SAMPLING, "0 is greedy; several with commas.", metavar="T,...")
+    top_k: int = option(0, SAMPLING, TOP_K)
+    top_p: float = option(1.0, SAMPLING, TOP_P)
+    min_p: float = option(0.0, SAMPLING, MIN_P)
+    ignore_eos: bool = option(False, SAMPLING, "Generate past the end of the text, so that batches stay full.")
+    seed: int = option(0, SAMPLING, "Of sampled texts and of the order of batches.", min=0)
+
+    def one_temperature(self) -> SamplingParams:
+        """For servers, which are measured at one temperature at a time. Raises ConfigError for several."""
+        temperatures = numbers("--temperature", self.temperature, float)
+        if len(temperatures) != 1:
+            raise ConfigError("a server is measured at one temperature at a time; give one --temperature")
+        return self.params(temperatures[0])
+
+    def params(self, temperature: float = 0.0) -> SamplingParams:
+        """Raises ConfigError for a value out of range."""
+        from outrider.sampling.params import SamplingParams
+
+        return SamplingParams(
+            temperature=temperature, max_tokens=self.max_tokens, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
+            ignore_eos=self.ignore_eos,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

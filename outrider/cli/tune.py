@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
-from outrider.cli.options import DRAFTING, REMOTE, SAMPLING, TOP_K, TOP_P, MachineOptions, RemoteOptions, ServerTarget
+from outrider.cli.options import DRAFTING, REMOTE, SAMPLING, MachineOptions, RemoteOptions, ServerTarget
 from outrider.cli.prompting import (
+    AnswerOptions,
     BaselineOptions,
     ConversationOptions,
     ask_server,
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
     from outrider.lab.tune.remote import Line
     from outrider.lab.tune.run import TuneRequest
     from outrider.lab.tune.tune_result import TuneResult
-    from outrider.sampling.params import SamplingParams
 
-SENT = [written(name) for name in ("max_tokens", "temperature", "top_k", "top_p", "ignore_eos", "seed")]  # to servers, too
+SENT = [written(field.name) for field in fields(AnswerOptions)]  # to servers, too
 SPACE, LOAD = "What is tried", "Load"
 CONNECT_S = 5.0  # that a draft service has to answer
 
@@ -53,7 +53,7 @@ class TunedModels(MachineOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneOptions:
+class TuneOptions(AnswerOptions):
     """What is tried, and for which load."""
 
     drafters: str = option(
@@ -75,20 +75,7 @@ class TuneOptions:
         metavar="N,...",
     )  # fmt: skip
     max_tokens: int = option(128, SAMPLING, "Max tokens of an answer.", min=8)
-    temperature: float = option(0.0, SAMPLING, "0 is greedy.", min=0.0)
-    top_k: int = option(0, SAMPLING, TOP_K)
-    top_p: float = option(1.0, SAMPLING, TOP_P)
-    ignore_eos: bool = option(False, SAMPLING, "Generate past the end of the text.")
-    seed: int = option(0, SAMPLING, "Of sampled texts.", min=0)
-
-    def sampling(self) -> SamplingParams:
-        """Raises ConfigError for values out of range."""
-        from outrider.sampling.params import SamplingParams
-
-        return SamplingParams(
-            temperature=self.temperature, max_tokens=self.max_tokens, top_k=self.top_k, top_p=self.top_p,
-            ignore_eos=self.ignore_eos,
-        )  # fmt: skip
+    temperature: float = option(0.0, SAMPLING, "0 is greedy.", min=0.0)  # type: ignore[assignment]
 
     def request(self, prompts: int, drafts: list[str]) -> TuneRequest:
         """Raises ConfigError for values out of range."""
@@ -98,7 +85,7 @@ class TuneOptions:
         if not loads:
             raise ConfigError("--batch-size takes at least one number of requests")
         return TuneRequest(
-            self.sampling(), prompts, loads[0], tuple(loads[1:]), self.finalists, self.search_trials,
+            self.params(self.temperature), prompts, loads[0], tuple(loads[1:]), self.finalists, self.search_trials,
             self.seed, frozenset(name.strip() for name in self.drafters.split(",") if name.strip()), self.trees,
             self.own_weights, self.corpus, self.most_share, tuple(drafts),
         )  # fmt: skip
@@ -163,7 +150,7 @@ def tune(
     if is_server(target):
         unused = [name for name in given(options) if name not in SENT] + given(machine, line)
         refuse_for_server([*unused, *(["--settings-out"] if settings_out is not None else [])], resume=resume)
-        return ask_server("tune", target, servers, options.sampling(), prompts, output)
+        return ask_server("tune", target, servers, options.params(options.temperature), prompts, output)
     refuse_without_server(servers)
     if settings_out is not None:
         check_file(settings_out)

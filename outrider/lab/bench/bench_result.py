@@ -15,6 +15,7 @@ from pydantic import Field
 
 from outrider.lab.result import Comparable, Interval, Record, Result
 from outrider.lab.server.types import Percentiles, ServerMeasurement
+from outrider.lab.workload.types import Workload
 
 Ending = Literal["precision", "prompts", "rounds", "budget", "interrupted"]
 ENDINGS: dict[Ending, str] = {
@@ -248,6 +249,10 @@ class WorkloadInfo(Record):
     name: str
     notes: list[str] = Field(default_factory=list)
     num_skipped_lines: int = 0
+
+    @classmethod
+    def of(cls, workload: Workload) -> WorkloadInfo:
+        return cls(name=workload.name, notes=list(workload.notes), num_skipped_lines=len(workload.skipped))
 
 
 class BenchResult(Result):

@@ -56,7 +56,7 @@ def run_bench(
                 raise
     cells = [_cell(state, rounds, plan, target, runner.tokenizer) for state in states]
     result = BenchResult(
-        workload=WorkloadInfo(name=workload.name, notes=list(workload.notes), num_skipped_lines=len(workload.skipped)),
+        workload=WorkloadInfo.of(workload),
         settings={**plan.as_dict(), "chat_template": chat_template},
         target=target,
         configurations=_describe(rounds, field, failures),

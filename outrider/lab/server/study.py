@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Literal
+from typing import Any, Literal
 
 from outrider.errors import CapabilityError
 from outrider.lab.bench.bench_result import BenchResult, WorkloadInfo
@@ -43,18 +43,16 @@ def study(
     progress: Progress,
 ) -> ServerResult:  # fmt: skip
     """The last endpoint is asked about, one before it is the plain server. Raises what `measure_servers` raises."""
-    asked = replace(workload, requests=tuple(firsts(workload.requests, prompts)))
     standing = asyncio.run(_standing(list(endpoints.values())[-1], options.timeout_s))
-    found = measure_servers(endpoints, asked, options, progress=progress)
+    facts = _measured(endpoints, workload, options, prompts, progress)
+    found = facts["servers"]
     _check_counters(question, found)
     plain = found[0].levels if len(found) > 1 else [None] * len(found[-1].levels)
     advice = [advise(level, other) for level, other in zip(found[-1].levels, plain, strict=True)] if question == "tune" else []
     return ServerResult(
-        question=question, servers=found, standing=standing, advice=advice, table=schedule(advice),
+        question=question, standing=standing, advice=advice, table=schedule(advice),
         findings=_explained(found[-1]) if question == "explain" else _tuned(advice), unknown=UNKNOWN[question],
-        workload=workload.name, settings={**asdict(options), "prompts": prompts},
-        seconds=sum(level.busy_s for one in found for level in one.levels),
-        interrupted=any(one.interrupted for one in found),
+        workload=workload.name, **facts,
     )  # fmt: skip
 
 
@@ -138,12 +136,17 @@ def bench_servers(
     endpoints: Mapping[str, ServerEndpoint], workload: Workload, options: LoadOptions, *, prompts: int, progress: Progress
 ) -> BenchResult:
     """`prompts`: of each task. Raises what `measure_servers` raises."""
+    return BenchResult(workload=WorkloadInfo.of(workload), **_measured(endpoints, workload, options, prompts, progress))
+
+
+def _measured(
+    endpoints: Mapping[str, ServerEndpoint], workload: Workload, options: LoadOptions, prompts: int, progress: Progress
+) -> dict[str, Any]:
+    """The servers, and what every result says of them."""
     asked = replace(workload, requests=tuple(firsts(workload.requests, prompts)))
     found = measure_servers(endpoints, asked, options, progress=progress)
-    return BenchResult(
-        workload=WorkloadInfo(name=workload.name, notes=list(workload.notes), num_skipped_lines=len(workload.skipped)),
-        settings={**asdict(options), "prompts": prompts},
-        servers=found,
-        seconds=sum(level.busy_s for one in found for level in one.levels),
-        interrupted=any(one.interrupted for one in found),
-    )
+    return {
+        "servers": found, "settings": {**asdict(options), "prompts": prompts},
+        "seconds": sum(level.busy_s for one in found for level in one.levels),
+        "interrupted": any(one.interrupted for one in found),
+    }  # fmt: skip

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from outrider.build import Options
-from outrider.cli.bench import AnswerOptions, ComparedOptions, EnoughOptions, make_plan
+from outrider.cli.bench import ComparedOptions, EnoughOptions, make_plan
 from outrider.cli.options import MachineOptions
-from outrider.cli.prompting import ConversationOptions
+from outrider.cli.prompting import AnswerOptions, ConversationOptions
 from outrider.lab.bench import run
 from outrider.lab.bench.bench_result import BenchResult, WorkloadInfo
 from outrider.lab.bench.plan import Plan
