@@ -70,17 +70,16 @@ class Annotated:
 
 def annotate(text: FinishedText, steps: Sequence[Step], distributions: Iterable[Distributions], drafting: Drafting) -> Annotated:
     """`distributions`: of every output position, in order; only those of one step are held at a time."""
-    total = len(text.output)
-    ledger, rows = Ledger.empty(total), list[dict[str, float]]()
+    ledgers, rows = list[Ledger](), list[dict[str, float]]()
     stream = iter(distributions)
     for number, step in enumerate(steps):
         here = list(islice(stream, step.taken))
         own = replace(drafting, seed=drafting.seed + number)
-        ledger.add(step, account(step, here, total - step.start, own))
+        ledgers.append(account(step, here, len(text.output) - step.start, own))
         tested = tested_tokens(step)
         for level, point in enumerate(here):
             rows.append(_row(point, tested[level]))
-    return Annotated(text, steps, _columns(rows), ledger)
+    return Annotated(text, steps, _columns(rows), Ledger.joined(ledgers))
 
 
 def tested_tokens(step: Step) -> list[list[int]]:

@@ -76,7 +76,6 @@ def rule_of(verifier: str, *, is_greedy: bool) -> AcceptanceRule:
 class Ended:
     """A kept path that ended although more was asked for: what an unbroken draft would have brought is split later."""
 
-    level: int
     lost: int  # tokens
     weight: float  # path weight there
     cause: int
@@ -84,15 +83,39 @@ class Ended:
 
 
 @dataclass
-class Account:
-    """One step. `parts[i]` are the tokens lost at the node before the step's i-th token, by cause."""
+class Ledger:
+    """The account of a step, of a text or of several; a row for each token, about the node before it."""
 
+    parts: np.ndarray  # (n, causes) tokens lost there
+    expected: np.ndarray  # (n,) b; NaN where nothing was tested
+    lost: np.ndarray  # (n,) what failing there costs
+    level: np.ndarray  # (n,) draft tokens kept before it in its step
+    kept: np.ndarray  # (n,) 1 kept, 0 not, -1 nothing was tested
     ideal: float
-    parts: np.ndarray  # (taken, causes)
-    expected: np.ndarray  # (taken,) b; NaN where nothing was tested
-    lost: np.ndarray  # (taken,) what failing there costs
-    kept: list[bool | None]  # per token; None where nothing was tested
-    ended: Ended | None = None
+    ended: list[tuple[int, Ended]] = field(default_factory=list)  # (position, what ended)
+
+    @classmethod
+    def joined(cls, ledgers: Sequence[Ledger]) -> Ledger:
+        """One behind the other."""
+        names = ("parts", "expected", "lost", "level", "kept")
+        columns = [np.concatenate([getattr(one, name) for one in ledgers]) for name in names]
+        starts = np.cumsum([0, *(len(one.lost) for one in ledgers)]).tolist()
+        ended = [(start + at, end) for start, one in zip(starts, ledgers, strict=False) for at, end in one.ended]
+        return cls(*columns, sum(one.ideal for one in ledgers), ended)
+
+    def split_ends(self, gain_along: GainAlong) -> None:
+        """Moves the part of an early end's cost that an unbroken draft would not have brought either to the draft."""
+        for position, ended in self.ended:
+            gain = gain_along(position, ended.lost, ended.weight, ended.drawn)
+            if gain is not None:
+                self.parts[position, ended.cause] -= ended.lost - gain
+                self.parts[position, DRAFT] += ended.lost - gain
+
+    @property
+    def luck_variance(self) -> float:
+        """The variance of the sum of luck, had the same tests been made: sum of lost^2 b (1 - b)."""
+        b = np.nan_to_num(self.expected)
+        return float((self.lost**2 * b * (1 - b)).sum())
 
 
 @dataclass
@@ -114,15 +137,15 @@ class Drafting:
     draws: bool = False  # sampled rows: whether the drafter draws from its distribution where it is asked for one token more
 
 
-def account(step: Step, distributions: Sequence[Distributions], remaining: int, drafting: Drafting) -> Account:
-    """`distributions`: of the positions that the step filled. `remaining`: tokens of the text from the step's start on."""
+def account(step: Step, distributions: Sequence[Distributions], remaining: int, drafting: Drafting) -> Ledger:
+    """The account of one step. `distributions`: of the positions that it filled. `remaining`: tokens of the text from its start
+    on."""
     tree = _Tree(step, drafting.replacement, draws=not distributions[0].is_greedy)
     ideal = min(tree.depth + 1, remaining)
-    found = Account(
-        float(ideal), np.zeros((step.taken, len(CAUSES))), np.full(step.taken, np.nan), np.zeros(step.taken), [None] * step.taken
-    )
+    taken, nothing = step.taken, np.full(step.taken, np.nan)
+    found = Ledger(np.zeros((taken, len(CAUSES))), nothing, np.zeros(taken), np.arange(taken), np.full(taken, -1), ideal)
     walk = _PathWalk()
-    for level in range(step.taken):
+    for level in range(taken):
         lost, point = ideal - level - 1, distributions[level]
         children = tree.children(walk.node)
         if children is None:
@@ -235,7 +258,7 @@ def _enter(point: Distributions, children: Children, walk: _PathWalk, kept: int,
 
 
 def _end(
-    found: Account, level: int, lost: int, point: Distributions, walk: _PathWalk, tree: _Tree, drafting: Drafting, remaining: int
+    found: Ledger, level: int, lost: int, point: Distributions, walk: _PathWalk, tree: _Tree, drafting: Drafting, remaining: int
 ) -> None:
     """The kept path has no child here."""
     drawn = tree.draws or (drafting.draws and not tree.num_levels)
@@ -245,7 +268,8 @@ def _end(
         found.parts[level, LENGTH] = gain
     elif lost > 0:
         cause = STOPPED if tree.is_chain or not tree.num_levels else TREE_BUDGET
-        found.ended = Ended(level, lost, walk.weight if drafting.rule is AcceptanceRule.PATHS else 1.0, cause, drawn)
+        weight = walk.weight if drafting.rule is AcceptanceRule.PATHS else 1.0
+        found.ended.append((level, Ended(lost, weight, cause, drawn)))
         found.parts[level, cause] = lost
 
 
@@ -259,46 +283,3 @@ def _next_share(point: Distributions, weight: float, drafting: Drafting, drawn: 
         return float(point.p[point.q_best])
     one = Children.one(drawn=True)
     return kept_share(point.p, point.q, one, weight if drafting.rule is AcceptanceRule.PATHS else 1.0, drafting.seed)
-
-
-@dataclass
-class Ledger:
-    """All steps of one text; rows are output positions."""
-
-    parts: np.ndarray  # (n, causes)
-    expected: np.ndarray  # (n,)
-    lost: np.ndarray  # (n,)
-    level: np.ndarray  # (n,) draft tokens kept before it in its step
-    kept: np.ndarray  # (n,) 1 kept, 0 not, -1 nothing was tested
-    ideal: float = 0.0
-    ended: list[tuple[int, Ended]] = field(default_factory=list)  # (position, what ended)
-
-    @classmethod
-    def empty(cls, size: int) -> Ledger:
-        return cls(
-            np.zeros((size, len(CAUSES))), np.full(size, np.nan), np.zeros(size), np.zeros(size, dtype=int), np.full(size, -1)
-        )
-
-    def add(self, step: Step, one: Account) -> None:
-        """Steps in their order."""
-        here = slice(step.start, step.start + step.taken)
-        self.parts[here], self.expected[here], self.lost[here] = one.parts, one.expected, one.lost
-        self.level[here] = np.arange(step.taken)
-        self.kept[here] = [-1 if kept is None else int(kept) for kept in one.kept]
-        self.ideal += one.ideal
-        if one.ended is not None:
-            self.ended.append((step.start + one.ended.level, one.ended))
-
-    def split_ends(self, gain_along: GainAlong) -> None:
-        """Moves the part of an early end's cost that an unbroken draft would not have brought either to the draft."""
-        for position, ended in self.ended:
-            gain = gain_along(position, ended.lost, ended.weight, ended.drawn)
-            if gain is not None:
-                self.parts[position, ended.cause] -= ended.lost - gain
-                self.parts[position, DRAFT] += ended.lost - gain
-
-    @property
-    def luck_variance(self) -> float:
-        """The variance of the sum of luck, had the same tests been made: sum of lost^2 b (1 - b)."""
-        b = np.nan_to_num(self.expected)
-        return float((self.lost**2 * b * (1 - b)).sum())

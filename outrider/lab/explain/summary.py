@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,7 +14,7 @@ import numpy as np
 from outrider.build import Options
 from outrider.lab.explain.advice import advise
 from outrider.lab.explain.annotate import NONE, Labelled, as_columns
-from outrider.lab.explain.causes import CAUSES, LUCK
+from outrider.lab.explain.causes import CAUSES, LUCK, Ledger
 from outrider.lab.explain.counterfactual import counterfactuals, times_of, with_passes
 from outrider.lab.explain.explain_result import (
     CauseRow,
@@ -55,7 +56,7 @@ def summarise(run: Explained, options: Options, workload: str, max_shown: int, p
         sampling=_sampling(run.params),
         num_draft_tokens=str(run.contender.config["num_draft_tokens"]), workload=workload, texts_read=len(run.texts),
         steps=stats.steps, emitted=stats.emitted, drafted=stats.drafted, tested=stats.tested,
-        accepted=stats.accepted, ideal=sum(one.ledger.ideal for one in run.texts), tau=tau, alpha=run.alpha,
+        accepted=stats.accepted, ideal=pool.ledger.ideal, tau=tau, alpha=run.alpha,
         tokens_per_s=None if times is None else tau.value / times.step_s, times=times,
         other_cpu=max(one.other_cpu for one in run.recordings),
         causes=pool.causes(stats.steps, times), by_level=pool.by_level(), by_kind=pool.by_kind(), by_section=pool.by_section(),
@@ -103,15 +104,10 @@ class Pool:
 
     def __init__(self, texts: Sequence[Labelled]) -> None:
         self.texts = texts
-        self.kept = self._ledger("kept")
-        self.expected = self._ledger("expected")
-        self.level = self._ledger("level")
+        self.ledger = Ledger.joined([one.ledger for one in texts])
+        self.kept, self.expected = self.ledger.kept, self.ledger.expected
         self.tested = self.kept >= 0
         self.lost = np.concatenate([one.lost_to_rejections for one in texts])
-        self.parts = np.concatenate([one.ledger.parts for one in texts])
-
-    def _ledger(self, name: str) -> np.ndarray:
-        return np.concatenate([getattr(one.ledger, name) for one in self.texts])
 
     def column(self, name: str) -> np.ndarray:
         """A column of `annotate.Positions`."""
@@ -120,8 +116,8 @@ class Pool:
     def by_level(self) -> list[LevelRow]:
         """Chains and trees alike: the n-th level of a draft."""
         rows = []
-        for level in range(int(self.level.max(initial=0)) + 1):
-            here = self.tested & (self.level == level)
+        for level in range(int(self.ledger.level.max(initial=0)) + 1):
+            here = self.tested & (self.ledger.level == level)
             if here.any():
                 rows.append(
                     LevelRow(
@@ -170,9 +166,9 @@ class Pool:
 
     def causes(self, steps: int, times: Times | None) -> list[CauseRow]:
         """What each cost. Luck comes with what it could have been."""
-        total = self.parts.sum(0)
+        total = self.ledger.parts.sum(0)
         seconds = None if times is None else steps * times.step_s
-        spread = float(np.sqrt(sum(one.ledger.luck_variance for one in self.texts)))
+        spread = math.sqrt(self.ledger.luck_variance)
         return [
             CauseRow(
                 cause=name, tokens=float(total[index]), tokens_per_step=float(total[index]) / steps,

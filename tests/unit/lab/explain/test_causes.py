@@ -29,8 +29,8 @@ from outrider.lab.explain.causes import (
     VERIFIER,
     VOCABULARY,
     AcceptanceRule,
-    Account,
     Drafting,
+    Ledger,
     account,
     rule_of,
 )
@@ -62,7 +62,7 @@ def distributions_at(target: TableModel, draft: TableModel, path: Tokens, token:
 
 def outcomes(
     verifier: str, target: TableModel, draft: TableModel, proposals: Proposals, *, is_tree: bool
-) -> Iterator[tuple[float, Step, Account]]:
+) -> Iterator[tuple[float, Step, Ledger]]:
     """(probability, what was recorded, its account) of every outcome of one step."""
     rule = VERIFIERS.load(verifier)()
     found = enumerate_step(rule.verify, proposals, target_pass(target, proposals))
