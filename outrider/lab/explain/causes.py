@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -98,10 +99,10 @@ class Ledger:
     def joined(cls, ledgers: Sequence[Ledger]) -> Ledger:
         """One behind the other."""
         names = ("parts", "expected", "lost", "level", "kept")
-        columns = [np.concatenate([getattr(one, name) for one in ledgers]) for name in names]
+        columns: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in ledgers]) for name in names}
         starts = np.cumsum([0, *(len(one.lost) for one in ledgers)]).tolist()
         ended = [(start + at, end) for start, one in zip(starts, ledgers, strict=False) for at, end in one.ended]
-        return cls(*columns, sum(one.ideal for one in ledgers), ended)
+        return cls(**columns, ideal=sum(one.ideal for one in ledgers), ended=ended)
 
     def split_ends(self, gain_along: GainAlong) -> None:
         """Moves the part of an early end's cost that an unbroken draft would not have brought either to the draft."""
