@@ -271,6 +271,7 @@ class LLM:
                     chunk.completion = self._completion(row, prompt)
                 yield chunk
         finally:
+            row.release()  # an interruption may come while text is held back
             self.last_completion = self._completion(row, prompt)
 
     def _run(self, rows: Sequence[Row], *, streams: bool = False) -> Iterator[Row]:

@@ -60,6 +60,18 @@ def test_calls_of_several_threads_wait_for_each_other(tmp_path: Path) -> None:
         assert pool.submit(streamed, prompts[1]).result(timeout=30) == expected[1]
 
 
+def test_an_interrupted_answer_has_the_text_of_all_its_tokens(byte_model: Path) -> None:
+    """Catches letters that waited for the rest of a stop string and are then in no text."""
+    llm = LLM(byte_model, drafter="none")
+    letters = {"logit_bias": {70: 90.0}, "max_tokens": 9}
+    letter = llm.generate([[5, 6]], SamplingParams(**letters))[0].text[0]
+    stream = llm.stream([5, 6], SamplingParams(**letters, stop=[letter * 3 + "."]))
+    assert "".join(next(stream).text for _ in range(3)) == ""
+    stream.close()
+    assert llm.last_completion is not None
+    assert (llm.last_completion.text, llm.last_completion.finish_reason) == (letter * 3, "abort")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
