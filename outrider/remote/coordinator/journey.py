@@ -206,8 +206,10 @@ class Journey:
         if replica.identity is not None and self._needs.model_sha256 is None:
             self._needs = replace(self._needs, model_sha256=replica.identity.model_sha256)
 
-    def _receive(self, reply: messages.GenerateReply, tally: Tally) -> bool:
+    def _receive(self, reply: messages.GenerateReply | None, tally: Tally) -> bool:
         """Hand over what a reply adds; whether it was the last. Raises LostError for a lie, or an end that is none."""
+        if reply is None:  # what gRPC makes of it
+            raise LostError("lied", "it sent bytes that are no GenerateReply", lies=True)
         try:
             update = from_message(reply, self.fleet.vocab_size, self._params.logprobs is not None)
             self._prompt_logprobs += update.prompt_logprobs or []

@@ -129,6 +129,8 @@ class Replica:
 
     async def _open(self) -> None:
         welcome = await self._stub.Open(self._hello, timeout=OPEN_S, metadata=self._security.metadata)
+        if welcome is None:  # as gRPC gives bytes that it cannot read
+            raise CapabilityError("it answers with bytes that are no Welcome")
         self._admit(self, welcome)
         self.terms, self.identity, self.release = welcome.target, welcome.model, welcome.release
 
@@ -144,6 +146,8 @@ class Replica:
                     state = await call.read()
                 if state is aio.EOF:
                     raise _GoneError("it ended its report of how it is")
+                if state is None:
+                    raise _GoneError("it sends bytes that are no TargetState")
                 self.state = state
                 if state.failed:
                     raise _GoneError(f"its engine is dead: {state.failed}")

@@ -73,8 +73,11 @@ class ScriptedTarget:
     seen: list[messages.GenerateRequest] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     cancelled: int = 0
+    garbage: str = ""  # the call that is answered with bytes that are no message
 
-    async def Open(self, request: messages.Hello, context: aio.ServicerContext) -> messages.Welcome:  # noqa: N802
+    async def Open(self, request: messages.Hello, context: aio.ServicerContext) -> messages.Welcome | bytes:  # noqa: N802
+        if self.garbage == "Open":
+            return b"\xff\xff"
         terms = messages.TargetTerms(
             max_context=self.context, max_running=4, max_waiting=8, drafters=["ngram"], lossless=True, eos_token_ids=[0],
             config_json=json.dumps({"drafter": "ngram", "num_draft_tokens": 3}), sampling_defaults_json="{}",
@@ -85,8 +88,10 @@ class ScriptedTarget:
 
     async def Watch(  # noqa: N802
         self, request: messages.WatchRequest, context: aio.ServicerContext
-    ) -> AsyncIterator[messages.TargetState]:
+    ) -> AsyncIterator[messages.TargetState | bytes]:
         while True:
+            if self.garbage == "Watch":
+                yield b"\xff\xff"
             if not self.silent:
                 yield messages.TargetState(draining=self.draining, failed=self.failed, turn_age_s=self.turn_age_s)
             await asyncio.sleep(request.interval_s)
@@ -152,9 +157,11 @@ class ScriptedTarget:
             await asyncio.sleep(3600)
 
 
-def _spoilt(message: messages.GenerateReply, lie: str) -> messages.GenerateReply:
+def _spoilt(message: messages.GenerateReply, lie: str) -> Any:
     """The message with something wrong in it."""
     match lie:
+        case "bytes":
+            return b"\xff\xff"
         case "gap":
             message.base_length += 1
         case "again":

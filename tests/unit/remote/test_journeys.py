@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from outrider.engine.request import Finish, Request
 from outrider.errors import CapabilityError, ConfigError, QueueFullError, RequestError, UnavailableError
 from outrider.remote.coordinator.journey import RetryLimits
 from outrider.remote.coordinator.replica import Timeouts
+from outrider.remote.protocol import stubs
 from tests.unit.engine.conftest import Answer
 from tests.unit.remote.conftest import Coordinate, Coordinated, asked, until
 from tests.unit.remote.scripted_target import ScriptedTarget, answer, text_of
@@ -96,6 +99,38 @@ def test_lies_are_counted_and_the_text_stays_right(coordinate: Coordinate, lie: 
     made = coordinate(ScriptedTarget(lies=[lie]), ScriptedTarget(lies=[lie]))
     check_whole(ask(made))
     assert failures(made)["lied"] in (1, 2)
+
+
+@pytest.fixture
+def sends_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Services may answer with bytes in place of messages."""
+    methods = stubs._methods
+
+    def with_bytes(service: str) -> Iterator[Any]:
+        for method, form, asked_as, answered in methods(service):
+            written = lambda reply, write=answered.SerializeToString: reply if isinstance(reply, bytes) else write(reply)  # noqa: E731
+            yield method, form, asked_as, SimpleNamespace(FromString=answered.FromString, SerializeToString=written)
+
+    monkeypatch.setattr(stubs, "_methods", with_bytes)
+
+
+@pytest.mark.usefixtures("sends_bytes")
+def test_bytes_that_are_no_reply(coordinate: Coordinate) -> None:
+    """Damaged messages are the replica's fault, not the request's."""
+    made = coordinate(ScriptedTarget(lies=["bytes"]), ScriptedTarget(lies=["bytes"]))
+    check_whole(ask(made))
+    assert failures(made)["lied"] in (1, 2)
+
+
+@pytest.mark.usefixtures("sends_bytes")
+@pytest.mark.parametrize(("garbage", "words"), [("Open", "no Welcome"), ("Watch", "no TargetState")])
+def test_bytes_that_are_no_handshake(
+    coordinate: Coordinate, caplog: pytest.LogCaptureFixture, garbage: str, words: str
+) -> None:
+    """Another program on that port, say: named in our log, without a traceback."""
+    made = coordinate(ScriptedTarget(), ScriptedTarget(garbage=garbage), ready=1)
+    until(lambda: words in made.replicas[1].reason, "the reason")
+    assert not [record for record in caplog.records if record.name.startswith("outrider") and record.exc_info]
 
 
 def test_an_answer_that_goes_on_behind_its_end(coordinate: Coordinate) -> None:
