@@ -180,7 +180,8 @@ def _out_of_range(name: str, value: Any, allowed: str) -> ConfigError:
 def _number(name: str, value: Any) -> float:
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not abs(value) <= MAX_NUMBER:
-        raise ConfigError(f"{name} must be a finite number, got {value!r} (at most {MAX_NUMBER:g} in size)")
+        bound = f" (at most {MAX_NUMBER:g} in size)" if is_number else ""
+        raise ConfigError(f"{name} must be a finite number, got {value!r}{bound}")
     return float(value)
 
 
