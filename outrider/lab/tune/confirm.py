@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
@@ -15,7 +15,7 @@ from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 from outrider.lab.result import Interval, Record
 from outrider.lab.runner import Runner
-from outrider.lab.tune.probe import Sample
+from outrider.lab.tune.probe import Sample, rounds_of
 from outrider.lab.workload.types import WorkloadRequest
 
 ALL = "all"
@@ -44,42 +44,42 @@ def confirmation(
     journal: Journal, progress: Progress,
 ) -> tuple[Rounds, dict[str, str]]:  # fmt: skip
     """One round over the prompts, ready to run, and why some of the finalists cannot be built. Raises OutriderError where none
-    can."""
+    can. Tasks take turns in one cell: whenever the budget ends, they have had about the same number of prompts."""
     sampling = prompts[0].params
     plan = Plan(
         tuple(finalists), temperatures=(sampling.temperature,), batch_sizes=(batch_size,), prompts=len(prompts),
         sampling=sampling, seed=sampling.seed or 0, rounds=1, max_rounds=1, budget_s=budget_s, max_other_cpu=MAX_OTHER_CPU,
     )  # fmt: skip
-    by_task: dict[str, list[TaskPrompt]] = {}
-    for number, one in enumerate(prompts):
-        request = WorkloadRequest(one.id, one.id, task=one.task)
-        by_task.setdefault(one.task, []).append(TaskPrompt(number, request, one.tokens, one.params.required_max_tokens))
+    known = {
+        one.id: TaskPrompt(number, WorkloadRequest(one.id, one.id, task=one.task), one.tokens, one.params.required_max_tokens)
+        for number, one in enumerate(prompts)
+    }
+    turns = [known[one.id] for several in rounds_of(prompts) for one in several]
     contenders, errors = Contenders.open(runner, plan.all_configurations)
     failures = {plan.all_configurations[number].label: why for number, why in errors.items()}
-    return Rounds(contenders, plan, Material(by_task, None), plan.cell_keys(list(by_task)), journal, progress), failures
+    return Rounds(contenders, plan, Material({ALL: turns}, None), plan.cell_keys([ALL]), journal, progress), failures
 
 
 def summarise(rounds: Rounds) -> list[Confirmed]:
     """Every finalist over plain decoding, without those whose first steps ended the text: nothing of them was timed."""
-    found = []
-    for number, configuration in enumerate(rounds.configurations):
-        by_task = {cell.cell_key.task: cell.of(number) for cell in rounds.cells}
-        if (one := _confirmed(configuration, by_task)) is not None:
-            found.append(one)
-    return found
+    (cell,) = rounds.cells
+    tasks = {one.number: one.request.task for one in cell.prompts}
+    confirmed = [_confirmed(one, cell.of(number), tasks) for number, one in enumerate(rounds.configurations)]
+    return [one for one in confirmed if one is not None]
 
 
-def _confirmed(configuration: Configuration, by_task: dict[str, list[RunNote]]) -> Confirmed | None:
-    """None for plain decoding, which is paired with nothing."""
-    notes = [note for of_task in by_task.values() for note in of_task]
-    if (whole := speedup(samples(notes))) is None:
+def _confirmed(configuration: Configuration, notes: list[RunNote], tasks: Mapping[int, str]) -> Confirmed | None:
+    """None for plain decoding, which is paired with nothing. `tasks`: of the prompts, by number."""
+    pairs = samples(notes)
+    if (whole := speedup(pairs)) is None:
         return None
     parted = [note.pairing.parting is not None for note in notes if note.pairing is not None]
+    by_task = {task: speedup([one for one in pairs if tasks[one.prompt] == task]) for task in dict.fromkeys(tasks.values())}
     return Confirmed(
         configuration=configuration.label, speedup=whole,
-        by_task={task: one for task, of_task in by_task.items() if (one := speedup(samples(of_task))) is not None},
+        by_task={task: one for task, one in by_task.items() if one is not None},
         tokens_per_s=sum(note.decode_tokens for note in notes) / sum(note.decode_s for note in notes),
         tau=sum(note.tokens for note in notes) / sum(note.steps for note in notes),
-        seconds={f"prompt {one.prompt}": (one.plain_s, one.own_s) for one in samples(notes)},
+        seconds={f"prompt {one.prompt}": (one.plain_s, one.own_s) for one in pairs},
         identical=parted.count(False), texts=len(parted),
     )  # fmt: skip

@@ -28,8 +28,10 @@ def recommendations(found: Findings, configurations: Sequence[Configuration], dr
     first = _recommend(ALL, found, known, draft)
     others = []
     for task in found.shares if len(found.shares) > 1 else ():
+        if not (measured := _speedups(task, found)):
+            continue  # before its first prompt was run: the advice for all traffic stands
         recommended = _recommend(task, found, known, draft)
-        speedups = _speedups(task, found) | {PLAIN: Interval(value=1.0, low=1.0, high=1.0)}
+        speedups = measured | {PLAIN: Interval(value=1.0, low=1.0, high=1.0)}
         gain = speedups[recommended.configuration].value
         before = speedups.get(first.configuration)
         if recommended.configuration != first.configuration and (before is None or gain > WORTH * before.value):

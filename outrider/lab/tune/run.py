@@ -23,7 +23,7 @@ from outrider.lab.tune.forecast import step_costs
 from outrider.lab.tune.probe import Sample, survival
 from outrider.lab.tune.remote import Line, RemoteAdvice, check_family, family_of, remote_advice
 from outrider.lab.tune.space import Family, SpaceOptions, num_members
-from outrider.lab.tune.tune import Findings, TunePlan, Tuner, exhaustive_seconds
+from outrider.lab.tune.tune import MIN_PROMPTS, Findings, TunePlan, Tuner, exhaustive_seconds
 from outrider.lab.tune.tune_result import FamilySummary, Tried, TuneResult
 from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import OnBad, Workload
@@ -82,8 +82,8 @@ def run_tune(
     runner = Runner(options, [family.largest for family in families], progress.say)
     samples, notes = gather_samples(workload, runner, request, on_bad=on_bad, chat_template=chat_template)
     probe, confirm = split(samples)
-    if (smallest := min(_count(confirm).values())) < request.batch_size:
-        raise ConfigError(f"{smallest} prompts of a task are no batch of {request.batch_size}: raise --limit")
+    if len(confirm) < request.batch_size:
+        raise ConfigError(f"{len(confirm)} prompts to confirm with are no batch of {request.batch_size}: raise --limit")
     others = [size for size in request.load_sizes if size != request.batch_size]
     plan = TunePlan(
         probe, confirm, request.batch_size, others, request.finalists, request.most_share, request.search_trials
@@ -190,7 +190,7 @@ def summarise_tuning(
     advice, missing = _about_service(found, families, plan, line, plain_step_s)
     failed = [f"{label} could not be confirmed: {why}" for label, why in found.failures.items() if label in found.family_of]
     return TuneResult(
-        notes=[*notes, *missing, *failed], interrupted=found.interrupted, tried=tried,
+        notes=[*notes, *missing, *failed, *_cut_short(found, plan)], interrupted=found.interrupted, tried=tried,
         families=[_family(family, found) for family in families],
         plain_step_s=plain_step_s, forecasts=found.forecasts, overall_speedup=found.overall,
         confirmed=found.confirmed, others=found.others, recommendations=recommendations(found, found.finalists, tried.draft),
@@ -198,6 +198,17 @@ def summarise_tuning(
         exhaustive_s=exhaustive_seconds(found, plan), num_members=num_members(families),
         search=None if found.search is None else found.search.outcome, remote=advice,
     )  # fmt: skip
+
+
+def _cut_short(found: Findings, plan: TunePlan) -> list[str]:
+    """What to know of advice that rests on not half as many prompts as there should have been time for."""
+    run, wanted = max((one.texts for one in found.confirmed), default=0), min(MIN_PROMPTS, len(plan.confirm))
+    if found.interrupted or not 0 < 2 * run < wanted:
+        return []
+    return [
+        f"confirming ended after {run} of {counted(len(plan.confirm), 'prompt')}: they took longer than the probes foretold, so "
+        "the advice rests on few; run it again on a calm machine, or with a higher --set most_share"
+    ]
 
 
 def _about_service(

@@ -39,7 +39,7 @@ MAX_AUTO = 8  # of the `auto` member of the best family
 SEARCHED = ("ngram", "suffix")  # cheap, replayable, and with options that texts decide
 MIN_SEARCH_TEXTS = 8
 MIN_PROBING_S = 60.0  # nothing is saved by leaving families out before that
-MIN_PROMPTS = 6  # that finalists run whatever the budget: nothing is recommended on fewer
+MIN_PROMPTS = 6  # that the forecasts leave finalists time for, whatever the budget
 
 
 @dataclass(frozen=True)
@@ -191,9 +191,9 @@ class Tuner:
     def _judge(self, found: Findings, rounds: Rounds) -> None:
         """What all runs say, or those before Ctrl-C."""
         found.confirmed = summarise(rounds)
-        found.others = others_during([note for cell in rounds.cells for note in cell.notes], MAX_OTHER_CPU)
-        for cell in rounds.cells:
-            found.failures.update({rounds.configurations[number].label: why for number, why in cell.failures.items()})
+        (cell,) = rounds.cells
+        found.others = others_during(cell.notes, MAX_OTHER_CPU)
+        found.failures |= {rounds.configurations[number].label: why for number, why in cell.failures.items()}
 
     def _load(self, found: Findings) -> None:
         """Measures the two best families and plain decoding under load."""
@@ -255,9 +255,11 @@ class Tuner:
         return next((family for family in self._best_families(found) if family.nested and len(family.sizes) > 1), None)
 
     def _budget_s(self, found: Findings) -> float:
-        """For the confirmation: what the probes left, and time for MIN_PROMPTS prompts whatever they left."""
+        """For the confirmation: what the probes left, and time for MIN_PROMPTS prompts, or one of each task, whatever they
+        left."""
         probes = sum(probe.seconds for probe in (found.plain, *found.probes.values()))
-        min_s = _seconds(found, self._plan, [PLAIN, *found.family_of], self._plan.confirm[:MIN_PROMPTS])
+        prompts = self._plan.confirm[: max(MIN_PROMPTS, len(found.shares)) + 1]  # warming up takes as long as one more
+        min_s = _seconds(found, self._plan, [PLAIN, *found.family_of], prompts)
         return max(self._plan.most_share * exhaustive_seconds(found, self._plan) - probes, min_s)
 
     def _favourites(self, found: Findings) -> list[Family]:

@@ -129,6 +129,21 @@ def test_advice_for_all_and_for_the_task_that_differs() -> None:
     assert [(one.task, one.configuration) for one in others] == [("chat", SLOW.label)]
 
 
+def test_a_task_that_no_run_came_to_gets_no_advice_of_its_own() -> None:
+    """The time limit, or Ctrl-C, ended confirming before: to say 'do not speculate' of it would be made up."""
+    found = findings({FAST.label: (1.6, {"code": 1.6})})
+    found.shares = {"code": 0.5, "chat": 0.5}
+    assert [one.task for one in recommendations(found, [FAST], draft=None)] == ["all"]
+
+
+def test_tasks_take_turns(journal: Journal) -> None:
+    """Whenever the time is over, each has had about as many prompts as another; results know prompts by their old numbers."""
+    runner = FakeRunner(FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.015, 2))
+    prompts = [*samples(3), *samples(2, "chat")]
+    rounds, _ = confirmation(runner, [FAST], prompts, 1, 1e9, journal, Quiet())  # type: ignore[arg-type]
+    assert [one.number for one in rounds.cells[0].prompts] == [0, 3, 1, 4, 2]
+
+
 def test_do_not_speculate() -> None:
     """The best of bad choices is no advice; a task for which it pays is named all the same."""
     found = findings({FAST.label: (0.9, {"code": 0.7, "chat": 1.4})})

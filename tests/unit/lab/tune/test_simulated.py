@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from outrider.lab.bench import stages
 from outrider.lab.configuration import Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
@@ -16,8 +17,10 @@ from outrider.lab.tune import tune
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.probe import Sample
+from outrider.lab.tune.run import split, summarise_tuning
 from outrider.lab.tune.space import SpaceOptions
-from outrider.lab.tune.tune import MIN_PROBING_S, TunePlan, Tuner
+from outrider.lab.tune.tune import MIN_PROBING_S, MIN_PROMPTS, TunePlan, Tuner
+from outrider.lab.tune.tune_result import Tried
 from outrider.sampling.params import SamplingParams
 from tools.tune_simulation.simulate import PLAIN_S, World, rehearse
 
@@ -34,6 +37,10 @@ class _Announced(Progress):
 
     def __init__(self) -> None:
         self.max_s: dict[str, float] = {}
+
+    @property
+    def confirming(self) -> bool:
+        return "round 1" in self.max_s
 
     def stage(self, name: str, total: int, max_s: float = float("inf")) -> None:
         self.max_s[name] = max_s
@@ -61,6 +68,36 @@ def test_probing_ends_when_it_was_announced(slower: int, tmp_path: Path, monkeyp
     assert left_out | set(found.probes) == {family.label for family in world.families}
     assert bool(left_out) == (slower > 1)
     assert recommendations(found, found.finalists, None)
+
+
+@pytest.mark.parametrize(("slower", "tasks"), [(1, 1), (300, 1), (300, 6)])
+def test_confirming_ends_when_it_was_announced(
+    slower: int, tasks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that becomes slow behind the probes the first prompt that it runs is the last one, however many tasks wait,
+    and the result says on how little its advice rests."""
+    world = World(0, default_space(SpaceOptions(has_draft=True, own_weights=False)))
+    tick, max_tokens = world.tick, 24
+    monkeypatch.setattr(world, "tick", lambda seconds: tick(seconds * (slower if announced.confirming else 1)))
+    for module in (tune, stages):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: world.now))
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    samples = [Sample(f"{task} {n}", f"task {task}", [n], params) for task in range(tasks) for n in range(12)]
+    announced, plan = _Announced(), TunePlan(*split(samples), search_trials=0)
+    models: Any = SimpleNamespace(open=lambda configuration, *, any_length=False: world.open(configuration))
+    found = Tuner(models, world.families, plan, Journal.open(tmp_path / "j", {}, resume=False), announced).run()
+    spent = next(stage.seconds for stage in found.stages if stage.name == "confirm")
+    runs = 1 + len(found.finalists)
+    one_prompt = runs * (max_tokens + stages.WARMUP_TOKENS) * slower * PLAIN_S * 2
+    assert spent <= announced.max_s["round 1"] + one_prompt, "the prompt that runs ends"
+    texts = {one.texts for one in found.confirmed}
+    assert texts == {1} if slower > 1 else 2 * min(texts) >= MIN_PROMPTS
+    tried = Tried(
+        temperature=0.0, max_new_tokens=max_tokens, batch_size=1, probe_prompts=1, confirm_prompts=1, tasks={}, workload="w",
+        target="t", draft=None, model_options={},
+    )  # fmt: skip
+    notes = summarise_tuning(found, world.families, plan, tried, None, []).notes
+    assert any(f"ended after 1 of {len(plan.confirm)} prompts" in note for note in notes) == (slower > 1)
 
 
 @pytest.mark.nightly
