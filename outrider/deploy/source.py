@@ -8,8 +8,8 @@ from pathlib import Path
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.result import read_result
-from outrider.lab.tune.export.choice import EngineAdvice, Tuned
-from outrider.lab.tune.export.stated import Stated
+from outrider.lab.tune.export.choice import EngineAdvice, tuned
+from outrider.lab.tune.export.stated import stated
 from outrider.lab.tune.tune_result import TuneResult
 from outrider.settings_file import SettingsFile, read_settings
 from outrider.wellformed import read_json
@@ -27,10 +27,10 @@ class DraftSource:
     def advice(self, temperature: float | None) -> EngineAdvice:
         """The options for other engines. `temperature` is for settings files, which do not contain it. Raises ConfigError."""
         if self.result is None:
-            return Stated(self.settings, temperature or 0.0)
+            return stated(self.settings, temperature or 0.0)
         if temperature is not None:
             raise ConfigError(f"--temperature means nothing here: tune sampled at {self.result.tried.temperature:g} and says so")
-        return Tuned(self.result)
+        return tuned(self.result)
 
     def named(self, target: str | None, draft: str | None) -> DraftSource:
         """Other names of target and draft model, where given. Raises ConfigError where nothing drafts with a draft model."""

@@ -155,7 +155,7 @@ def test_a_result_gives_the_second_best_and_a_settings_file_cannot(cli: Run, set
     assert '"method": "ngram"' in text
     refused = cli("deploy", "vllm", "--settings", str(settings(drafter="quantised", num_draft_tokens=2)))
     assert (refused.code, refused.out) == (2, "")
-    assert "it has no 'quantised'" in refused.err
+    assert "the settings say 'quantised k=2', which it does not have (quantised)" in refused.err
 
 
 def test_our_own_look_ups_reach_every_engine(cli: Run, settings: Run) -> None:

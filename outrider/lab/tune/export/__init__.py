@@ -7,7 +7,7 @@ were measured here, on this machine: other engines have other costs; acceptance 
 
 from __future__ import annotations
 
-from outrider.lab.tune.export.choice import Engine, EngineAdvice, Tuned
+from outrider.lab.tune.export.choice import tuned
 from outrider.lab.tune.export.others import LLAMACPP, TENSORRT, TRANSFORMERS
 from outrider.lab.tune.export.sglang import SGLANG
 from outrider.lab.tune.export.vllm import VLLM
@@ -18,13 +18,9 @@ ENGINES = (VLLM, SGLANG, TENSORRT, TRANSFORMERS, LLAMACPP)
 
 def in_other_words(result: TuneResult) -> list[Words]:
     """One entry an engine, about all traffic."""
-    advice = Tuned(result)
-    return [words(advice, engine) for engine in ENGINES]
-
-
-def words(advice: EngineAdvice, engine: Engine) -> Words:
-    """The advice as one engine takes it."""
-    choice, notes = advice.ask(engine)
-    if choice is None:
-        return Words(engine=engine.name, text="", notes=notes)
-    return Words(engine=engine.name, text=engine.text(choice, advice), language=engine.language, notes=notes)
+    advice, found = tuned(result), []
+    for engine in ENGINES:
+        choice, notes = advice.ask(engine)
+        text, language = ("", "") if choice is None else (engine.text(choice, advice), engine.language)
+        found.append(Words(engine=engine.name, text=text, language=language, notes=notes))
+    return found

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.tune.head import TrainedHead
 from outrider.lab.tune.tune_result import TuneResult
@@ -24,12 +24,20 @@ BEST_FIRST = "best-first"  # EAGLE-2's trees, which some engines build, too
 class EngineChoice:
     """A configuration with a fixed length, for one engine."""
 
-    drafter: str
+    configuration: Configuration
     size: int
-    options: dict[str, Any]  # of the drafter, as strings
     schedule: list[tuple[int, int]]  # (from so many rows on, draft tokens), ascending, the first at 1 row; one entry: no schedule
-    notes: list[str]
+    about: str = ""  # how fast it is here, or how its length was fixed
     head: TrainedHead | None = None  # that drafts
+
+    @property
+    def drafter(self) -> str:
+        return self.configuration.drafter
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the drafter."""
+        return self.configuration.drafter_options
 
     @property
     def is_tree(self) -> bool:
@@ -61,35 +69,58 @@ class Engine:
     trees: Collection[str] = ()  # drafters of which it has best-first trees
 
 
-class EngineAdvice(ABC):
+@dataclass
+class EngineAdvice:
     """How to draft for one target, as engines ask about it."""
 
-    exported = EXPORTED  # the folder of a head in the engine's own layout
+    target: str
+    draft: str | None
+    sampled: bool  # requests draw their tokens
+    recommended: Configuration
+    reason: str  # one sentence
+    choices: list[EngineChoice]  # all that pay, the best first
+    head_of: Callable[[Configuration], TrainedHead | None]  # may read files, so it is asked about the choice alone
+    is_stated: bool = False  # in a settings file, with nothing measured beside it
+    exported: str = EXPORTED  # the folder of a head in the engine's own layout
 
-    def __init__(self, target: str, draft: str | None, *, sampled: bool, speculate: bool, reason: str) -> None:
-        self.target = target
-        self.draft = draft
-        self.sampled = sampled  # requests draw their tokens
-        self.speculate = speculate
-        self.reason = reason  # one sentence
-
-    @abstractmethod
-    def choose(self, engine: Engine) -> EngineChoice | None:
-        """The configuration for an engine; None where nothing pays that it has."""
+    @property
+    def speculate(self) -> bool:
+        return not self.recommended.is_plain
 
     def ask(self, engine: Engine) -> tuple[EngineChoice | None, list[str]]:
-        """What `choose` says with notes, or why there is nothing."""
+        """The best choice that the engine has with notes, or why there is nothing. Raises ConfigError for a draft model without a
+        name, and for a head that cannot be read."""
         if not self.speculate:
             return None, [f"Do not speculate ({self.reason}): {engine.off}."]
-        choice = self.choose(engine)
-        if choice is None:
-            return None, [self.nothing(engine.drafters)]
-        blocks = f"It drafts whole blocks, {choice.length} tokens; here {choice.size} were best."
-        return choice, [*choice.notes, *([blocks] if choice.drafter == "block" else []), *engine.notes(choice, self)]
+        found = next((one for one in self.choices if not lacking(one.configuration, engine)), None)
+        if found is None:
+            return None, [self._nothing(engine)]
+        if found.drafter == "draft-model" and self.draft is None:
+            raise ConfigError("the settings say 'draft-model' and name no draft model: give one with --draft")
+        choice = replace(found, head=self.head_of(found.configuration))
+        return choice, [*self._notes(choice, engine), *engine.notes(choice, self)]
 
-    def nothing(self, drafters: Collection[str]) -> str:
-        """The sentence for an engine whose drafters were not worth it."""
-        return f"It has no drafter that paid here; it has {', '.join(sorted(drafters))}."
+    def _nothing(self, engine: Engine) -> str:
+        has = f"it has {', '.join(sorted(engine.drafters))}."
+        if not self.is_stated:
+            return f"It has no drafter that paid here; {has}"
+        return (
+            f"the settings say '{self.recommended.label}', {lacking(self.recommended, engine)}; {has} "
+            "The result of 'outrider tune --out FILE' knows the second best; 'compose' and 'k8s' run outrider itself"
+        )
+
+    def _notes(self, choice: EngineChoice, engine: Engine) -> list[str]:
+        notes, lacks = [], lacking(self.recommended, engine)
+        if self.is_stated:
+            notes += [choice.about] if choice.about else []
+        elif choice.configuration.label != self.recommended.label:
+            why = f", {lacks}" if lacks else ""
+            notes.append(f"Recommended is {self.recommended.label}{why}; this is {choice.configuration.label}: {choice.about}.")
+        if stop := choice.options.get("stop"):
+            notes.append(f"Without the stop rule '{stop}', which it does not have.")
+        if choice.drafter == "block":
+            notes.append(f"It drafts whole blocks, {choice.length} tokens; here {choice.size} were best.")
+        return notes
 
     def export_notes(self, choice: EngineChoice, layout: str) -> list[str]:
         """How an engine gets a head that it can read, where that was not written yet."""
@@ -98,93 +129,55 @@ class EngineAdvice(ABC):
         return [first] if self.exported == EXPORTED else []
 
 
-class Tuned(EngineAdvice):
-    """Advice from all that `outrider tune` measured and forecast."""
-
-    def __init__(self, result: TuneResult) -> None:
-        self._result = result
-        self.recommended = result.recommendations[0]
-        super().__init__(
-            result.tried.target, result.tried.draft or (DRAFT_MODEL if result.tried.target == "demo" else None),
-            sampled=result.tried.temperature > 0, speculate=self.recommended.speculate, reason=self.recommended.reason,
-        )  # fmt: skip
-
-    def choose(self, engine: Engine) -> EngineChoice | None:
-        """The best configuration that an engine has and that is forecast or measured to pay; None where none does."""
-        measured = {one.configuration: one.speedup.value for one in self._result.confirmed}
-        found: list[tuple[float, str]] = []
-        for label, forecast in self._result.overall_speedup.items():
-            configuration = Configuration.parse(label)
-            if can_draft(configuration, engine):
-                found.append((measured.get(label, forecast), label))
-        paying = [one for one in found if one[0] > 1]
-        if not paying:
-            return None
-        confirmed = [one for one in paying if one[1] in measured]
-        speedup, label = max(confirmed or paying)
-        configuration = Configuration.parse(label)
-        size = int(configuration.num_draft_tokens or 0)
-        schedule, notes = self._schedule(label, size), self._notes(label, speedup, engine)
-        return EngineChoice(
-            configuration.drafter, size, configuration.drafter_options, schedule, notes, self._head(configuration)
-        )
-
-    def _notes(self, label: str, speedup: float, engine: Engine) -> list[str]:
-        notes = []
-        if label != self.recommended.configuration:
-            how = "measured" if any(one.configuration == label for one in self._result.confirmed) else "forecast"
-            lacks = self._lacking(engine)
-            recommended = self.recommended.configuration
-            notes.append(f"Recommended is {recommended}{lacks}; this is {label}: {speedup:.2f}x, {how} with outrider.")
-        if unknown := {name: value for name, value in Configuration.parse(label).drafter_options.items() if name == "stop"}:
-            notes.append(f"Without the stop rule {unknown}, which it does not have.")
-        return notes
-
-    def _lacking(self, engine: Engine) -> str:
-        """Why the engine cannot do what is recommended; "" where it can do something close to it."""
-        recommended = Configuration.parse(self.recommended.configuration)
-        if is_ours_alone(recommended):
-            return ", which no other program reads"
-        if recommended.drafter not in engine.drafters:
-            return f", which it does not have ({TRAINED.get(recommended.drafter, recommended.drafter)})"
-        if tree_of(recommended.drafter_options) is not None and recommended.drafter not in engine.trees:
-            return ", whose trees it does not have"
-        return ""
-
-    def _head(self, configuration: Configuration) -> TrainedHead | None:
-        """The trained head of a configuration."""
-        folder = str(configuration.drafter_options.get("head", ""))
-        heads = self._result.tried.heads
-        return next((one for one in heads if (one.kind, one.folder) == (configuration.drafter, folder)), None)
-
-    def _schedule(self, label: str, size: int) -> list[tuple[int, int]]:
-        """Other loads, where they were tuned with the same family (or want plain decoding), never more than at one row."""
-        family = self._family(label)
-        steps = [(1, size)]
-        for load in sorted(self._result.by_load.get(family or "", self._result.schedule), key=lambda load: load.batch_size):
-            if load.size and self._family(load.configuration) != family:
-                continue
-            if load.batch_size > 1 and load.size < steps[-1][1]:
-                steps.append((load.batch_size, load.size))
-        return steps
-
-    def _family(self, label: str) -> str | None:
-        return next((one.family for one in self._result.forecasts if one.configuration == label), None)
+def tuned(result: TuneResult) -> EngineAdvice:
+    """Advice from all that `outrider tune` measured and forecast; what was measured goes before what was forecast."""
+    measured = {one.configuration: one.speedup.value for one in result.confirmed}
+    known = {label: measured.get(label, forecast) for label, forecast in result.overall_speedup.items()}
+    heads = {(head.kind, head.folder): head for head in result.tried.heads}
+    choices = []
+    for label in sorted(known, key=lambda label: (label in measured, known[label], label), reverse=True):
+        if known[label] > 1:
+            how = "measured" if label in measured else "forecast"
+            choices.append(_choice(result, label, f"{known[label]:.2f}x, {how} with outrider"))
+    return EngineAdvice(
+        result.tried.target, result.tried.draft or (DRAFT_MODEL if result.tried.target == "demo" else None),
+        result.tried.temperature > 0, Configuration.parse(result.recommendations[0].configuration),
+        result.recommendations[0].reason, choices, lambda one: heads.get((one.drafter, head_folder(one))),
+    )  # fmt: skip
 
 
-def can_draft(configuration: Configuration, engine: Engine) -> bool:
-    """Whether an engine has it. Of a composite, which sees token ids alone there, all parts must be look-ups."""
-    tree = tree_of(configuration.drafter_options)
-    able = engine.drafters if tree is None else engine.trees if tree == BEST_FIRST else ()
+def _choice(result: TuneResult, label: str, about: str) -> EngineChoice:
+    """With other loads, where they were tuned with the same family (or want plain decoding), never more than at one row."""
+    family_of = {one.configuration: one.family for one in result.forecasts}
+    configuration, family = Configuration.parse(label), family_of.get(label)
+    steps = [(1, int(configuration.num_draft_tokens or 0))]
+    for load in sorted(result.by_load.get(family or "", result.schedule), key=lambda load: load.batch_size):
+        if load.size and family_of.get(load.configuration) != family:
+            continue
+        if load.batch_size > 1 and load.size < steps[-1][1]:
+            steps.append((load.batch_size, load.size))
+    return EngineChoice(configuration, steps[0][1], steps, about)
+
+
+def lacking(configuration: Configuration, engine: Engine) -> str:
+    """Why an engine cannot draft so; "" where it can. Of a composite, which sees token ids alone there, all parts must be
+    look-ups."""
+    drafter, tree = configuration.drafter, tree_of(configuration.drafter_options)
+    if drafter == EARLY_EXIT and head_folder(configuration):
+        return "which no other program reads"
+    if drafter not in engine.drafters:
+        return f"which it does not have ({TRAINED.get(drafter, drafter)})"
+    if tree is not None and (tree != BEST_FIRST or drafter not in engine.trees):
+        return "whose trees it does not have"
     parts = str(configuration.drafter_options.get("parts", "draft-model,suffix")).split(",")
-    if configuration.drafter == "composite" and not all(part.strip() in LOOKUPS for part in parts):
-        return False
-    return configuration.drafter in able and not is_ours_alone(configuration)
+    if drafter == "composite" and not all(part.strip() in LOOKUPS for part in parts):
+        return "of whose parts it has look-ups alone"
+    return ""
 
 
-def is_ours_alone(configuration: Configuration) -> bool:
-    """A head for an early exit."""
-    return configuration.drafter == EARLY_EXIT and bool(configuration.drafter_options.get("head"))
+def head_folder(configuration: Configuration) -> str:
+    """The folder of a trained head, as options name it; "": none, or one that comes with the target."""
+    return str(configuration.drafter_options.get("head", ""))
 
 
 def tree_of(options: dict[str, Any]) -> str | None:
