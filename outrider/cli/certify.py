@@ -42,11 +42,12 @@ class EvidenceOptions(PromptOptions):
     limit: int = option(8, EVIDENCE, "Greedy texts to compare, one for each prompt.", min=1)
     samples: int = option(4000, EVIDENCE, "Sampled continuations: more find smaller deviations.", min=1)
 
-    def plan(self, sampling: CertifySampling) -> CertifyPlan:
-        """Raises ConfigError for sampling options out of range."""
+    def plan(self, sampling: CertifySampling, form: FormOptions) -> CertifyPlan:
+        """Raises ConfigError for sampling options out of range, and as `structured_outputs`."""
         from outrider.lab.certify.certify import CertifyPlan
 
-        return CertifyPlan(self.samples, dataclasses.replace(sampling.params(), seed=None), sampling.seed)
+        params = dataclasses.replace(sampling.params(), seed=None, structured_outputs=form.structured_outputs())
+        return CertifyPlan(self.samples, params, sampling.seed)
 
 
 @with_groups
@@ -63,8 +64,8 @@ def certify(
     output.check()
     from outrider.build import Options
 
-    plan, workload = evidence.plan(sampling), evidence.load(target, evidence.limit)
-    options, grammar = Options(target=target, **model.llm_arguments()), form.spec()
+    plan, workload = evidence.plan(sampling, form), evidence.load(target, evidence.limit)
+    options = Options(target=target, **model.llm_arguments())
 
     def run(path: Path, *, resume: bool, progress: Progress) -> tuple[CertifyResult, Journal]:
         from outrider.lab.certify.certify import certify as run_certify
@@ -72,7 +73,7 @@ def certify(
         from outrider.lab.certify.subject import Subject
         from outrider.lab.journal import Journal, Units
 
-        subject = Subject.open(options, progress.say, grammar)
+        subject = Subject.open(options, progress.say)
         prompts = tokens_of(subject, workload, plan)
         journal = Journal.open(path, identity(subject, prompts, plan), resume=resume)
         result = run_certify(subject, workload, prompts, plan, Units(journal, progress))

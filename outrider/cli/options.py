@@ -22,7 +22,6 @@ from outrider.wellformed import read_json, read_text
 
 if TYPE_CHECKING:
     from outrider.build import Options
-    from outrider.grammar import Spec
     from outrider.sampling.params import SamplingParams
     from outrider.sampling.structured import StructuredOutputsParams
 
@@ -221,15 +220,6 @@ class FormOptions:
     def structured_outputs(self) -> StructuredOutputsParams | None:
         """For `SamplingParams`. Raises ConfigError for two forms or an unreadable file, RequestError for a form that is wrong,
         before a model is loaded."""
-        found = self._found()
-        return None if found is None else found[1]
-
-    def spec(self) -> Spec | None:
-        """The grammar. Raises as `structured_outputs`."""
-        found = self._found()
-        return None if found is None else found[0]
-
-    def _found(self) -> tuple[Spec, StructuredOutputsParams] | None:
         given = [name for name in ("json_schema", "regex", "choice", "grammar") if getattr(self, name) is not None]
         if not given:
             return None
@@ -245,6 +235,5 @@ class FormOptions:
             wanted = StructuredOutputsParams(grammar=read_text(self.grammar, f"{name}={self.grammar}"))
         else:
             wanted = StructuredOutputsParams(regex=self.regex, choice=self.choice)
-        spec = form_of(wanted, name)
-        refuse_wrong(spec)
-        return spec, wanted
+        refuse_wrong(form_of(wanted, name))
+        return wanted

@@ -26,9 +26,9 @@ from outrider.lab.certify.certify_result import (
 )
 from outrider.lab.certify.first_token import first_token
 from outrider.lab.certify.points import find_spots
-from outrider.lab.certify.sampled import FALSE_ALARMS, POWER, sampled_distribution
+from outrider.lab.certify.sampled import sampled_distribution
 from outrider.lab.certify.subject import Subject
-from outrider.lab.certify.texts import greedy, invariance, not_claimed
+from outrider.lab.certify.texts import greedy, invariance
 from outrider.lab.journal import Units
 from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import Workload
@@ -83,8 +83,6 @@ def settings_of(subject: Subject) -> dict[str, Any]:
     if subject.built.draft is not None:
         config["draft"] = subject.asked.draft or "demo draft"
     config.pop("max_num_seqs")  # the certificate decodes both alone and in batches
-    if subject.grammar is not None:
-        config["grammar"] = f"{subject.grammar.form}: {subject.grammar.text}"
     return config
 
 
@@ -93,6 +91,7 @@ def certify(
 ) -> CertifyResult:
     """Every section that applies; `prompts` are `tokens_of` the workload."""
     began = time.perf_counter()
+    subject.constraint([], plan.sampling)  # refuses a wrong grammar now
     verifier, lossless = subject.speculative.verifier, subject.is_lossless
     exact = exact_distribution(verifier, trees=subject.built.draws_trees, progress=units.progress)
     text, answers = greedy(subject, list(prompts), plan.sampling, units)
@@ -102,8 +101,9 @@ def certify(
         sampled = sampled_distribution(subject, spots, plan.drawing, plan.samples, plan.seed, units)
         same = invariance(subject, prompts, plan.drawing, plan.seed, units)
     else:
-        first = FirstTokenDistribution(status="not claimed", why=NOT_CERTIFIED)
-        text, sampled, same = _lossy(text), _no_samples(plan), not_claimed(NOT_CERTIFIED)
+        text, nothing = _lossy(text), {"status": "not claimed", "why": NOT_CERTIFIED}
+        first, same = FirstTokenDistribution.model_validate(nothing), SameTexts.model_validate(nothing)
+        sampled = SampledDistribution.model_validate({**nothing, "temperature": plan.drawing.temperature})
     result = CertifyResult(
         verdict="inconclusive", reasons=[], settings=settings_of(subject), sampling=asdict(plan.drawing),
         workload=workload.name, num_prompts=len(prompts), max_new_tokens=plan.sampling.required_max_tokens, seed=plan.seed,
@@ -121,13 +121,6 @@ def _lossy(section: SameTexts) -> SameTexts:
     return section.model_copy(
         update={"status": "not claimed", "why": f"{LOSSY}: {same} of {total} greedy texts are plain decoding's"}
     )
-
-
-def _no_samples(plan: CertifyPlan) -> SampledDistribution:
-    return SampledDistribution(
-        status="not claimed", why=NOT_CERTIFIED, temperature=plan.drawing.temperature, false_alarms=FALSE_ALARMS, power=POWER,
-        num_samples=0, num_tokens=0, origins={}, places=[], tests=[], detectable_total_variation=None,
-    )  # fmt: skip
 
 
 def _notes(subject: Subject, workload: Workload, plan: CertifyPlan, sampled: SampledDistribution) -> list[str]:

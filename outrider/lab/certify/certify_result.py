@@ -15,6 +15,8 @@ from pydantic import Field
 from outrider.lab.result import Record, Result
 
 LEFT_OUT = "left out"  # how `why` begins in sections that were not run
+FALSE_ALARMS = 1e-3  # chance that a faithful sampler fails any test of a certificate
+POWER = 0.9
 
 Status = Literal["passed", "failed", "inconclusive", "not claimed"]
 Verdict = Literal["lossless", "not lossless", "lossy", "inconclusive"]
@@ -103,8 +105,8 @@ class TextRun(Record):
 class SameTexts(Section):
     """Token ids of several ways to decode, compared with plain decoding of each prompt alone."""
 
-    runs: list[TextRun]
-    differences: list[TextDifference]
+    runs: list[TextRun] = Field(default_factory=list)
+    differences: list[TextDifference] = Field(default_factory=list)
 
 
 class DistributionTest(Record):
@@ -132,14 +134,14 @@ class SampledDistribution(Section):
     """Drawn continuations against the target's own conditionals."""
 
     temperature: float
-    false_alarms: float  # chance that a faithful sampler fails any test of the certificate
-    power: float
-    num_samples: int  # continuations of each sampler
-    num_tokens: int  # tokens tested per continuation
-    origins: dict[str, int]  # of the speculative tokens: accepted, correction, bonus, plain
-    places: list[TestPoint]
-    tests: list[DistributionTest]
-    detectable_total_variation: float | None  # the worst of the speculative tests
+    false_alarms: float = FALSE_ALARMS
+    power: float = POWER
+    num_samples: int = 0  # continuations of each sampler
+    num_tokens: int = 0  # tokens tested per continuation
+    origins: dict[str, int] = Field(default_factory=dict)  # of the speculative tokens: accepted, correction, bonus, plain
+    places: list[TestPoint] = Field(default_factory=list)
+    tests: list[DistributionTest] = Field(default_factory=list)
+    detectable_total_variation: float | None = None  # the worst of the speculative tests
 
 
 class CertifyResult(Result):

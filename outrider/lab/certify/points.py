@@ -21,7 +21,6 @@ from outrider.lab.certify.subject import Seen, Subject, clear, share_prefix
 from outrider.lab.progress import Progress
 from outrider.models.lm import LM
 from outrider.models.tokens.vocabulary import fit_width
-from outrider.rows import Rows
 from outrider.sampling.distribution import BatchSampling, History, distribution
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
@@ -80,37 +79,21 @@ def _entropy(probs: np.ndarray) -> float:
 @torch.inference_mode()
 def first_draft(subject: Subject, spot: Spot, params: SamplingParams) -> Seen | None:
     """What a first step at the test point sees; None where the drafter proposes nothing."""
-    decoder, kept = subject.drafting, []
-
-    def keep(rows: Rows, seen: Seen, taken: list[int]) -> None:
-        kept.append(seen)
-
-    decoder.watch = keep
-    room = subject.max_drafted + 1
-    decoder.add(subject.row(0, spot.tokens, len(spot.prompt), params, seed=0, room=room))
+    decoder = subject.drafting
+    decoder.add(subject.row(0, spot.tokens, len(spot.prompt), params, seed=0, room=subject.max_drafted + 1))
     try:
-        decoder.step()
+        with decoder.watched():
+            decoder.step()
     finally:
-        decoder.watch = None
         clear(decoder)
-    return kept[0] if kept[0].draft.lists[1][0] else None
+    return decoder.seen if decoder.seen.draft.lists[1][0] else None
 
 
-@torch.inference_mode()
 def probs_along(subject: Subject, prompt: list[int], answer: list[int], params: SamplingParams) -> Iterator[np.ndarray]:
     """The target's distribution before every token of an answer, (V,) fp64 each."""
-    lm = subject.target
-    row = lm.kv.add_row()
-    lm.catch_up([prompt])
-    text = [prompt[-1], *answer[:-1]]
-    try:
-        for start in range(0, len(text), CHUNK):
-            piece = text[start : start + CHUNK]
-            logits = lm.forward(torch.tensor([piece], device=lm.device))
-            yield from normalised(_probs(subject, logits, [piece[1:]], prompt, answer[:start], params)[0].cpu().numpy())
-            lm.kv.advance(row, len(piece))
-    finally:
-        lm.kv.swap_remove(row)
+    for start in range(0, len(answer), CHUNK):
+        spot, piece = Spot(0, prompt, answer[:start], 0.0), tuple(answer[start : start + CHUNK])
+        yield from (probs for _, probs in conditionals(subject, subject.target, spot, [piece[:-1]], params))
 
 
 @torch.inference_mode()

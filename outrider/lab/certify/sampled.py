@@ -17,7 +17,15 @@ import numpy as np
 import torch
 
 from outrider.kv.view import KVView
-from outrider.lab.certify.certify_result import DistributionTest, SampledDistribution, Sampler, Status, View
+from outrider.lab.certify.certify_result import (
+    FALSE_ALARMS,
+    POWER,
+    DistributionTest,
+    SampledDistribution,
+    Sampler,
+    Status,
+    View,
+)
 from outrider.lab.certify.gtest import GStatistic, PositionTable, detectable, holm
 from outrider.lab.certify.points import Beginning, Spot, conditionals
 from outrider.lab.certify.subject import Subject, WatchedDecoder, clear
@@ -26,8 +34,6 @@ from outrider.models.lm import LM
 from outrider.run import has_ended, run_rows
 from outrider.sampling.params import SamplingParams
 
-FALSE_ALARMS = 1e-3  # of a whole certificate
-POWER = 0.9
 DEPTH = 3  # tokens tested per continuation, at most
 MAX_ROWS = 64  # at a time
 MAX_BYTES = 1 << 28  # of distributions of one batch
@@ -66,9 +72,9 @@ def sampled_distribution(
     status, why = _judgement(tests, origins, each * len(spots), len(spots))
     ours = [one.detectable_total_variation for one in tests if one.sampler == "speculative"]
     return SampledDistribution(
-        status=status, why=why, temperature=params.temperature, false_alarms=FALSE_ALARMS, power=POWER,
-        num_samples=each * len(spots), num_tokens=depth, origins=dict(origins), places=[spot.as_record() for spot in spots],
-        tests=tests, detectable_total_variation=max((one for one in ours if one is not None), default=None),
+        status=status, why=why, temperature=params.temperature, num_samples=each * len(spots), num_tokens=depth,
+        origins=dict(origins), places=[spot.as_record() for spot in spots], tests=tests,
+        detectable_total_variation=max((one for one in ours if one is not None), default=None),
     )  # fmt: skip
 
 

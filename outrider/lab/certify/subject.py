@@ -6,7 +6,8 @@ target's distribution. The coupled (drafter-invariant) case is the exception: it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,14 +21,14 @@ from outrider.draft_length import FixedLength
 from outrider.drafters.lookup.prediction import PredictionDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.errors import ConfigError, OutriderError
-from outrider.grammar import Spec
 from outrider.lab.certify.enumerate import UnsoundError
 from outrider.llm import LLM
 from outrider.models.lm import LM, Reader
-from outrider.rows import Row, Rows
+from outrider.rows import Row
 from outrider.sampling.constraint import Constraint
 from outrider.sampling.distribution import distribution
 from outrider.sampling.params import SamplingParams
+from outrider.step import StepObserver
 from outrider.text import StopStrings
 from outrider.types import Draft, Verdict
 from outrider.verifiers.base import Verifier
@@ -44,14 +45,11 @@ class Seen:
     verdict: Verdict
 
 
-Watch = Callable[[Rows, Seen, list[int]], None]  # rows after the step, what was seen, tokens each row took
-
-
 class WatchedDecoder(Decoder):
-    """Decodes as any other, and tells `watch` what every step saw."""
+    """Decodes as any other, and where it `is_watched` keeps what the latest step saw."""
 
-    watch: Watch | None = None
-    _seen: Seen | None = None
+    is_watched = False
+    seen: Seen
 
     @classmethod
     def like(cls, given: Decoder) -> WatchedDecoder:
@@ -65,17 +63,19 @@ class WatchedDecoder(Decoder):
             raise
         except Exception as error:  # a verifier may be anybody's code: what it raises is about it, not a bug of ours
             raise UnsoundError(f"verifier '{self.verifier.name}' raised {type(error).__name__}: {error}") from error
-        if self.watch is not None:
+        if self.is_watched:
             probs = distribution(logits, self.rows.sampling, self.rows.history, draft)
-            self._seen = Seen(draft, logits, probs, verdict)
+            self.seen = Seen(draft, logits, probs, verdict)
         return verdict
 
-    def _keep(self, verdict: Verdict, taken: list[int]) -> list[list[int]]:
-        kept = super()._keep(verdict, taken)
-        if self.watch is not None and self._seen is not None:
-            self.watch(self.rows, self._seen, taken)
-            self._seen = None
-        return kept
+    @contextmanager
+    def watched(self, *observers: StepObserver) -> Iterator[None]:
+        """While it lasts, the decoder is watched, by these observers, too."""
+        own, self.is_watched, self.observers = self.observers, True, [*self.observers, *observers]
+        try:
+            yield
+        finally:
+            self.is_watched, self.observers = False, own
 
 
 @dataclass
@@ -86,14 +86,10 @@ class Subject:
     built: Built
     speculative: WatchedDecoder
     plain: WatchedDecoder
-    grammar: Spec | None = None  # that every answer must follow
 
     @classmethod
-    def open(
-        cls, options: Options, status: Callable[[str], None] = lambda line: None, grammar: Spec | None = None
-    ) -> Subject:
-        """Load and check. Raises what `build` raises, ConfigError where nothing is speculated, and what a grammar's own checks
-        raise."""
+    def open(cls, options: Options, status: Callable[[str], None] = lambda line: None) -> Subject:
+        """Load and check. Raises what `build` raises, and ConfigError where nothing is speculated."""
         built = build(options, status)
         given = built.decoder
         if isinstance(given.drafter, NoDrafter):
@@ -102,9 +98,7 @@ class Subject:
             raise ConfigError("drafter 'prediction' follows what requests predict, and a workload predicts nothing; name another")
         plain_rule: Verifier = given.verifier if given.verifier.coupled else TokenVerifier()
         plain = WatchedDecoder(given.target, NoDrafter(), plain_rule, FixedLength(0))
-        subject = cls(options, built, WatchedDecoder.like(given), plain, grammar)
-        subject.constraint([], SamplingParams())  # refuses a wrong grammar now
-        return subject
+        return cls(options, built, WatchedDecoder.like(given), plain)
 
     @cached_property
     def drafting(self) -> WatchedDecoder:
@@ -131,7 +125,7 @@ class Subject:
     ) -> list[list[int]]:
         """Generated token ids through `LLM.generate`, as any user gets them; `together` prompts at a time."""
         options = replace(self.built.options, max_num_seqs=together)
-        llm = _ConstrainedLLM.of(self, replace(self.built, decoder=decoder, options=options))
+        llm = LLM.around(replace(self.built, decoder=decoder, options=options))
         done = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], list(params))
         return [completion.token_ids for completion in done]
 
@@ -144,9 +138,8 @@ class Subject:
         )  # fmt: skip
 
     def constraint(self, output: Sequence[int], params: SamplingParams) -> Constraint | None:
-        """The grammar, and the bans of `params`, behind these output tokens; fresh. None where there is neither."""
-        grammar = None if self.grammar is None else self.built.grammars.constraint(self.grammar)
-        made = constraint_for(self.built, params, grammar)
+        """The grammar and the bans of `params` behind these output tokens; fresh. None where there is neither."""
+        made = constraint_for(self.built, params)
         if made is not None:
             made.commit(output)
         return made
@@ -168,26 +161,6 @@ class Subject:
         draft = self.built.draft
         if draft is not None and decoder.drafter.model is draft.lm and not any(draft.lm.kv.lengths):
             share_prefix(draft.lm, rows[0].tokens, len(rows))
-
-
-class _ConstrainedLLM(LLM):
-    """`LLM` whose answers follow the subject's grammar."""
-
-    _subject: Subject
-
-    @classmethod
-    def of(cls, subject: Subject, built: Built) -> _ConstrainedLLM:
-        llm = cls.__new__(cls)
-        llm._use(built)
-        llm._subject = subject
-        return llm
-
-    def _row(
-        self, number: int, prompt: str | Sequence[int], params: SamplingParams, *, streaming: bool, called: str = "the prompt"
-    ) -> Row:
-        row = super()._row(number, prompt, params, streaming=streaming, called=called)
-        row.constraint = self._subject.constraint([], params)
-        return row
 
 
 def clear(decoder: Decoder) -> None:

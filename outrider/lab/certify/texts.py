@@ -68,7 +68,6 @@ class Texts:
 
     def reference(self, decoder: WatchedDecoder) -> list[list[int]]:
         """Every prompt alone."""
-        decoder.watch = None
 
         def text(number: int) -> list[int]:
             return self.subject.texts(decoder, [self.prompts[number]], [self.params[number]])[0]
@@ -89,11 +88,11 @@ class Texts:
     def _batch(self, way: Way, numbers: Sequence[int], expected: list[list[int]]) -> dict[str, Any]:
         wanted = [expected[number] for number in numbers]
         prompts, params = [self.prompts[n] for n in numbers], [self.params[n] for n in numbers]
-        comparison = way.decoder.watch = RowComparison(wanted, {})
         if way.beside_sampled:
             prompts, params = [*prompts, prompts[0]], [*params, replace(params[0].drawn(), seed=numbers[0])]
-        texts = self.subject.texts(way.decoder, prompts, params, together=len(prompts))[: len(numbers)]
-        way.decoder.watch = None
+        comparison = RowComparison(way.decoder, wanted)
+        with way.decoder.watched(comparison):
+            texts = self.subject.texts(way.decoder, prompts, params, together=len(prompts))[: len(numbers)]
         comparison.finish(texts)
         differences = [
             difference(self.subject, prompts[i], numbers[i], way.name, params[i], params[i].seed or 0, wanted[i], parting)
@@ -146,18 +145,14 @@ def greedy(
     return texts.section("greedy text", subject.plain, ways)
 
 
-def not_claimed(why: str) -> SameTexts:
-    """For verifiers whose sampled texts depend on the drafts."""
-    return SameTexts(status="not claimed", why=why, runs=[], differences=[])
-
-
 def invariance(
     subject: Subject, prompts: Sequence[list[int]], params: SamplingParams, seed: int, units: Units
 ) -> SameTexts:
     """Sampled texts of the configured drafter, of other lengths of it, and of n-gram lookup, with the seeds of plain ones."""
     if not subject.speculative.verifier.coupled:
         name = subject.speculative.verifier.name
-        return not_claimed(f"'{name}' keeps the distribution, not the text: seeded texts may depend on the drafter")
+        why = f"'{name}' keeps the distribution, not the text: seeded texts may depend on the drafter"
+        return SameTexts(status="not claimed", why=why)
     seeds = [int(value) for value in np.random.SeedSequence([seed, 1]).generate_state(len(prompts))]
     texts = Texts(subject, list(prompts), [replace(params, seed=one) for one in seeds], units, "invariance")
     return texts.section("independence of the drafter", subject.plain, _ways(subject, min(TOGETHER, len(prompts))))[0]

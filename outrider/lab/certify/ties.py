@@ -13,20 +13,21 @@ Gaps are in spacings: the distance of neighbouring numbers of the model's dtype 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from outrider.lab.certify.certify_result import Cause, TextDifference
-from outrider.lab.certify.subject import Seen, Subject
+from outrider.lab.certify.subject import Subject, WatchedDecoder
 from outrider.models.lm import LM
 from outrider.models.tokens.token_bytes import token_name
-from outrider.rows import Rows
 from outrider.sampling.coupling import gumbel_choice
 from outrider.sampling.distribution import BatchSampling, History, distribution
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import RowStreams
+from outrider.step import StepFacts
 
 WIDE = 8  # tokens of the wide pass
 # Spacings that two correct orders of summation may differ by. Half types round every layer's output; in fp32 sums over
@@ -47,16 +48,20 @@ class Departure:
 
 @dataclass
 class RowComparison:
-    """A `Watch` that compares rows with expected texts while they grow. `partings[request]` is the first difference."""
+    """An observer that compares rows with expected texts while they grow. `partings[request]` is the first difference."""
 
+    decoder: WatchedDecoder
     expected: list[list[int]]  # by request
-    partings: dict[int, Departure]
+    partings: dict[int, Departure] = field(default_factory=dict)
+    _compared: Counter[int] = field(default_factory=Counter)  # tokens of each request
 
-    def __call__(self, rows: Rows, seen: Seen, taken: list[int]) -> None:
-        for index, row in enumerate(rows):
+    def observe(self, facts: StepFacts) -> None:
+        """A step is over."""
+        seen = self.decoder.seen
+        for index, row in enumerate(facts.rows):
             if row.request >= len(self.expected) or row.request in self.partings:
                 continue
-            begin = len(row.output) - taken[index]
+            begin, self._compared[row.request] = self._compared[row.request], len(row.output)
             wanted = self.expected[row.request][begin : len(row.output)]
             news = row.output[begin:]
             position = next((i for i, (a, b) in enumerate(zip(wanted, news, strict=False)) if a != b), None)

@@ -12,7 +12,6 @@ import pytest
 from outrider.lab.certify import certify as lab
 from outrider.lab.certify import sampled
 from outrider.lab.certify.certify_result import CertifyResult
-from outrider.lab.certify.subject import Subject
 from outrider.lab.result import read_result
 from tests.helpers import disturbed, save_checkpoint, tiny_llama, word_tokenizer
 from tests.unit.report.results import certificate
@@ -154,14 +153,13 @@ def test_an_interrupted_run_goes_on(
 
 
 def test_a_form_of_answers_reaches_the_lab(
-    cli: Cli, here: Path, models: tuple[Path, Path], asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    cli: Cli, here: Path, models: tuple[Path, Path], asked: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(Subject, "constraint", lambda subject, output, params: None)  # these words have no grammar library
     (here / "schema.json").write_text('{"type": "string"}')
     assert cli(*arguments(models)).code == 0
-    assert asked["subject"].grammar is None
+    assert asked["plan"].sampling.structured_outputs is None
     assert cli(*arguments(models, "--set", "json_schema=schema.json")).code == 0
-    assert asked["subject"].grammar.form == "json_schema"
+    assert asked["plan"].sampling.structured_outputs.json == {"type": "string"}
 
 
 @pytest.mark.parametrize(("more", "message"), [

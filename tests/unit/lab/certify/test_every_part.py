@@ -7,6 +7,7 @@ what ends a row (a grammar) must not keep a certificate from being made, nor fro
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ import torch
 from outrider.build import Options
 from outrider.drafters import DRAFTERS
 from outrider.errors import ConfigError, RequestError
-from outrider.grammar import Spec, choice, regex
-from outrider.lab.certify.certify import CertifyPlan, certify, identity, settings_of, tokens_of
+from outrider.lab.certify.certify import CertifyPlan, certify, identity, tokens_of
 from outrider.lab.certify.certify_result import CertifyResult
 from outrider.lab.certify.subject import Subject
 from outrider.lab.journal import Units
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.models.lm import PassLimits
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.structured import StructuredOutputsParams
 from outrider.verifiers import VERIFIERS
 from tests.heads import ACCEPTANCE, HEADS
 from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
@@ -80,7 +81,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def open_subject(root: Path) -> Open:
-    def opened(drafter: str, settings: dict[str, Any], verifier: str = "auto", grammar: Spec | None = None) -> Subject:
+    def opened(drafter: str, settings: dict[str, Any], verifier: str = "auto") -> Subject:
         torch.set_num_threads(1)
         chosen = {**(REQUIRED.get(drafter) or {}), **settings}
         chosen = {name: value.replace(AT, str(root)) if isinstance(value, str) else value for name, value in chosen.items()}
@@ -89,7 +90,7 @@ def open_subject(root: Path) -> Open:
         subject = Subject.open(Options(
             target=str(root / "target"), drafter=drafter, drafter_options=chosen, draft=str(root / "draft") if wants else None,
             verifier=verifier, dtype="float32",
-        ), grammar=grammar)  # fmt: skip
+        ))  # fmt: skip
         for loaded in filter(None, (subject.built.target, subject.built.draft)):
             loaded.lm.limits = PassLimits()  # whole batches in one pass: quick, and fp32 leaves no near-ties here
         return subject
@@ -161,7 +162,15 @@ def test_a_faulty_verifier_gets_none_whoever_drafts(open_subject: Open, drafter:
 
 # ------------------------------------------------ grammars
 
-LETTERS = regex("([a-d][a-d ])+")
+
+
+def bound(pattern: str, samples: int = PLAN.samples) -> CertifyPlan:
+    """Answers match this."""
+    form = StructuredOutputsParams(regex=pattern)
+    return CertifyPlan(samples=samples, sampling=SamplingParams(max_tokens=12, structured_outputs=form))
+
+
+LETTERS = "([a-d][a-d ])+"
 
 
 @pytest.mark.parametrize("drafter", [
@@ -170,29 +179,29 @@ LETTERS = regex("([a-d][a-d ])+")
 ])  # fmt: skip
 def test_answers_under_a_grammar_get_a_certificate(open_subject: Open, drafter: str) -> None:
     """Laws are those of the constrained target; a row that ends because the grammar is over ends alike on all ways."""
-    subject = open_subject(drafter, {}, grammar=LETTERS)
-    result = run(subject)
+    subject, plan = open_subject(drafter, {}), bound(LETTERS)
+    result = run(subject, plan)
     check(result)
-    assert "grammar" in result.settings
-    answer = subject.texts(subject.speculative, [[40, 41]], [SamplingParams(max_tokens=9, ignore_eos=True)])[0]
+    assert result.sampling["structured_outputs"]["regex"] == LETTERS
+    answer = subject.texts(subject.speculative, [[40, 41]], [replace(plan.sampling, max_tokens=9, ignore_eos=True)])[0]
     assert set(subject.built.target.tokenizer.decode(answer)) <= set("abcd ")
 
 
 @pytest.mark.usefixtures("broken")
 def test_a_faulty_verifier_gets_none_under_a_grammar(open_subject: Open) -> None:
     """On the two letters that a grammar leaves there is little to see, but enough."""
-    result = run(open_subject("draft-model", {}, "resamples", LETTERS), CertifyPlan(samples=1000, sampling=PLAN.sampling))
+    result = run(open_subject("draft-model", {}, "resamples"), bound(LETTERS, 1000))
     assert result.verdict == "not lossless"
     assert result.sampled_distribution.status == "failed"
 
 
 def test_a_wrong_grammar_is_refused_at_once(open_subject: Open) -> None:
     with pytest.raises(RequestError, match="regex is not usable"):
-        open_subject("ngram", {}, grammar=regex("(a"))
+        run(open_subject("ngram", {}), bound("(a"))
 
 
 def test_another_grammar_is_another_run(open_subject: Open) -> None:
     """A journal of free texts must not be gone on with."""
-    free, bound = open_subject("ngram", {}), open_subject("ngram", {}, grammar=choice(["yes", "no"]))
-    assert "grammar" not in settings_of(free)
-    assert identity(free, [[1, 2]], PLAN) != identity(bound, [[1, 2]], PLAN)
+    subject = open_subject("ngram", {})
+    found = [str(identity(subject, [[1, 2]], plan)) for plan in (PLAN, bound("yes|no"), bound("yes"))]
+    assert len(set(found)) == 3

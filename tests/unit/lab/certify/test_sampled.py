@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from outrider.lab.certify.certify_result import SampledDistribution
 from outrider.lab.certify.points import Spot, conditionals, find_spots, probs_along
@@ -140,15 +139,13 @@ def test_conditionals_are_those_of_plain_decoding(open_subject: Open, params: Sa
     found = dict(conditionals(subject, subject.target, spot, [(3, 9), (3, 44), (8,)], params))
     assert set(found) == {(), (3,), (3, 9), (3, 44), (8,)}
     for beginning, probs in found.items():
-        seen: list[torch.Tensor] = []
-        subject.plain.watch = lambda rows, step, taken, seen=seen: seen.append(step.probs[0, 0])
         tokens = [*spot.tokens, *beginning]
         subject.plain.add(subject.row(0, tokens, len(spot.prompt), params, seed=0, room=2))
-        subject.plain.step()
+        with subject.plain.watched():
+            subject.plain.step()
         subject.plain.remove(0)
-        assert np.allclose(probs, seen[0].numpy(), atol=1e-5)
+        assert np.allclose(probs, subject.plain.seen.probs[0, 0].numpy(), atol=1e-5)
         assert probs.sum() == pytest.approx(1, abs=1e-12)
-    subject.plain.watch = None
     if params is BANNED:
         assert found[()][0] == found[(3,)][0] == 0 < found[(3, 9)][0], "by then it is long enough"
         assert found[(8,)][9] == 0 < found[()][9]
