@@ -155,18 +155,17 @@ class Tuner:
 
     def _search(self, found: Findings) -> None:
         """Searches settings where a drafter that replays is worth it and there are texts enough to keep half of them back."""
-        family = next((one for one in self._best_families(found) if one.configuration.drafter in SEARCHED), None)
-        if family is None or len(self._plan.probe) < MIN_SEARCH_TEXTS or not self._plan.search_trials:
+        start = next((pair for pair in self._ranking(found) if pair[0].configuration.drafter in SEARCHED), None)
+        if start is None or len(self._plan.probe) < MIN_SEARCH_TEXTS or not self._plan.search_trials:
             return
-        costs = step_costs(found.probes[family.label], self._plan.batch_size)
-        best = max((one for one in found.forecasts if one.family == family.label), key=lambda one: one.speedup)
+        family, best = start
         texts = [
             Text(sample.tokens, answer, sample.task, sample.id)
             for sample, answer in zip(self._plan.probe, found.plain.answers, strict=True)
         ]
         found.search = search(
-            texts, family.member(best.size), trials=self._plan.search_trials, costs=costs, target=self._runner.models.target,
-            max_num_seqs=self._plan.batch_size, progress=self._progress,
+            texts, best, trials=self._plan.search_trials, costs=step_costs(found.probes[family.label], self._plan.batch_size),
+            target=self._runner.models.target, max_num_seqs=self._plan.batch_size, progress=self._progress,
         )  # fmt: skip
 
     def _confirm(self, found: Findings) -> None:
@@ -225,34 +224,29 @@ class Tuner:
 
     def _chosen(self, found: Findings) -> list[tuple[Family, Configuration]]:
         """The finalists: the best member of the best families and of every task, the best nested family with a free length, and
-        what the search found."""
-        families = {family.label: family for family in self._families}
+        what the search found, if it is better than what it began with on texts it had not seen."""
+        ranking, families = self._ranking(found), {family.label: family for family in self._families}
+        chosen = ranking[: self._plan.num_finalists]
         whole = [one for one in found.forecasts if one.configuration in found.overall]
-        best = [
-            max((one for one in whole if one.family == family.label), key=lambda one: found.overall[one.configuration])
-            for family in self._best_families(found)[: self._plan.num_finalists]
-        ]
-        for task in found.shares if len(found.shares) > 1 else ():
-            best += [max((one for one in whole if one.task == task), key=lambda one: one.speedup)] if whole else []
-        chosen = {one.configuration: (families[one.family], families[one.family].member(one.size)) for one in best}
-        if (nested := self._best_nested(found)) is not None:
-            auto = nested.member(f"auto:{min(MAX_AUTO, nested.sizes[-1])}")
-            chosen[auto.label] = nested, auto
-        if (better := self._searched(found)) is not None and found.search is not None:
+        for task in found.shares if whole and len(found.shares) > 1 else ():
+            best = max((one for one in whole if one.task == task), key=lambda one: one.speedup)
+            chosen.append((families[best.family], families[best.family].member(best.size)))
+        if (nested := next((one for one, _ in ranking if one.nested and len(one.sizes) > 1), None)) is not None:
+            chosen.append((nested, nested.member(f"auto:{min(MAX_AUTO, nested.sizes[-1])}")))
+        if found.search is not None and (gain := found.search.outcome.gain) is not None and gain.value > 0:
             start = found.search.outcome.start.configuration
-            chosen[better.label] = next(families[one.family] for one in whole if one.configuration == start), better
-        return list(chosen.values())
+            chosen.append((next(family for family, best in ranking if best.label == start), found.search.configuration))
+        return list({one.label: (family, one) for family, one in chosen}.values())
 
-    def _searched(self, found: Findings) -> Configuration | None:
-        """What the search found, if it is better than the family's own on texts it had not seen."""
-        if found.search is None or found.search.outcome.gain is None or found.search.outcome.gain.value <= 0:
-            return None
-        if found.search.outcome.start.configuration not in found.overall:  # not forecast for every task
-            return None
-        return found.search.configuration
-
-    def _best_nested(self, found: Findings) -> Family | None:
-        return next((family for family in self._best_families(found) if family.nested and len(family.sizes) > 1), None)
+    def _ranking(self, found: Findings) -> list[tuple[Family, Configuration]]:
+        """The best member of every family, by the forecast over the whole workload."""
+        members = [
+            (family, one) for family in self._families for _, one in family.members() if one.label in found.overall
+        ]
+        ranking: dict[str, tuple[Family, Configuration]] = {}
+        for family, one in sorted(members, key=lambda pair: -found.overall[pair[1].label]):
+            ranking.setdefault(family.label, (family, one))
+        return list(ranking.values())
 
     def _budget_s(self, found: Findings) -> float:
         """For the confirmation: what the probes left, and time for MIN_PROMPTS prompts, or one of each task, whatever they
@@ -268,16 +262,8 @@ class Tuner:
         fixed.sort(key=lambda one: -one.speedup.value)
         by_label = {family.label: family for family in self._families}
         measured = [by_label[found.family_of[one.configuration]] for one in fixed]
-        return list({family.label: family for family in (*measured, *self._best_families(found))}.values())
-
-    def _best_families(self, found: Findings) -> list[Family]:
-        """By their best member's forecast."""
-        best: dict[str, float] = {}
-        family_of = {one.configuration: one.family for one in found.forecasts}
-        for label, speedup in found.overall.items():
-            best[family_of[label]] = max(best.get(family_of[label], 0.0), speedup)
-        by_label = {family.label: family for family in self._families}
-        return [by_label[label] for label in sorted(best, key=lambda label: -best[label])]
+        forecast_only = [family for family, _ in self._ranking(found)]
+        return list({family.label: family for family in (*measured, *forecast_only)}.values())
 
     @contextmanager
     def _timed(self, found: Findings, name: str) -> Iterator[None]:
