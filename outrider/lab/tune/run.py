@@ -132,18 +132,20 @@ def _check_wishes(drafters: frozenset[str], drafts: Drafts) -> None:
 def gather_samples(
     workload: Workload, runner: Runner, request: TuneRequest, *, on_bad: OnBad, chat_template: bool
 ) -> tuple[list[Sample], list[str]]:
-    """The first `request.prompts` of every task, as token ids, each with its seed. Raises ConfigError as `prepare` does."""
+    """The first `request.prompts` of every task, as token ids, each with its seed; in place of those that are skipped later ones.
+    Raises ConfigError as `prepare` does."""
     max_tokens = request.sampling.required_max_tokens
-    chosen = replace(workload, requests=tuple(firsts(workload.requests, request.prompts)))
+    wanted = workload if on_bad == "skip" else replace(workload, requests=tuple(firsts(workload.requests, request.prompts)))
     prepared = prepare(
-        chosen, runner.tokenizer, context=runner.context, max_tokens=max_tokens, on_bad=on_bad, chat_template=chat_template
+        wanted, runner.tokenizer, context=runner.context, max_tokens=max_tokens, on_bad=on_bad, chat_template=chat_template
     )
+    by_request = {one.request.id: one for one in prepared.prompts}
     samples = [
         Sample(
-            one.request.id, one.request.task, one.tokens,
-            replace(request.sampling, max_tokens=one.max_tokens, seed=request.seed + number),
+            one.id, one.task, by_request[one.id].tokens,
+            replace(request.sampling, max_tokens=by_request[one.id].max_tokens, seed=request.seed + number),
         )
-        for number, one in enumerate(prepared.prompts)
+        for number, one in enumerate(firsts([one.request for one in prepared.prompts], request.prompts))
     ]  # fmt: skip
     if min(_count(samples).values()) < 2 * MIN_PROBED:
         raise ConfigError(

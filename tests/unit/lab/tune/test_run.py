@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from outrider.lab.bench import stages
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.bench.stages import run_group
 from outrider.lab.tune.drafts import read_drafts
-from outrider.lab.tune.run import TuneRequest, choose_space, run_tune
+from outrider.lab.tune.run import TuneRequest, choose_space, gather_samples, run_tune
 from outrider.lab.tune.tune_result import TuneResult
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.report.markdown import to_markdown
@@ -100,6 +101,17 @@ def test_wishes_that_cannot_be(root: Path, names: tuple[str, ...], drafters: tup
     request = TuneRequest(SamplingParams(), drafters=frozenset(drafters))
     with pytest.raises(ConfigError, match=message):
         choose_space(options(root), request, read_drafts(options(root), [str(root / name) for name in names]))
+
+
+def test_a_prompt_that_is_skipped_leaves_its_place_to_the_next_one() -> None:
+    """As in `bench`: four prompts of a task are four that can be run."""
+    texts = ["abc", "x" * 100, "abcd", "abcde", "bcd", "cde"]
+    workload = Workload("tests", tuple(WorkloadRequest(str(n), text, task="code") for n, text in enumerate(texts)))
+    runner: Any = SimpleNamespace(tokenizer=byte_tokenizer(), context=64)
+    asked = TuneRequest(SamplingParams(max_tokens=16), prompts=4)
+    samples, notes = gather_samples(workload, runner, asked, on_bad="skip", chat_template=False)
+    assert [one.id for one in samples] == ["0", "2", "3", "4"]
+    assert notes
 
 
 @pytest.mark.parametrize("sizes", [{"batch_size": 5000}, {"load_sizes": (4, 5000)}])
