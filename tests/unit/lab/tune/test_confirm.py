@@ -140,7 +140,7 @@ def test_tasks_take_turns(journal: Journal) -> None:
     """Whenever the time is over, each has had about as many prompts as another; results know prompts by their old numbers."""
     runner = FakeRunner(FakeContender(Configuration(PLAIN), 0.010, 0), FakeContender(FAST, 0.015, 2))
     prompts = [*samples(3), *samples(2, "chat")]
-    rounds, _ = confirmation(runner, [FAST], prompts, 1, 1e9, journal, Quiet())  # type: ignore[arg-type]
+    rounds, _ = confirmation(runner, [FAST], prompts, 1, 1e9, journal, Progress())  # type: ignore[arg-type]
     assert [one.number for one in rounds.cells[0].prompts] == [0, 3, 1, 4, 2]
 
 
