@@ -34,7 +34,12 @@ SETTINGS = {
     "block": ("num_layers=1", "block_size=5", "num_anchors=24", "target_layers=1,15,26"),
 }
 DRAFTINGS = {
-    "eagle3": ("k=1 bits=8", "k=2 bits=8", "k=3 bits=4", "k=6 tree=best-first max_depth=3 top_k=3 bits=4"),
+    "eagle3": (
+        "k=2 bits=8",
+        "k=3 bits=4",
+        "k=7 tree=best-first max_depth=2 top_k=4 min_gain=0 bits=4",
+        "k=12 tree=best-first max_depth=3 top_k=4 min_gain=0 bits=4",
+    ),
     "block": ("k=2",),
 }
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
@@ -71,6 +76,7 @@ def train(
     batch_size: Annotated[int, typer.Option(min=1)] = 4,
     lr: Annotated[float, typer.Option()] = 1e-3,
     max_steps: Annotated[int, typer.Option(min=0, help="Of the optimizer; 0: as the epochs say.")] = 0,
+    init: Annotated[Path | None, typer.Option(help="Folder of a head to go on from, with a new schedule.")] = None,
     threads: Annotated[int, typer.Option(min=1)] = 2,
     device: Device = "cpu",
 ) -> None:
@@ -83,7 +89,7 @@ def train(
         *options, "--epochs", str(epochs), "--batch-size", str(batch_size), "--set", f"lr={lr}", "--set", "precision=bf16",
         "--set", "held_out=0.03", "--set", "max_length=768", "--set", "save_every_s=120",
         "--set", "measure_limit=0", "--set", f"max_steps={max_steps}", "--device", device,
-        *(["--set", "feature_cache=20GB"] if device == "cpu" else []),
+        *(["--set", "feature_cache=20GB"] if device == "cpu" else []), *(["--init", str(init)] if init else []),
     )  # fmt: skip
 
 
