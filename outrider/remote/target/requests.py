@@ -63,8 +63,8 @@ def _message(
     return message
 
 
-def from_message(message: messages.GenerateRequest, grammars: Grammars, time_left_s: float | None) -> Request:
-    """The request as the engine takes it. `time_left_s`: until the caller's deadline. May compile a grammar.
+def from_message(message: messages.GenerateRequest, grammars: Grammars) -> Request:
+    """The request as the engine takes it. May compile a grammar.
 
     Raises RequestError or ConfigError for what is malformed.
     """
@@ -72,7 +72,6 @@ def from_message(message: messages.GenerateRequest, grammars: Grammars, time_lef
         raise RequestError("id is empty: every request needs one of its own")
     if not (math.isfinite(message.timeout_s) and message.timeout_s >= 0):
         raise RequestError(f"timeout_s must be at least 0 (0: none), got {message.timeout_s}")
-    limits = [limit for limit in (message.timeout_s or None, time_left_s) if limit is not None]
     asked = message.speculation
     return Request(
         id=message.id,
@@ -88,7 +87,7 @@ def from_message(message: messages.GenerateRequest, grammars: Grammars, time_lef
         constraint=grammars.constraint(_spec(message.grammar)) if message.HasField("grammar") else None,
         prediction=list(message.prediction) or None,
         priority=message.priority,
-        timeout_s=min(limits, default=None),
+        timeout_s=message.timeout_s or None,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         committed=list(message.committed),
     )  # fmt: skip

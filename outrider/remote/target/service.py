@@ -142,11 +142,11 @@ class TargetService:
         self, message: messages.GenerateRequest, context: aio.ServicerContext, outbox: Outbox
     ) -> tuple[Serves, Request]:
         """Read and handed over. Raises what the engine raises."""
-        engine, left = self._loaded(), context.time_remaining()
+        engine = self._loaded()
         headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
         def work() -> Request:  # in a thread: grammars compile, bad words read the vocabulary, and committed tokens are replayed
-            asked = from_message(message, self._grammars, left)
+            asked = from_message(message, self._grammars)
             if asked.params.bad_words:
                 engine.prepare(asked.params)
             engine.submit(asked, outbox.put)

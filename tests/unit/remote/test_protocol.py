@@ -112,13 +112,13 @@ def test_thoughts_are_sent_to_the_target_service() -> None:
     params = SamplingParams(stop=["x"], seed=1, thinking=thinking)
     request = Request(id="a", prompt=[1], params=params)
     sent = to_message(request, attempt="a-1", committed=[], seed=1, params=params, timeout_s=None, prompt_logprobs=None)
-    assert from_message(sent, Grammars(None, 10, []), None).params == params
+    assert from_message(sent, Grammars(None, 10, [])).params == params
     sent.sampling_json = '{"thinking": {"opening": ["<"], "close": [">"]}}'
     with pytest.raises(ConfigError, match=r"unknown field 'thinking\.close'.*closing"):
-        from_message(sent, Grammars(None, 10, []), None)
+        from_message(sent, Grammars(None, 10, []))
     sent.sampling_json = '{"thinking": {"opening": ["<"]}}'
     with pytest.raises(ConfigError, match="malformed 'thinking'"):
-        from_message(sent, Grammars(None, 10, []), None)
+        from_message(sent, Grammars(None, 10, []))
 
 
 def test_a_form_of_the_answer_is_sent_as_a_grammar() -> None:
