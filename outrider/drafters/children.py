@@ -30,8 +30,13 @@ def ranked_by_scores(rows: Rows) -> list[bool]:
     return [row.constraint is None and row.params.is_softmax for row in rows]
 
 
-def raced_scores(rows: Rows, scores: Tensor, columns: Sequence[Sequence[int]], depths: Tensor) -> Tensor:
-    """Scores (B, M, V') whose softmax is that of `raced`, in these columns of coupled rows; `depths` (B, M): of their nodes."""
+def raced_scores(
+    rows: Rows, scores: Tensor, columns: Sequence[Sequence[int]], depths: Tensor, known: Tensor | None = None
+) -> Tensor:
+    """Scores (B, M, V') whose softmax is that of `raced`, in these columns of coupled rows; `depths` (B, M): of their nodes.
+
+    `known` (V',): ids of the tokens that are scored, None: all, in order.
+    """
     coupled = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
     racing = [(row, column) for row, line in enumerate(columns) if coupled[row] for column in line]
     if not racing:
@@ -43,15 +48,21 @@ def raced_scores(rows: Rows, scores: Tensor, columns: Sequence[Sequence[int]], d
         positions[row].append(begins[row] + deep[row][column])
     scores = scores.to(torch.float32, copy=True)
     for (row, column), noise in zip(racing, rows.rng.noise(positions, rows.vocab_size), strict=True):
-        scores[row, column, :width].add_(noise[:width].to(scores.device), alpha=heat[row])
+        own = noise[:width] if known is None else noise[known.to(noise.device)]
+        scores[row, column, : len(own)].add_(own.to(scores.device), alpha=heat[row])
     return scores
 
 
 def likeliest_scores(
-    top_tokens: TopTokens, rows: Rows, scores: Tensor, columns: Sequence[Sequence[int]], counts: Sequence[Sequence[int]]
-) -> list[list[list[Child]]] | None:
-    """`likeliest` in the softmax of scores (B, M, V') in these columns of each row; None where scores are no numbers."""
-    width, soft = min(scores.shape[2], rows.vocab_size), rows.soft_sampling.options.tolist()
+    top_tokens: TopTokens, rows: Rows, scores: Tensor, columns: Sequence[Sequence[int]], counts: Sequence[Sequence[int]],
+    known: Tensor | None = None,
+) -> list[list[list[Child]]] | None:  # fmt: skip
+    """`likeliest` in the softmax of scores (B, M, V') in these columns of each row; None where scores are no numbers.
+
+    `known` (V',): ids of the tokens that are scored, None: all, in order.
+    """
+    width = min(scores.shape[2], rows.vocab_size) if known is None else scores.shape[2]
+    soft = rows.soft_sampling.options.tolist()
     asked = [(row, column) for row, line in enumerate(columns) for column in line]
     if not asked:
         return [[] for _ in counts]
@@ -60,7 +71,9 @@ def likeliest_scores(
     found = top_tokens.shares(scores, outputs, max_candidates, width, temperatures)
     if not np.isfinite(found.shares).all() or found.tokens.min() < 0:
         return None
-    lines = iter(zip(found.tokens.tolist(), found.shares.tolist(), strict=True))
+    tokens = torch.from_numpy(found.tokens)
+    ids = (tokens if known is None else known[tokens.to(known.device)]).tolist()
+    lines = iter(zip(ids, found.shares.tolist(), strict=True))
     return [[[*map(Child, *(part[:count] for part in next(lines)))] for count in line] for line in counts]
 
 

@@ -225,6 +225,16 @@ class FedChain(FeatureFed, ModelDrafter):
 class FedTree(FeatureFed, TreeModelDrafter):
     """Trees, level by level."""
 
+    @property
+    def known(self) -> Tensor | None:
+        return self.lm.head.draft_ids
+
+    def _logits(self, tokens: Tensor, parents: Tensor, columns: Tensor) -> Tensor:
+        return self.lm.own_logits(tokens, parents, columns)
+
+    def _in_full(self, scores: Tensor) -> Tensor:
+        return self.lm.head.in_full(scores)
+
     def _close(self, verdict: Verdict, draft: Draft) -> None:
         super()._close(verdict, draft)
         self.plan.observe(draft, verdict, [tree.growth for tree in self._trees])

@@ -136,6 +136,21 @@ class TreeModelDrafter(ModelDrafter):
             kv.truncate(index, len(row.tokens) - 1)
         self._trees = []
 
+    # ---------------------------------------------------------------- the model's vocabulary
+
+    @property
+    def known(self) -> Tensor | None:
+        """(V',) int64: the target's id of every token that the model scores; None: they are the same."""
+        return None
+
+    def _logits(self, tokens: Tensor, parents: Tensor, columns: Tensor) -> Tensor:
+        """Scores (B, K, V') behind these columns of a pass."""
+        return self.lm.forward(tokens, parents, columns)
+
+    def _in_full(self, scores: Tensor) -> Tensor:
+        """(B, K, V') over the ids of the target."""
+        return scores
+
     # ---------------------------------------------------------------- one level
 
     def _next_level(self, rows: Rows) -> tuple[TreeLevel, Tensor, int]:
@@ -151,7 +166,7 @@ class TreeModelDrafter(ModelDrafter):
         return level, scores, first
 
     def _level_probs(self, rows: Rows, scores: Tensor, first: int) -> Tensor:
-        fitted, so_far = fit_width(scores, rows.vocab_size), self._fed_draft(rows.device)
+        fitted, so_far = fit_width(self._in_full(scores), rows.vocab_size), self._fed_draft(rows.device)
         return distribution(fitted, rows.soft_sampling, rows.history, so_far, first_node=first, drafting=True)
 
     def _forward(self, first: int, last: int, device: torch.device) -> Tensor:
@@ -165,7 +180,7 @@ class TreeModelDrafter(ModelDrafter):
         width = max(map(len, tokens))
         begin = min(offsets) + first
         columns = torch.arange(begin, width, device=device)
-        logits = self.lm.forward(table(tokens, width, 0, device), table(parents, width - 1, -1, device), columns)
+        logits = self._logits(table(tokens, width, 0, device), table(parents, width - 1, -1, device), columns)
         if min(offsets) == max(offsets):  # one text alone, mostly: nothing to line up
             return logits[:, : last - first + 1]
         columns = torch.tensor(offsets, device=device)[:, None] + torch.arange(first, last + 1, device=device) - begin
@@ -185,10 +200,10 @@ class TreeModelDrafter(ModelDrafter):
         counts = [[count for _, count in tree.growth.wanted()] for tree in self._trees]
         columns = level.columns
         by_scores = [ranked and not tree.sampled for tree, ranked in zip(self._trees, self._ranked, strict=True)]
-        own = [[line if mine else [] for line, mine in zip(each, by_scores, strict=True)] for each in (columns, counts)]
+        own, sizes = ([line if mine else [] for line, mine in zip(each, by_scores, strict=True)] for each in (columns, counts))
         depths = None if rows.coupled_rows is None else self._fed_draft(rows.device).depths()[:, first : first + scores.shape[1]]
-        ranking = scores if depths is None else raced_scores(rows, scores, own[0], depths)
-        placed = likeliest_scores(self._top_tokens, rows, ranking, *own)
+        ranking = scores if depths is None else raced_scores(rows, scores, own, depths, self.known)
+        placed = likeliest_scores(self._top_tokens, rows, ranking, own, sizes, self.known)
         if placed is not None and level.probs is None:
             return placed
         # `_level_probs` names the row whose scores are no numbers

@@ -148,6 +148,10 @@ class HeadLM:
 
         They are very low where the head knows no such token. `tokens` (B, T), `parents` (B, T-1) as in `LM.forward`.
         """
+        return self.head.in_full(self.own_logits(tokens, parents, columns))
+
+    def own_logits(self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
+        """The logits of `forward` over the head's own vocabulary, (B, T or K, Vd)."""
         features = self._carried if self._goes_on(parents) else self._features(tokens.shape[1], parents)
         assert features is not None
         columns = torch.arange(tokens.shape[1], device=self.device) if columns is None else columns
@@ -156,7 +160,7 @@ class HeadLM:
             last = torch.tensor([len(given) - 1 for given in self._given], device=self.device)
             carried = carried[torch.arange(len(carried), device=self.device), last][:, None]
         self._carried = carried
-        return self.head.in_full(logits)
+        return logits
 
     def feed(self, row: int, tokens: Sequence[int], features: Tensor) -> None:
         """Feed and commit positions of one row: tokens and the target's features (n, H) for them."""

@@ -39,7 +39,7 @@ class MtpTurnsLM(HeadLM):
         super().give(features)
         self._turn = 0
 
-    def forward(self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
+    def own_logits(self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) of the positions given, then (B, 1, V) for one more token at a time."""
         assert parents is None, "its drafts are chains"
         if self._turn:

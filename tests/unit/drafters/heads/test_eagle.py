@@ -15,12 +15,15 @@ from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
 from outrider.drafters.base import DraftSetup
 from outrider.drafters.heads.eagle import Eagle3Drafter, EagleDrafter, EagleSettings
+from outrider.drafters.heads.feature_fed import FedTree
+from outrider.drafters.model.draft_tree import TreeModelDrafter
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.models.loading.load import LoadedModel, Tables, build_lm
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
+from outrider.verifiers.coupled import CoupledVerifier
 from outrider.verifiers.traversal import TraversalVerifier
 from tests.heads import random_eagle
 from tests.helpers import byte_tokenizer, make_row, run_to_end, save_checkpoint, tiny_llama
@@ -216,6 +219,32 @@ def test_sampled_distributions_are_zero_outside_the_draft_vocabulary(tmp_path: P
     assert float(draft.probs[0, :4, outside].max()) == 0.0
     torch.testing.assert_close(draft.probs[0, :4].sum(-1), torch.ones(4))
     assert all(token in ids for token in draft.lists[0][0])
+
+
+def test_trees_rank_the_heads_own_tokens_as_those_of_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy rows, and rows that share the target's noise: a row's nodes are the target's ids, whichever scores rank them."""
+    folder, found = saved_head(tmp_path, "eagle3", draft_vocab=20), []
+    for names in ((), ("known", "_logits", "_in_full")):
+        with monkeypatch.context() as patch:
+            for name in names:
+                patch.setattr(FedTree, name, vars(TreeModelDrafter)[name])
+            target = loaded_target()
+            drafter = drafter_of(target, folder, "eagle3", tree="best-first", min_gain=0.0)
+            decoder = decoder_of(target, drafter, 6)
+            for number, temperature in enumerate((0.0, 0.8)):
+                row = make_row(PROMPTS[number], SamplingParams(max_tokens=30, temperature=temperature), seed=number)
+                row.verifier = CoupledVerifier() if temperature else None
+                decoder.add(row)
+            drafts = []
+            for _ in range(4):
+                decoder.step()
+                draft = drafter.propose(decoder.rows, [6, 6])
+                drafts.append((draft.lists, draft.parent_lists))
+        found.append(drafts)
+    assert found[0] == found[1]
+    ids = drafter.lm.head.draft_ids.tolist()
+    assert ids != sorted(range(20))
+    assert all(token in ids for (tokens, _), _ in found[0] for line in tokens for token in line)
 
 
 @pytest.mark.parametrize("tree", ["chain", "best-first", "2x2x1"])
