@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -250,10 +250,11 @@ class Tuner:
 
     def _budget_s(self, found: Findings) -> float:
         """For the confirmation: what the probes left, and time for MIN_PROMPTS prompts, or one of each task, whatever they
-        left."""
+        left. Forecasts of the best are too high, so no finalist is taken to be faster than plain decoding."""
         probes = sum(probe.seconds for probe in (found.plain, *found.probes.values()))
-        prompts = self._plan.confirm[: max(MIN_PROMPTS, len(found.shares)) + 1]  # warming up takes as long as one more
-        min_s = _seconds(found, self._plan, [PLAIN, *found.family_of], prompts)
+        prompts = self._plan.confirm[: max(MIN_PROMPTS, len(found.shares))]
+        warming_up = prompts[:1]  # takes as long as one more
+        min_s = _seconds(found, self._plan, [PLAIN] * (1 + len(found.family_of)), [*prompts, *warming_up])
         return max(self._plan.most_share * exhaustive_seconds(found, self._plan) - probes, min_s)
 
     def _favourites(self, found: Findings) -> list[Family]:
@@ -280,11 +281,14 @@ def exhaustive_seconds(found: Findings, plan: TunePlan) -> float:
     return _seconds(found, plan, [PLAIN, *found.overall], [*plan.probe, *plan.confirm])
 
 
-def _seconds(found: Findings, plan: TunePlan, labels: Iterable[str], samples: Sequence[Sample]) -> float:
-    """Forecast of running some configurations; one that was not forecast is taken to be as fast as plain decoding."""
+def _seconds(found: Findings, plan: TunePlan, labels: Sequence[str], samples: Sequence[Sample]) -> float:
+    """Forecast of running some configurations, reading prompts included; one without a forecast counts as plain decoding."""
     tokens = sum(sample.params.required_max_tokens for sample in samples)
-    base = plain_tokens_per_s(found.plain, plan.batch_size)
-    return sum(1 / found.overall.get(label, 1.0) for label in labels) * tokens / base if base else 0.0
+    base, plain = plain_tokens_per_s(found.plain, plan.batch_size), found.plain
+    if not base:
+        return 0.0
+    reading_s = max(0.0, plain.seconds - plain.tokens / base) / max(1, len(plain.answers))
+    return sum(1 / found.overall.get(label, 1.0) for label in labels) * tokens / base + len(labels) * len(samples) * reading_s
 
 
 def _is_auto(label: str) -> bool:

@@ -21,6 +21,7 @@ from outrider.lab.tune.probe import (
     sweep_order,
 )
 from outrider.lab.tune.space import PLAIN_FAMILY, Family, SpaceOptions
+from outrider.lab.tune.tune import Findings, TunePlan, exhaustive_seconds
 from outrider.sampling.params import SamplingParams
 from tools.tune_simulation.simulate import World
 
@@ -135,6 +136,15 @@ def test_load_falls_back_to_plain_decoding() -> None:
     found = best_at(32, [(CHAIN, probe(steps), busy)], plain, shares)
     assert (found.configuration, found.size, found.speedup) == ("none", 0, 1.0)
     assert found.tokens_per_s == pytest.approx(plain_tokens_per_s(plain, 32))
+
+
+def test_trying_everything_takes_the_time_to_read_prompts_too() -> None:
+    """Catches a time limit that long prompts with short answers use up before the second one."""
+    steps = {"code": [note(0, 0, seconds=0.010)] * 5}
+    plain = Probe(family=PLAIN_FAMILY.label, steps=steps, tokens=100, seconds=3.0, answers=[[1]] * 2)  # 2 s of reading
+    samples = [Sample(str(n), "code", [n], SamplingParams(max_tokens=50, ignore_eos=True)) for n in range(4)]
+    found = Findings(plain, overall={CHAIN.member(4).label: 2.0})
+    assert exhaustive_seconds(found, TunePlan(samples[:1], samples[1:])) == pytest.approx(200 * 0.010 * (1 + 1 / 2) + 2 * 4 * 1.0)
 
 
 def test_a_sweep_visits_every_size_and_the_longest_most() -> None:
