@@ -106,9 +106,10 @@ def environment() -> dict[str, str]:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """The process and what it started, where it still runs."""
+    """Kills the process and what it started, where it still runs, and returns once it is gone."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def server(context: Context) -> dict[str, Any]:

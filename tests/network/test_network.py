@@ -51,11 +51,12 @@ def _return_all(there: socket.socket, kind: socket.SocketKind) -> None:
             line.sendall(data)
         line.close()
         return
-    while True:
-        data, caller = there.recvfrom(65536)
-        if data == b"end":
-            return
-        there.sendto(data, caller)
+    with suppress(OSError):  # `echo` closes the socket while this thread waits for the next packet
+        while True:
+            data, caller = there.recvfrom(65536)
+            if data == b"end":
+                return
+            there.sendto(data, caller)
 
 
 def returned(line: socket.socket, count: int, within_s: float) -> int:
