@@ -66,7 +66,7 @@ def write_model(
     more of them."""
     writer = GGUFWriter(path, architecture)
     for key, value in (_metadata(model, architecture, pre, tokenizer) | dict(changes or {})).items():
-        _add(writer, key, value)
+        add_value(writer, key, value)
     stored = {name: value for name, value in _stored(model, architecture).items() if name not in leave_out}
     for name, value in {**stored, **(tensors or {})}.items():
         is_matrix = value.ndim > 1 and not name.endswith(".bias")
@@ -90,7 +90,7 @@ def finish(writer: GGUFWriter, path: Path) -> Path:
     return path
 
 
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+def add_value(writer: GGUFWriter, key: str, value: Any) -> None:
     if value is None:
         return
     kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING"}

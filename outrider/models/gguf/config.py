@@ -171,6 +171,11 @@ def _complete(config: dict[str, Any], file: GgufFile) -> None:
         config["eos_token_id"] = ends if len(ends) > 1 else ends[0]
     if extra := num_extra_layers(file):
         config["num_hidden_layers"] -= extra
+    if architecture == "llama" and (experts := file.of_model("expert_count")):
+        used, theta = file.of_model("expert_used_count"), file.of_model("rope.freq_base", 10000.0)
+        config |= {"model_type": "mixtral", "num_local_experts": experts, "num_experts_per_tok": used, "rope_theta": theta}
+    if architecture == "stablelm":
+        config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in names
     if "blk.0.attn_q.bias" in names and architecture in ("llama", "qwen3", "mistral"):
         config["attention_bias"] = True
     if "blk.0.ffn_up.bias" in names and architecture == "llama":

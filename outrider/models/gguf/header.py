@@ -12,6 +12,7 @@ import mmap
 import os
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -34,6 +35,7 @@ ALIGNMENT = 32  # of tensor data, where the file names none
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # value types
 STRING, LIST = 8, 9
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
+ONE_EXPERT = re.compile(r"(?P<layer>blk\.\d+\.ffn_(gate|up|down))\.(?P<expert>\d+)\.weight")
 OTHER_KINDS = {
     "adapter": "a LoRA adapter in llama.cpp's form",
     "mmproj": "the vision or audio part of a model (mmproj)",
@@ -56,13 +58,16 @@ class TensorInfo:
     path: Path
     start: int
     num_bytes: int
+    parts: tuple[TensorInfo, ...] = ()  # of those that lie in the file one by one: experts in files of 2023
 
     @property
     def num_weights(self) -> int:
         return prod(self.shape)
 
     def read(self) -> np.ndarray:
-        """The stored bytes (..., bytes of a row) uint8, mapped, not yet in memory."""
+        """The stored bytes (..., bytes of a row) uint8, mapped, not yet in memory; copied where they lie one by one."""
+        if self.parts:
+            return np.stack([part.read() for part in self.parts])
         mapped = np.memmap(self.path, mode="r", dtype=np.uint8, offset=self.start, shape=(self.num_bytes,))
         return mapped.reshape(*self.shape[:-1], -1)
 
@@ -89,6 +94,27 @@ class GgufFile:
         return self.metadata.get(f"{self.architecture}.{key}", default)
 
 
+def with_whole_experts(tensors: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
+    """Experts that lie one by one (`blk.0.ffn_up.3.weight`) as one tensor of a layer, as files since 2024 have them."""
+    found: dict[str, dict[int, TensorInfo]] = {}
+    for tensor in tensors:
+        if one := ONE_EXPERT.fullmatch(tensor.name):
+            found.setdefault(f"{one['layer']}_exps.weight", {})[int(one["expert"])] = tensor
+    whole = [_whole(name, [each[number] for number in sorted(each)]) for name, each in found.items() if _is_whole(each)]
+    inside = {part.name for one in whole for part in one.parts}
+    return (*(tensor for tensor in tensors if tensor.name not in inside), *whole)
+
+
+def _is_whole(experts: dict[int, TensorInfo]) -> bool:
+    """Whether none is missing, and all are of one shape and format."""
+    return sorted(experts) == list(range(len(experts))) and len({(one.kind, one.shape) for one in experts.values()}) == 1
+
+
+def _whole(name: str, parts: Sequence[TensorInfo]) -> TensorInfo:
+    first, num_bytes = parts[0], sum(part.num_bytes for part in parts)
+    return TensorInfo(name, (len(parts), *first.shape), first.kind, first.path, first.start, num_bytes, tuple(parts))
+
+
 def is_gguf(path: Path) -> bool:
     """Whether the file begins as GGUF files do."""
     try:
@@ -112,7 +138,7 @@ def read_gguf(path: Path) -> GgufFile:
         raise CheckpointError(
             f"'{path}' is one of {count} shards, but its name says {len(paths)}: give it its first name back."
         )
-    tensors = tuple(tensor for _, found in parts for tensor in found)
+    tensors = with_whole_experts([tensor for _, found in parts for tensor in found])
     if not tensors:
         raise CapabilityError(
             f"'{path}' has a vocabulary and no weights, so it cannot run. Give the file with the weights."

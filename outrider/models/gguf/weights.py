@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +40,7 @@ from outrider.models.gguf.packing import Packer, by_torch, panels_in
 from outrider.models.linear.panel import is_plain, is_transposed
 
 BLOCK_NUMBER = re.compile(r"blk\.(\d+)\.")
+HEAD_NORM = re.compile(r"\.layers\.(?P<layer>\d+)\.self_attn\.(?P<kind>[qk])_layernorm\.norms\.\d+\.weight$")
 USED_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -188,7 +190,7 @@ class _GgufLoading:
         transformers also asks every submodule under its own name, for models that were converted without their head, and makes
         gguf's table of names for each (397 times, 8 s, for 30 layers): done only where a tensor has no path otherwise.
         """
-        model_type = "llama" if self.config.model_type == "mistral" else None  # gguf has no name for it
+        model_type = self.file.architecture  # gguf's name, which transformers' own is not always
         find = transformers.modeling_gguf_pytorch_utils.get_gguf_hf_weights_map
         whole = SimpleNamespace(config=self.module.config, state_dict=self.module.state_dict, named_children=tuple)
         try:
@@ -265,11 +267,26 @@ class _GgufLoading:
         result = processor.process(
             weights=plain_values(tensor), name=tensor.name, tensor_key_mapping=paths, parsed_parameters={"tensors": {}}
         )
-        if result.name not in paths:
-            return False
-        self._put(paths[result.name], torch.from_numpy(np.array(result.weights)))
-        self.stored[paths[result.name]] = StoredTensor((tensor.name,), SAME)
-        return True
+        values = torch.from_numpy(np.array(result.weights))
+        if result.name in paths:
+            self._put(paths[result.name], values)
+            self.stored[paths[result.name]] = StoredTensor((tensor.name,), SAME)
+            return True
+        rows = self._norms_of_heads.get(tensor.name, [])
+        if rows:
+            self._check_shape(tensor.name, values.shape[:1], (len(rows),))
+            for path, row in zip(rows, values, strict=True):
+                self._put(path, row)
+        return bool(rows)
+
+    @cached_property
+    def _norms_of_heads(self) -> dict[str, list[str]]:
+        """The parameters that a tensor has a row for each of: StableLM 2's norms of heads."""
+        found: dict[str, list[str]] = {}
+        for path, _ in self.module.named_parameters():
+            if norm := HEAD_NORM.search(path):
+                found.setdefault(f"blk.{norm['layer']}.attn_{norm['kind']}_norm.weight", []).append(path)
+        return found
 
     def _put(self, path: str, values: Tensor) -> None:
         owner_name, _, name = path.rpartition(".")

@@ -5,18 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GptOssConfig, Qwen2MoeConfig, Qwen3MoeConfig
+from gguf import GGUFWriter
+from transformers import AutoModelForCausalLM, GptOssConfig, MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
+from outrider.models.gguf.experts import SAME
 from outrider.models.gguf.header import read_gguf
 from outrider.models.gguf.linear import BlockExperts, block_layers
+from outrider.models.gguf.packing import by_torch
 from outrider.models.gguf.weights import gguf_bytes, gguf_module, gguf_notes
 from outrider.models.loading.load import build_lm, load_config, load_module
 from outrider.models.loading.memory import model_memory
+from outrider.runtime import library
+from outrider.runtime.block_packing import by_library
 from outrider.runtime.lower import lower
 from outrider.runtime.run import NativeRun
-from tests.gguf_files import VOCABULARY_SIZE, Kind, rounded, write_model
+from tests.gguf_files import VOCABULARY_SIZE, Kind, add_value, finish, rounded, write_model
 from tests.unit.runtime.passes import differences, every_pass
 
 CPU = torch.device("cpu")
@@ -29,6 +35,10 @@ SIZES: dict[str, Any] = {
 MOE = {"num_experts": EXPERTS, "norm_topk_prob": True}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 1e4, "truncate": False}
 MODELS = {
+    "llama": lambda size: MixtralConfig(  # published so
+        **SIZES, hidden_size=size, intermediate_size=96, num_local_experts=EXPERTS, sliding_window=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    ),
     "qwen2moe": lambda size: Qwen2MoeConfig(
         **SIZES, hidden_size=size, intermediate_size=96, moe_intermediate_size=size, shared_expert_intermediate_size=64,
         num_experts=EXPERTS,
@@ -50,6 +60,8 @@ def changes(architecture: str, config: Any) -> dict[str, Any]:
             "gpt-oss.attention.sliding_window": 16, "gpt-oss.rope.scaling.type": "yarn", "gpt-oss.rope.scaling.factor": 4.0,
             "gpt-oss.rope.scaling.original_context_length": 128,
         }  # fmt: skip
+    if architecture == "llama":
+        return {"llama.expert_count": EXPERTS, "llama.expert_used_count": EXPERTS, "llama.rope.dimension_count": None}
     return found | {
         f"{architecture}.expert_feed_forward_length": config.moe_intermediate_size,
         f"{architecture}.expert_shared_feed_forward_length": getattr(config, "shared_expert_intermediate_size", None),
@@ -98,7 +110,7 @@ def logits(module: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize(("architecture", "kind", "size"), [
     ("gpt-oss", Kind.MXFP4, 64), ("gpt-oss", Kind.Q8_0, 64), ("qwen3moe", Kind.Q4_0, 64), ("qwen3moe", Kind.MXFP4, 64),
-    ("qwen2moe", Kind.Q5_1, 96),
+    ("qwen2moe", Kind.Q5_1, 96), ("llama", Kind.Q4_0, 64),
 ])  # fmt: skip
 def test_experts_keep_their_blocks(architecture: str, kind: Kind, size: int, tmp_path: Path, library_path: Path) -> None:
     """Logits of the dequantised model; on the native runtime up to activations in 8 bits."""
@@ -116,6 +128,33 @@ def test_experts_keep_their_blocks(architecture: str, kind: Kind, size: int, tmp
     lm.run = NativeRun(lm, module, lower(module), library_path)
     worst = differences(every_pass(lm), plain)
     assert max(worst.values()) < 0.05, worst
+
+
+def test_experts_that_lie_one_by_one_are_those_that_lie_together(tmp_path: Path, library_path: Path) -> None:
+    """As llama.cpp wrote Mixtral in 2023: the same panels, by either packer, and the same room."""
+    together, reference = checkpoint(tmp_path / "m.gguf", "llama", dict.fromkeys(("gate", "up", "down"), Kind.Q4_0))
+    file = read_gguf(together)
+    writer = GGUFWriter(tmp_path / "old.gguf", "llama")
+    for key, value in file.metadata.items():
+        if key != "general.architecture":
+            add_value(writer, key, value)
+    for tensor in file.tensors:
+        named = {tensor.name: tensor.read()}
+        if "_exps" in tensor.name:
+            named = {tensor.name.replace("_exps", f".{number}"): own for number, own in enumerate(tensor.read())}
+        for name, stored in named.items():
+            writer.add_tensor(name, np.array(stored), raw_shape=stored.shape, raw_dtype=tensor.kind)
+    old = finish(writer, tmp_path / "old.gguf")
+    assert any(name.name == "blk.0.ffn_up.3.weight" for tensor in read_gguf(old).tensors for name in tensor.parts)
+    first, second = loaded(together), loaded(old)
+    panels = [[layer.panels for layer in block_layers(module)] for module in (first, second)]
+    assert len(panels[0]) == 4
+    assert all(torch.equal(one, other) for one, other in zip(*panels, strict=True))
+    assert torch.allclose(logits(second), logits(reference), atol=1e-4)
+    memory = [model_memory(str(path), load_config(str(path)), torch.float32) for path in (together, old)]
+    assert memory[0].weights_bytes == memory[1].weights_bytes
+    stored = tuple(tensor for tensor in read_gguf(old).tensors if tensor.parts)[:1]
+    assert torch.equal(by_library(library.load(library_path), (stored, SAME)), by_torch((stored, SAME)))
 
 
 @pytest.mark.parametrize("kinds", [

@@ -20,6 +20,7 @@ from transformers import (
     Phi3Config,
     Qwen2Config,
     Qwen3Config,
+    StableLmConfig,
     Starcoder2Config,
 )
 
@@ -59,6 +60,15 @@ def made(kind: type = LlamaConfig, **changes: Any) -> Any:
 
 def loaded(path: Path, dtype: torch.dtype = torch.float32) -> Any:
     return load_module(str(path), load_config(str(path)), dtype, CPU)
+
+
+def norms_of_heads(model: Any) -> dict[str, np.ndarray]:
+    """StableLM 2's norms, as llama.cpp keeps them: a row for each head."""
+    return {
+        f"blk.{number}.attn_{kind}_norm.weight": torch.stack([norm.weight.detach() for norm in getattr(
+            layer.self_attn, f"{kind}_layernorm").norms]).numpy()
+        for number, layer in enumerate(model.model.layers) for kind in "qk"
+    }  # fmt: skip
 
 
 def logits(module: Any) -> torch.Tensor:
@@ -142,6 +152,22 @@ def test_blocks_are_what_their_model_says_rounded(name: str, tmp_path: Path) -> 
                 weight.copy_(kept.t() if turned else kept)
     expected = logits(model)
     assert torch.allclose(logits(module), expected, atol=2e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize(("biases", "parallel"), [(True, False), (False, True)])  # of 1.6B and of 12B
+def test_norms_of_heads_are_rows_of_one_tensor(tmp_path: Path, biases: bool, parallel: bool) -> None:
+    model = made(
+        StableLmConfig, use_qkv_bias=biases, qk_layernorm=True, use_parallel_residual=parallel, partial_rotary_factor=0.25
+    )
+    norms = norms_of_heads(model)
+    assert {len(norm) for norm in norms.values()} == {4, 2}
+    changes = {"stablelm.rope.dimension_count": 4, "stablelm.rope.freq_base": 10000.0}
+    path = write_model(tmp_path / "m.gguf", model, "stablelm", changes=changes, tensors=norms)
+    expected = logits(model)
+    assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
+    few = norms | {"blk.0.attn_q_norm.weight": norms["blk.0.attn_q_norm.weight"][:3]}
+    with pytest.raises(CheckpointError, match=r"'blk.0.attn_q_norm.weight' has shape \(3,\), by its metadata .* \(4,\)"):
+        loaded(write_model(tmp_path / "m.gguf", model, "stablelm", changes=changes, tensors=few))
 
 
 def test_frequencies_are_divided_as_the_file_says(tmp_path: Path) -> None:
