@@ -14,7 +14,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from outrider.cli.verbs import add_verb, join_settings, misspelt
+from outrider.cli.unknown import unknown_option
+from outrider.cli.verbs import add_verb, join_settings
 from outrider.errors import OutriderError
 from outrider.report.text import PLAINER
 from outrider.version import __version__
@@ -117,18 +118,18 @@ def _fail(message: str, exit_code: int) -> int:
 def usage_message(error: typer.TyperException) -> str:
     """One line about an error of the parser."""
     context: Any = getattr(error, "ctx", None)
-    known = (_misspelt(error, context), _wrong_value(error), _missing_value(error), _too_many(error, context))
+    known = (_unknown(error, context), _wrong_value(error), _missing_value(error), _too_many(error, context))
     message = next(filter(None, known), error.format_message().rstrip("."))
     help_option = "--help-all" if "--set " in message else "--help"
     where = f"{context.command_path} {help_option}" if context else "outrider --help"
     return f"{message}{'' if message.endswith('?') else '.'} See '{where}'."
 
 
-def _misspelt(error: typer.TyperException, context: Any) -> str | None:
+def _unknown(error: typer.TyperException, context: Any) -> str | None:
     name = getattr(error, "option_name", None)
     if not name or not error.format_message().startswith("No such option"):
         return None
-    return misspelt(name, [known for parameter in context.command.params for known in parameter.opts] if context else [])
+    return unknown_option(name, [known for parameter in context.command.params for known in parameter.opts] if context else [])
 
 
 def _missing_value(error: typer.TyperException) -> str | None:

@@ -2,14 +2,13 @@
 
 An option is written the same for every verb: `FLAGS` lists the names that are flags. `--help` shows these, `--help-all` the
 settings, too. A setting is an option of the parser named `--set NAME`, so that types, ranges and environment variables are
-checked alike; `join_settings` makes one argument of `--set NAME=VALUE`, and `misspelt` says how an unknown option is written.
+checked alike; `join_settings` makes one argument of `--set NAME=VALUE`.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -31,13 +30,6 @@ _TYPED = (
     "target_endpoint target_ms target_params temperature threads timeout tls_ca tls_cert tls_key to tokenizer verifier"
 )
 FLAGS = frozenset(_TYPED.split())
-ELSEWHERE = {  # options of vLLM, SGLang, transformers and llama.cpp -> ours
-    "gamma": "num-draft-tokens", "num-speculative-tokens": "num-draft-tokens", "speculative-num-draft-tokens": "num-draft-tokens",
-    "spec-draft-n-max": "num-draft-tokens", "draft-max": "num-draft-tokens", "speculative-model": "draft", "model-draft": "draft",
-    "speculative-draft-model-path": "draft", "assistant-model": "draft",
-    "max-new-tokens": "max-tokens", "n-predict": "max-tokens",
-}  # fmt: skip
-
 
 _GIVEN: ContextVar[frozenset[str]] = ContextVar("given", default=frozenset())  # options on this command line, by their fields
 
@@ -154,21 +146,6 @@ def join_settings(arguments: Sequence[str]) -> list[str]:
         if argument == "--":
             break
     return [*joined, *waiting]
-
-
-def misspelt(given: str, known: Iterable[str]) -> str:
-    """What to say about an option that a verb does not have, among the options `known` that it has."""
-    forms = {_bare(name): f"{name}=VALUE" if name.startswith("--set ") else name for name in known if name.startswith("--")}
-    asked = _bare(given)
-    if new := forms.get(asked):
-        return f"'{given}' is written {new}"
-    close = difflib.get_close_matches(ELSEWHERE.get(asked, asked), forms, n=1, cutoff=0.7)
-    meant = forms[close[0]] if close else None
-    return f"unknown option '{given}'" + (f". Did you mean '{meant}'?" if meant else "")
-
-
-def _bare(name: str) -> str:
-    return name.removeprefix("--set ").removeprefix("--").replace("_", "-")
 
 
 def refuse_unused(names: Sequence[str], where: str) -> None:

@@ -9,7 +9,8 @@ import pytest
 import typer.main
 
 from outrider.cli.app import VERBS, build_app
-from outrider.cli.verbs import ELSEWHERE, FLAGS
+from outrider.cli.unknown import ABSENT, FOREIGN, unknown_option
+from outrider.cli.verbs import FLAGS
 
 MAX_SHOWN = 20  # --help itself is one of them
 Cli = Callable[..., Any]
@@ -51,7 +52,8 @@ def test_every_flag_is_one_of_some_verb() -> None:
         (["--set", "runtime=fast"], "--set runtime: one of auto, native, graphs, eager is needed; got 'fast'"),
         (["--seed"], "--seed: a value is needed"),
         (["is", "blue"], "got 'is blue': a prompt of several words needs quotes around it"),
-        (["--model", "x"], "unknown option '--model'"),
+        (["--model", "x"], "unknown option '--model'. Did you mean 'TARGET without a name in front'?"),
+        (["--target", "x"], "'--target' is written TARGET without a name in front"),
         (["--num-speculative-tokens", "5"], "unknown option '--num-speculative-tokens'. Did you mean '--num-draft-tokens'?"),
         (["--speculative-model", "x"], "Did you mean '--draft'?"),
         (["--compile", "off"], "unknown option '--compile'. See 'outrider generate --help'"),
@@ -72,7 +74,39 @@ def test_settings_are_read_behind_the_prompt_but_not_in_it(cli: Cli, fake: Any) 
     assert fake.prompts == ["x", "--set"]
 
 
-def test_options_of_other_engines_name_ours() -> None:
-    ours = {one.opts[0].removeprefix("--") for one in commands()["generate"].params if one.param_type_name == "option"}
-    assert set(ELSEWHERE.values()) <= ours
-    assert not ours & set(ELSEWHERE)
+OTHERS = {  # verb -> an option of another engine, and what is said
+    "serve": [
+        ("--head", "Did you mean '--draft'?"), ("--draft-model", "Did you mean '--draft'?"), ("-np", "option '-n'"),
+        ("--max-model-len", "'--max-model-len' is written --set max_model_len=VALUE"), ("--tp", "runs a model on one device"),
+        ("--gpu-memory-utilization", "Did you mean '--kv-memory'?"), ("--batch-size", "Did you mean '--max-num-seqs'?"),
+        ("--ctx-size", "Did you mean '--set max_model_len=VALUE'?"), ("--speculative-config", "Did you mean '--drafter'?"),
+        ("--n-gpu-layers", "no layers are left out"),
+    ],
+    "bench": [("--max-num-seqs", "Did you mean '--batch-size'?"), ("--speculative-algorithm", "Did you mean '--drafters'?")],
+    "deploy": [("--speculative-model", "Did you mean '--draft'?")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("verb", "given", "message"), [(verb, *one) for verb, several in OTHERS.items() for one in several])
+def test_options_of_other_engines_name_ours(cli: Cli, verb: str, given: str, message: str) -> None:
+    result = cli(verb, "demo", given, "x")
+    assert (result.code, result.out) == (2, "")
+    assert message in result.err
+
+
+def test_no_other_engines_option_is_guessed_by_its_letters() -> None:
+    """--head is not --threads: a name that is known elsewhere and means nothing here gets no suggestion."""
+    assert unknown_option("--head", ["--threads", "target"]) == "unknown option '--head'"
+    assert unknown_option("--thread", ["--threads", "target"]) == "unknown option '--thread'. Did you mean '--threads'?"
+
+
+def test_the_table_of_other_engines_names_options_of_ours() -> None:
+    """An entry of a name that no verb has any more, and one that no command line reaches."""
+    known = [
+        {name.removeprefix("--set ").lstrip("-").replace("_", "-") for one in command.params for name in one.opts}
+        for command in commands().values()
+    ]
+    assert set(FOREIGN) <= set().union(*known)
+    for names in (*FOREIGN.values(), *ABSENT.values()):
+        for foreign in names.split():
+            assert any(foreign not in of_verb for of_verb in known), foreign
