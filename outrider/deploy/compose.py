@@ -21,11 +21,18 @@ def files(deployment: Deployment) -> DeployFiles:
         "Start: docker compose -f compose.yaml up -d. The image: docker build -f deploy/Dockerfile -t outrider:cpu .",
         f"Everyone who reaches the port may send requests, unless {serving.KEY_VARIABLE} is set where this is started.",
     ]
-    project = _project(deployment, serving.command(deployment, settings), paths, settings.text())
+    secrets = serving.secrets(settings)
+    lines += [
+        f"The draft service's token is read from {name} where this is started."
+        for name, key in secrets.items() if key == serving.TOKEN_KEY
+    ]  # fmt: skip
+    project = _project(deployment, serving.command(deployment, settings), paths, settings.text(), list(secrets))
     return DeployFiles({"compose.yaml": as_yaml(lines, project)})
 
 
-def _project(deployment: Deployment, command: list[str], paths: ContainerPaths, settings: str) -> dict[str, Any]:
+def _project(
+    deployment: Deployment, command: list[str], paths: ContainerPaths, settings: str, environment: list[str]
+) -> dict[str, Any]:
     mounts: list[dict[str, Any]] = [
         {
             "type": "bind", "source": _literal(here), "target": _literal(there), "read_only": True,
@@ -38,7 +45,7 @@ def _project(deployment: Deployment, command: list[str], paths: ContainerPaths, 
         "image": deployment.image,
         "entrypoint": command[:2],
         "command": [_literal(word) for word in command[2:]],
-        "environment": [serving.KEY_VARIABLE],
+        "environment": environment,
         "configs": [{"source": "settings", "target": f"{serving.FOLDER}/{serving.FILE}"}],
         "ports": [f"{address}:{deployment.port}:{deployment.port}"],
         "volumes": [*mounts, {"type": "volume", "source": "cache", "target": CACHE}],

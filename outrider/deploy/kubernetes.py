@@ -29,9 +29,12 @@ def files(deployment: Deployment) -> DeployFiles:
         lines.append(f"The volume claim '{deployment.models_claim}' must hold these, and is not made here:")
         lines += [f"{here} as {there.removeprefix(MODELS)}" for here, there in paths.known.items()]
     lines.append(f"A secret '{deployment.name}' with the key 'api-key' is what clients must send; without it anybody may ask.")
+    secrets = serving.secrets(settings)
+    if serving.TOKEN_KEY in secrets.values():
+        lines.append(f"Its key '{serving.TOKEN_KEY}' is the draft service's token, where that asks for one.")
     documents = [
-        _config_map(deployment, settings.text()), _deployment(deployment, command, settings.text(), bool(paths.known)),
-        _service(deployment),
+        _config_map(deployment, settings.text()),
+        _deployment(deployment, command, settings.text(), bool(paths.known), secrets), _service(deployment),
     ]  # fmt: skip
     if deployment.max_replicas == deployment.replicas:
         return DeployFiles({"outrider.yaml": as_yaml(lines, *documents)})
@@ -61,7 +64,9 @@ def _service(deployment: Deployment) -> dict[str, Any]:
     return {**_head("Service", "v1", deployment), "spec": {"selector": _labels(deployment), "ports": ports}}
 
 
-def _deployment(deployment: Deployment, command: list[str], settings: str, has_models: bool) -> dict[str, Any]:
+def _deployment(
+    deployment: Deployment, command: list[str], settings: str, has_models: bool, secrets: dict[str, str]
+) -> dict[str, Any]:
     annotations = {
         "prometheus.io/scrape": "true", "prometheus.io/port": str(deployment.port), "prometheus.io/path": "/metrics",
         "outrider/settings": hashlib.sha256(settings.encode()).hexdigest()[:16],  # other settings make other pods
@@ -81,7 +86,7 @@ def _deployment(deployment: Deployment, command: list[str], settings: str, has_m
             "runAsNonRoot": True, "runAsUser": serving.USER, "fsGroup": serving.USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(deployment, command, has_models)],
+        "containers": [_container(deployment, command, has_models, secrets)],
         "volumes": volumes,
     }  # fmt: skip
     spec: dict[str, Any] = {
@@ -94,7 +99,9 @@ def _deployment(deployment: Deployment, command: list[str], settings: str, has_m
     return {**_head("Deployment", "apps/v1", deployment), "spec": spec}
 
 
-def _container(deployment: Deployment, command: list[str], has_models: bool) -> dict[str, Any]:
+def _container(
+    deployment: Deployment, command: list[str], has_models: bool, secrets: dict[str, str]
+) -> dict[str, Any]:
     mounts: list[dict[str, Any]] = [
         {"name": "settings", "mountPath": serving.FOLDER, "readOnly": True},
         {"name": "cache", "mountPath": CACHE},
@@ -102,7 +109,6 @@ def _container(deployment: Deployment, command: list[str], has_models: bool) -> 
     ]
     if has_models:
         mounts.append({"name": "models", "mountPath": MODELS, "readOnly": True})
-    key = {"secretKeyRef": {"name": deployment.name, "key": "api-key", "optional": True}}
     memory = f"{deployment.memory_mib}Mi"
     limits: dict[str, Any] = {"cpu": str(deployment.cpus), "memory": memory}
     if deployment.gpus:
@@ -112,7 +118,10 @@ def _container(deployment: Deployment, command: list[str], has_models: bool) -> 
         "image": deployment.image,
         "command": command[:2],
         "args": command[2:],
-        "env": [{"name": serving.KEY_VARIABLE, "valueFrom": key}],
+        "env": [
+            {"name": name, "valueFrom": {"secretKeyRef": {"name": deployment.name, "key": key, "optional": True}}}
+            for name, key in secrets.items()
+        ],
         "ports": [{"name": "http", "containerPort": deployment.port}],
         "startupProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 5, "failureThreshold": 60},
         "livenessProbe": {

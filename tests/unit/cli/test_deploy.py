@@ -250,6 +250,49 @@ def test_a_draft_service_s_certificates_are_in_the_container(cli: Run, settings:
         assert inside == {"endpoint": "local", "draft": there}
 
 
+@pytest.mark.parametrize(
+    ("options", "token"),
+    [
+        ({"endpoint": "grpc://drafts:50051"}, "OUTRIDER_SERVICE_TOKEN"),
+        ({"endpoint": "grpc://drafts:50051", "token_env": "DRAFT_TOKEN"}, "DRAFT_TOKEN"), ({"endpoint": "local"}, None),
+    ],
+)  # fmt: skip
+def test_a_draft_service_s_token_reaches_the_container(
+    cli: Run, settings: Run, options: dict[str, str], token: str | None
+) -> None:
+    """Without it the service lets nobody in; the file and the command line have its name alone."""
+    file = str(settings("org/x", drafter="remote", drafter_options=options))
+    wanted = ["OUTRIDER_API_KEY", *([] if token is None else [token])]
+    [service] = yaml.safe_load(cli("deploy", "compose", "--settings", file).out)["services"].values()
+    assert service["environment"] == wanted
+    pod = documents(cli("deploy", "k8s", "--settings", file, "--name", "drafted").out)["Deployment"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert [one["name"] for one in container["env"]] == wanted
+    keys = [one["valueFrom"]["secretKeyRef"] for one in container["env"]]
+    assert keys == [
+        {"name": "drafted", "key": key, "optional": True} for key in ("api-key", "service-token")[: len(wanted)]
+    ]  # fmt: skip
+
+
+def test_a_token_that_only_a_part_of_the_traffic_needs(cli: Run, settings: Run) -> None:
+    file = settings("org/x", drafter="ngram")
+    other = {"drafter": "remote", "drafter_options": {"endpoint": "grpc://drafts:50051"}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"for_batch_sizes": {"8": other}}))
+    [service] = yaml.safe_load(cli("deploy", "compose", "--settings", str(file)).out)["services"].values()
+    assert service["environment"] == ["OUTRIDER_API_KEY", "OUTRIDER_SERVICE_TOKEN"]
+
+
+@pytest.mark.parametrize("engine", ["compose", "k8s"])
+def test_a_draft_service_that_only_this_machine_knows_is_refused(
+    cli: Run, settings: Run, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """DRAFT_ENDPOINT is of the shell that deploys, and the container would end at its start."""
+    monkeypatch.setenv("DRAFT_ENDPOINT", "grpc://drafts:50051")
+    done = cli("deploy", engine, "--settings", str(settings("org/x", drafter="remote")))
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "do not say where the draft service is" in done.err
+
+
 def test_an_ipv6_address_in_a_compose_file(cli: Run, settings: Run) -> None:
     """Without brackets its colons would part ports."""
     for host in ("::1", "[::1]"):
