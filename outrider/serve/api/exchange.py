@@ -19,6 +19,7 @@ from outrider.serve.api.usage import Cost, metrics, so_far, usage
 from outrider.serve.bridge import Bridge
 from outrider.serve.errors import ApiError
 from outrider.serve.routing import Route
+from outrider.serve.schema.labels import cut_short
 from outrider.serve.schema.sampling import GenerationFields
 from outrider.serve.schema.speculation import Prediction, SpeculationFields
 from outrider.serve.served import Served
@@ -140,7 +141,7 @@ async def make_exchange(
     ]
     if body.bad_words:
         await asyncio.to_thread(route.served.engine.prepare, requests[0].params)  # reads the whole vocabulary
-    labels = {name: value for name in LABELS if (value := getattr(body, name, None)) is not None}
+    labels = {name: cut_short(value) for name in LABELS if (value := getattr(body, name, None)) is not None}
     labels |= request_ids.chosen()
     if labels:
         log.info("labels", extra={"request_id": identity, **labels})

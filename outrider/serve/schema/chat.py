@@ -8,6 +8,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from outrider.serve.schema.base import Body, refusal
 from outrider.serve.schema.foreign import NEUTRAL, REFUSED
+from outrider.serve.schema.labels import Label
 from outrider.serve.schema.messages import TEXT_ONLY, Message, TemplateFields
 from outrider.serve.schema.sampling import MAX_LOGPROBS, GenerationFields
 
@@ -83,8 +84,8 @@ class ChatBody(GenerationFields, TemplateFields):
     include_reasoning: bool | None = Field(None, description="false: thoughts are left out of the answer, and counted.")
     separate_reasoning: bool | None = Field(None, description="false: thoughts are part of the content, as the model wrote them.")
     thinking_token_budget: int | None = Field(None, ge=0, description="Max tokens of thoughts; then the answer begins.")
-    prompt_cache_key: str | None = Field(None, description="For the logs; all requests share one prefix cache.")
-    safety_identifier: str | None = Field(None, description="For the logs.")
+    prompt_cache_key: Label | None = Field(None, description="For the logs; all requests share one prefix cache.")
+    safety_identifier: Label | None = Field(None, description="For the logs.")
 
     refused: ClassVar[dict[str, str]] = {
         **REFUSED,

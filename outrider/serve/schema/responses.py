@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from outrider.serve.schema.base import PRESENT, Body, UnknownField, refusal
 from outrider.serve.schema.foreign import NEUTRAL, REFUSED, WITHOUT_EFFECT
+from outrider.serve.schema.labels import Label, Metadata
 from outrider.serve.schema.messages import TEXT_ONLY
 from outrider.serve.schema.sampling import StreamOptions
 from outrider.serve.schema.speculation import SpeculationFields
@@ -178,10 +179,10 @@ class ResponsesBody(InputTokensBody):
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, ge=0, le=1)
     include: list[str] | None = None
-    metadata: Annotated[dict[str, JsonValue], PRESENT] | None = Field(None, description="For the logs; the response has it.")
+    metadata: Metadata | None = Field(None, description="For the logs; the response has it.")
     user: str | None = Field(None, description="For the logs.")
-    prompt_cache_key: str | None = Field(None, description="For the logs; all requests share one prefix cache.")
-    safety_identifier: str | None = Field(None, description="For the logs.")
+    prompt_cache_key: Label | None = Field(None, description="For the logs; all requests share one prefix cache.")
+    safety_identifier: Label | None = Field(None, description="For the logs.")
     top_k: int | None = Field(None, ge=-1, description="vLLM's.")
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Ours: same seed, same text.")
     priority: int | None = Field(None, description="Smaller runs first; default 0.")

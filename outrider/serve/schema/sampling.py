@@ -11,6 +11,7 @@ from outrider.errors import ConfigError
 from outrider.sampling.params import SamplingParams
 from outrider.serve.schema.base import PRESENT, Body, refusal
 from outrider.serve.schema.foreign import NEUTRAL, REFUSED, WITHOUT_EFFECT
+from outrider.serve.schema.labels import Metadata
 from outrider.serve.schema.speculation import Prediction, SpeculationFields
 
 MAX_LOGPROBS = 20  # alternatives per token, OpenAI's limit
@@ -71,7 +72,7 @@ class GenerationFields(Body):
     )
     priority: int | None = Field(None, description="Smaller runs first; default 0.")
     user: str | None = Field(None, description="For the logs.")
-    metadata: Annotated[dict[str, JsonValue], PRESENT] | None = Field(None, description="For the logs.")
+    metadata: Metadata | None = Field(None, description="For the logs.")
     speculation: SpeculationFields | None = None
     prediction: Prediction | None = Field(
         None, description="What the answer is expected to be: drafted from where it comes true. The text does not depend on it."

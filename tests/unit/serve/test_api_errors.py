@@ -98,6 +98,11 @@ REFUSED_IN_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"speculation": {"mode": "on"}}, "speculation.mode", "'auto'"),
     ({"speculation": {"draft": 3}}, "speculation.draft", "Did you mean 'drafter'?"),
     ({"echo": True}, "echo", "/v1/completions"),
+    ({"metadata": dict.fromkeys(map(str, range(17)), "x")}, "metadata", "at most 16 pairs, not 17"),
+    ({"metadata": {"x" * 65: "a"}}, "metadata", "names of at most 64 characters, not 65"),
+    ({"metadata": {"a": "x" * 513}}, "metadata", "values of at most 512 characters, not 513 ('a')"),
+    ({"safety_identifier": "x" * 65}, "safety_identifier", "at most 64 characters"),
+    ({"prompt_cache_key": "x" * 65}, "prompt_cache_key", "at most 64 characters"),
 ]  # fmt: skip
 
 
@@ -256,6 +261,19 @@ def test_harmless_values_of_other_servers_are_taken() -> None:
     }  # fmt: skip
     with serving(FakeEngine()) as client:
         assert client.post(CHAT, json=chat(**fields)).status_code == 200
+
+
+def test_labels_are_cut_short_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A client must not fill the log; what OpenAI takes is taken, and so is what others send as metadata."""
+    caplog.set_level("INFO", "outrider.serve")
+    metadata = {"x" * 64: "y" * 512, "deep": {"a": ["z" * 9000]}, "number": 3, "none": None}
+    with serving(FakeEngine()) as client:
+        assert client.post(CHAT, json=chat(user="u" * 9000, metadata=metadata, safety_identifier="s" * 64)).status_code == 200
+    [line] = [vars(record) for record in caplog.records if record.message == "labels"]
+    assert line["user"] == "u" * 511 + "…"
+    assert (line["metadata"]["x" * 64], line["metadata"]["number"], line["safety_identifier"]) == ("y" * 512, 3, "s" * 64)
+    assert len(line["metadata"]["deep"]) == 512
+    assert line["metadata"]["deep"].startswith('{"a": ["zzz')
 
 
 def test_too_long_a_prompt_is_known_by_code_and_by_words() -> None:
