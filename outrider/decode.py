@@ -45,9 +45,8 @@ class Decoder:
 
     def add(self, row: Row) -> None:
         """A row joins; its prompt is fed by the next step's catch-up."""
-        self.rows.add(row)  # first: it may refuse
+        self.drafter.join(self.rows, row)  # first: either may refuse it
         self.target.kv.add_row()
-        self.drafter.start(row)
 
     def remove(self, index: int) -> Row:
         """A row leaves, finished or not; the last row takes its index."""

@@ -129,8 +129,28 @@ class Drafter(ABC):
         """Make one for this target. Raises ConfigError or CapabilityError before the first token."""
         return cls()
 
+    def join(self, rows: Rows, row: Row) -> None:
+        """`row` joins `rows` and this drafter. Raises what either raises, and then neither has anything of it."""
+        index = rows.add(row)
+        try:
+            self.start(row)
+        except BaseException:
+            self.undo_start(index)
+            rows.swap_remove(index)
+            raise
+
     def start(self, row: Row) -> None:  # noqa: B027  stateless drafters need nothing
         """A row joins the batch as its last one."""
+
+    def undo_start(self, num_rows: int) -> None:
+        """A `start` raised, with `num_rows` rows before it: what attributes of type `PerRow` and caches have of its row already
+        goes. Drafters that keep more, or have drafters of their own, extend this."""
+        for state in vars(self).values():
+            if isinstance(state, PerRow):
+                del state[num_rows:]
+        for cache in self.caches:
+            while cache.num_rows > num_rows:
+                cache.swap_remove(num_rows)
 
     def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:  # noqa: B027
         """The target was fed positions start .. start + T of the row at `index`; `hidden` has (T, H) for each of `signals`.

@@ -136,6 +136,11 @@ class CompositeDrafter(Drafter):
         for part in self.parts:
             part.drafter.start(row)
 
+    def undo_start(self, num_rows: int) -> None:
+        super().undo_start(num_rows)
+        for part in self.parts:
+            part.drafter.undo_start(num_rows)
+
     def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:
         for part in self.parts:
             if part.drafter.signals:

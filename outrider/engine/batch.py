@@ -22,13 +22,12 @@ log = logging.getLogger("outrider.engine")
 
 @dataclass
 class Stepped:
-    """What a step did. `failed`: requests that cannot go on, which have left the batch."""
+    """What a step did."""
 
     requests: list[ActiveRequest]
     taken: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)  # per phase, of the whole step
     facts: StepFacts | None = None  # None after a failure
-    failed: list[tuple[ActiveRequest, Exception]] = field(default_factory=list)
 
 
 class Batch:
@@ -39,6 +38,7 @@ class Batch:
         self.built = self._build()
         self._facts: StepFacts | None = None  # of the latest step
         self._running: dict[int, ActiveRequest] = {}  # by number, which is the row's `request`
+        self._failed: list[tuple[ActiveRequest, Exception]] = []
 
     def __len__(self) -> int:
         return len(self._running)
@@ -68,8 +68,23 @@ class Batch:
         """The least urgent request."""
         return max(self._running.values(), default=None)
 
+    def take_failed(self) -> list[tuple[ActiveRequest, Exception]]:
+        """Requests that cannot go on and have left the batch, since this was asked last."""
+        failed, self._failed = self._failed, []
+        return failed
+
     def join(self, active: ActiveRequest) -> None:
-        """With the keys, values and hidden states it brings."""
+        """With the keys, values and hidden states it brings. One that a drafter, which may be anybody's code, cannot take leaves
+        again (`take_failed`)."""
+        try:
+            self._join(active)
+        except Exception as error:
+            log.warning("request %s cannot join", active.request.id, exc_info=error)
+            if active in self:
+                self._remove(active, self._index(active))
+            self._failed.append((active, error))
+
+    def _join(self, active: ActiveRequest) -> None:
         parked, active.parked = active.parked, None
         state, active.draft_state = active.draft_state, None
         parts, active.draft_parts = active.draft_parts, []
@@ -151,16 +166,19 @@ class Batch:
         self.reset()
         over, going = ([active for active in requests if bool(active.row.finish_reason) is ended] for ended in (True, False))
         if len(requests) == 1 and going:
-            return Stepped([], failed=[(requests[0], error)])
+            self._failed.append((requests[0], error))
+            return Stepped([])
         done = Stepped([*over])
         for active in going:
             self._heartbeat.beat()  # all of them in one turn may take long
             self.join(active)
+            if active not in self:
+                continue
             try:
                 self.decoder.step()
             except Exception as own:  # noqa: BLE001
                 self.reset()
-                done.failed.append((active, own))
+                self._failed.append((active, own))
             else:
                 done.requests.append(active)
                 self.park(active, anew=True)

@@ -57,6 +57,11 @@ class DrafterMux(Drafter):
         for drafter in self._drafters.values():
             drafter.start(row)
 
+    def undo_start(self, num_rows: int) -> None:
+        super().undo_start(num_rows)
+        for drafter in self._drafters.values():
+            drafter.undo_start(num_rows)
+
     def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:
         for drafter in self._drafters.values():
             if drafter.signals:

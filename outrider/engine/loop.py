@@ -95,6 +95,8 @@ class EngineLoop:
         if len(self._scheduler.batch):
             self._scheduler.preempt_to_fit()
             self._account(self._scheduler.batch.step(self._scheduler.drafts))
+        for active, error in self._scheduler.batch.take_failed():
+            self._blame(active, error)
 
     def _read_prompts(self) -> None:
         """One chunk beside a running batch; without one, until somebody can join."""
@@ -113,8 +115,6 @@ class EngineLoop:
 
     def _account(self, done: Stepped) -> None:
         """Tell everybody what a step brought."""
-        for active, error in done.failed:
-            self._blame(active, error)
         if done.facts is not None:
             self.steps += 1
             self._report(done, done.facts)

@@ -197,7 +197,7 @@ class Scheduler:
         """Its prompt is read: into the batch."""
         active.parked = self.prefiller.take(active)
         self.batch.join(active)
-        if active.joined is None:
+        if active.joined is None and active in self.batch:
             active.joined = time.perf_counter()
             started = active.joined if active.started is None else active.started
             self._observer.prefilled(active.request, active.joined - started, active.row.num_prompt - active.cached_tokens)

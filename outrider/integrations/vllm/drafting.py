@@ -134,9 +134,8 @@ class BatchDrafter:
             request=0, tokens=tokens, num_prompt=len(tokens) - len(ask.emitted), params=GREEDY, seed=0, max_tokens=ENDLESS,
             stop_tokens=frozenset(), detokenizer=None, stops=StopStrings(()),
         )  # fmt: skip
-        self._rows.add(row)
+        self.drafter.join(self._rows, row)
         self._keys.append(ask.key)
-        self.drafter.start(row)
 
     def _stop(self, index: int) -> None:
         self.drafter.stop(index)

@@ -124,8 +124,7 @@ class ReplayLoop:
 
     def add(self, row: LoggedRow) -> None:
         """A row joins."""
-        self.rows.add(row)
-        self._drafter.start(row)
+        self._drafter.join(self.rows, row)
 
     def remove(self, index: int) -> Row:
         """A row leaves; the last row takes its index."""

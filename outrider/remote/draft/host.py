@@ -73,8 +73,7 @@ class GeneralHost:
     def start(self, text: HostedText, tokens: list[int]) -> None:
         """A new row. Raises ConfigError where its sampling names unknown ids."""
         row = row_of(text, tokens)
-        self._rows.add(row)
-        self.drafter.start(row)
+        self.drafter.join(self._rows, row)
         self._uids.append(text.uid)
 
     def stop(self, uid: int) -> None:
@@ -111,10 +110,10 @@ class GeneralHost:
         prompt, row.num_prompt = row.num_prompt, len(row.tokens)  # what is replaced was never emitted: nobody remembers it
         self.drafter.stop(index)
         self._rows.swap_remove(index)
-        self._uids.append(self._uids.swap_remove(index))
+        self._uids.swap_remove(index)
         row.tokens, row.num_prompt = row.tokens[:start] + tail, prompt
-        self._rows.add(row)
-        self.drafter.start(row)
+        self.drafter.join(self._rows, row)
+        self._uids.append(uid)
 
     def has_room(self, uids: Sequence[int], lengths: Sequence[int], budget: int) -> bool:
         """Whether so many bytes suffice for texts of these lengths."""

@@ -14,7 +14,7 @@ import outrider.decode
 from outrider.build import Options, build
 from outrider.decode import Decoder
 from outrider.errors import ConfigError
-from outrider.rows import Rows
+from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
 from outrider.step import StepFacts
 from tests.helpers import byte_tokenizer, make_row, save_checkpoint, tiny_llama
@@ -51,6 +51,35 @@ def test_a_refused_row_leaves_nothing_behind(decoder: Decoder) -> None:
     with pytest.raises(ConfigError):
         decoder.add(make_row([5], SamplingParams(allowed_token_ids=[10**6])))
     assert (len(decoder.rows), decoder.target.kv.num_rows) == (0, 0)
+
+
+def test_a_row_that_the_drafter_cannot_take_leaves_again(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a row that nobody asked for, decoded beside the next ones: in the rows, in the cache or in the drafter."""
+    beside = make_row([5, 6, 7] * 5, SamplingParams(max_tokens=30))
+    decoder.add(beside)
+    drafter, start = decoder.drafter, decoder.drafter.start
+
+    def fails(row: Row) -> None:
+        start(row)
+        raise RuntimeError("a bug of a plug-in's")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drafter, "start", fails)
+        with pytest.raises(RuntimeError, match="plug-in"):
+            decoder.add(make_row([9, 8, 9, 8], SamplingParams(max_tokens=30), number=1))
+    assert [row.request for row in decoder.rows] == [0]
+    assert decoder.target.kv.num_rows == 1
+    decoder.add(make_row([9, 8, 9, 8], SamplingParams(max_tokens=30), number=2))
+    while beside.finish_reason is None:
+        decoder.step()
+    assert decoder.rows[1].stats.drafted > 0
+    for _ in range(2):
+        decoder.remove(0)
+    decoder.add(alone := make_row([5, 6, 7] * 5, SamplingParams(max_tokens=30)))
+    while alone.finish_reason is None:
+        decoder.step()
+    decoder.remove(0)
+    assert (alone.tokens, alone.stats.drafted) == (beside.tokens, beside.stats.drafted)
 
 
 def test_what_is_read_into_the_draft_is_no_part_of_a_steps_price(

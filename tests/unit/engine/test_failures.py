@@ -14,7 +14,7 @@ from outrider.engine.engine import make_engine
 from outrider.engine.request import EngineSettings
 from outrider.errors import ConfigError, RequestError
 from outrider.grammar import Grammars, regex
-from outrider.rows import Rows
+from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
 from tests.helpers import EOS, byte_tokenizer
 from tests.unit.engine.conftest import Answer, MakeEngine, Models, ask, prompt, request
@@ -56,6 +56,38 @@ def test_a_failure_between_two_turns_is_survived(engine_of: MakeEngine, monkeypa
     assert answer.finish.reason == "error"
     assert ask(engine, request(prompt(12)))[0].finish.reason == "length"
     assert engine.snapshot().failed is None
+
+
+@pytest.mark.parametrize(
+    ("drafter", "extra"), [("ngram", ()), ("draft-model", ()), ("composite", ()), ("draft-model", ("suffix",))]
+)
+def test_a_request_that_a_drafter_cannot_take_ends_alone(
+    engine_of: MakeEngine, models: Models, monkeypatch: pytest.MonkeyPatch, drafter: str, extra: tuple[str, ...]
+) -> None:
+    """Catches a plug-in whose `start` raises and ends everybody's requests, or leaves a row that the others' rows are taken
+    for; with several drafters, a row that some of them have."""
+    engine = engine_of(drafter=drafter, extra=extra, draft=drafter != "ngram", start=False)
+    last = engine._batch.decoder.drafter
+    while (more := list(getattr(last, "_drafters", {}).values()) or [part.drafter for part in getattr(last, "parts", ())]):
+        last = more[-1]
+    start, prompts = last.start, [prompt(20, 1), prompt(9, 2), prompt(31, 3)]
+
+    def fails(row: Row) -> None:
+        start(row)
+        if row.tokens[:9] == prompts[1]:
+            raise RuntimeError("a bug of a plug-in's")
+
+    monkeypatch.setattr(last, "start", fails)
+    first = ask(engine, request(prompts[0], max_tokens=200))[0]
+    engine.start()
+    assert first.begun.wait(30)
+    bad, beside = ask(engine, *(request(tokens) for tokens in prompts[1:]))
+    plain = LLM(models.target, drafter="none", max_num_seqs=1)
+    for answer, tokens, count in ((first, prompts[0], 200), (beside, prompts[2], 24)):
+        expected = plain.generate([tokens], SamplingParams(max_tokens=count, ignore_eos=True))[0]
+        assert answer.token_ids == expected.token_ids
+    assert (bad.finish.reason, bad.token_ids) == ("error", [])
+    assert "RuntimeError" in str(bad.finish.error)
 
 
 def test_every_request_ends_when_the_device_is_broken(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
