@@ -33,6 +33,15 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>{% endif %}"
 )
 CONTROL, NORMAL = 3, 1
+PERMUTED = ("llama", "granite", "mistral3", "smollm3")  # rows of queries and keys that are rotated together lie in turn
+RAISED = ("gemma", "gemma2", "gemma3")  # norms
+OWN = {  # what llama.cpp's converter writes for any model, where transformers has no table of its keys
+    "context_length": "max_position_embeddings", "block_count": "num_hidden_layers", "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads", "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_eps", "attention.key_length": "head_dim", "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size",
+}  # fmt: skip
 CONFIGS = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}  # what transformers calls them
 
 
@@ -102,7 +111,7 @@ def add_value(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def _metadata(model: Any, architecture: str, pre: str | None, tokenizer: str) -> dict[str, Any]:
-    table = GGUF_TO_TRANSFORMERS_MAPPING["config"][CONFIGS.get(architecture, architecture)]
+    table = GGUF_TO_TRANSFORMERS_MAPPING["config"].get(CONFIGS.get(architecture, architecture), OWN)
     config = model.config
     found = {f"{architecture}.{key}": getattr(config, name, None) for key, name in table.items() if name is not None}
     theta = (config.rope_parameters or {}) if hasattr(config, "rope_parameters") else {}
@@ -125,7 +134,39 @@ def _stored(model: Any, architecture: str) -> dict[str, np.ndarray]:
         if ours in state and not (ours == "lm_head.weight" and model.config.tie_word_embeddings):
             named = f"{theirs}.weight" if theirs.endswith("attn_sinks") else theirs
             found[named] = _arranged(theirs, state[ours].float(), architecture, model.config).numpy()
+    found |= {
+        f"blk.{name.split('.')[2]}.ssm_dt.bias": tiled(value, model.config, 1).numpy()
+        for name, value in state.items() if name.endswith(".dt_bias")
+    }  # fmt: skip
     return {name: value for name, value in found.items() if "_exps" not in name} | experts_of(model)
+
+
+def tiled(value: Tensor, config: Any, size: int) -> Tensor:
+    """Rows of Qwen3.5's value heads, so many of each, as llama.cpp keeps them: one of each key head in turn."""
+    keys = config.linear_num_key_heads
+    each = config.linear_num_value_heads // keys
+    order = [key * each + number for number in range(each) for key in range(keys)]
+    return torch.cat([value[head * size : (head + 1) * size] for head in order])
+
+
+def _of_delta_net(name: str, value: Tensor, config: Any) -> Tensor:
+    kind, size, key_rows = name.split(".", 2)[-1], config.linear_value_head_dim, 2 * (
+        config.linear_num_key_heads * config.linear_key_head_dim
+    )
+    if name.endswith("norm.weight") and kind != "ssm_norm.weight":
+        return value + 1
+    if kind == "ssm_a":
+        return tiled(-torch.exp(value), config, 1)
+    if kind in ("ssm_alpha.weight", "ssm_beta.weight"):
+        return tiled(value, config, 1)
+    if kind == "attn_gate.weight":
+        return tiled(value, config, size)
+    if kind in ("attn_qkv.weight", "ssm_conv1d.weight"):
+        rows = value.squeeze(1) if value.ndim == 3 else value
+        return torch.cat([rows[:key_rows], tiled(rows[key_rows:], config, size)])
+    if kind == "ssm_out.weight":
+        return tiled(value.t(), config, size).t()
+    return value.squeeze(0) if kind == "ffn_gate_inp_shexp.weight" else value
 
 
 def experts_of(model: Any) -> dict[str, np.ndarray]:
@@ -147,10 +188,12 @@ def experts_of(model: Any) -> dict[str, np.ndarray]:
 
 
 def _arranged(name: str, value: Tensor, architecture: str, config: Any) -> Tensor:
-    if architecture == "llama" and (".attn_q." in name or ".attn_k." in name):
+    if architecture.startswith("qwen35"):
+        return _of_delta_net(name, value, config)
+    if architecture in PERMUTED and (".attn_q." in name or ".attn_k." in name):
         heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
         return value.view(heads, 2, -1, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
-    if architecture in ("gemma2", "gemma3") and name.endswith("norm.weight"):
+    if architecture in RAISED and name.endswith("norm.weight"):
         return value + 1
     if "ffn_gate_inp_shexp" in name:
         return value.squeeze(0)

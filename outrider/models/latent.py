@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.models.gguf.linear import BlockLinear
-from outrider.models.quantised.layers import ReorderedLinear
+from outrider.models.gguf.linear import BlockLinear, ReorderedLinear
 
 ABSORBED: set[str] = set()  # names of attention functions that are given latents
 MATRIX = "kv_b_proj"

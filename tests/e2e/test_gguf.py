@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 
 from outrider import LLM, SamplingParams
 from outrider.models.loading.load import load_config, load_module, load_tokenizer
 from outrider.runtime import library
 from tests.e2e.test_cli import start
 from tests.gguf_files import Kind, write_model
-from tests.unit.models.gguf.test_load import made
+from tests.unit.models.gguf.test_load import DELTA_NET, DELTA_NET_KEYS, made
 
 PROMPTS = ["the 1 cat", "x = [1, 2,"]
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -50,6 +51,26 @@ def test_greedy_text_with_speculation_is_greedy_text(
         assert llm.config["exact"]
     if drafter != "ngram":
         assert sum(one.stats.accepted for one in done) > 0
+
+
+@pytest.mark.parametrize(("kind", "bits"), [(Qwen3_5TextConfig, 8), (Qwen3_5MoeTextConfig, 4)])
+def test_a_hybrid_runs_on_the_native_runtime(kind: type, bits: int, tmp_path: Path) -> None:
+    """Qwen3.5: states, value heads in the file's order, trees."""
+    if library.why_missing() is not None:
+        pytest.skip(library.why_missing())
+    sizes = DELTA_NET | {"num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 64}
+    sizes |= {"shared_expert_intermediate_size": 64, "intermediate_size": 64}
+    architecture = "qwen35moe" if kind is Qwen3_5MoeTextConfig else "qwen35"
+    changes = {key.replace("qwen35.", f"{architecture}."): value for key, value in DELTA_NET_KEYS.items()}
+    changes[f"{architecture}.expert_shared_feed_forward_length"] = 64 if architecture == "qwen35moe" else None
+    model, stored = made(kind, **sizes), Kind.Q8_0 if bits == 8 else Kind.Q4_0
+    path = write_model(tmp_path / "m.gguf", model, architecture, changes=changes, kind=stored)
+    plain = LLM(str(path), drafter="none").generate(PROMPTS, GREEDY)
+    llm = LLM(str(path), drafter="ngram", drafter_options={"tree": 8})
+    assert llm.config["runtime"].startswith("native"), llm.config
+    done = llm.generate(PROMPTS, GREEDY)
+    assert [one.token_ids for one in done] == [one.token_ids for one in plain]
+    assert llm.config["exact"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The config of a GGUF checkpoint: transformers' own table of metadata, and what that table leaves out.
+"""The config of a GGUF checkpoint: transformers' own table of metadata, ours (`architectures.py`), and what both leave out.
 
 transformers reads the file through gguf's slow reader, so it is given an extract: the same metadata without the long lists, the
 same tensors without their weights. What it ignores would make another model of some files and is added here: scaled rotary
@@ -19,13 +19,13 @@ import torch
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.lazy import transformers
 from outrider.models.gguf import library
+from outrider.models.gguf.architectures import ARCHITECTURES, TOKENS, own_config
 from outrider.models.gguf.header import Count, GgufFile, long_list
 
 if TYPE_CHECKING:
     from gguf import GGUFValueType
     from transformers import GenerationConfig
 
-TOKENS = "tokenizer.ggml.tokens"
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 # Control tokens that llama.cpp takes for an end, whatever the file calls them (llama-vocab.cpp).
 END_NAMES = frozenset((
@@ -40,7 +40,7 @@ SAMPLING = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
 SHAPED_ELSEWHERE = ("gemma4", "lfm2", "mamba")  # transformers reads their heads and positions itself
-PARTLY_ROTATED = ("phi3", "stablelm", "nemotron")  # their code in transformers takes a partial_rotary_factor
+PARTLY_ROTATED = ("glm4", "nemotron", "phi3", "qwen35", "qwen35moe", "stablelm")  # transformers' code has partial_rotary_factor
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose queries are scaled by another number
 DTYPES = {  # of plain weights
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
@@ -52,7 +52,8 @@ def gguf_config(file: GgufFile) -> Any:
 
     Raises CapabilityError for an architecture or a kind of positions that transformers cannot make of a GGUF file.
     """
-    found = _by_transformers(file)
+    own = ARCHITECTURES.get(file.architecture)
+    found = _by_transformers(file) if own is None else own_config(file, own)
     found.pop("_model_name_or_path", None)
     found.setdefault("pad_token_id", None)  # else the class's own, perhaps beyond this vocabulary
     _complete(found, file)
@@ -123,7 +124,8 @@ def _by_transformers(file: GgufFile) -> dict[str, Any]:
                 known = ", ".join(sorted(name for name in read if name not in ("general", "tokenizer")))
                 raise CapabilityError(
                     f"'{file.path}' is a model of architecture '{file.architecture}', which transformers does not read from GGUF "
-                    f"(it reads {known}). Use the original checkpoint: a folder with config.json and *.safetensors."
+                    f"(it reads {known}; Outrider adds {', '.join(ARCHITECTURES)}). "
+                    "Use the original checkpoint: a folder with config.json and *.safetensors."
                 ) from error
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise CheckpointError(f"cannot read the config of '{file.path}': {reason}") from error
@@ -189,7 +191,10 @@ def _complete(config: dict[str, Any], file: GgufFile) -> None:
     _complete_heads(config, file)
     if theta := file.of_model("rope.freq_base"):
         config["rope_theta"] = theta
-    if scaling := _scaling(file):
+    scaling = _scaling(file)
+    if "rope_parameters" in config:
+        config["rope_parameters"] = {"rope_type": "default"} | (scaling or {}) | config["rope_parameters"]
+    elif scaling:
         config["rope_scaling"] = scaling
     _complete_experts(config, file)
     if architecture.startswith("gemma"):

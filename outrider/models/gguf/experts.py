@@ -13,7 +13,10 @@ from outrider.models.gguf.formats import FORMS
 from outrider.models.gguf.header import GgufFile
 
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-PARTS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "up_proj": ("ffn_up_exps",), "down_proj": ("ffn_down_exps",)}
+PARTS = {  # in one of these ways
+    "gate_up_proj": (("ffn_gate_exps", "ffn_up_exps"), ("ffn_gate_up_exps",)), "up_proj": (("ffn_up_exps",),),
+    "down_proj": (("ffn_down_exps",),),
+}  # fmt: skip
 PAIRED = ("ffn_gate_exps", "ffn_up_exps")  # whose rows lie in one matrix
 SAME = np.empty(0, np.int64)  # the rows as they are
 
@@ -46,10 +49,11 @@ def experts_in(module: Any, names: Collection[str]) -> list[Experts]:
             continue
         for name, _ in part.named_parameters(recurse=False):
             kind, end = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
-            tensors = tuple(f"blk.{layer[1]}.{each}.{end}" for each in PARTS.get(kind, ()))
-            if tensors and all(each in names for each in tensors):
-                interleaved = len(tensors) > 1 and not part.is_concatenated
-                found.append(Experts(path, name, tensors, interleaved, part.is_transposed and end == "weight"))
+            for way in PARTS.get(kind, ()):
+                tensors = tuple(f"blk.{layer[1]}.{each}.{end}" for each in way)
+                if all(each in names for each in tensors):
+                    interleaved = kind == "gate_up_proj" and not part.is_concatenated
+                    found.append(Experts(path, name, tensors, interleaved, part.is_transposed and end == "weight"))
     return found
 
 

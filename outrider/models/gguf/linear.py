@@ -61,6 +61,30 @@ class BlockLinear(WeightPanels, KernelLayer):
         return F.linear(x, self.weight.to(x.dtype), self.bias)
 
 
+class ReorderedLinear(nn.Module):
+    """A layer whose inputs are put into the order that it is stored in first: GPTQ's act-order, Qwen3.5's value heads in GGUF."""
+
+    order: Tensor
+
+    def __init__(self, inner: BlockLinear, order: Tensor) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("order", order)
+
+    @property
+    def weight(self) -> Tensor:
+        """A plain copy (out, in)."""
+        found = self.inner.weight
+        return torch.empty_like(found).index_copy_(1, self.order, found)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.inner.bias
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
+        return self.inner(x.index_select(-1, self.order))
+
+
 class BlockEmbedding(WeightPanels, KernelLayer):
     """Drop-in for `nn.Embedding`; `scale` multiplies what is looked up, as Gemma's class does."""
 

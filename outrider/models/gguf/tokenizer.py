@@ -37,6 +37,12 @@ _LLAMA3 = (
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+_QWEN35 = (  # marks go with their letters
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_SEED = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = r"[^\r\n\p{L}\p{N}]?" + _UPPER
 _ENDS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -50,7 +56,9 @@ _RULES: dict[tuple[str, ...], str] = {  # rule -> the names that files give it (
     ),
     _SINGLE_DIGITS: "smollm starcoder refact command-r codeshell exaone minerva-7b",
     _QWEN2: "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan",
-    _LLAMA3: "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe",
+    _QWEN35: "qwen35",
+    _SEED: "seed-coder",
+    _LLAMA3: "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe glm4 chatglm-bpe",
     _TEKKEN: "tekken",
     _GPT4O: "gpt-4o llama4 kanana2 talkie minimax-m2",
     (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]"): "falcon",
@@ -58,7 +66,7 @@ _RULES: dict[tuple[str, ...], str] = {  # rule -> the names that files give it (
 }
 RULES = {name: rule for rule, names in _RULES.items() for name in names.split()}
 # A word that the vocabulary has is one token whatever its merges say; texts begin with the bos token where the file does not say.
-WHOLE_WORDS = frozenset(_RULES[_LLAMA3].split()) - {"dbrx", "smaug-bpe"} | {"tekken"}
+WHOLE_WORDS = frozenset(_RULES[_LLAMA3].split()) - {"dbrx", "smaug-bpe", "glm4", "chatglm-bpe"} | {"tekken"}
 BEGIN_BY_DEFAULT = WHOLE_WORDS - {"tekken"}
 
 

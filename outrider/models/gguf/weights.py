@@ -31,12 +31,14 @@ from outrider.models.gguf.linear import (
     BlockEmbedding,
     BlockExperts,
     BlockLinear,
+    ReorderedLinear,
     WeightPanels,
     block_layers,
     put_experts,
     runs_on_kernels,
 )
 from outrider.models.gguf.packing import Packer, by_torch, panels_in
+from outrider.models.gguf.rearranging import processor_of
 from outrider.models.linear.panel import is_plain, is_transposed
 
 BLOCK_NUMBER = re.compile(r"blk\.(\d+)\.")
@@ -152,12 +154,11 @@ class _GgufLoading:
     stay: Collection[str]  # names of tensors that keep their blocks, where the module can
     pack: Packer
     kept: list[tuple[tuple[TensorInfo, ...], str, np.ndarray]] = field(default_factory=list)  # in blocks: path, order of outputs
+    columns: dict[str, np.ndarray] = field(default_factory=dict)  # by path: which input each stored one is, where out of order
     stored: dict[str, StoredTensor] = field(default_factory=dict)  # by layer in blocks, or parameter
 
     def run(self) -> None:
-        processors = transformers.modeling_gguf_pytorch_utils
-        kind = processors.TENSOR_PROCESSORS.get(self.file.architecture, processors.TensorProcessor)
-        processor = kind(config=self.config.get_text_config().to_dict())
+        processor = processor_of(self.file.architecture, self.config.get_text_config().to_dict())
         experts = experts_in(self.module, {tensor.name for tensor in self.file.tensors})
         of_experts = {name for own in experts for name in own.tensors}
         paths = self._paths(processor, {*of_experts, *USED_ELSEWHERE})
@@ -211,16 +212,24 @@ class _GgufLoading:
         layer = self.module.get_submodule(path.removesuffix(".weight"))
         if not is_plain(layer) and not isinstance(layer, nn.Embedding):
             return False
-        order = _order_of(tensor, processor, is_transposed=is_transposed(layer))
-        if order is None:
-            return False
         outputs, inputs = tensor.shape
+        order = _order_of(tensor, processor, is_transposed=is_transposed(layer))
+        columns: np.ndarray | None = SAME
+        if getattr(processor, "moves_inputs", False):
+            columns = _order_of(tensor, processor, is_transposed=is_transposed(layer), of_inputs=True)
+        if order is None or columns is None:
+            return False
         self._check_shape(
             path, (inputs, outputs) if is_transposed(layer) else (outputs, inputs), layer.weight.shape
         )
         if isinstance(layer, nn.Embedding) and type(layer) is not nn.Embedding and not hasattr(layer, "embed_scale"):
             return False  # a class of its own, which may do more than look up
-        self.kept.append(((tensor,), path.removesuffix(".weight"), order))
+        path = path.removesuffix(".weight")
+        if columns is not SAME:
+            if isinstance(layer, nn.Embedding):
+                return False
+            self.columns[path] = np.argsort(columns)
+        self.kept.append(((tensor,), path, order))
         return True
 
     def _put_experts(self, own: Experts) -> None:
@@ -243,6 +252,7 @@ class _GgufLoading:
         found = panels_in([(tensors, order) for tensors, _, order in self.kept], self.pack)
         for (tensors, path, order), panels in zip(self.kept, found, strict=True):
             self._put_blocks(tensors, path, panels)
+            path = f"{path}.inner" if path in self.columns else path
             self.stored[path] = StoredTensor(tuple(tensor.name for tensor in tensors), order)
 
     def _put_blocks(self, tensors: Sequence[TensorInfo], path: str, panels: Tensor) -> None:
@@ -255,11 +265,13 @@ class _GgufLoading:
             put_experts(part, name, experts)
             return
         layer = self.module.get_submodule(path)
-        made: WeightPanels
+        made: nn.Module
         if isinstance(layer, nn.Embedding):
             made = BlockEmbedding(panels, form, outputs, inputs, self.dtype, getattr(layer, "embed_scale", None))
         else:
-            made = BlockLinear(panels, form, outputs, inputs, self.dtype, layer.bias)
+            made = linear = BlockLinear(panels, form, outputs, inputs, self.dtype, layer.bias)
+            if path in self.columns:
+                made = ReorderedLinear(linear, torch.from_numpy(self.columns[path]))
         self.module.set_submodule(path, made)
 
     def _widen(self, tensor: TensorInfo, paths: dict[str, str], processor: Any) -> bool:
@@ -327,10 +339,12 @@ def _with_endings(paths: dict[str, str]) -> dict[str, str]:
     return {f"{name}.weight": path for name, path in paths.items() if not name.endswith((".weight", ".bias"))} | paths
 
 
-def _order_of(tensor: TensorInfo, processor: Any, *, is_transposed: bool) -> np.ndarray | None:
-    """Which stored row each output is; None where the architecture's rearrangement does more than reorder rows."""
+def _order_of(tensor: TensorInfo, processor: Any, *, is_transposed: bool, of_inputs: bool = False) -> np.ndarray | None:
+    """Which stored row each output is, or which stored column each input; None where the architecture's rearrangement does more
+    than reorder these."""
     outputs, inputs = tensor.shape
-    numbers = np.broadcast_to(np.arange(outputs, dtype=np.int32)[:, None], (outputs, inputs))
+    along = 1 if of_inputs else 0
+    numbers = np.broadcast_to(np.expand_dims(np.arange(tensor.shape[along], dtype=np.int32), 1 - along), (outputs, inputs))
     try:
         result = processor.process(
             weights=numbers, name=tensor.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}}
@@ -343,14 +357,15 @@ def _order_of(tensor: TensorInfo, processor: Any, *, is_transposed: bool) -> np.
     found = found.T if is_transposed else found
     if found is numbers:
         return SAME
-    order = np.ascontiguousarray(found[:, 0])
+    order = np.ascontiguousarray(found[0] if of_inputs else found[:, 0])
+    known = np.arange(len(order))
     if (
         found.shape != numbers.shape
-        or not (found == order[:, None]).all()
-        or not np.array_equal(np.sort(order), numbers[:, 0])
+        or not (found == np.expand_dims(order, 1 - along)).all()
+        or not np.array_equal(np.sort(order), known)
     ):
         return None
-    return SAME if np.array_equal(order, numbers[:, 0]) else order.astype(np.int64)
+    return SAME if np.array_equal(order, known) else order.astype(np.int64)
 
 
 def plain_values(tensor: TensorInfo) -> np.ndarray:

@@ -12,37 +12,13 @@ from torch import Tensor, nn
 
 from outrider.huge_pages import on_huge_pages
 from outrider.models.gguf.formats import BLOCK, Q4, Q8, BlockParts, Form, own_form, pack_parts, zero_form
-from outrider.models.gguf.linear import BlockExperts, BlockLinear
+from outrider.models.gguf.linear import BlockExperts, BlockLinear, ReorderedLinear
 from outrider.models.linear.panel import WIDTH
 from outrider.models.quantised.floats import SmallFloats
 from outrider.models.quantised.formats import Codes, MalformedError
 
 MAX_SHIFTED = 127  # what an int8 holds
 INPUTS_AT_ONCE = 4  # of floats
-
-
-class ReorderedLinear(nn.Module):
-    """A layer whose inputs are put into the order of their groups first: GPTQ's act-order."""
-
-    order: Tensor
-
-    def __init__(self, inner: BlockLinear, order: Tensor) -> None:
-        super().__init__()
-        self.inner = inner
-        self.register_buffer("order", order)
-
-    @property
-    def weight(self) -> Tensor:
-        """A plain copy (out, in)."""
-        found = self.inner.weight
-        return torch.empty_like(found).index_copy_(1, self.order, found)
-
-    @property
-    def bias(self) -> Tensor | None:
-        return self.inner.bias
-
-    def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
-        return self.inner(x.index_select(-1, self.order))
 
 
 def layer_of(found: Codes | SmallFloats, dtype: torch.dtype, bias: Tensor | None) -> nn.Module:

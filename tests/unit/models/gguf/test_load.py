@@ -12,14 +12,23 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    GemmaConfig,
+    Glm4Config,
     GPT2Config,
+    GraniteConfig,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
+    Olmo2Config,
     Phi3Config,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
+    SeedOssConfig,
+    SmolLM3Config,
     StableLmConfig,
     Starcoder2Config,
 )
@@ -78,6 +87,17 @@ def logits(module: Any) -> torch.Tensor:
 
 
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "tie_word_embeddings": True, "sliding_window": 16}
+DELTA_NET = {
+    "num_hidden_layers": 4, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32, "full_attention_interval": 2, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1],
+    },
+}  # fmt: skip
+DELTA_NET_KEYS = {
+    "qwen35.full_attention_interval": 2, "qwen35.ssm.conv_kernel": 4, "qwen35.ssm.state_size": 16, "qwen35.ssm.group_count": 2,
+    "qwen35.ssm.time_step_rank": 6, "qwen35.ssm.inner_size": 192, "qwen35.rope.dimension_count": 8,
+    "qwen35.rope.dimension_sections": [2, 1, 1, 0],
+}  # fmt: skip
 ARCHITECTURES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
     "llama": ("llama", made, {}),
     "llama, tied": ("llama", lambda: made(tie_word_embeddings=True), {}),
@@ -103,6 +123,50 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
     "gemma3": (
         "gemma3", lambda: made(Gemma3TextConfig, **GEMMA, rope_scaling={"rope_type": "linear", "factor": 8.0}),
         {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0},
+    ),
+    "gemma": ("gemma", lambda: made(GemmaConfig, head_dim=16, tie_word_embeddings=True), {}),
+    "qwen2vl": ("qwen2vl", lambda: made(Qwen2Config), {"qwen2vl.rope.dimension_sections": [2, 3, 3, 0]}),
+    "qwen3vl": ("qwen3vl", lambda: made(Qwen3Config, head_dim=32), {"qwen3vl.rope.dimension_sections": [4, 6, 6, 0]}),
+    "qwen35": ("qwen35", lambda: made(Qwen3_5TextConfig, **DELTA_NET), DELTA_NET_KEYS),
+    "qwen35, as many keys": (
+        "qwen35", lambda: made(Qwen3_5TextConfig, **DELTA_NET | {"linear_num_value_heads": 2}),
+        DELTA_NET_KEYS | {"qwen35.ssm.time_step_rank": 2, "qwen35.ssm.inner_size": 64},
+    ),
+    "smollm3": ("smollm3", lambda: made(SmolLM3Config, num_hidden_layers=4), {"smollm3.rope.dimension_count": 16}),
+    "granite": (
+        "granite", lambda: made(
+            GraniteConfig, embedding_multiplier=12.0, logits_scaling=8.0, residual_multiplier=0.25, attention_multiplier=0.1
+        ), {
+            "granite.embedding_scale": 12.0, "granite.logit_scale": 8.0, "granite.residual_scale": 0.25,
+            "granite.attention.scale": 0.1, "granite.rope.dimension_count": 16,
+        },
+    ),
+    "olmo2": ("olmo2", lambda: made(Olmo2Config), {}),
+    "glm4": (
+        "glm4", lambda: made(Glm4Config, head_dim=16, partial_rotary_factor=0.5, attention_bias=True),
+        {"glm4.rope.dimension_count": 8},
+    ),
+    "glm4, no biases": (
+        "glm4", lambda: made(Glm4Config, head_dim=16, partial_rotary_factor=0.5, attention_bias=False),
+        {"glm4.rope.dimension_count": 8},
+    ),
+    "seed_oss": ("seed_oss", lambda: made(SeedOssConfig, head_dim=32), {}),
+    "command-r": (
+        "command-r", lambda: made(CohereConfig, tie_word_embeddings=True, logit_scale=0.25),
+        {"command-r.logit_scale": 0.25, "command-r.rope.scaling.type": "none"},
+    ),
+    "mistral3": (
+        "mistral3", lambda: made(MistralConfig, sliding_window=None, head_dim=32), {"mistral3.rope.dimension_count": 32}
+    ),
+    "mistral3, positions": (
+        "mistral3", lambda: made(Ministral3Config, head_dim=32, rope_parameters={
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16, "beta_fast": 16.0,
+            "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        }), {
+            "mistral3.rope.dimension_count": 32, "mistral3.rope.scaling.type": "yarn", "mistral3.rope.scaling.factor": 16.0,
+            "mistral3.rope.scaling.original_context_length": 16, "mistral3.rope.scaling.yarn_beta_fast": 16.0,
+            "mistral3.rope.scaling.yarn_log_multiplier": 1.0, "mistral3.attention.temperature_scale": 0.1,
+        },
     ),
     "phi3": (
         "phi3", lambda: made(Phi3Config, partial_rotary_factor=0.5, sliding_window=16, head_dim=16),
@@ -131,7 +195,7 @@ def test_a_file_says_what_its_model_says(name: str, tmp_path: Path) -> None:
     assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("name", ["llama", "llama, tied", "qwen2", "gemma3", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "llama, tied", "qwen2", "gemma3", "gpt2", "qwen35"])
 def test_blocks_are_what_their_model_says_rounded(name: str, tmp_path: Path) -> None:
     """Matrices stay in blocks, with rows put in order; without kernels the logits are those of the widened weights."""
     architecture, model_of, changes = ARCHITECTURES[name]
@@ -280,6 +344,15 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, An
 
     with pytest.raises((CapabilityError, CheckpointError), match=message):
         use()
+
+
+def test_metadata_that_is_missing_is_named(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", made(Qwen3Config), "qwen3vl", changes={"qwen3vl.embedding_length": None})
+    with pytest.raises(CheckpointError, match=r"lacks 1 values .*, first 'qwen3vl\.embedding_length'"):
+        load_config(str(path))
+    path = write_model(tmp_path / "o.gguf", made(Olmo2Config), "olmo2", changes={"olmo2.attention.sliding_window": 16})
+    with pytest.raises(CapabilityError, match="is OLMo 3, which cannot be read from GGUF"):
+        load_config(str(path))
 
 
 def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:

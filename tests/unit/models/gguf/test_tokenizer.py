@@ -26,12 +26,23 @@ def pieces(path: Path) -> list[str]:
         ("gpt-2", ["It", "'s", " 2024", ":", "\n\n ", " x", "+=", "1", "é", " 日本", " "]),
         ("smollm", ["It", "'s", " ", "2", "0", "2", "4", ":", "\n\n ", " x", "+=", "1", "é", " 日本", " "]),
         ("llama-bpe", ["It", "'s", " ", "202", "4", ":\n\n", " ", " x", "+=", "1", "é", " 日本", " "]),
+        ("glm4", ["It", "'s", " ", "202", "4", ":\n\n", " ", " x", "+=", "1", "é", " 日本", " "]),
+        ("seed-coder", ["It", "'s", " ", "2", "0", "2", "4", ":", "\n\n", " ", " x", "+=", "1", "é", " 日本", " "]),
+        ("qwen35", ["It", "'s", " ", "2", "0", "2", "4", ":\n\n", " ", " x", "+=", "1", "é", " 日本", " "]),
         ("qwen2", ["It", "'s", " ", "2", "0", "2", "4", ":\n\n", " ", " x", "+=", "1", "é", " 日本", " "]),
     ],
 )
 def test_text_is_split_by_the_rule_that_the_file_names(tmp_path: Path, rule: str, expected: list[str]) -> None:
     """The published tokenizers' pieces, written out: transformers alone takes GPT-2's rule for names it does not know."""
     assert pieces(write_model(tmp_path / "m.gguf", made(), "llama", pre=rule)) == expected
+
+
+def test_marks_go_with_their_letters_in_newer_rules(tmp_path: Path) -> None:
+    """Thai and Hindi are cut at each mark by Qwen2's rule, not by Qwen3.5's."""
+    for rule, expected in (("qwen2", ["ก", "ินข", "้าว"]), ("qwen35", ["กินข้าว"])):
+        tokenizer = load_tokenizer(str(write_model(tmp_path / f"{rule}.gguf", made(), "llama", pre=rule))).backend_tokenizer
+        text = "กินข้าว"
+        assert [text[start:end] for _, (start, end) in tokenizer.pre_tokenizer.pre_tokenize_str(text)] == expected
 
 
 def test_whole_words_and_begins_follow_the_rule(tmp_path: Path) -> None:
@@ -44,6 +55,8 @@ def test_whole_words_and_begins_follow_the_rule(tmp_path: Path) -> None:
     assert tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
     plain = load_tokenizer(str(write_model(tmp_path / "n.gguf", made(), "llama", pre="llama-bpe")))
     assert len(plain("a")["input_ids"]) == 1  # the file says no
+    glm = load_tokenizer(str(write_model(tmp_path / "g.gguf", made(), "llama", pre="glm4")))
+    assert not glm.backend_tokenizer.model.ignore_merges
 
 
 @pytest.mark.parametrize(

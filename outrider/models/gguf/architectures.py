@@ -1,0 +1,128 @@
+"""Architectures of GGUF files that transformers does not read, or not in all versions that we support.
+
+For each: what transformers calls the model, and where its config stands in the metadata. The keys are those that llama.cpp's
+converter writes; what an architecture means without saying so is what llama.cpp's graphs do. How its tensors differ from
+transformers' is in `rearranging.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.errors import CapabilityError, CheckpointError
+from outrider.models.gguf.header import Count, GgufFile
+
+TOKENS = "tokenizer.ggml.tokens"
+COMMON = {  # keys below the architecture's name -> what configs call them
+    "context_length": "max_position_embeddings", "block_count": "num_hidden_layers", "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads", "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_eps", "vocab_size": "vocab_size",
+}  # fmt: skip
+EXPERTS = {
+    "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}  # fmt: skip
+SHARED_EXPERT = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
+NEEDED = ("context_length", "block_count", "embedding_length", "attention.head_count")
+MARKED = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}  # tokens, and what configs call them
+THETA = 10000.0  # llama.cpp's, where a file does not say
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How a config is made of the metadata. `more`: what no table says."""
+
+    model_type: str  # transformers'
+    values: Mapping[str, str] = field(default_factory=dict)  # beside `COMMON`, and never missing
+    needed: tuple[str, ...] = ()  # other keys that are never missing
+    always: Mapping[str, Any] = field(default_factory=dict)
+    more: Callable[[GgufFile], dict[str, Any]] | None = None
+
+
+def own_config(file: GgufFile, found: Architecture) -> dict[str, Any]:
+    """What transformers' class for it is made of, but for what files of all architectures say alike.
+
+    Raises CheckpointError where the metadata lacks something.
+    """
+    if missing := [key for key in (*NEEDED, *found.values, *found.needed) if file.of_model(key) is None]:
+        raise CheckpointError(
+            f"'{file.path}' lacks {len(missing)} values of its metadata, first '{file.architecture}.{missing[0]}': incomplete. "
+            "Convert the model again."
+        )
+    names = {tensor.name for tensor in file.tensors}
+    keys = COMMON | dict(found.values)
+    values = {ours: value for theirs, ours in keys.items() if (value := file.of_model(theirs)) is not None}
+    tokens = file.metadata.get(TOKENS)
+    if "vocab_size" not in values and tokens is not None:
+        values["vocab_size"] = int(tokens) if isinstance(tokens, Count) else len(tokens)
+    marked = {f"{ours}_token_id": file.metadata.get(f"tokenizer.ggml.{theirs}_token_id") for theirs, ours in MARKED.items()}
+    head = file.of_model("attention.key_length") or values["hidden_size"] // values["num_attention_heads"]
+    return {
+        "model_type": found.model_type, "tie_word_embeddings": "output.weight" not in names, "rope_theta": THETA,
+        "head_dim": head, "attention_bias": "blk.0.attn_q.bias" in names, **marked, **values, **found.always,
+        **(found.more(file) if found.more else {}),
+    }  # fmt: skip
+
+
+def _ministral(file: GgufFile) -> dict[str, Any]:
+    """Ministral 3 and what else scales its queries by their positions; others of this architecture are Mistral."""
+    beta = file.of_model("attention.temperature_scale")
+    if not beta:
+        return {"model_type": "mistral"}
+    original = file.of_model("rope.scaling.original_context_length") or file.of_model("context_length")
+    scales = {"mscale": 1.0, "mscale_all_dim": file.of_model("rope.scaling.yarn_log_multiplier", 1.0)}
+    steps = {name: file.of_model(f"rope.scaling.yarn_{name}", of) for name, of in (("beta_fast", 32.0), ("beta_slow", 1.0))}
+    return {"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": file.of_model("rope.freq_base", THETA), "factor": file.of_model("rope.scaling.factor"),
+        "original_max_position_embeddings": original, "llama_4_scaling_beta": beta, **scales, **steps,
+    }}  # fmt: skip
+
+
+def _olmo(file: GgufFile) -> dict[str, Any]:
+    """OLMo 3 has the same architecture and a window."""
+    if file.of_model("attention.sliding_window"):
+        raise CapabilityError(
+            f"'{file.path}' is OLMo 3, which cannot be read from GGUF. "
+            "Use the original checkpoint: a folder with config.json and *.safetensors."
+        )
+    return {}
+
+
+def _delta_net(file: GgufFile) -> dict[str, Any]:
+    """Qwen3.5: layers of linear attention, with full attention in between."""
+    heads = file.of_model("ssm.time_step_rank")
+    rope = {
+        "rope_theta": file.of_model("rope.freq_base", THETA), "mrope_interleaved": True,
+        "partial_rotary_factor": file.of_model("rope.dimension_count") / file.of_model("attention.key_length"),
+        "mrope_section": [section for section in file.of_model("rope.dimension_sections") if section],
+    }  # fmt: skip
+    return {"linear_value_head_dim": file.of_model("ssm.inner_size") // heads, "rope_parameters": rope}
+
+
+DELTA_NET = {
+    "full_attention_interval": "full_attention_interval", "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim", "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}  # fmt: skip
+POSITIONS = ("ssm.inner_size", "rope.dimension_count", "rope.dimension_sections", "attention.key_length")
+ARCHITECTURES = {
+    "command-r": Architecture("cohere", {"logit_scale": "logit_scale"}),
+    "gemma": Architecture("gemma"),
+    "glm4": Architecture("glm4"),
+    "granite": Architecture("granite", {
+        "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+    }),
+    "mistral3": Architecture("ministral3", more=_ministral),
+    "olmo2": Architecture("olmo2", more=_olmo),
+    "qwen2vl": Architecture("qwen2"),  # the text part, whose positions are a text's
+    "qwen35": Architecture("qwen3_5_text", DELTA_NET, POSITIONS, more=_delta_net),
+    "qwen35moe": Architecture("qwen3_5_moe_text", DELTA_NET | EXPERTS | SHARED_EXPERT, POSITIONS, more=_delta_net),
+    "qwen3vl": Architecture("qwen3"),
+    "qwen3vlmoe": Architecture("qwen3_moe", EXPERTS, always={"norm_topk_prob": True}),
+    "seed_oss": Architecture("seed_oss"),
+    "smollm3": Architecture("smollm3"),
+}  # fmt: skip
