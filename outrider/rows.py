@@ -68,6 +68,7 @@ class Row:
     draft_bound: int | None = None  # most nodes a step may draft for this row; 0: none
     draft_fixed: bool = False  # `draft_bound` is the number itself, whatever the control would choose
     named_stops: frozenset[int] = frozenset()  # the stop tokens that the request named; the others end any text
+    num_learned: int = 0  # of its first tokens: drafters that learn have seen them, or will not; 0 but for a row that comes back
     finish_reason: str | None = None
     stop_reason: int | str | None = None  # the stop string or the named stop token that ended the row
     text: str = ""

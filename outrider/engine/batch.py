@@ -91,6 +91,7 @@ class Batch:
         signals, active.signals = active.signals, []
         self._drafter_pool.choose(self.decoder.drafter, active.drafter)
         self.decoder.add(active.row)
+        active.row.num_learned = 0
         self._running[active.number] = active
         index = len(self.decoder.rows) - 1
         if parked is not None:
@@ -111,6 +112,7 @@ class Batch:
         active.draft_state = None if anew else drafter.pack(index)
         if not drafter.signals or active.draft_state is not None:
             active.parked = self.kv.pack(index)
+        active.row.num_learned = 0 if anew else len(active.row.tokens)
         self._remove(active, index)
 
     def leave(self, active: ActiveRequest, pool: Pool, drafts: DraftPages) -> None:

@@ -115,7 +115,7 @@ class NgramCacheDrafter(Drafter):
         return cls(setup.settings)
 
     def start(self, row: Row) -> None:
-        self._num_learned.append(0 if self._settings.learn_prompts else row.num_prompt)
+        self._num_learned.append(max(row.num_learned, 0 if self._settings.learn_prompts else row.num_prompt))
         self._learn(len(self._num_learned) - 1, row)
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
@@ -129,7 +129,7 @@ class NgramCacheDrafter(Drafter):
 
     def _learn(self, index: int, row: Row) -> None:
         self._cache.learn(row.tokens, self._num_learned[index])
-        self._num_learned[index] = len(row.tokens)
+        self._num_learned[index] = max(self._num_learned[index], len(row.tokens))
 
     def _grow(self, tail: Context, budget: int) -> TokenTree:
         """Best-first: of all continuations of the tree so far, the likeliest becomes its next node."""

@@ -128,10 +128,11 @@ class SuffixDrafter(Drafter):
             known.own.extend(row.tokens)
 
     def stop(self, index: int) -> None:
-        """The row's own tree is dropped; its tokens are remembered, whether the row finished or not."""
-        output = self._known[index].row.output
+        """The row's own tree is dropped; its tokens are remembered, whether the row finished or not, unless it comes back."""
+        row = self._known[index].row
         super().stop(index)
-        self.memory.add(output)
+        if not row.num_learned:
+            self.memory.add(row.output)
 
     def close(self) -> None:
         """Write what is remembered to the cache file, if there is one. May be called again later."""

@@ -107,12 +107,13 @@ class GeneralHost:
             if self._rows.history is not None and tail:
                 self._rows.history.append(index, tail)
             return
-        prompt, row.num_prompt = row.num_prompt, len(row.tokens)  # what is replaced was never emitted: nobody remembers it
+        row.num_learned = max(start, 1)  # it comes back at once: nobody remembers what is replaced, which was never emitted
         self.drafter.stop(index)
         self._rows.swap_remove(index)
         self._uids.swap_remove(index)
-        row.tokens, row.num_prompt = row.tokens[:start] + tail, prompt
+        row.tokens = row.tokens[:start] + tail
         self.drafter.join(self._rows, row)
+        row.num_learned = 0
         self._uids.append(uid)
 
     def has_room(self, uids: Sequence[int], lengths: Sequence[int], budget: int) -> bool:
@@ -144,6 +145,7 @@ class GeneralHost:
         virtual = Row(
             request=-1, tokens=tokens, num_prompt=len(tokens), params=row.params, seed=row.seed, max_tokens=NO_END,
             stop_tokens=frozenset(), detokenizer=None, stops=StopStrings([]), verifier=row.verifier,
+            num_learned=NO_END,  # guesses are not remembered
         )  # fmt: skip
         index = self._rows.add(virtual)
         self.drafter.start(virtual)
@@ -155,7 +157,6 @@ class GeneralHost:
             self._settle()
             behind = self._nodes_of(index, num_nodes)
         finally:
-            virtual.num_prompt = len(virtual.tokens)  # guesses are not remembered
             self.drafter.stop(index)
             self._rows.swap_remove(index)
         return [first[0], *(DraftNode(node.parent + 1, node.token, node.distribution) for node in behind)]

@@ -9,6 +9,7 @@ import pytest
 
 from outrider import LLM
 from outrider.build import Options
+from outrider.drafters.lookup.ngram_cache import NgramCache
 from outrider.engine.batch import Batch
 from outrider.engine.engine import make_engine
 from outrider.engine.request import EngineSettings
@@ -173,3 +174,21 @@ def test_a_row_that_made_room_stays_out_until_there_is_room(engine_of: MakeEngin
     expected = plain.generate(prompts, SamplingParams(max_tokens=200, ignore_eos=True))
     assert [answer.token_ids for answer in answers] == [done.token_ids for done in expected]
     assert 1 <= answers[1].finish.preemptions <= 2
+
+
+@pytest.mark.parametrize("drafter", ["suffix", "ngram-cache"])
+def test_a_row_that_made_room_is_learned_once(engine_of: MakeEngine, drafter: str) -> None:
+    """Catches a text that counts once more each time it makes room for another."""
+    engine = engine_of(drafter=drafter, draft=False, kv_memory=1 << 20, prefix_share=0.0, num_draft_tokens=4)
+    answers = ask(engine, *(request(prompt(length, length), max_tokens=200) for length in (440, 100)))
+    assert sum(answer.finish.preemptions for answer in answers) > 0
+    learner = engine._batch.decoder.drafter._drafters[drafter]
+    texts = [answer.token_ids for answer in answers]
+    if drafter == "suffix":
+        assert sorted(learner.memory.sequences) == sorted(texts)
+    else:
+        counts = learner._cache._counts
+        known = NgramCache(2, 4, 200_000)
+        for length, text in zip((440, 100), texts, strict=True):
+            known.learn([*prompt(length, length), *text], 0)
+        assert sum(sum(one.values()) for one in counts.values()) == sum(sum(one.values()) for one in known._counts.values())

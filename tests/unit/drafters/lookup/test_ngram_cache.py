@@ -117,6 +117,20 @@ def test_what_one_row_emitted_helps_the_next() -> None:
     assert rows[0].stats.steps == 3  # four drafted tokens and one more, each time
 
 
+def test_a_row_that_comes_back_is_learned_once() -> None:
+    """Catches a preempted text that counts twice, and one that nothing is learned from any more."""
+    drafter, rows = _drafter([[1, 2]])
+    step(drafter, rows, [4], _next)
+    before = {context: dict(counts) for context, counts in drafter._cache._counts.items()}
+    row = rows.swap_remove(0)
+    row.num_learned = len(row.tokens)
+    drafter.stop(0)
+    drafter.join(rows, row)
+    assert drafter._cache._counts == before
+    step(drafter, rows, [4], _next)
+    assert len(drafter._cache) > len(before)
+
+
 def test_prompts_need_not_be_learned() -> None:
     """Catches `learn_prompts` ignored, and output that is not learned either."""
     prompt = [1, 2, 3, 1, 2]

@@ -160,6 +160,21 @@ def test_the_better_of_own_and_past_text_is_drafted() -> None:
         drafter.stop(0)
 
 
+def test_a_row_that_comes_back_is_remembered_once() -> None:
+    """Catches the first part of a preempted text beside the whole of it."""
+    drafter = SuffixDrafter(SuffixSettings(), VOCABULARY)
+    row = row_of([1, 2], [3, 4])
+    drafter.start(row)
+    row.num_learned = len(row.tokens)
+    drafter.stop(0)
+    assert drafter.memory.sequences == []
+    drafter.start(row)
+    row.tokens += [5, 6]
+    row.num_learned = 0
+    drafter.stop(0)
+    assert drafter.memory.sequences == [[3, 4, 5, 6]]
+
+
 def test_rows_leave_by_swap_remove() -> None:
     """Catches another row's tree under this row's index, and a budget given to the wrong row."""
     drafter, rows = SuffixDrafter(SuffixSettings(), VOCABULARY), Rows(VOCABULARY, torch.device("cpu"))
