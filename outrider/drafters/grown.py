@@ -33,9 +33,14 @@ class TreeLevel:
 
 def row_trees(rows: Rows, budgets: Sequence[int], plan: TreePlan) -> list[RowTree]:
     """An empty tree for each row, for at most budgets[b] nodes."""
-    raced = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
-    drawn = [plan.samples(row.params) and not races for row, races in zip(rows, raced, strict=True)]
+    drawn = drawn_rows(rows, plan)
     return [RowTree(plan.growth(budget, sampled=sampled), sampled) for budget, sampled in zip(budgets, drawn, strict=True)]
+
+
+def drawn_rows(rows: Rows, plan: TreePlan) -> list[bool]:
+    """Per row, whether the nodes of its tree are drawn."""
+    raced = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
+    return [plan.samples(row.params) and not races for row, races in zip(rows, raced, strict=True)]
 
 
 def as_draft(growths: Sequence[Growth], chosen: Sequence[Sequence[int]], device: torch.device) -> Draft:

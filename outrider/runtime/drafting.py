@@ -109,6 +109,20 @@ class ChainRequest(NamedTuple):
         return cls(struct, found, probs, (picks, tables, vocabulary, carried))
 
 
+def first_pass(
+    kv: KVCache, pending: Sequence[list[int]], num_behind: int, last_position: int, vocab_size: int, *inputs: Tensor
+) -> FirstPass:
+    """The pass that feeds what each row's cache lacks, one token at least; the cache gets room for it and `num_behind` tokens
+    more. `inputs` (B, T, size): of these tokens."""
+    width, starts = max(map(len, pending)), np.array(kv.lengths)
+    kv.reserve(len(pending), int(starts.max()) + width + num_behind)
+    kv.make_room(0, len(pending), width + num_behind)
+    ids = torch.tensor([tokens + tokens[-1:] * (width - len(tokens)) for tokens in pending])
+    positions = np.minimum(starts[:, None] + np.arange(width), last_position)
+    columns = np.array([len(tokens) - 1 for tokens in pending])
+    return FirstPass(ids.clamp(max=vocab_size - 1), positions, starts, columns, inputs)
+
+
 def draft_chains(
     bound: Bound, kv: KVCache, picks: Picks, first: FirstPass, num_tokens: int, vocabulary: Vocabulary, last_position: int,
     states: StatePass | None = None,
@@ -132,15 +146,9 @@ def chains_behind(
     last token drafted, lies behind what the caches hold. None, too, for chains that a
     running state could not be taken back from."""
     kv, last = lm.kv, lm.shape.context_length - 1
-    width, starts = max(map(len, pending)), np.array(kv.lengths)
-    if isinstance(kv, StateSlots) and width + num_tokens > HELD_BACK:
+    if isinstance(kv, StateSlots) and max(map(len, pending)) + num_tokens > HELD_BACK:
         return None
-    kv.reserve(len(pending), int(starts.max()) + width + num_tokens)
-    kv.make_room(0, len(pending), width + num_tokens)
-    ids = torch.tensor([tokens + tokens[-1:] * (width - len(tokens)) for tokens in pending])
-    positions = np.minimum(starts[:, None] + np.arange(width), last)
-    columns = np.array([len(tokens) - 1 for tokens in pending])
-    first = FirstPass(ids.clamp(max=lm.shape.vocab_size - 1), positions, starts, columns)
+    first = first_pass(kv, pending, num_tokens, last, lm.shape.vocab_size)
     states = kv.begin_chain([len(tokens) for tokens in pending], num_tokens) if isinstance(kv, StateSlots) else None
     return draft_chains(run.bound, kv, picks, first, num_tokens, vocabulary, last, states)
 

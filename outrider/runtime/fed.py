@@ -1,12 +1,10 @@
-"""Heads that are fed hidden states (EAGLE's, MTP's) on the native runtime: their passes, and their whole chains in one call."""
+"""Heads that are fed hidden states (EAGLE's, MTP's) on the native runtime: their passes, whole chains and trees."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -18,10 +16,11 @@ from outrider.models.heads.mtp import MtpHead
 from outrider.models.signals import AFTER_NORM
 from outrider.rows import Rows
 from outrider.runtime.blocks import NotLoweredError
-from outrider.runtime.drafting import Picks, Vocabulary, draft_chains
+from outrider.runtime.drafting import Picks, Vocabulary, draft_chains, first_pass
+from outrider.runtime.growing import GrownTrees, TreeLimits, grow_trees
 from outrider.runtime.lower import Lowering
 from outrider.runtime.record import Part, RecordedCache, record_part
-from outrider.runtime.run import Bound, FirstPass, bind
+from outrider.runtime.run import Bound, bind
 
 CARRIED = -2  # the key of what the pair that follows is given
 
@@ -86,16 +85,28 @@ class FedChains:
         """Tokens and distributions as of `draft_chains`, behind rows whose caches lack these pairs: tokens, and the target's
         hidden states (k, F) beside them. Commits nothing: the pairs are in the caches' scratch."""
         lm, kv, last = self._lm, self._lm.kv, self._lm.shape.context_length - 1
-        width, starts = max(len(tokens) for tokens, _ in pairs), np.array(kv.lengths)
-        kv.reserve(kv.num_rows, int(starts.max()) + width + num_tokens)
-        features = torch.zeros(len(pairs), width, lm.head.config.hidden_size, dtype=lm.dtype)
-        for row, fused in enumerate(lm.fused([joined for _, joined in pairs])):
-            features[row, : len(fused)] = fused
-        ids = torch.tensor([tokens + tokens[-1:] * (width - len(tokens)) for tokens, _ in pairs])
-        positions = np.minimum(starts[:, None] + np.arange(width), last)
-        columns = np.array([len(tokens) - 1 for tokens, _ in pairs])
-        first = FirstPass(ids, positions, starts, columns, (features,))
+        features = _side_by_side(lm.fused([joined for _, joined in pairs]))
+        first = first_pass(kv, [tokens for tokens, _ in pairs], num_tokens, last, lm.shape.vocab_size, features)
         return draft_chains(self._run.bound, kv, Picks.of(rows, num_tokens), first, num_tokens, self._vocabulary, last)
+
+
+class FedTrees:
+    """Whole trees of a head: what `drafters/heads/feature_fed.py` does level by level."""
+
+    def __init__(self, lm: HeadLM, run: FedRun) -> None:
+        self._lm, self._run = lm, run
+
+    def grow(self, rows: Rows, pending: Sequence[list[int]], limits: TreeLimits, budgets: Sequence[int]) -> GrownTrees | None:
+        """See `grow_trees`: behind rows whose caches lack these tokens, beside which are the features that the head was given."""
+        lm, features = self._lm, _side_by_side(self._lm.given)
+        last, num_behind = lm.shape.context_length - 1, limits.max_fed(max(budgets))
+        first = first_pass(lm.kv, pending, num_behind, last, lm.shape.vocab_size, features)
+        return grow_trees(self._run.bound, lm.kv, rows, first, limits, budgets, last, lm.head.draft_ids)
+
+
+def _side_by_side(features: Sequence[Tensor]) -> Tensor:
+    """(B, T, H) of each row's (k, H), zero behind."""
+    return nn.utils.rnn.pad_sequence(list(features), batch_first=True)
 
 
 class _EagleParts(nn.Module):

@@ -63,6 +63,7 @@ def load(path: Path) -> ctypes.CDLL:
     library.outrider_runtime_dismiss.argtypes, library.outrider_runtime_dismiss.restype = (pointer,), None
     library.outrider_runtime_run.argtypes, library.outrider_runtime_run.restype = (pointer, pointer, pointer), None
     library.outrider_runtime_draft.argtypes, library.outrider_runtime_draft.restype = (pointer,) * 4, ctypes.c_bool
+    library.outrider_runtime_grow.argtypes, library.outrider_runtime_grow.restype = (pointer,) * 4, ctypes.c_bool
     library.outrider_runtime_levels.argtypes, library.outrider_runtime_levels.restype = (pointer, pointer), ctypes.c_bool
     library.outrider_runtime_linear.argtypes = (pointer, pointer, size, pointer, pointer)
     library.outrider_runtime_linear.restype = None

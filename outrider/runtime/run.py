@@ -25,7 +25,7 @@ from outrider.runtime.lower import lower
 from outrider.runtime.matrices import Matrix
 from outrider.runtime.ops import Code, Program, Source
 from outrider.runtime.rotary import Rotary, rotary_of
-from outrider.runtime.structures import SIZES, DraftingStruct, PassStruct, ProgramStruct
+from outrider.runtime.structures import SIZES, DraftingStruct, GrowingStruct, PassStruct, ProgramStruct
 from outrider.runtime.windows import keep_windows
 
 Memory = Tensor | np.ndarray  # contiguous
@@ -105,6 +105,21 @@ class Executor:
         at = (ctypes.addressof(each) for each in (self.struct, call, drafting))
         return self.library.outrider_runtime_draft(*at, self.workers)
 
+    def grow(
+        self, first: FirstPass, keys: Sequence[Tensor], values: Sequence[Tensor], tables: Sequence[Tensor],
+        carried: Tensor | None, growing: GrowingStruct, largest: tuple[int, int], bases: Tensor | None = None,
+    ) -> bool:  # fmt: skip
+        """Grow the trees that `growing` says, behind this first pass, as `draft` makes chains. `largest`: tokens and columns of a
+        row in the largest pass, for which `carried` has room."""
+        num_rows, num_tokens = first.ids.shape
+        call = self.call(
+            num_rows, num_tokens, 1, keys=keys, values=values, tables=tables, inputs=first.inputs, signals=[carried],
+            ids=first.ids, positions=first.positions, starts=first.starts, columns=first.columns, rows_differ=True,
+            logits=self.logits(num_rows, largest[1]), bases=bases, largest=largest,
+        )  # fmt: skip
+        at = (ctypes.addressof(each) for each in (self.struct, call, growing))
+        return self.library.outrider_runtime_grow(*at, self.workers)
+
     def map(self, given: Tensor) -> Tensor:
         """The first signal (N, H) of a program without attention, of its one input (N, size)."""
         out = torch.empty(len(given), self.program.hidden_size, dtype=self.dtype)
@@ -117,17 +132,19 @@ class Executor:
         signals: Sequence[Tensor | None] = (), ids: Memory | None = None, positions: Memory | None = None,
         starts: np.ndarray | None = None, columns: Memory | None = None, rows_differ: bool = False,
         logits: Tensor | None = None, sees: np.ndarray | None = None, state_pass: StatePass | None = None,
-        bases: Tensor | None = None,
+        bases: Tensor | None = None, largest: tuple[int, int] = (0, 0),
     ) -> PassStruct:  # fmt: skip
-        """A pass as the library reads it, with room for its values. The structure keeps alive what it points to, all of which is
-        contiguous. Signals that are left out are wanted by nobody; `sees` as in `PassPlan`, `bases` as in `ShortSlots`."""
+        """A pass as the library reads it, with room for its values and for those of `largest`, a row's tokens and columns. The
+        structure keeps alive what it points to, all of which is contiguous. Signals that are left out are wanted by nobody;
+        `sees` as in `PassPlan`, `bases` as in `ShortSlots`."""
         wanted = [*signals, *[None] * (len(self.program.signals) - len(signals))]
         states, records = ((), ()) if state_pass is None else (state_pass.states, state_pass.records)
         known = [kept(each) for kept, each in zip(self._lists, (keys, values, tables, states, records), strict=True)]
         lists, signal_table = [*known[:3], addresses(inputs), *known[3:]], addresses(wanted)
         moves, num_records = (None, 0) if state_pass is None else (state_pass.moves, state_pass.num_records)
         depths, paths = (None, None) if sees is None else _paths(sees)
-        needed = num_rows * (num_tokens * self._binding.body_bytes + num_columns * self._binding.head_bytes) + 64
+        tokens, outputs = max(num_tokens, largest[0]), max(num_columns, largest[1])
+        needed = num_rows * (tokens * self._binding.body_bytes + outputs * self._binding.head_bytes) + 64
         if self._arena.numel() < needed:
             self._arena = torch.empty(needed, dtype=torch.uint8)
         arena = self._arena  # of this pass, whatever a pass of another thread may need: their turns follow one another

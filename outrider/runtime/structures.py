@@ -70,12 +70,18 @@ class DraftingStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
+class GrowingStruct(ctypes.Structure):
+    _fields_ = [
+        *_numbers("nodes top_k max_depth"), ("min_gain", Real), *_numbers("width last_position"),
+        *_pointers("budgets temperatures noise known carried"), *_numbers("carried_bytes"),
+        *_pointers("lengths tokens parents fed"),
+    ]  # fmt: skip
+
+
 class LevelsStruct(ctypes.Structure):
     _fields_ = _pointers("context unread block pass_ correction corrected drafting")
 
 
 # as `outrider_runtime_sizes` tells them
-SIZES = sum(
-    ctypes.sizeof(kind) * unit
-    for kind, unit in ((LevelsStruct, 10**12), (DraftingStruct, 10**9), (OpStruct, 10**6), (PhaseStruct, 10**4), (PassStruct, 1))
-)
+_UNITS = {GrowingStruct: 10**15, LevelsStruct: 10**12, DraftingStruct: 10**9, OpStruct: 10**6, PhaseStruct: 10**4, PassStruct: 1}
+SIZES = sum(ctypes.sizeof(kind) * unit for kind, unit in _UNITS.items())

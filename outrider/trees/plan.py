@@ -76,6 +76,11 @@ class TreePlan:
         self.worth = NodeWorth()
         self.replacement = self.kind == "parallel"
 
+    @property
+    def grows_best_first(self) -> bool:
+        """Whether nodes that are not drawn grow best-first by the draft's own probabilities alone."""
+        return self.kind == "best-first" and not self.settings.adapt
+
     def samples(self, params: SamplingParams) -> bool:
         """Whether this row's nodes are drawn."""
         return not params.is_greedy and params.temperature >= self.settings.sample_from

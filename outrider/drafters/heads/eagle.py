@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import DraftSetup
-from outrider.drafters.heads.feature_fed import Chains, FedChain, FedTree
+from outrider.drafters.heads.feature_fed import FeatureFed, FedChain, FedTree
 from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.drafters.model.draft_tree import DraftModelSettings
 from outrider.drafters.requirements import context_notes
@@ -29,7 +29,7 @@ from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.loading.load import LoadedModel
 from outrider.models.loading.memory import ModelMemory, head_memory
 from outrider.runtime.blocks import NotLoweredError
-from outrider.runtime.fed import FedChains, FedRun
+from outrider.runtime.fed import FedChains, FedRun, FedTrees
 from outrider.runtime.released import release_linears
 from outrider.runtime.run import NativeRun
 from outrider.runtime.top_tokens import TopTokens
@@ -67,14 +67,13 @@ class EagleDrafter(FedTree):
     @classmethod
     def build(cls, setup: DraftSetup) -> ModelDrafter:
         settings: EagleSettings = setup.settings
-        whole = settings.tree == "chain" and settings.stop == "none"
         notes: list[str] = []
-        lm, loop = _head_of(setup, cls.kind, notes, whole=whole)
-        drafter = (
-            cls(lm, TreePlan(settings), TopTokens(setup.target.lm.kernels))
-            if settings.tree != "chain"
-            else FedChain(lm, loop, settings)
-        )
+        lm = _head_of(setup, cls.kind, notes)
+        run = lm.run if isinstance(lm.run, FedRun) else None
+        if settings.tree == "chain":
+            drafter: FeatureFed = FedChain(lm, FedChains(lm, run) if run else None, settings)
+        else:
+            drafter = cls(lm, TreePlan(settings), TopTokens(setup.target.lm.kernels), FedTrees(lm, run) if run else None)
         drafter.loading_notes = notes
         return drafter
 
@@ -86,9 +85,8 @@ class Eagle3Drafter(EagleDrafter):
     kind: Kind = "eagle3"
 
 
-def _head_of(setup: DraftSetup, kind: Kind, notes: list[str], *, whole: bool) -> tuple[HeadLM, Chains | None]:
-    """The head, on the native runtime where the target runs there, and whole chains where they come from one call.
-    Raises CheckpointError when it does not fit the target."""
+def _head_of(setup: DraftSetup, kind: Kind, notes: list[str]) -> HeadLM:
+    """The head, on the native runtime where the target runs there. Raises CheckpointError when it does not fit the target."""
     target = setup.target
     if setup.head is None or target.config is None:
         raise CapabilityError(f"drafter '{kind}' needs a head trained for this target: --draft FOLDER")
@@ -97,15 +95,14 @@ def _head_of(setup: DraftSetup, kind: Kind, notes: list[str], *, whole: bool) ->
     bind_target(head, target)
     shape = target.lm.shape
     notes += context_notes(setup.head, head.config.max_position_embeddings, shape.context_length)
-    loop: Chains | None = None
     lm = HeadLM(head, shape.vocab_size, shape.context_length)
     bits = setup.settings.bits
     if isinstance(target.lm.run, NativeRun):
         try:
             lm.head = used = head if bits == 16 else _rounded(head, bits)
-            lm.run = run = FedRun(lm, target.lm.run.path)
+            lm.run = FedRun(lm, target.lm.run.path)
             release_linears(used)
-            return lm, FedChains(lm, run) if whole else None
+            return lm
         except NotLoweredError as error:
             lm.head = head
             notes.append(f"the {kind} head runs without the native runtime: {error}")
@@ -113,7 +110,7 @@ def _head_of(setup: DraftSetup, kind: Kind, notes: list[str], *, whole: bool) ->
         raise CapabilityError(f"bits={bits} rounds the head for the native runtime, which does not run this target; leave it out")
     if can_pack(target.lm.device, target.lm.dtype):
         pack_linears(head)
-    return lm, loop
+    return lm
 
 
 def _rounded(head: EagleHead, bits: int) -> EagleHead:

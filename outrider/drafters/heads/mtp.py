@@ -16,7 +16,7 @@ import torch
 
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.heads.assistant import AssistantDrafter
-from outrider.drafters.heads.feature_fed import Chains, FeatureFed, FedChain, FedTree
+from outrider.drafters.heads.feature_fed import FeatureFed, FedChain, FedTree
 from outrider.drafters.model.draft_tree import DraftModelSettings
 from outrider.drafters.requirements import Requirements, context_notes
 from outrider.errors import CapabilityError
@@ -31,7 +31,7 @@ from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.lm import LM
 from outrider.models.loading.memory import ModelMemory
 from outrider.runtime.blocks import NotLoweredError
-from outrider.runtime.fed import FedChains, FedRun
+from outrider.runtime.fed import FedChains, FedRun, FedTrees
 from outrider.runtime.released import release_linears
 from outrider.runtime.run import NativeRun
 from outrider.runtime.top_tokens import TopTokens
@@ -78,22 +78,22 @@ class MtpDrafter(FedTree):
         layers = f", {len(head.layers)} layers that draft a token each" if turns else ""
         notes = [f"the MTP head of '{folder}' drafts ({head.config.layout} layout{layers})"]
         notes += context_notes(folder, head.config.max_position_embeddings, lm.shape.context_length)
-        loop = _on_runtime(own, head, lm, notes)
+        run = _on_runtime(own, head, lm, notes)
         if settings.tree != "chain":
-            drafter: FeatureFed = cls(own, TreePlan(settings), TopTokens(lm.kernels))
+            drafter: FeatureFed = cls(own, TreePlan(settings), TopTokens(lm.kernels), FedTrees(own, run) if run else None)
         else:
-            drafter = FedChain(own, loop if settings.stop == "none" else None, settings)
+            drafter = FedChain(own, FedChains(own, run) if run else None, settings)
         drafter.loading_notes = notes
         return drafter
 
 
-def _on_runtime(own: HeadLM, head: MtpHead, target: LM, notes: list[str]) -> Chains | None:
-    """Whole chains from one call, and the head's passes on the native runtime, where the target runs there."""
+def _on_runtime(own: HeadLM, head: MtpHead, target: LM, notes: list[str]) -> FedRun | None:
+    """The head's passes on the native runtime, where the target runs there."""
     if isinstance(target.run, NativeRun) and head.on_our_cache:
         try:
             own.run = run = FedRun(own, target.run.path)
             release_linears(head)
-            return FedChains(own, run)
+            return run
         except NotLoweredError as error:
             notes.append(f"the MTP head runs without the native runtime: {error}")
     if can_pack(target.device, target.dtype):

@@ -1,7 +1,8 @@
 """A draft model that drafts a tree: several guesses for the next token, several for the one after each, and so on.
 
 One draft pass per level, over the nodes that have or get children, with the tree's own mask. The draft's cache stays at the
-committed text while the tree grows; after the step the kept path is compacted from the last pass, like the target's.
+committed text while the tree grows; after the step the kept path is compacted from the last pass, like the target's. Where no
+row's nodes are drawn and scores rank them, the native runtime grows best-first trees in one call (`runtime/growing.py`).
 
 How nodes are chosen depends on the row, because what is best depends on its temperature (docs/algorithms/trees.md):
 
@@ -12,20 +13,25 @@ How nodes are chosen depends on the row, because what is best depends on its tem
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.children import draw, likeliest, likeliest_scores, raced, raced_scores, ranked_by_scores
-from outrider.drafters.grown import RowTree, TreeLevel, finished, row_trees, table
+from outrider.drafters.grown import RowTree, TreeLevel, drawn_rows, finished, row_trees, table
 from outrider.drafters.model.draft_model import ModelDrafter, draft_model_of
 from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
 from outrider.errors import ConfigError
+from outrider.kv.state_slots import StateSlots
 from outrider.models.lm import LM
 from outrider.models.tokens.vocabulary import fit_width
 from outrider.rows import Rows
+from outrider.runtime.growing import GrownTrees, ModelTrees, TreeLimits
+from outrider.runtime.run import NativeRun
 from outrider.runtime.top_tokens import TopTokens
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.sampling.distribution import distribution
@@ -74,6 +80,14 @@ class _RowTree(RowTree):
         return [-1 if parent < 0 else self.fed_index[parent] for parent in parents]
 
 
+class Trees(Protocol):
+    """Whole best-first trees for a batch, in one call."""
+
+    def grow(self, rows: Rows, pending: Sequence[list[int]], limits: TreeLimits, budgets: Sequence[int]) -> GrownTrees | None:
+        """Trees of budgets[b] nodes at most, behind rows whose caches lack `pending`; commits nothing. None where scores are no
+        numbers."""
+
+
 class TreeModelDrafter(ModelDrafter):
     """The registered "draft-model": chains unless the `tree` setting says otherwise."""
 
@@ -93,25 +107,46 @@ class TreeModelDrafter(ModelDrafter):
         settings: DraftModelSettings = setup.settings
         if settings.tree == "chain":
             return ModelDrafter(lm, loop, settings)
-        return cls(lm, TreePlan(settings), TopTokens(lm.kernels))
+        return cls(lm, TreePlan(settings), TopTokens(lm.kernels), _trees_of(lm))
 
-    def __init__(self, lm: LM, plan: TreePlan, top_tokens: TopTokens | None = None) -> None:
+    def __init__(
+        self, lm: LM, plan: TreePlan, top_tokens: TopTokens | None = None, whole_trees: Trees | None = None
+    ) -> None:
         super().__init__(lm)
-        self.plan, self._top_tokens = plan, top_tokens or TopTokens()
-        self._trees: list[_RowTree] = []
+        self.plan, self._top_tokens, self._whole_trees = plan, top_tokens or TopTokens(), whole_trees
+        self._trees: list[_RowTree] = []  # empty where they grew in one call
         self._ranked: list[bool] = []  # of the rows in hand: see `ranked_by_scores`
-        self._chosen: list[list[int]] = []  # per row: the growth's nodes that became the draft
+        self._num_missing: list[int] = []  # per row: committed tokens that the open proposal fed
+        self._fed_nodes: list[list[int]] = []  # per row, of every node of the draft: which of the nodes fed it is; -1: it was not
 
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         budgets = self._within_context(rows, gamma)
-        self._trees = []
+        self._trees, self._fed_nodes, self._num_missing = [], [], []
         if max(budgets) == 0:
             return Draft.empty(len(rows), rows.device)
         self._idle = [many and not count for many, count in zip(self._lags(rows), budgets, strict=True)]
         pending = self._catch_up(rows)
+        self._num_missing, self._ranked = list(map(len, pending)), ranked_by_scores(rows)
+        found = self._grown(rows, pending, budgets)
+        return self._by_levels(rows, pending, budgets) if found is None else found
+
+    def _grown(self, rows: Rows, pending: list[list[int]], budgets: list[int]) -> Draft | None:
+        """The draft from one call; None where it takes several."""
+        settings = self.plan.settings
+        if self._whole_trees is None or not self.plan.grows_best_first:
+            return None
+        if not all(self._ranked) or any(drawn_rows(rows, self.plan)):
+            return None
+        limits = TreeLimits(settings.top_k, settings.max_depth, settings.min_gain)
+        found = self._whole_trees.grow(rows, pending, limits, budgets)
+        if found is None:  # the path level by level names the row
+            return None
+        self._fed_nodes = found.fed
+        return Draft(found.tokens, found.lengths, found.parents)
+
+    def _by_levels(self, rows: Rows, pending: list[list[int]], budgets: list[int]) -> Draft:
         begun = zip(row_trees(rows, budgets, self.plan), pending, strict=True)
         self._trees = [_RowTree(tree.growth, tree.sampled, missing) for tree, missing in begun]
-        self._ranked = ranked_by_scores(rows)
         levels: list[TreeLevel] = []
         while any(tree.growth.wanted() for tree in self._trees):
             level, scores, first = self._next_level(rows)
@@ -119,22 +154,22 @@ class TreeModelDrafter(ModelDrafter):
                 if children:
                     tree.growth.add(children)
             levels.append(level)
-        growths = [tree.growth for tree in self._trees]
-        draft, self._chosen = finished(growths, levels, self.plan, rows.device)
+        draft, chosen = finished([tree.growth for tree in self._trees], levels, self.plan, rows.device)
+        pairs = zip(self._trees, chosen, strict=True)
+        self._fed_nodes = [[tree.fed_index.get(node, -1) for node in nodes] for tree, nodes in pairs]
         return draft
 
     def commit(self, rows: Rows, draft: Draft, verdict: Verdict, output: TargetOutput) -> None:
         self.plan.observe(draft, verdict, [tree.growth for tree in self._trees])
         kv = self.lm.kv
-        for index, (tree, row) in enumerate(zip(self._trees, rows, strict=bool(self._trees))):
+        for index, (missing, fed, row) in enumerate(zip(self._num_missing, self._fed_nodes, rows, strict=bool(self._fed_nodes))):
             if self._idle[index]:
                 continue
             path = verdict.lists.path[index][: verdict.lists.num_accepted[index]]
-            nodes = [self._chosen[index][node] for node in path]
-            kept = [tree.fed_index[node] for node in nodes if node in tree.fed_index]  # leaves were never fed
-            kv.keep(index, [*range(len(tree.missing)), *(len(tree.missing) + offset for offset in kept)])
+            kept = [fed[node] for node in path if fed[node] >= 0]  # leaves were never fed
+            kv.keep(index, [*range(missing), *(missing + offset for offset in kept)])
             kv.truncate(index, len(row.tokens) - 1)
-        self._trees = []
+        self._trees, self._fed_nodes, self._num_missing = [], [], []
 
     # ---------------------------------------------------------------- the model's vocabulary
 
@@ -219,3 +254,8 @@ class TreeModelDrafter(ModelDrafter):
                 found.append(likeliest(ranks[index, columns[index]], counts[index]))
         draw(rows, probs, self._trees, columns, found, replacement=self.plan.replacement)
         return found
+
+
+def _trees_of(lm: LM) -> Trees | None:
+    """Whole trees of a draft model on the native runtime; None where they grow level by level."""
+    return ModelTrees(lm, lm.run) if isinstance(lm.run, NativeRun) and not isinstance(lm.kv, StateSlots) else None

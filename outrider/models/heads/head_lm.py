@@ -132,6 +132,11 @@ class HeadLM:
         self._given = list(features)
         self._carried = None
 
+    @property
+    def given(self) -> list[Tensor]:
+        """What `give` got last: per row (k, H)."""
+        return self._given
+
     def settle(self) -> None:
         """The proposal is over: what it left to do for the positions that will be committed."""
 

@@ -9,6 +9,7 @@
 #include "choices.h"
 #include "drafting.h"
 #include "experts.h"
+#include "growing.h"
 #include "indexer.h"
 #include "linear.h"
 #include "pool.h"
@@ -221,7 +222,7 @@ void* outrider_runtime_workers(int64_t threads) { return new Workers(threads); }
 void outrider_runtime_dismiss(void* workers) { delete static_cast<Workers*>(workers); }
 bool outrider_runtime_has_tiles() { return has_tiles(); }
 int64_t outrider_runtime_sizes() {
-  return sizeof(Levels) * 1000000000000 + sizeof(Drafting) * 1000000000 + sizeof(Op) * 1000000 + sizeof(Phase) * 10000 + sizeof(Pass);
+  return sizeof(Growing) * 1000000000000000 + sizeof(Levels) * 1000000000000 + sizeof(Drafting) * 1000000000 + sizeof(Op) * 1000000 + sizeof(Phase) * 10000 + sizeof(Pass);
 }
 
 // What `program` makes of `pass`; one pass at a time on the same workers.
@@ -261,6 +262,14 @@ bool outrider_runtime_draft(const Program* program, const Pass* pass, const Draf
   std::lock_guard<std::mutex> turn(own.pool.turn());
   return drafting::run_chain(*drafting, *pass, program->vocab_size, own.pool,
                              [&](const Pass& next) { Execution(*program, next, own.pool, own.room).run(); });
+}
+
+// A tree of draft tokens for each row, behind `pass`, in the same way.
+bool outrider_runtime_grow(const Program* program, const Pass* pass, const Growing* trees, void* workers) {
+  auto& own = *static_cast<Workers*>(workers);
+  std::lock_guard<std::mutex> turn(own.pool.turn());
+  return growing::run_trees(*trees, *pass, program->vocab_size, own.pool,
+                            [&](const Pass& next) { Execution(*program, next, own.pool, own.room).run(); });
 }
 
 // The drafts that one pass makes, and that pass. False as above.

@@ -40,10 +40,13 @@ def models(head: str, dtype: torch.dtype = torch.float64, **changes: Any) -> tup
 
 
 class Beside(Drafter):
-    """Two drafters that must propose the same, step by step. `tolerance`: of distributions and caches, relative."""
+    """Two drafters that must propose the same, step by step.
 
-    def __init__(self, one: Any, other: Any, tolerance: float = 1e-6) -> None:
-        self.both = one, other
+    `tolerance`: of distributions and caches, relative. `are_placed`: nodes of rows that draw are the likeliest, too.
+    """
+
+    def __init__(self, one: Any, other: Any, tolerance: float = 1e-6, *, are_placed: bool = False) -> None:
+        self.both, self.are_placed = (one, other), are_placed
         self.tolerance = tolerance
         self.compared = self.drawn = self.raced = self.filtered = 0
         self.lengths: list[int] = []
@@ -66,12 +69,16 @@ class Beside(Drafter):
         self.lengths += one.lists[1]
         for index, length in enumerate(one.lists[1]):
             assert one.lists[0][index][:length] == other.lists[0][index][:length]
+            assert one.parent_lists[index][:length] == other.parent_lists[index][:length]
             self.compared += length
             if rows[index].params.is_greedy or not length:
                 continue
             if _races(rows, index):
                 assert not one.is_sampled()[index].any(), "placed, not drawn"
                 self.raced += length
+                continue
+            if self.are_placed:
+                assert (one.sampled, other.sampled, one.probs) == (None, None, None)
                 continue
             assert one.probs is not None
             assert other.probs is not None
