@@ -45,8 +45,12 @@ class Decoder:
 
     def add(self, row: Row) -> None:
         """A row joins; its prompt is fed by the next step's catch-up."""
-        self.drafter.join(self.rows, row)  # first: either may refuse it
-        self.target.kv.add_row()
+        index = self.target.kv.add_row()  # first: a draft on the target's keys joins behind it
+        try:
+            self.drafter.join(self.rows, row)
+        except BaseException:
+            self.target.kv.swap_remove(index)
+            raise
 
     def remove(self, index: int) -> Row:
         """A row leaves, finished or not; the last row takes its index."""

@@ -60,14 +60,15 @@ def test_a_failure_between_two_turns_is_survived(engine_of: MakeEngine, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("drafter", "extra"), [("ngram", ()), ("draft-model", ()), ("composite", ()), ("draft-model", ("suffix",))]
+    ("drafter", "extra"),
+    [("ngram", ()), ("draft-model", ()), ("early-exit", ()), ("composite", ()), ("draft-model", ("suffix",))],
 )
 def test_a_request_that_a_drafter_cannot_take_ends_alone(
     engine_of: MakeEngine, models: Models, monkeypatch: pytest.MonkeyPatch, drafter: str, extra: tuple[str, ...]
 ) -> None:
     """Catches a plug-in whose `start` raises and ends everybody's requests, or leaves a row that the others' rows are taken
     for; with several drafters, a row that some of them have."""
-    engine = engine_of(drafter=drafter, extra=extra, draft=drafter != "ngram", start=False)
+    engine = engine_of(drafter=drafter, extra=extra, draft=drafter in ("draft-model", "composite"), start=False)
     last = engine._batch.decoder.drafter
     while (more := list(getattr(last, "_drafters", {}).values()) or [part.drafter for part in getattr(last, "parts", ())]):
         last = more[-1]
