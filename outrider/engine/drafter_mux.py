@@ -114,6 +114,10 @@ class DrafterMux(Drafter):
     def text_caches(self) -> list[KVCache]:
         return [cache for drafter in self._drafters.values() for cache in drafter.text_caches]
 
+    @property
+    def caches(self) -> list[KVCache]:
+        return [cache for drafter in self._drafters.values() for cache in drafter.caches]
+
     def close(self) -> None:
         for drafter in self._drafters.values():
             drafter.close()

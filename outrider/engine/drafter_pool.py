@@ -16,6 +16,7 @@ from outrider.engine.drafter_mux import FOLLOWER, DrafterMux
 from outrider.engine.request import Request
 from outrider.errors import CapabilityError, ConfigError, did_you_mean
 from outrider.kv import KVCache
+from outrider.kv.view import BorrowedCache
 from outrider.parts import Parts, choose_parts
 from outrider.rows import Row, RowVerifier
 from outrider.settings import parse_settings
@@ -55,10 +56,10 @@ class DrafterPool:
         return dict(self._parts)
 
     def caches(self, drafter: Drafter) -> list[KVCache]:
-        """What holds texts: of target, draft model and whatever else drafters keep of a text."""
+        """What takes memory for texts: caches of target, draft model, heads and whatever else drafters keep of a text."""
         models = (self._models.target, self._models.draft)
-        caches = [*(model.lm.kv for model in models if model is not None), *drafter.text_caches]
-        return list({id(cache): cache for cache in caches}.values())
+        caches = [*(model.lm.kv for model in models if model is not None), *drafter.caches]
+        return list({id(cache): cache for cache in caches if not isinstance(cache, BorrowedCache)}.values())
 
     def build(self, control: Control | None = None) -> Built:
         """A decoder as new; with `control`, and what it has learned, where there is one."""

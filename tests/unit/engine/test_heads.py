@@ -100,6 +100,22 @@ def test_a_request_may_name_the_mtp_head_of_the_checkpoint(tmp_path: Path, where
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_head_s_own_keys_count(engine_of: MakeHeadEngine, models: Models, kind: str) -> None:
+    """Catches a server that takes more memory than --kv-memory says, by what its head keeps of every text."""
+    engine = engine_of(kind, prefix_share=0.0)
+    head = engine._batch.decoder.drafter._drafters[kind]
+    per_token = engine._batch.kv.bytes_per_token + sum(cache.bytes_per_token for cache in head.caches)
+    assert bool(head.caches) == (kind != "medusa"), "which keeps one state for each row"
+    assert engine._scheduler.kv_budget.positions == (64 << 20) // per_token
+
+
+def test_a_draft_on_the_target_s_keys_takes_nothing(models: Models) -> None:
+    options = Options(target=str(models.target), drafter="early-exit", num_draft_tokens=3)
+    engine = make_engine(options, EngineSettings(kv_memory=64 << 20, prefix_share=0.0))
+    assert engine._scheduler.kv_budget.positions == (64 << 20) // engine._batch.kv.bytes_per_token
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_preempted_row_of_a_head_comes_back_as_it_was(
     engine_of: MakeHeadEngine, models: Models, heads: dict[str, Path], kind: str
 ) -> None:
