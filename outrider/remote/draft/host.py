@@ -118,7 +118,11 @@ class GeneralHost:
 
     def has_room(self, uids: Sequence[int], lengths: Sequence[int], budget: int) -> bool:
         """Whether so many bytes suffice for texts of these lengths."""
-        return sum(lengths) * self._bytes <= budget
+        return self.least_bytes(lengths) <= budget
+
+    def least_bytes(self, lengths: Sequence[int]) -> int:
+        """Bytes that texts of these lengths take at least."""
+        return sum(lengths) * self._bytes
 
     @torch.inference_mode()
     def propose(self, asks: Mapping[int, int]) -> dict[int, list[DraftNode]]:

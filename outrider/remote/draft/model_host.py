@@ -90,13 +90,9 @@ class ModelHost:
 
     def has_room(self, uids: Sequence[int], lengths: Sequence[int], budget: int) -> bool:
         """Whether so many bytes suffice for texts of these lengths. Gives memory back where it is needed for that."""
-        kv, slots = self.lm.kv, 1
-        while slots < len(lengths):
-            slots *= 2
-        longest = max(lengths, default=1) + max(SLACK, PREFILL_CHUNK)
-        capacity = -(-longest // BLOCK) * BLOCK
-        if slots * kv.slot_bytes(capacity) > budget:
+        if self.least_bytes(lengths) > budget:
             return False
+        kv, (longest, capacity) = self.lm.kv, _space(lengths)
         grown_slots, grown = kv.size_for(len(lengths), longest)
         if grown_slots * kv.slot_bytes(grown) > budget:  # what it has, and what doubling would add, is more than needed
             fewest = 1
@@ -106,6 +102,13 @@ class ModelHost:
             kv.reserve(len(lengths), 0)
             kv.reserve(kv.num_rows, min(longest, capacity))
         return True
+
+    def least_bytes(self, lengths: Sequence[int]) -> int:
+        """Bytes that texts of these lengths take at least."""
+        slots = 1
+        while slots < len(lengths):
+            slots *= 2
+        return slots * self.lm.kv.slot_bytes(_space(lengths)[1])
 
     @torch.inference_mode()
     def propose(self, asks: Mapping[int, int]) -> dict[int, list[DraftNode]]:
@@ -172,3 +175,9 @@ class ModelHost:
             prompts, outputs = [row.tokens[: row.num_prompt] for row in rows], [row.output for row in rows]
             rows.history = History.start(prompts, outputs, self._vocab_size, self.lm.device)
         return rows
+
+
+def _space(lengths: Sequence[int]) -> tuple[int, int]:
+    """(positions that the longest of these texts needs, with what is read ahead; a slot's capacity for it)."""
+    longest = max(lengths, default=1) + max(SLACK, PREFILL_CHUNK)
+    return longest, -(-longest // BLOCK) * BLOCK

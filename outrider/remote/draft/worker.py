@@ -171,7 +171,9 @@ class Worker:
         is_new = uid not in host.uids
         length = job.start + len(job.tail)
         if not self._make_room(uid, length, {*batch, uid}):
-            self._refuse([job], f"no room for {length} tokens (--memory)")
+            alone = host.least_bytes([length]) <= self._limits.memory_bytes  # in a later batch, it can have its neighbours' room
+            kind = messages.TROUBLE_BUSY if alone else messages.TROUBLE_REFUSED
+            self._refuse([job], f"no room for {length} tokens{' beside the others' if alone else ''} (--memory)", kind)
             return False
         if is_new:
             if job.start:
@@ -302,11 +304,11 @@ class Worker:
             messages.RowReply(row=job.text.number, base_length=base, finished=True, trouble=kind, reason=reason)
         ])  # fmt: skip
 
-    def _refuse(self, jobs: list[Job], reason: str) -> None:
+    def _refuse(self, jobs: list[Job], reason: str, kind: messages.Trouble = messages.TROUBLE_REFUSED) -> None:
         for job in jobs:
             self._texts.remove(job.text)
             self._forget(job.text.uid)
-            self._trouble(job, messages.TROUBLE_REFUSED, reason)
+            self._trouble(job, kind, reason)
 
     def _forget(self, uid: int) -> None:
         self._ahead.pop(uid, None)

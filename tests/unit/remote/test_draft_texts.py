@@ -255,6 +255,25 @@ def test_memory_is_kept_to(hosted: HostedDrafter) -> None:
     assert "--memory" in reply.reason
 
 
+def test_a_text_that_fits_alone_is_busy_and_no_more(hosted: HostedDrafter) -> None:
+    """Catches a text that is never drafted for again because others of its batch took all memory once."""
+    long = [index % VOCAB for index in range(900)]
+    bench = Bench(hosted, memory_bytes=hosted.host.least_bytes([901]))
+    hosted.host.lm.kv.shrink(1, 512)  # type: ignore[union-attr]
+    reader = bench.reader("a")
+    for row in range(2):
+        assert bench.tell(reader, row=row, tokens=[*long, row], sampling=GREEDY, num_draft_tokens=2) is None
+    assert [reply.trouble for reply in bench.turns(reader, 0)] == [messages.TROUBLE_NONE]
+    (reply,) = bench.turns(reader, 1)
+    assert (reply.trouble, reply.finished) == (messages.TROUBLE_BUSY, True)
+    assert reply.reason == "no room for 901 tokens beside the others (--memory)"
+    assert trouble_of(bench.tell(reader, row=1, base_length=901, num_draft_tokens=2)) == messages.TROUBLE_UNKNOWN_ROW
+    (reply,) = bench.ask(reader, 1, tokens=[*long, 1], sampling=GREEDY, num_draft_tokens=2)
+    assert reply.trouble == messages.TROUBLE_NONE
+    (reply,) = bench.ask(reader, 2, tokens=[1] * 2000, sampling=GREEDY, num_draft_tokens=2)
+    assert reply.trouble == messages.TROUBLE_REFUSED, "it will never fit"
+
+
 def test_outcomes_give_way_to_newer_tokens(hosted: HostedDrafter) -> None:
     """Between two passes the service looks who waits; what was begun for an older text is dropped."""
     bench = Bench(hosted)
