@@ -4,6 +4,7 @@
 
     GPTQ        qweight (in / n, out), qzeros (groups, out / n), n codes in an int32, the first in the lowest bits; scales
                 (groups, out); g_idx (in,) the group of each input. Zeros are stored one smaller, but for the layout gptq_v2.
+                AutoRound packs so, too, without g_idx.
     AWQ         qweight (in, out / 8), qzeros (groups, out / 8), scales (groups, out); the eight outputs of an int32 stand in the
                 order 0 2 4 6 1 3 5 7 (layout "gemm").
     compressed-tensors, pack-quantized: weight_packed (out, in / n), weight_scale (out, groups), weight_zero_point
@@ -49,6 +50,14 @@ class Codes:
         if self.order is None:
             return found
         return torch.empty_like(found).index_copy_(1, self.order, found)
+
+
+def bits_of(parts: Mapping[str, Tensor]) -> int:
+    """Bits of a code in GPTQ's words, which each layer may have its own of: by the words that its outputs' zeros take."""
+    words, outputs = wanted(parts, "qzeros").shape[-1], wanted(parts, "scales").shape[-1]
+    if words * WORD not in (4 * outputs, 8 * outputs):
+        raise MalformedError(f"its zeros take {words * WORD / outputs:g} bits each; 4 and 8 can be read")
+    return words * WORD // outputs
 
 
 def gptq(parts: Mapping[str, Tensor], bits: int, *, zeros_are_less: bool) -> Codes:

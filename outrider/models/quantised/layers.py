@@ -36,11 +36,14 @@ def joined(layers: Sequence[Codes | SmallFloats]) -> Codes | SmallFloats:
     """Layers with the same inputs as one. Raises MalformedError where their codes are of different kinds, or out of order."""
     first = layers[0]
     if isinstance(first, Codes):
-        fit = all(each.order is None and each.scales.shape[1] == first.scales.shape[1] for each in layers)
+        fit = all(
+            isinstance(each, Codes) and each.order is None
+            and (each.bits, each.scales.shape[1]) == (first.bits, first.scales.shape[1]) for each in layers
+        )  # fmt: skip
     else:
         fit = all(isinstance(each, SmallFloats) and each.form == first.form for each in layers)
     if not fit:
-        raise MalformedError("its groups of inputs are not those of the other experts, or out of order (act-order)")
+        raise MalformedError("its bits or groups of inputs are not those of the other experts, or out of order (act-order)")
     parts: dict[str, Any] = {name: torch.cat([getattr(each, name) for each in layers]) for name in _rows_of(first)}
     return replace(first, **parts)
 

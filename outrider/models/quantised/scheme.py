@@ -12,11 +12,15 @@ from torch import Tensor
 from outrider.errors import CapabilityError
 from outrider.lazy import transformers
 from outrider.models.quantised.floats import SmallFloats, fp8
-from outrider.models.quantised.formats import Codes, awq, gptq, integers, packed
+from outrider.models.quantised.formats import Codes, awq, bits_of, gptq, integers, packed
 
 BITS, MXFP4 = (4, 8), "mxfp4"
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # what configs call them
-KNOWN = "GPTQ in 4 and 8 bits, AWQ (gemm) in 4, compressed-tensors pack-quantized and int-quantized in 4 and 8, fp8, mxfp4"
+AUTO_ROUND = ("auto-round", "intel/auto-round", "inc")  # what its versions, and vLLM, call it
+KNOWN = (
+    "GPTQ in 4 and 8 bits, AutoRound in 4 and 8, AWQ (gemm) in 4, compressed-tensors pack-quantized and int-quantized in 4 and "
+    "8, fp8, mxfp4"
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,9 @@ class Scheme:
     beside: tuple[str, ...]
     bits: int
     zeros_are_less: bool = False
+    is_mixed: bool = False  # layers may have their own bits
     is_float: bool = False  # fp8
+    is_awq: bool = False  # the order of what its words hold
     block: tuple[int, int] | None = None  # outputs and inputs that share a scale, of floats in blocks
 
     @property
@@ -42,16 +48,17 @@ class Scheme:
         if self.method == MXFP4:
             return "its experts in 4 bits, as mxfp4 stores them; activations are rounded to 8 bits for these"
         how = "" if self.is_float else "; activations are rounded to 8 bits"
-        return f"its weights in {self.bits} bits, as {self.method} stores them{how}"
+        mixed = ", or those of the layer" if self.is_mixed else ""
+        return f"its weights in {self.bits} bits{mixed}, as {self.method} stores them{how}"
 
     def read(self, parts: Mapping[str, Tensor]) -> Codes | SmallFloats:
         """A layer's tensors, by their names within it. Raises MalformedError."""
         if self.is_float:
             return fp8(parts, next((name for name in self.beside if name in parts), self.beside[0]), self.block)
-        if self.method == "gptq":
-            return gptq(parts, self.bits, zeros_are_less=self.zeros_are_less)
-        if self.method == "awq":
+        if self.is_awq:
             return awq(parts, self.bits)
+        if self.main == "qweight":
+            return gptq(parts, bits_of(parts) if self.is_mixed else self.bits, zeros_are_less=self.zeros_are_less)
         return packed(parts, self.bits) if self.main == "weight_packed" else integers(parts)
 
 
@@ -68,12 +75,14 @@ def scheme_of(config: Any, device: torch.device) -> Scheme | None:
     settings = found if isinstance(found, dict) else found.to_dict()
     method = settings.get("quant_method", "mlx" if hasattr(config, "quantization") else "bitsandbytes")  # whose first say none
     method = str(getattr(method, "value", method))
+    if method in AUTO_ROUND:
+        return _auto_round(settings)
     if method == "modelopt" and settings.get("quant_algo") == "FP8" and device.type == "cpu":
         method = "fp8"  # the same tensors
     if not any(known.startswith(method) for known in transformers.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING):
         raise CapabilityError(f"weights quantised by {method} cannot be read. What can: {KNOWN}.")
     if method in ("gptq", "awq"):
-        return _gptq_or_awq(config, settings, method)
+        return _gptq_or_awq(settings, method)
     if device.type != "cpu" or config.get_text_config() is not config or settings.get("dequantize"):
         return None
     if method == "compressed-tensors":
@@ -88,19 +97,41 @@ def _pair(sizes: Sequence[int] | None) -> tuple[int, int] | None:
     return (sizes[0], sizes[1]) if sizes else None
 
 
-def _gptq_or_awq(config: Any, settings: Mapping[str, Any], method: str) -> Scheme:
-    bits = settings.get("bits", settings.get("w_bit"))
-    layout = settings.get("checkpoint_format", "gptq") if method == "gptq" else settings.get("version", "gemm")
+def _gptq_or_awq(settings: Mapping[str, Any], method: str) -> Scheme:
+    bits, layout = settings.get("bits", settings.get("w_bit")), settings.get("checkpoint_format", "gptq")
+    if method == "awq":
+        layout = settings.get("version", settings.get("checkpoint_format", "gemm"))
     layout = str(getattr(layout, "value", layout)).lower()
-    lacking = None
-    if bits not in (BITS if method == "gptq" else (4,)):
-        lacking = f"{bits} bits"
-    elif layout not in (("gptq", "gptq_v2") if method == "gptq" else ("gemm",)):
-        lacking = f"the layout '{layout}'"
-    if lacking:
-        raise CapabilityError(f"weights quantised by {method}: {lacking} cannot be read. What can: {KNOWN}.")
-    beside = ("qzeros", "scales", *(("g_idx",) if method == "gptq" else ()))
-    return Scheme(method, "qweight", beside, int(bits), zeros_are_less=layout == "gptq")
+    if layout not in (("gptq", "gptq_v2") if method == "gptq" else ("gemm",)):
+        raise CapabilityError(f"weights quantised by {method}: the layout '{layout}' cannot be read. What can: {KNOWN}.")
+    is_mixed = bool(settings.get("dynamic"))  # GPTQModel's settings of single layers
+    return _in_words(method, bits, is_awq=method == "awq", zeros_are_less=layout == "gptq", is_mixed=is_mixed)
+
+
+def _auto_round(settings: Mapping[str, Any]) -> Scheme:
+    """AutoRound packs as GPTQ does, or as AWQ. `extra_config` gives layers bits of their own, or leaves them plain."""
+    named = settings.get("packing_format") or settings.get("backend") or "auto"
+    packing = "auto_round:auto_gptq" if named == "auto" else str(named)
+    kind, rounded = settings.get("data_type", "int"), settings.get("act_bits") or 16
+    if not packing.replace("-", "_").startswith(("auto_round", "autoround", "intel/auto_round")) or kind != "int" or (
+        "llm_compressor" in packing or rounded < 16
+    ):
+        raise CapabilityError(
+            f"weights quantised by auto-round: {kind} in the packing '{packing}' with activations in {rounded} bits cannot be "
+            f"read. Export the model as auto_round:auto_gptq, or use another checkpoint. What can be read: {KNOWN}."
+        )
+    return _in_words(
+        "auto-round", settings.get("bits"), is_awq="awq" in packing, is_mixed=bool(settings.get("extra_config")),
+        zeros_are_less="gptq" in packing and "gptqmodel" not in packing,
+    )  # fmt: skip
+
+
+def _in_words(method: str, bits: Any, *, is_awq: bool, zeros_are_less: bool, is_mixed: bool) -> Scheme:
+    """Codes in words of 32 bits, with zeros and scales beside them."""
+    if bits not in ((4,) if is_awq else BITS):
+        raise CapabilityError(f"weights quantised by {method}: {bits} bits cannot be read. What can: {KNOWN}.")
+    beside = ("qzeros", "scales", *(() if is_awq else ("g_idx",)))
+    return Scheme(method, "qweight", beside, bits, zeros_are_less=zeros_are_less, is_mixed=is_mixed, is_awq=is_awq)
 
 
 def _compressed(settings: Mapping[str, Any]) -> Scheme | None:

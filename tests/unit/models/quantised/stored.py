@@ -62,6 +62,11 @@ def gptq(own: Integers, *, less: int = 1) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
+def auto_round(own: Integers) -> dict[str, Tensor]:
+    """AutoRound's own packing: GPTQ's words, zeros as they are, inputs in order."""
+    return {name: tensor for name, tensor in gptq(own, less=0).items() if name != "g_idx"}
+
+
 def awq(own: Integers) -> dict[str, Tensor]:
     return {
         "qweight": words(own.codes.t(), 4, AWQ_ORDER), "qzeros": words(own.zeros.t(), 4, AWQ_ORDER),
@@ -102,6 +107,10 @@ class Stored:
 
 
 GPTQ = {"quant_method": "gptq", "group_size": 32, "desc_act": False, "sym": True}
+AUTO_ROUND = {
+    "quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "data_type": "int",
+    "packing_format": "auto_round:auto_gptq", "block_name_to_quantize": "model.layers",
+}  # fmt: skip
 FORMATS = {
     "gptq-4-symmetric": Stored(lambda o, i, s: some(o, i, 32, symmetric=True, seed=s), gptq, {**GPTQ, "bits": 4}),
     "gptq-4": Stored(lambda o, i, s: some(o, i, 32, seed=s), gptq, {**GPTQ, "bits": 4}),
@@ -112,6 +121,24 @@ FORMATS = {
     "gptq-v2": Stored(
         lambda o, i, s: some(o, i, 64, seed=s), lambda own: gptq(own, less=0),
         {**GPTQ, "bits": 4, "checkpoint_format": "gptq_v2"},
+    ),
+    "gptq-dynamic": Stored(  # GPTQModel's: some layers have 8 bits
+        lambda o, i, s: some(o, i, 32 if s % 2 else 64, bits=4 if s % 2 else 8, symmetric=True, seed=s), gptq,
+        {**GPTQ, "bits": 4, "dynamic": {r"+:.*\.\d+\.mlp\..*": {"bits": 8, "group_size": 64}}},
+    ),
+    "auto-round": Stored(
+        lambda o, i, s: some(o, i, 32, symmetric=True, seed=s), auto_round, {**AUTO_ROUND, "packing_format": "auto_round"}
+    ),
+    "auto-round-zeros": Stored(
+        lambda o, i, s: some(o, i, 64, seed=s), auto_round, {**AUTO_ROUND, "packing_format": "auto_round:gptqmodel"}
+    ),
+    "auto-round-gptq": Stored(
+        lambda o, i, s: some(o, i, 32 if s % 2 else 64, bits=4 if s % 2 else 8, symmetric=True, seed=s),
+        lambda own: {name: tensor for name, tensor in gptq(own).items() if name != "g_idx"},
+        {**AUTO_ROUND, "extra_config": {"model.layers.0.mlp.up_proj": {"bits": 8, "group_size": 64}}},
+    ),
+    "auto-round-awq": Stored(
+        lambda o, i, s: some(o, i, 64, seed=s), lambda own: awq(own), {**AUTO_ROUND, "packing_format": "auto_round:auto_awq"}
     ),
     "awq": Stored(
         lambda o, i, s: some(o, i, 64, seed=s), awq,

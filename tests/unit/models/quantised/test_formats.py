@@ -13,7 +13,7 @@ from torch import Tensor
 from outrider.errors import CapabilityError
 from outrider.models.gguf.linear import BlockLinear
 from outrider.models.quantised.formats import Codes, MalformedError
-from outrider.models.quantised.layers import layer_of, panels_of
+from outrider.models.quantised.layers import joined, layer_of, panels_of
 from outrider.models.quantised.scheme import Scheme, scheme_of
 from tests.unit.models.quantised import stored
 from tests.unit.models.quantised.stored import FORMATS, Integers, some
@@ -57,6 +57,14 @@ def test_act_order_is_a_layer_that_reorders_its_inputs() -> None:
     assert torch.equal(layer.weight, own.weight())
     x = torch.randn(3, 128, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(layer(x), x @ own.weight().t() + 1)
+
+
+def test_experts_in_different_bits_are_not_one() -> None:
+    reader = scheme(FORMATS["gptq-dynamic"].config)
+    first, second = (reader.read(stored.gptq(some(64, 128, 32, bits=bits, symmetric=True))) for bits in (4, 8))
+    assert joined([first, first]).codes.shape == (128, 128)
+    with pytest.raises(MalformedError, match="its bits or groups of inputs are not those of the other experts"):
+        joined([first, second])
 
 
 def test_a_zero_of_nothing_borrows_from_the_next() -> None:

@@ -24,7 +24,7 @@ from outrider.runtime.lower import lower
 from outrider.runtime.run import NativeRun
 from outrider.sampling.params import SamplingParams
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
-from tests.unit.models.quantised.stored import FORMATS, gptq, some
+from tests.unit.models.quantised.stored import AUTO_ROUND, FORMATS, gptq, some
 from tests.unit.runtime.passes import differences, every_pass
 
 CPU = torch.device("cpu")
@@ -129,6 +129,27 @@ def test_broken_folders_are_refused(changes: dict[str, Tensor | None], message: 
         load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
 
 
+@pytest.mark.parametrize("settings", [
+    {**FORMATS["gptq-4"].config, "dynamic": {r"-:.*self_attn\.q_proj": {}}},
+    {**AUTO_ROUND, "extra_config": {Q: {"bits": 16}}},
+])  # fmt: skip
+def test_layers_may_be_left_plain(settings: dict[str, Any], tmp_path: Path) -> None:
+    folder, plain = checkpoint(tmp_path, "gptq-4")
+    parts = {f"{Q}.{part}": None for part in ("qweight", "qzeros", "scales", "g_idx")}
+    change(broken(folder, {**parts, f"{Q}.weight": plain[f"{Q}.weight"]}), quantization_config=settings)
+    module: Any = load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+    assert len(list(block_layers(module))) == 7 * len(module.model.layers) - 1
+    assert torch.equal(module.get_submodule(Q).weight, plain[f"{Q}.weight"])
+
+
+def test_a_layer_in_other_bits_is_refused_by_name(tmp_path: Path) -> None:
+    folder, _ = checkpoint(tmp_path, "gptq-dynamic")
+    few = {f"{Q}.{part}": tensor for part, tensor in gptq(some(128, 128, 32, bits=2)).items()}
+    broken(folder, few)
+    with pytest.raises(CheckpointError, match=f"layer '{Q}' cannot be read: its zeros take 2 bits each; 4 and 8 can be read"):
+        load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+
+
 def test_quantised_weights_that_the_config_does_not_name_are_refused(tmp_path: Path) -> None:
     """ModelOpt's first checkpoints: transformers takes the codes for weights."""
     folder = save_checkpoint(tmp_path, tiny_llama(96), None)
@@ -178,6 +199,11 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("config", "expected", "num_status_lines"), [
     ({**FORMATS["gptq-4"].config, "bits": 3}, "3 bits cannot be read. What can: GPTQ in 4 and 8 bits", 0),
+    ({**AUTO_ROUND, "bits": 2}, "by auto-round: 2 bits cannot be read", 0),
+    ({**AUTO_ROUND, "data_type": "mx_fp", "packing_format": "auto_round:mx_fp"}, "by auto-round: mx_fp in the packing", 0),
+    ({**AUTO_ROUND, "act_bits": 8}, "activations in 8 bits cannot be read. Export the model as auto_round:auto_gptq", 0),
+    ({**AUTO_ROUND, "packing_format": "auto_round:llm_compressor"}, "the packing 'auto_round:llm_compressor'", 0),
+    ({**FORMATS["awq"].config, "version": "gemv"}, "by awq: the layout 'gemv' cannot be read", 0),
     ({"quant_method": "quanto", "weights": "int4"}, "by quanto (what needs no further library: GPTQ in 4 and 8 bits", 2),
 ])  # fmt: skip
 def test_a_kind_that_we_lack_is_one_line(
