@@ -166,9 +166,9 @@ class _Loading:
         owner._parameters[last] = nn.Parameter(values, requires_grad=False)
         return False
 
-    def _stacked(self, target: str, dtype: torch.dtype) -> bool:
+    def _stacked(self, name: str, dtype: torch.dtype) -> bool:
         """Put the layers of several experts that are one tensor (mxfp4); whether they were widened."""
-        blocks, scales = f"{target}{BLOCKS}", f"{target}{BLOCK_SCALES}"
+        blocks, scales, target = f"{name}{BLOCKS}", f"{name}{BLOCK_SCALES}", self._targets.of(name)
         if scales not in self._tensors:
             raise CheckpointError(f"'{self._name}': the scales of '{blocks}' ('{scales}') are missing.")
         codes = self._tensors[blocks]

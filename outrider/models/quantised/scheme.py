@@ -63,8 +63,7 @@ class Scheme:
 
 
 def scheme_of(config: Any, device: torch.device) -> Scheme | None:
-    """None for plain weights and for schemes that transformers loads: on a GPU all but GPTQ and AWQ, everywhere those of models
-    that take pictures, too.
+    """None for plain weights and for schemes that transformers loads: on a GPU all but GPTQ, AWQ and AutoRound.
 
     Raises CapabilityError for a kind of GPTQ or AWQ that we lack, which transformers would load with libraries for GPUs, and for
     methods that it does not know, whose codes it would take for weights.
@@ -83,7 +82,7 @@ def scheme_of(config: Any, device: torch.device) -> Scheme | None:
         raise CapabilityError(f"weights quantised by {method} cannot be read. What can: {KNOWN}.")
     if method in ("gptq", "awq"):
         return _gptq_or_awq(settings, method)
-    if device.type != "cpu" or config.get_text_config() is not config or settings.get("dequantize"):
+    if device.type != "cpu" or settings.get("dequantize"):
         return None
     if method == "compressed-tensors":
         return _compressed(settings)

@@ -31,13 +31,19 @@ class TensorTargets:
         self._renamings = [one for one in mapping if isinstance(one, kinds.WeightRenaming)]
         self._converters = [one for one in mapping if isinstance(one, kinds.WeightConverter)]
         self._find, self._num_layers = kinds.rename_source_key, module.config.get_text_config().num_hidden_layers
+        self._parts = {path for path, _ in module.named_modules()}
         self._unused = [re.compile(pattern) for pattern in module._keys_to_ignore_on_load_unexpected or ()]
 
     def is_unused(self, name: str) -> bool:
         """Whether a tensor is of layers that predict further tokens."""
         layer = re.search(r"\.layers\.(\d+)\.", name)
         beyond = layer is not None and int(layer[1]) >= self._num_layers
+        beyond = beyond and not self._has_part(name)  # a vision tower may be deeper
         return beyond or name.startswith("mtp.") or any(pattern.search(name) for pattern in self._unused)
+
+    def _has_part(self, name: str) -> bool:
+        """Whether the module has the layer that a tensor belongs to."""
+        return self.of(name.rpartition(".")[0] + WEIGHT).removesuffix(WEIGHT) in self._parts
 
     def of(self, name: str) -> str:
         """The name of a tensor in the module."""

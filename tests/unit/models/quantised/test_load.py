@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import (
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+)
 
 from outrider.cli.app import run
 from outrider.errors import CheckpointError
@@ -25,6 +32,7 @@ from outrider.runtime.run import NativeRun
 from outrider.sampling.params import SamplingParams
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
 from tests.unit.models.quantised.stored import AUTO_ROUND, FORMATS, gptq, some
+from tests.unit.models.quantised.test_floats import SCHEMES, Parts
 from tests.unit.runtime.passes import differences, every_pass
 
 CPU = torch.device("cpu")
@@ -50,6 +58,20 @@ def checkpoint(folder: Path, name: str) -> tuple[Path, dict[str, Tensor]]:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     change(folder, quantization_config=stored.config, dtype="float16")
     return folder, plain
+
+
+def integers_of(name: str) -> Callable[[Tensor, int], Parts]:
+    """A writer of weights as random integers in this format."""
+    def write(weight: Tensor, number: int) -> Parts:
+        own = FORMATS[name].make(*weight.shape, number)
+        own = replace(own, scales=own.scales / (16 if own.bits == 4 else 256))
+        return FORMATS[name].write(own), own.weight()
+
+    return write
+
+
+WRITERS = {name: (integers_of(name), stored.config) for name, stored in FORMATS.items()}
+WRITERS |= {name: SCHEMES[name][1:] for name in ("fp8", "compressed-fp8")}
 
 
 def change(folder: Path, **settings: Any) -> None:
@@ -159,34 +181,68 @@ def test_quantised_weights_that_the_config_does_not_name_are_refused(tmp_path: P
         load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
 
 
-def test_the_text_of_a_quantised_multimodal_model_runs(tmp_path: Path) -> None:
-    """Qwen2.5-VL's AWQ folder ended in a traceback of transformers, which has no language model of such a config."""
+@pytest.mark.parametrize("name", ["awq", "gptq-4", "auto-round", "compressed-4", "compressed-int8", "fp8", "compressed-fp8"])
+def test_the_text_of_a_quantised_multimodal_model_runs(name: str, tmp_path: Path) -> None:
+    """In its own format, though its vision tower has more layers than it. Qwen2.5-VL's AWQ folder ended in a traceback of
+    transformers, which has no language model of such a config; fp8 and compressed-tensors were widened."""
+    write, settings = WRITERS[name]
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "vocab_size": 96}
     text = {**sizes, "num_hidden_layers": 2, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": 2}
     vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 128}
-    settings = Qwen2_5_VLConfig(
+    config = Qwen2_5_VLConfig(
         text_config={**text, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]}},
         vision_config=vision,
     )
-    model = Qwen2_5_VLForConditionalGeneration(settings).eval()
+    model = Qwen2_5_VLForConditionalGeneration(config).eval()
     model.save_pretrained(tmp_path)
-    changes: dict[str, Tensor | None] = {}
-    with torch.no_grad():
-        for number, (key, weight) in enumerate(load_file(tmp_path / "model.safetensors").items()):
-            if key.endswith("proj.weight") and "visual" not in key:
-                own = FORMATS["awq"].make(*weight.shape, number)
-                own = replace(own, scales=own.scales / 16)
-                changes[key] = None
-                changes |= {key.removesuffix("weight") + part: tensor for part, tensor in FORMATS["awq"].write(own).items()}
-                path = key.replace("model.layers", "model.language_model.layers")
-                model.get_parameter(path).copy_(own.weight())
-    change(broken(tmp_path, changes), quantization_config=FORMATS["awq"].config)
-    module: Any = load_module(str(tmp_path), load_config(str(tmp_path)), torch.float32, CPU)
-    assert not any("visual" in name for name, _ in module.named_parameters())
+    _store_text(tmp_path, model, write)
+    change(tmp_path, quantization_config=settings)
+    read = load_config(str(tmp_path))
+    module: Any = load_module(str(tmp_path), read, torch.float32, CPU)
+    assert not any("visual" in path for path, _ in module.named_parameters())
     assert len(list(block_layers(module))) == 14
     tokens = torch.arange(3, 40)[None]
     with torch.inference_mode():
         torch.testing.assert_close(module(input_ids=tokens).logits, model(input_ids=tokens).logits, rtol=0, atol=1e-5)
+    assert resolve_dtype("auto", read, CPU) == torch.bfloat16
+    assert model_memory(str(tmp_path), read, torch.bfloat16).quantised_bytes > 0
+
+
+def test_a_vision_tower_may_have_more_layers_than_the_text(tmp_path: Path) -> None:
+    """Layers behind the text's last one are those that predict further tokens only where the model has none of that name."""
+    text = LlamaConfig(
+        hidden_size=128, intermediate_size=256, num_attention_heads=4, num_key_value_heads=2, vocab_size=96, num_hidden_layers=1,
+        pad_token_id=None, eos_token_id=2,
+    )  # fmt: skip
+    vision = {
+        "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3,
+        "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    config = LlavaConfig(text_config=text, vision_config=vision, image_token_index=95, vision_feature_select_strategy="full")
+    model = LlavaForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    write, settings = WRITERS["compressed-4"]
+    _store_text(tmp_path, model, write)
+    change(tmp_path, quantization_config=settings)
+    module: Any = load_module(str(tmp_path), load_config(str(tmp_path)), torch.float32, CPU)
+    assert len(list(block_layers(module))) == 7
+    tokens = torch.arange(3, 40)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(module(input_ids=tokens).logits, model(input_ids=tokens).logits, rtol=0, atol=1e-5)
+
+
+def _store_text(folder: Path, model: Any, write: Callable[[Tensor, int], Parts]) -> None:
+    """Write the projections of the text part so, and give the model their values."""
+    changes: dict[str, Tensor | None] = {}
+    with torch.no_grad():
+        for number, (key, weight) in enumerate(load_file(folder / "model.safetensors").items()):
+            if key.endswith("proj.weight") and "vis" not in key:
+                stored, values = write(weight.float(), number)
+                changes[key] = None
+                changes |= {key.removesuffix("weight") + part: tensor for part, tensor in stored.items()}
+                end = key[key.index("layers.") :]
+                next(own for path, own in model.named_parameters() if path.endswith(f"language_model.{end}")).copy_(values)
+    broken(folder, changes)
 
 
 def test_pickled_weights_are_refused(tmp_path: Path) -> None:
