@@ -39,7 +39,7 @@ def measure(
     options: Options, kind: Any, folders: dict[str, Path], draft: str | None, held_out: Sequence[TrainingText], plan: MeasurePlan,
     progress: Progress,
 ) -> tuple[list[HeldOutResult], list[str]]:  # fmt: skip
-    """(what was measured, what could not be and why). `folders`: label -> saved drafter; `kind`: a `RecipeKind`; `draft`: the
+    """(what was measured, what was not as asked and why). `folders`: label -> saved drafter; `kind`: a `RecipeKind`; `draft`: the
     draft model that its drafter needs beside the folder."""
     prompts = _prompts(held_out, plan.prompts)
     progress.stage("measuring on held-out prompts", len(folders) * len(plan.temperatures) * sum(map(len, prompts.values())))
@@ -47,7 +47,7 @@ def measure(
     notes: list[str] = []
     for label, folder in folders.items():
         try:
-            found += _one(options, kind, label, folder, draft, prompts, plan, progress)
+            found += _one(options, kind, label, folder, draft, prompts, plan, progress, notes)
         except OutriderError as error:
             notes.append(f"{label}: could not be measured: {error}")
     return found, notes
@@ -56,21 +56,25 @@ def measure(
 def _one(
     options: Options, kind: Any, label: str, folder: Path, beside: str | None,
     prompts: dict[str, list[TrainingText]], plan: MeasurePlan,
-    progress: Progress,
+    progress: Progress, notes: list[str],
 ) -> list[HeldOutResult]:  # fmt: skip
     configuration = _with_folder(Configuration.parse(kind.drafter), folder)
     draft = str(folder) if getattr(kind, "uses_draft", False) else beside
     runner = Runner(replace(options, draft=draft), [configuration])
     shown = kind.drafter.replace("{folder}", "DIR")
     found = []
+    max_tokens = min(plan.max_tokens, max(1, runner.context // 2))  # the prompt needs room, too
+    note = f"measured answers have at most {max_tokens} tokens, half of the context, not {plan.max_tokens} (--set measure_tokens)"
+    if max_tokens < plan.max_tokens and note not in notes:
+        notes.append(note)
     for temperature in plan.temperatures:
         for task, texts in prompts.items():
             contender = runner.open(configuration)
             params = [
-                SamplingParams(temperature=temperature, max_tokens=plan.max_tokens, seed=plan.seed * 1_000_003 + number)
+                SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=plan.seed * 1_000_003 + number)
                 for number in range(len(texts))
             ]
-            room = runner.context - plan.max_tokens
+            room = runner.context - max_tokens
             traces = contender.run([text.prompt[-room:] for text in texts], params, plan.batch_size)
             total = DecodeStats()
             for trace in traces:

@@ -284,3 +284,15 @@ def test_every_stage_does_what_it_announces(tmp_path: Path) -> None:
     assert run_training(spec_for(tmp_path, measure=MeasurePlan(prompts=2, temperatures=(0.0, 1.0), max_tokens=4)), progress)
     assert progress.done == progress.announced
     assert progress.announced["measuring on held-out prompts"] >= 4
+
+
+def test_answers_that_the_context_cannot_hold_are_measured_shorter(tmp_path: Path) -> None:
+    """Catches a run of hours at whose end nothing is measured, because its answers were to fill the context."""
+    spec = spec_for(tmp_path, measure=MeasurePlan(prompts=1, temperatures=(0.0,), max_tokens=100_000))
+    result = finished(spec)
+    assert "after" in {one.label for one in result.measured}
+    assert all(one.emitted > 0 for one in result.measured)
+    [note] = [note for note in result.notes if "measure_tokens" in note]
+    assert "half of the context, not 100000" in note
+    short = finished(spec_for(tmp_path, "short", measure=MeasurePlan(prompts=1, temperatures=(0.0,), max_tokens=4)))
+    assert not [note for note in short.notes if "measure_tokens" in note]
