@@ -2,7 +2,8 @@
 
 Sizes, biases, layers, the draft vocabulary and what is shared with the target are read off the tensors; what tensors cannot say
 (rotary embedding, flags, which hidden states) comes from config.json, flat as in the original layout or nested as in speculators'
-(`transformer_layer_config`). Names differ: `midlayer.` or `layers.0.`, with or without `model.` before them.
+(`transformer_layer_config`). Names differ: `midlayer.` or `layers.0.`, `additional_layers.0.` or `layers.1.`, with or without
+`model.` before them.
 
 Two defaults that are not obvious. A missing `norm_before_residual` means False, as in the original code and in speculators' own
 class (vLLM reads speculators' folders otherwise, so we always write it). Missing layer ids mean the inputs of layers 2, L / 2 and
@@ -29,6 +30,7 @@ from outrider.models.signals import AFTER_NORM
 
 NAMES: dict[Kind, str] = {"eagle": "an EAGLE head", "eagle3": "an EAGLE-3 head"}
 NO_INFORMATION = ("rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")  # the target's own, or computed
+SGLANG_LAYER = re.compile(r"additional_layers\.(\d+)\.")  # behind `midlayer`; its one norm before attention is a `hidden_norm`
 MAX_PADDING = 4096  # rows by which tables of one vocabulary differ between checkpoints of one family
 
 
@@ -74,6 +76,9 @@ def _fitted(files: HeadTensors, kind: Kind, target: TargetSizes, device: str) ->
     """A fresh head of these files on `device`, and what belongs into it."""
     files.rename("model.")
     files.rename("midlayer.", "layers.0.")
+    for number in sorted({int(match[1]) for name in files.names if (match := SGLANG_LAYER.match(name))}):
+        files.rename(f"additional_layers.{number}.hidden_norm.", f"layers.{number + 1}.input_layernorm.")
+        files.rename(f"additional_layers.{number}.", f"layers.{number + 1}.")
     files.drop([*NO_INFORMATION, *(name for name in files.names if name.endswith("rotary_emb.inv_freq"))])
     _check_kind(files, kind)
     with files.making(NAMES[kind]):

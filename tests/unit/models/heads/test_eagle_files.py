@@ -75,6 +75,23 @@ def test_eagle3_under_every_name(names: str, binary: bool, tmp_path: Path) -> No
     same(load_eagle(write(tmp_path, raw_config(head), tensors, binary=binary), "eagle3", SIZES), head)
 
 
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_several_layers_by_the_names_of_sglang(prefix: str, tmp_path: Path) -> None:
+    """Layers behind the first are `additional_layers`, and their norm before attention is a `hidden_norm`."""
+    head = random_eagle("eagle3", TARGET, draft_vocab=15, signals=(2, 4, 5), num_layers=3)
+    tensors = {}
+    for name, tensor in raw_tensors(head).items():
+        named = name.replace("layers.0.", "midlayer.")
+        for number in (1, 2):
+            named = named.replace(f"layers.{number}.input_layernorm", f"additional_layers.{number - 1}.hidden_norm")
+            named = named.replace(f"layers.{number}.", f"additional_layers.{number - 1}.") if "additional" not in named else named
+        tensors[named if named in ("lm_head.weight", "d2t", "t2d") else prefix + named] = tensor
+    assert f"{prefix}additional_layers.1.hidden_norm.weight" in tensors
+    found = load_eagle(write(tmp_path, raw_config(head), tensors), "eagle3", SIZES)
+    assert found.config.num_layers == 3
+    same(found, head)
+
+
 def test_the_smallest_config_of_the_original_code(tmp_path: Path) -> None:
     """The first published folders say little: no layer ids, no flags, no head size, a theta at the top."""
     head = random_eagle("eagle3", TARGET, draft_vocab=15, signals=(2, 4, 5))
