@@ -112,8 +112,11 @@ def add_value(writer: GGUFWriter, key: str, value: Any) -> None:
 
 def _metadata(model: Any, architecture: str, pre: str | None, tokenizer: str) -> dict[str, Any]:
     table = GGUF_TO_TRANSFORMERS_MAPPING["config"].get(CONFIGS.get(architecture, architecture), OWN)
-    config = model.config
-    found = {f"{architecture}.{key}": getattr(config, name, None) for key, name in table.items() if name is not None}
+    config, values = model.config, model.config.to_dict()  # which also has what differs by layer
+    found = {
+        f"{architecture}.{key}": values[name] if name in values else getattr(config, name, None)
+        for key, name in table.items() if name is not None
+    }  # fmt: skip
     theta = (config.rope_parameters or {}) if hasattr(config, "rope_parameters") else {}
     theta = theta.get("full_attention", theta)
     if "rope_theta" in theta:
@@ -132,7 +135,7 @@ def _stored(model: Any, architecture: str) -> dict[str, np.ndarray]:
     state, found = model.state_dict(), {}
     for theirs, ours in get_gguf_hf_weights_map(model, processor, architecture).items():
         if ours in state and not (ours == "lm_head.weight" and model.config.tie_word_embeddings):
-            named = f"{theirs}.weight" if theirs.endswith("attn_sinks") else theirs
+            named = f"{theirs}.weight" if theirs.endswith(("attn_sinks", "layer_output_scale")) else theirs
             found[named] = _arranged(theirs, state[ours].float(), architecture, model.config).numpy()
     found |= {
         f"blk.{name.split('.')[2]}.ssm_dt.bias": tiled(value, model.config, 1).numpy()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.errors import CapabilityError, CheckpointError
+from outrider.models.gguf import library
 from outrider.models.gguf.header import Count, GgufFile
 
 TOKENS = "tokenizer.ggml.tokens"
@@ -102,6 +103,40 @@ def _delta_net(file: GgufFile) -> dict[str, Any]:
     return {"linear_value_head_dim": file.of_model("ssm.inner_size") // heads, "rope_parameters": rope}
 
 
+def _gemma4(file: GgufFile) -> dict[str, Any]:
+    """Gemma 4: what its two kinds of layers and its last layers, which reuse keys, say layer by layer or by their tensors."""
+    names, slides = {tensor.name for tensor in file.tensors}, file.of_model("attention.sliding_window_pattern")
+    full = slides.index(False)
+    widths, kept = _each(file, "feed_forward_length"), _each(file, "attention.head_count_kv")
+    factors = next(tensor for tensor in file.tensors if tensor.name == "rope_freqs.weight")
+    rotated = float((library.dequantize(factors.read(), factors.kind) == 1).mean())
+    experts = {
+        "num_experts": file.of_model("expert_count"), "top_k_experts": file.of_model("expert_used_count"),
+        "moe_intermediate_size": file.of_model("expert_feed_forward_length"),
+    }  # fmt: skip
+    return {
+        "layer_types": ["sliding_attention" if slide else "full_attention" for slide in slides],
+        "intermediate_size": widths[0], "use_double_wide_mlp": widths[-1] == 2 * widths[0],
+        "num_key_value_heads": kept[slides.index(True)], "num_global_key_value_heads": kept[full],
+        "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in names, "head_dim": file.of_model("attention.key_length_swa"),
+        "enable_moe_block": bool(experts["num_experts"]), **(experts if experts["num_experts"] else {}),
+        "hidden_size_per_layer_input": file.of_model("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": sum(one.shape[0] for one in file.tensors if one.name == "per_layer_token_embd.weight"),
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": file.of_model("rope.freq_base_swa", THETA)},
+            "full_attention": {
+                "rope_type": "proportional", "partial_rotary_factor": rotated, "rope_theta": file.of_model("rope.freq_base"),
+            },
+        },
+    }  # fmt: skip
+
+
+def _each(file: GgufFile, key: str) -> list[Any]:
+    """A value of each layer."""
+    found = file.of_model(key)
+    return found if isinstance(found, list) else [found] * int(file.of_model("block_count"))
+
+
 DELTA_NET = {
     "full_attention_interval": "full_attention_interval", "ssm.conv_kernel": "linear_conv_kernel_dim",
     "ssm.state_size": "linear_key_head_dim", "ssm.group_count": "linear_num_key_heads",
@@ -111,6 +146,13 @@ POSITIONS = ("ssm.inner_size", "rope.dimension_count", "rope.dimension_sections"
 ARCHITECTURES = {
     "command-r": Architecture("cohere", {"logit_scale": "logit_scale"}),
     "gemma": Architecture("gemma"),
+    "gemma4": Architecture(
+        "gemma4_text", {
+            "attention.key_length": "global_head_dim", "attention.sliding_window": "sliding_window",
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+        }, ("attention.key_length_swa", "attention.sliding_window_pattern", "feed_forward_length", "attention.head_count_kv",
+            "rope.freq_base"), more=_gemma4,
+    ),
     "glm4": Architecture("glm4"),
     "granite": Architecture("granite", {
         "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",

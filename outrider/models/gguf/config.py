@@ -39,7 +39,7 @@ LEFT_OUT = ("split.", "gpt-oss.rope.scaling.")  # beginnings of keys that transf
 SAMPLING = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
-SHAPED_ELSEWHERE = ("gemma4", "lfm2", "mamba")  # transformers reads their heads and positions itself
+SHAPED_ELSEWHERE = ("gemma4", "lfm2", "mamba")  # whose tables have their heads and positions
 PARTLY_ROTATED = ("glm4", "nemotron", "phi3", "qwen35", "qwen35moe", "stablelm")  # transformers' code has partial_rotary_factor
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose queries are scaled by another number
 DTYPES = {  # of plain weights
@@ -186,6 +186,8 @@ def _complete(config: dict[str, Any], file: GgufFile) -> None:
         config["sliding_window"] = file.of_model("attention.sliding_window")  # the class's own is its first model's
     if architecture == "gpt2" and (positions := file.of_model("context_length")):
         config["n_positions"] = positions
+    if architecture == "gemma4":
+        config["final_logit_softcapping"] = file.of_model("final_logit_softcapping")
     if architecture in SHAPED_ELSEWHERE:
         return
     _complete_heads(config, file)

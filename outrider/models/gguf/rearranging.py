@@ -18,6 +18,9 @@ LIKE = {  # architectures whose tensors differ as those of another one do, which
 }  # fmt: skip
 DT_BIAS = re.compile(r"(?:model\.)?layers\.(?P<layer>\d+)\.linear_attn\.dt_bias")
 
+ROUTER_SCALE = re.compile(r"(?:model\.)?layers\.(?P<layer>\d+)\.router\.(?P<kind>scale|per_expert_scale)")
+OWN_KEYS = re.compile(r"blk\.(?P<layer>\d+)\.attn_(k|v|k_norm|v_norm)\.")
+
 
 class Processed(NamedTuple):
     """What transformers calls a GGUFTensor."""
@@ -32,9 +35,35 @@ def processor_of(architecture: str, config: dict[str, Any]) -> Any:
     if architecture in ("qwen35", "qwen35moe"):
         sizes = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
         return DeltaNetProcessor(*(config[name] for name in sizes))
+    if architecture == "gemma4":
+        return Gemma4Processor(config["num_hidden_layers"] - config["num_kv_shared_layers"])
     known = transformers.modeling_gguf_pytorch_utils
     kind = known.TENSOR_PROCESSORS.get(LIKE.get(architecture, architecture), known.TensorProcessor)
     return kind(config=config)
+
+
+@dataclass(frozen=True)
+class Gemma4Processor:
+    """Gemma 4's: scales of its router have names that gguf's table lacks, and its last layers reuse the keys of others."""
+
+    num_own: int  # layers with keys of their own
+
+    def preprocess_name(self, name: str) -> str:
+        return name
+
+    def perform_fallback_tensor_mapping(self, paths: dict[str, str], suffix: str, owner: str, name: str) -> None:
+        """Name the router's scales."""
+        if found := ROUTER_SCALE.fullmatch(name):
+            stored = "ffn_gate_inp" if found["kind"] == "scale" else "ffn_down_exps"
+            paths[f"blk.{found['layer']}.{stored}.scale"] = owner + name
+
+    def leaves_out(self, name: str) -> bool:
+        """Whether a tensor is of keys or values that its layer does not use; published files have them."""
+        found = OWN_KEYS.match(name)
+        return found is not None and int(found["layer"]) >= self.num_own
+
+    def process(self, weights: np.ndarray, name: str, **_: Any) -> Processed:
+        return Processed(weights, name, {})
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def make_buffers(module: Any) -> None:
 def _divide_frequencies(module: nn.Module, file: GgufFile) -> None:
     """Llama 3's scaled positions: the file has a divisor for each rotary frequency."""
     factors = rope_factors(file)
-    if factors is None:
+    if factors is None or file.architecture == "gemma4":  # its config has them
         return
     parts: list[Any] = [part for part in module.modules() if isinstance(getattr(part, "inv_freq", None), Tensor)]
     if not parts or any(part.inv_freq.shape != factors.shape for part in parts):
@@ -163,8 +163,11 @@ class _GgufLoading:
         of_experts = {name for own in experts for name in own.tensors}
         paths = self._paths(processor, {*of_experts, *USED_ELSEWHERE})
         num_layers, unknown = self.config.get_text_config().num_hidden_layers, []
+        leaves_out = getattr(processor, "leaves_out", lambda _: False)
         for tensor in self.file.tensors:
             if tensor.name in USED_ELSEWHERE or tensor.name in of_experts or _is_extra(tensor.name, self.file, num_layers):
+                continue
+            if leaves_out(tensor.name):
                 continue
             if tensor.name in self.stay and self._keep_blocks(tensor, paths.get(tensor.name), processor):
                 continue

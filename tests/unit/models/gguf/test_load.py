@@ -15,6 +15,7 @@ from transformers import (
     CohereConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     GemmaConfig,
     Glm4Config,
     GPT2Config,
@@ -44,7 +45,10 @@ from outrider.models.loading.generation_config import asked_of, sampling_default
 from outrider.models.loading.load import LoadedModel, eos_token_ids, load_config, load_module, load_tokenizer
 from outrider.models.loading.memory import model_memory
 from outrider.runtime.layers import use_kernels
+from outrider.runtime.lower import lower
+from outrider.runtime.run import NativeRun
 from tests.gguf_files import VOCABULARY_SIZE, Kind, rounded, vocabulary, write_model
+from tests.unit.runtime.passes import differences, every_pass
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {
@@ -232,6 +236,56 @@ def test_norms_of_heads_are_rows_of_one_tensor(tmp_path: Path, biases: bool, par
     few = norms | {"blk.0.attn_q_norm.weight": norms["blk.0.attn_q_norm.weight"][:3]}
     with pytest.raises(CheckpointError, match=r"'blk.0.attn_q_norm.weight' has shape \(3,\), by its metadata .* \(4,\)"):
         loaded(write_model(tmp_path / "m.gguf", model, "stablelm", changes=changes, tensors=few))
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_gemma4(tmp_path: Path, library_path: Path, experts: bool) -> None:
+    """Layers of two kinds, embeddings of each layer, layers that reuse keys and are twice as wide (as E2B); or experts, and
+    values that are the keys (as 26B). On the native runtime up to activations in 8 bits."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    settings: dict[str, Any] = {
+        "num_hidden_layers": 6, "head_dim": 16, "global_head_dim": 32, "layer_types": kinds, "sliding_window": 16,
+        "tie_word_embeddings": True, "vocab_size_per_layer_input": VOCABULARY_SIZE, "final_logit_softcapping": 10.0,
+    }  # fmt: skip
+    if experts:
+        settings |= {
+            "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 4,
+            "moe_intermediate_size": 32, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+        }  # fmt: skip
+    else:
+        settings |= {"hidden_size_per_layer_input": 16, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+    model = made(Gemma4TextConfig, **settings)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.layer_scalar.mul_(0.5)
+        for name, parameter in model.named_parameters():  # random ones, whose queries are not scaled, answer to any rounding
+            parameter.mul_(0.05 if "q_norm" in name else 0.1 if ".post_" in name else 1)
+    key = "gemma4."
+    changes = {
+        f"{key}attention.key_length": 32, f"{key}attention.key_length_swa": 16, f"{key}attention.sliding_window": 16,
+        f"{key}attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
+        f"{key}attention.shared_kv_layers": 0 if experts else 3, f"{key}final_logit_softcapping": 10.0,
+        f"{key}embedding_length_per_layer_input": 0 if experts else 16, f"{key}rope.freq_base": 1e6,
+        f"{key}rope.freq_base_swa": 1e4, f"{key}feed_forward_length": 96 if experts else [96, 96, 96, 192, 192, 192],
+        f"{key}attention.head_count_kv": [2, 2, 1, 2, 2, 1] if experts else 2,
+    }  # fmt: skip
+    extra = {"rope_freqs.weight": np.array([1.0] * 4 + [1e30] * 12)}
+    if experts:
+        changes |= {f"{key}expert_count": 4, f"{key}expert_used_count": 4, f"{key}expert_feed_forward_length": 32}
+        for number, layer in enumerate(model.model.layers):
+            extra[f"blk.{number}.ffn_gate_inp.scale"] = layer.router.scale.detach().numpy()
+            extra[f"blk.{number}.ffn_down_exps.scale"] = layer.router.per_expert_scale.detach().numpy()
+    else:
+        extra["blk.5.attn_k.weight"] = np.ones((64, 64))  # of no use, and in published files
+    path = write_model(tmp_path / "m.gguf", model, "gemma4", changes=changes, tensors=extra)
+    expected = logits(model)
+    assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
+    module = loaded(write_model(tmp_path / "q.gguf", model, "gemma4", changes=changes, tensors=extra, kind=Kind.Q8_0))
+    lm = load.build_lm(module, "gemma4", torch.float32, CPU)
+    plain = every_pass(lm)
+    lm.run = NativeRun(lm, module, lower(module), library_path)
+    worst = differences(every_pass(lm), plain)
+    assert max(worst.values()) < 0.1, worst
 
 
 def test_frequencies_are_divided_as_the_file_says(tmp_path: Path) -> None:
