@@ -141,7 +141,21 @@ def _stored(model: Any, architecture: str) -> dict[str, np.ndarray]:
         f"blk.{name.split('.')[2]}.ssm_dt.bias": tiled(value, model.config, 1).numpy()
         for name, value in state.items() if name.endswith(".dt_bias")
     }  # fmt: skip
+    found |= {
+        f"blk.{name.split('.')[2]}.exp_probs_b.bias": value.float().numpy()
+        for name, value in state.items() if name.endswith("e_score_correction_bias")
+    }  # fmt: skip
+    for name in [name for name in found if "attn_kv_b" in name]:
+        keys, values = _latents(found.pop(name), model.config)
+        found |= {name.replace("kv_b", "k_b"): keys, name.replace("kv_b", "v_b"): values}
     return {name: value for name, value in found.items() if "_exps" not in name} | experts_of(model)
+
+
+def _latents(whole: np.ndarray, config: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(heads, latent, key) and (heads, value, latent) of DeepSeek's matrix, which has key and value of a head in turn."""
+    sizes = config.qk_nope_head_dim, config.v_head_dim
+    rows = whole.reshape(config.num_attention_heads, sum(sizes), config.kv_lora_rank)
+    return rows[:, : sizes[0]].swapaxes(1, 2), rows[:, sizes[0] :]
 
 
 def tiled(value: Tensor, config: Any, size: int) -> Tensor:

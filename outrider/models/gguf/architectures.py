@@ -137,6 +137,50 @@ def _each(file: GgufFile, key: str) -> list[Any]:
     return found if isinstance(found, list) else [found] * int(file.of_model("block_count"))
 
 
+def _glm_moe(file: GgufFile) -> dict[str, Any]:
+    """GLM 4.5 and later, but for Flash."""
+    if file.of_model("expert_gating_func", SIGMOID) != SIGMOID:
+        raise _unknown_gate(file)
+    norms = any(tensor.name == "blk.0.attn_q_norm.weight" for tensor in file.tensors)
+    return {
+        "use_qk_norm": norms, "norm_topk_prob": file.of_model("expert_weights_norm", True),
+        "routed_scaling_factor": file.of_model("expert_weights_scale", 1.0),
+    }  # fmt: skip
+
+
+def _deepseek(file: GgufFile) -> dict[str, Any]:
+    """DeepSeek V2 and V3, GLM 4.7 Flash, Kimi: the gate says which. Files before 2025-04 name the sizes of whole heads."""
+    biased = any(".exp_probs_b." in tensor.name for tensor in file.tensors)
+    if file.of_model("expert_gating_func", SIGMOID if biased else SOFTMAX) != (SIGMOID if biased else SOFTMAX):
+        raise _unknown_gate(file)
+    key, value = (
+        file.of_model(f"attention.{part}_length_mla", file.of_model(f"attention.{part}_length")) for part in ("key", "value")
+    )
+    rotated, (groups, used) = file.of_model("rope.dimension_count"), GROUPS.get(file.of_model("expert_count"), (1, 1))
+    groups, used = file.of_model("expert_group_count", groups), file.of_model("expert_group_used_count", used)
+    return {
+        "model_type": "deepseek_v3" if biased else "deepseek_v2", "q_lora_rank": file.of_model("attention.q_lora_rank"),
+        "qk_nope_head_dim": key - rotated, "v_head_dim": value, "head_dim": rotated, "n_group": groups, "topk_group": used,
+        "num_key_value_heads": file.of_model("attention.head_count"),
+        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+        "routed_scaling_factor": file.of_model("expert_weights_scale", 1.0),
+        "norm_topk_prob": file.of_model("expert_weights_norm", False),
+    }  # fmt: skip
+
+
+def _unknown_gate(file: GgufFile) -> CapabilityError:
+    return CapabilityError(
+        f"'{file.path}' chooses its experts by function {file.of_model('expert_gating_func')}, which its architecture "
+        f"'{file.architecture}' is not known with. Use the original checkpoint: a folder with config.json and *.safetensors."
+    )
+
+
+SOFTMAX, SIGMOID = 1, 2  # functions that choose experts
+GROUPS = {256: (8, 4), 160: (8, 3)}  # of DeepSeek V3's and V2's experts, and how many are used: older files do not say
+ROUTED = {
+    "expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok", "expert_shared_count": "n_shared_experts",
+    "expert_feed_forward_length": "moe_intermediate_size", "leading_dense_block_count": "first_k_dense_replace",
+}  # fmt: skip
 DELTA_NET = {
     "full_attention_interval": "full_attention_interval", "ssm.conv_kernel": "linear_conv_kernel_dim",
     "ssm.state_size": "linear_key_head_dim", "ssm.group_count": "linear_num_key_heads",
@@ -145,6 +189,10 @@ DELTA_NET = {
 POSITIONS = ("ssm.inner_size", "rope.dimension_count", "rope.dimension_sections", "attention.key_length")
 ARCHITECTURES = {
     "command-r": Architecture("cohere", {"logit_scale": "logit_scale"}),
+    "deepseek2": Architecture(
+        "deepseek_v3", ROUTED | {"attention.kv_lora_rank": "kv_lora_rank", "rope.dimension_count": "qk_rope_head_dim"},
+        ("attention.key_length", "attention.value_length"), more=_deepseek,
+    ),
     "gemma": Architecture("gemma"),
     "gemma4": Architecture(
         "gemma4_text", {
@@ -154,6 +202,7 @@ ARCHITECTURES = {
             "rope.freq_base"), more=_gemma4,
     ),
     "glm4": Architecture("glm4"),
+    "glm4moe": Architecture("glm4_moe", ROUTED, more=_glm_moe),
     "granite": Architecture("granite", {
         "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
         "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",

@@ -40,7 +40,8 @@ SAMPLING = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
 SHAPED_ELSEWHERE = ("gemma4", "lfm2", "mamba")  # whose tables have their heads and positions
-PARTLY_ROTATED = ("glm4", "nemotron", "phi3", "qwen35", "qwen35moe", "stablelm")  # transformers' code has partial_rotary_factor
+PARTLY_ROTATED = ("glm4", "glm4moe", "nemotron", "phi3", "qwen35", "qwen35moe", "stablelm")  # by a factor in config
+YARN = {"attn_factor": "attention_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose queries are scaled by another number
 DTYPES = {  # of plain weights
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
@@ -190,7 +191,8 @@ def _complete(config: dict[str, Any], file: GgufFile) -> None:
         config["final_logit_softcapping"] = file.of_model("final_logit_softcapping")
     if architecture in SHAPED_ELSEWHERE:
         return
-    _complete_heads(config, file)
+    if architecture != "deepseek2":  # whose heads are of latents
+        _complete_heads(config, file)
     if theta := file.of_model("rope.freq_base"):
         config["rope_theta"] = theta
     scaling = _scaling(file)
@@ -253,7 +255,11 @@ def _scaling(file: GgufFile) -> dict[str, Any] | None:
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn" and original:
-        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        found = {name: file.of_model(f"rope.scaling.yarn_{theirs}") for theirs, name in YARN.items()}
+        if file.architecture == "deepseek2" and (scale := file.of_model("rope.scaling.yarn_log_multiplier")):
+            found |= {"mscale": 10 * scale, "mscale_all_dim": 10 * scale}  # stored as a tenth of it
+        said = {name: value for name, value in found.items() if value is not None}
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **said}
     raise CapabilityError(
         f"'{file.path}' scales its positions by '{kind}', which a GGUF file does not describe fully. "
         "Use the original checkpoint: a folder with config.json and *.safetensors."

@@ -6,6 +6,7 @@ A processor has transformers' interface (`TensorProcessor`): `process` turns sto
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,9 +17,12 @@ from outrider.lazy import transformers
 LIKE = {  # architectures whose tensors differ as those of another one do, which transformers knows
     "gemma": "gemma2", "granite": "llama", "mistral3": "llama", "smollm3": "llama", "qwen3vlmoe": "qwen3moe",
 }  # fmt: skip
-DT_BIAS = re.compile(r"(?:model\.)?layers\.(?P<layer>\d+)\.linear_attn\.dt_bias")
 
-ROUTER_SCALE = re.compile(r"(?:model\.)?layers\.(?P<layer>\d+)\.router\.(?P<kind>scale|per_expert_scale)")
+OTHER_NAMES = {  # ends of parameters' names in a layer, and the tensors of files that gguf's table has under another name
+    ".linear_attn.dt_bias": "ssm_dt.bias", ".mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    ".router.scale": "ffn_gate_inp.scale", ".router.per_expert_scale": "ffn_down_exps.scale",
+}  # fmt: skip
+LAYER = re.compile(r"(?:^|\.)layers\.(?P<layer>\d+)(?P<end>\..*)")
 OWN_KEYS = re.compile(r"blk\.(?P<layer>\d+)\.attn_(k|v|k_norm|v_norm)\.")
 
 
@@ -42,9 +46,21 @@ def processor_of(architecture: str, config: dict[str, Any]) -> Any:
     return kind(config=config)
 
 
+def other_paths(parameters: Iterable[str]) -> dict[str, str]:
+    """The parameters of `OTHER_NAMES`, by their names in the file."""
+    found = ((LAYER.search(path), path) for path in parameters)
+    known = ((one["layer"], OTHER_NAMES.get(one["end"]), path) for one, path in found if one is not None)
+    return {f"blk.{layer}.{stored}": path for layer, stored, path in known if stored is not None}
+
+
+def joined_latents(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """DeepSeek's matrix that makes keys and values of a latent: files have (heads, latent, key) and (heads, value, latent)."""
+    return np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(-1, values.shape[2])
+
+
 @dataclass(frozen=True)
 class Gemma4Processor:
-    """Gemma 4's: scales of its router have names that gguf's table lacks, and its last layers reuse the keys of others."""
+    """Gemma 4's: its last layers reuse the keys of others."""
 
     num_own: int  # layers with keys of their own
 
@@ -52,10 +68,7 @@ class Gemma4Processor:
         return name
 
     def perform_fallback_tensor_mapping(self, paths: dict[str, str], suffix: str, owner: str, name: str) -> None:
-        """Name the router's scales."""
-        if found := ROUTER_SCALE.fullmatch(name):
-            stored = "ffn_gate_inp" if found["kind"] == "scale" else "ffn_down_exps"
-            paths[f"blk.{found['layer']}.{stored}.scale"] = owner + name
+        """Nothing that `other_paths` has not."""
 
     def leaves_out(self, name: str) -> bool:
         """Whether a tensor is of keys or values that its layer does not use; published files have them."""
@@ -80,9 +93,7 @@ class DeltaNetProcessor:
         return name
 
     def perform_fallback_tensor_mapping(self, paths: dict[str, str], suffix: str, owner: str, name: str) -> None:
-        """Name the one parameter that gguf's table has under another name."""
-        if found := DT_BIAS.fullmatch(name):
-            paths[f"blk.{found['layer']}.ssm_dt.bias"] = owner + name
+        """Nothing that `other_paths` has not."""
 
     def process(self, weights: np.ndarray, name: str, **_: Any) -> Processed:
         kind = name.split(".", 2)[-1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -38,11 +38,12 @@ from outrider.models.gguf.linear import (
     runs_on_kernels,
 )
 from outrider.models.gguf.packing import Packer, by_torch, panels_in
-from outrider.models.gguf.rearranging import processor_of
+from outrider.models.gguf.rearranging import joined_latents, other_paths, processor_of
 from outrider.models.linear.panel import is_plain, is_transposed
 
 BLOCK_NUMBER = re.compile(r"blk\.(\d+)\.")
 HEAD_NORM = re.compile(r"\.layers\.(?P<layer>\d+)\.self_attn\.(?P<kind>[qk])_layernorm\.norms\.\d+\.weight$")
+LATENT = re.compile(r"\.attn_[kv]_b\.weight$")
 USED_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -161,13 +162,14 @@ class _GgufLoading:
         processor = processor_of(self.file.architecture, self.config.get_text_config().to_dict())
         experts = experts_in(self.module, {tensor.name for tensor in self.file.tensors})
         of_experts = {name for own in experts for name in own.tensors}
-        paths = self._paths(processor, {*of_experts, *USED_ELSEWHERE})
+        latents = {tensor.name: tensor for tensor in self.file.tensors if LATENT.search(tensor.name)}
+        paths = self._paths(processor, {*of_experts, *latents, *USED_ELSEWHERE})
         num_layers, unknown = self.config.get_text_config().num_hidden_layers, []
         leaves_out = getattr(processor, "leaves_out", lambda _: False)
         for tensor in self.file.tensors:
             if tensor.name in USED_ELSEWHERE or tensor.name in of_experts or _is_extra(tensor.name, self.file, num_layers):
                 continue
-            if leaves_out(tensor.name):
+            if leaves_out(tensor.name) or tensor.name in latents:
                 continue
             if tensor.name in self.stay and self._keep_blocks(tensor, paths.get(tensor.name), processor):
                 continue
@@ -175,6 +177,7 @@ class _GgufLoading:
                 unknown.append(tensor.name)
         for own in experts:
             self._put_experts(own)
+        self._put_latents(latents, paths)
         self._make_blocks()
         if unknown:
             raise CapabilityError(
@@ -198,10 +201,11 @@ class _GgufLoading:
         find = transformers.modeling_gguf_pytorch_utils.get_gguf_hf_weights_map
         whole = SimpleNamespace(config=self.module.config, state_dict=self.module.state_dict, named_children=tuple)
         try:
-            paths = _with_endings(find(whole, processor, model_type))
+            others = other_paths(self.module.state_dict())
+            paths = _with_endings(find(whole, processor, model_type)) | others
             if all(tensor.name in paths or tensor.name in others for tensor in self.file.tensors):
                 return paths
-            return _with_endings(find(self.module, processor, model_type))
+            return _with_endings(find(self.module, processor, model_type)) | others
         except NotImplementedError as error:
             raise CapabilityError(
                 f"'{self.file.path}': the installed gguf package does not know the tensors of '{self.config.model_type}'. "
@@ -249,6 +253,14 @@ class _GgufLoading:
         values = values if order is SAME else values[:, torch.from_numpy(order)]
         self._put(own.path, values.transpose(1, 2).contiguous() if own.is_transposed else values)
         self.stored[own.path] = StoredTensor(own.tensors, order)
+
+    def _put_latents(self, latents: Mapping[str, TensorInfo], paths: dict[str, str]) -> None:
+        """The matrices that make keys and values of latents, which newer files have in two parts."""
+        for name in latents:
+            whole, other = name.replace("attn_k_b.", "attn_kv_b."), name.replace("attn_k_b.", "attn_v_b.")
+            if "attn_k_b." in name and other in latents and whole in paths:
+                values = joined_latents(plain_values(latents[name]), plain_values(latents[other]))
+                self._put(paths[whole], torch.from_numpy(values))
 
     def _make_blocks(self) -> None:
         """The layers of `kept`."""

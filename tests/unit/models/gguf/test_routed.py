@@ -1,0 +1,141 @@
+"""GGUF files of models with routed and shared experts, first layers without, and latents: GLM 4.5, DeepSeek."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import DeepseekV2Config, DeepseekV3Config, Glm4MoeConfig, Glm4MoeLiteConfig
+
+from outrider.errors import CapabilityError
+from outrider.models.gguf.header import read_gguf
+from outrider.models.gguf.linear import BlockExperts, block_layers
+from outrider.models.loading.load import build_lm, load_config
+from outrider.runtime.lower import lower
+from outrider.runtime.run import NativeRun
+from tests.gguf_files import Kind, rounded, write_model
+from tests.unit.models.gguf.test_load import CPU, loaded, logits, made
+from tests.unit.runtime.passes import differences, every_pass
+
+EXPERTS = 4
+ROUTED = {
+    "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": EXPERTS, "n_shared_experts": 2,
+    "num_experts_per_tok": EXPERTS, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.8,
+    "initializer_range": 0.1,
+}  # fmt: skip
+LATENTS = {
+    "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128, "mscale": 0.7,
+    "mscale_all_dim": 0.7, "beta_fast": 16.0,
+}  # fmt: skip
+MODELS: dict[str, Any] = {
+    "glm4moe": ("glm4moe", lambda: made(
+        Glm4MoeConfig, **ROUTED, head_dim=16, partial_rotary_factor=0.5, attention_bias=True, use_qk_norm=True,
+        norm_topk_prob=True,
+    )),
+    "glm4moe, without norms": ("glm4moe", lambda: made(
+        Glm4MoeConfig, **ROUTED, head_dim=16, partial_rotary_factor=0.5, attention_bias=False, norm_topk_prob=False
+    )),
+    "deepseek v3": ("deepseek2", lambda: made(DeepseekV3Config, **ROUTED, **LATENTS, norm_topk_prob=True, rope_parameters=YARN)),
+    "deepseek v2 lite": ("deepseek2", lambda: made(DeepseekV2Config, **ROUTED, **{**LATENTS, "q_lora_rank": None})),
+    "glm 4.7 flash": ("deepseek2", lambda: made(Glm4MoeLiteConfig, **ROUTED, **LATENTS, norm_topk_prob=True)),
+}  # fmt: skip
+
+
+def metadata(architecture: str, config: Any) -> dict[str, Any]:
+    found = {
+        "expert_count": EXPERTS, "expert_used_count": EXPERTS, "expert_shared_count": 2, "expert_feed_forward_length": 32,
+        "leading_dense_block_count": 1, "expert_weights_scale": 1.8, "expert_weights_norm": bool(config.norm_topk_prob),
+    }  # fmt: skip
+    if architecture == "glm4moe":
+        found |= {"rope.dimension_count": 8, "expert_gating_func": 2}
+    else:
+        found |= {
+            "attention.q_lora_rank": config.q_lora_rank, "attention.kv_lora_rank": 32, "attention.key_length": 40,
+            "attention.value_length": 32, "attention.key_length_mla": 24, "attention.value_length_mla": 24,
+            "attention.head_count_kv": 1, "rope.dimension_count": 8,
+        }  # fmt: skip
+    if (config.rope_parameters or {}).get("rope_type") == "yarn":
+        found |= {
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128,
+            "rope.scaling.yarn_log_multiplier": 0.07, "rope.scaling.yarn_beta_fast": 16.0,
+        }  # fmt: skip
+    return {f"{architecture}.{key}": value for key, value in found.items()}
+
+
+def model_of(name: str) -> tuple[str, Any]:
+    architecture, make = MODELS[name]
+    model = make()
+    with torch.no_grad():
+        for path, buffer in model.named_buffers():
+            if path.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape) / 10)
+    return architecture, model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_says_what_its_model_says(name: str, tmp_path: Path) -> None:
+    architecture, model = model_of(name)
+    path = write_model(tmp_path / "m.gguf", model, architecture, changes=metadata(architecture, model.config))
+    expected = logits(model)
+    assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
+
+
+def test_older_files_have_the_matrix_of_latents_whole(tmp_path: Path) -> None:
+    """Their metadata has the sizes of whole heads, of which each has its key."""
+    architecture, model = model_of("deepseek v3")
+    changes = {key: value for key, value in metadata(architecture, model.config).items() if not key.endswith("_mla")}
+    changes |= {"deepseek2.attention.key_length": 24, "deepseek2.attention.value_length": 24}
+    changes["deepseek2.attention.head_count_kv"] = 4
+    parts = tuple(f"blk.{number}.attn_{part}_b.weight" for number in range(3) for part in "kv")
+    whole = {
+        f"blk.{number}.attn_kv_b.weight": layer.self_attn.kv_b_proj.weight.detach().numpy()
+        for number, layer in enumerate(model.model.layers)
+    }
+    path = write_model(tmp_path / "m.gguf", model, architecture, changes=changes, leave_out=parts, tensors=whole)
+    expected = logits(model)
+    assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["glm4moe", "deepseek v3"])
+def test_blocks_stay(name: str, tmp_path: Path, library_path: Path) -> None:
+    """Those of linear layers and experts; on the native runtime up to activations in 8 bits."""
+    architecture, model = model_of(name)
+
+    def kind(tensor: str) -> Kind:
+        return Kind.F32 if any(part in tensor for part in ("_k_b.", "_v_b.", "gate_inp", "token_embd")) else Kind.Q8_0
+
+    path = write_model(tmp_path / "m.gguf", model, architecture, changes=metadata(architecture, model.config), kind=kind)
+    module = loaded(path)
+    assert sum(isinstance(layer, BlockExperts) for layer in block_layers(module)) == 4
+    with torch.no_grad():
+        for path_of, part in model.named_modules():
+            weight = getattr(part, "weight", None)
+            if isinstance(part, torch.nn.Linear) and weight is not None and "kv_b_proj" not in path_of:
+                weight.copy_(rounded(weight, Kind.Q8_0))
+            for own in (getattr(part, "gate_up_proj", None), getattr(part, "down_proj", None)):
+                if isinstance(own, torch.nn.Parameter):
+                    own.copy_(rounded(own, Kind.Q8_0))
+    assert any("exp_probs_b" in tensor.name for tensor in read_gguf(path).tensors)
+    expected = logits(model)
+    assert torch.allclose(logits(module), expected, atol=2e-4 * expected.abs().max().item())
+    lm = build_lm(module, "it", torch.float32, CPU)
+    plain = every_pass(lm)
+    lm.run = NativeRun(lm, module, lower(module), library_path)
+    worst = differences(every_pass(lm), plain)
+    assert max(worst.values()) < 0.1, worst
+
+
+@pytest.mark.parametrize("name", ["glm4moe", "deepseek v3", "deepseek v2 lite"])
+def test_other_gates_are_refused(name: str, tmp_path: Path) -> None:
+    architecture, model = model_of(name)
+    changes = metadata(architecture, model.config) | {f"{architecture}.expert_gating_func": 2 if "v2" in name else 1}
+    path = write_model(tmp_path / "m.gguf", model, architecture, changes=changes, tensors={"rope_freqs.weight": np.ones(4)})
+    with pytest.raises(CapabilityError, match="chooses its experts by function"):
+        load_config(str(path))
