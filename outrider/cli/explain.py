@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,13 +114,17 @@ def _asked(target: str, prompt: str | None, prompts: ExplainedOptions) -> Worklo
 
 
 def _questions(runner: Runner, asked: Workload, prompts: ExplainedOptions, max_tokens: int) -> list[Question]:
-    """The prompts as token ids. One prompt of the user's own may be cut by the context, as in `generate`; a workload's must
-    fit."""
+    """The prompts as token ids. One prompt of the user's own is in the chat template where the model has one, and may be cut by
+    the context, as in `generate`; a workload's must fit."""
     from outrider.lab.explain.explained import Question
     from outrider.lab.workload.prompts import prepare, to_tokens
+    from outrider.messages import template_text
 
     if asked.name == OWN_PROMPT:
-        return [Question(to_tokens(asked.requests[0], runner.tokenizer), OWN_PROMPT)]
+        [request] = asked.requests
+        if prompts.chat_template and template_text(runner.tokenizer):
+            request = replace(request, prompt=None, messages=({"role": "user", "content": request.prompt or ""},))
+        return [Question(to_tokens(request, runner.tokenizer), OWN_PROMPT)]
     prepared = prepare(
         asked, runner.tokenizer, context=runner.context, max_tokens=max_tokens, on_bad=prompts.on_bad,
         chat_template=prompts.chat_template,

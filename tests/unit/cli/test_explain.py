@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from outrider.lab.explain import explain as library
 from outrider.lab.result import read_result
+from tests.helpers import byte_tokenizer
 
 Cli = Callable[..., Any]
 
@@ -26,7 +28,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
 
     def explain(options: Any, configuration: Any, questions: Any, params: Any, path: Path, **more: Any) -> Any:
-        calls.append({"options": options, "configuration": configuration, "params": params, "path": path, **more})
+        one = {"options": options, "configuration": configuration, "questions": questions, "params": params, "path": path}
+        calls.append({**one, **more})
         raise KeyboardInterrupt
 
     monkeypatch.setattr(library, "explain", explain)
@@ -91,6 +94,24 @@ def test_a_trained_head_is_explained_greedily(cli: Cli, asked: list[dict[str, An
     assert "explain it greedily (--temperature 0)" in found.err
     assert len(asked) == 1
 
+
+
+@pytest.mark.parametrize(
+    ("template", "more", "text"),
+    [
+        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}</s>", [], "<user>hi</s>"),
+        ("{{ messages[0].content }}!", ["--set", "chat_template=false"], "hi"), (None, [], "hi"),
+    ],
+)
+def test_a_prompt_is_asked_as_generate_asks_it(
+    cli: Cli, asked: list[dict[str, Any]], template: str | None, more: list[str], text: str
+) -> None:
+    """Catches a chat model that is explained without its template: it ends its answer at once."""
+    cli("explain", "somewhere", "hi", *more)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template
+    [question] = asked[0]["questions"](SimpleNamespace(tokenizer=tokenizer, context=64))
+    assert tokenizer.decode(question.tokens) == text
 
 
 def test_the_demo(cli: Cli, tmp_path: Path) -> None:
