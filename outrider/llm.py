@@ -48,7 +48,8 @@ class LLM:
     generation_config.json), "none" (greedy), or a folder with such a file.
 
     With `verifier="auto"` a sampled answer with a seed is verified by `gumbel`: the same seed gives the same text, whatever is
-    drafted. A verifier that is named here is kept, and then the text also depends on the drafts.
+    drafted. So is one without a seed where a best-first tree is drafted, because such trees are then cheaper. A verifier that is
+    named here is kept, and then the text also depends on the drafts.
     """
 
     _keeps_verifier = True  # for seeded answers, too
@@ -308,7 +309,9 @@ class LLM:
                 raise RequestError(f"{called} is empty: there is nothing to continue")
             prompt = list(self._tokenizer(checked_text(called, prompt))["input_ids"])
         row = new_row(self._built, number, prompt, params, with_text=streaming, called=called)
-        row.verifier = None if self._keeps_verifier else invariant_verifier(params, self._decoder.verifier)
+        if not self._keeps_verifier:
+            wanted = True if self._decoder.drafter.prefers_shared_noise else None
+            row.verifier = invariant_verifier(params, self._decoder.verifier, wanted=wanted)
         return row
 
     def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

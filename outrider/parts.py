@@ -29,6 +29,7 @@ class Parts:
     verifier: type[Verifier]
     verifier_settings: Any
     length: DraftLength
+    is_verifier_named: bool = False  # not chosen for the drafter
     any_length: bool = False  # steps may ask for any number up to `length.max_nodes`, whichever policy decides it
 
     def make_drafter(
@@ -88,8 +89,8 @@ def choose_parts(
     """Raises ConfigError for unknown names, options or values, CapabilityError where two parts do not fit."""
     drafter_class: type[Drafter] = DRAFTERS.load(drafter)
     settings = parse_settings(drafter_class.Settings, drafter_options, f"drafter '{drafter}'")
-    requirements = drafter_class.requirements(settings)
-    if verifier == "auto":
+    requirements, is_verifier_named = drafter_class.requirements(settings), verifier != "auto"
+    if not is_verifier_named:
         verifier = "traversal" if requirements.trees else "block"
     verifier_class: type[Verifier] = VERIFIERS.load(verifier)
     if requirements.trees and verifier_class.shape != "tree":
@@ -106,6 +107,7 @@ def choose_parts(
         verifier=verifier_class,
         verifier_settings=parse_settings(verifier_class.Settings, verifier_options, f"verifier '{verifier}'"),
         length=DraftLength.parse(num_draft_tokens, requirements.num_draft_tokens),
+        is_verifier_named=is_verifier_named,
     )
 
 

@@ -112,7 +112,8 @@ class ModelOptions(MachineOptions):
     )  # fmt: skip
     drafter_option: DrafterOption = None
     verifier: str = option(
-        "auto", DRAFTING, "Acceptance rule: see 'outrider ls verifiers'. auto: block, for trees traversal."
+        "auto", DRAFTING,
+        "Acceptance rule: see 'outrider ls verifiers'. auto: block, for trees traversal; with a seed gumbel.",
     )
     verifier_option: list[str] | None = option(
         None, DRAFTING,

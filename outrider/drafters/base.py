@@ -100,6 +100,11 @@ class Drafter(ABC):
         return False
 
     @property
+    def prefers_shared_noise(self) -> bool:
+        """Whether sampled rows get more or cheaper drafts if shared noise (`gumbel`) verifies them than if nodes are drawn."""
+        return False
+
+    @property
     def model(self) -> LM | None:
         """The model whose distribution this drafter guesses from, in the target's token ids: given the text so far, its logits
         under the row's sampling options are the distribution behind the next guess. None where there is no such model

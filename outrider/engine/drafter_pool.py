@@ -42,6 +42,7 @@ class DrafterPool:
         if len(on_draft) > 1:
             raise ConfigError(f"drafters {' and '.join(on_draft)} would run the same draft model; a server takes one of them")
         self._lossy = {name: lossy_verifier(name) for name in allow_lossy}
+        self._by_noise: set[str] = set()  # drafters whose sampled rows are verified with shared noise
         self._draws_trees = any(one.requirements.trees for one in self._parts.values())
         if self._draws_trees and self._main.verifier.shape != "tree":
             self._main = replace(self._main, verifier=VERIFIERS.load("traversal"), verifier_settings=_settings("traversal"))
@@ -72,6 +73,8 @@ class DrafterPool:
         given, drafter = built.decoder, built.decoder.drafter
         built.notes.extend(note for other in others.values() for note in other.notes)
         members = {self.names[0]: drafter, **others}
+        named = self._main.is_verifier_named
+        self._by_noise = {name for name, member in members.items() if member.prefers_shared_noise and not named}
         drafter = DrafterMux({FOLLOWER: self._follower.make_drafter(models.target, None), **members}, self.names[0])
         control = control or self._each(given.control)
         auto = control if isinstance(control, AutoLength) else None
@@ -91,7 +94,8 @@ class DrafterPool:
         asked, name = request.speculation, self._drafter_of(request)
         if asked.lossy is not None:
             return name, self._allowed_lossy(asked.lossy)
-        return name, invariant_verifier(request.params, self._main.verifier, wanted=request.is_invariant)
+        wanted = request.is_invariant or (asked.invariant is None and name in self._by_noise)
+        return name, invariant_verifier(request.params, self._main.verifier, wanted=wanted)
 
     def is_reproducible(self, request: Request, verifier: RowVerifier) -> bool:
         """Whether its text follows from prompt, parameters and seed. What a row says that is sampled and not drafter-invariant

@@ -119,6 +119,10 @@ class TreeModelDrafter(ModelDrafter):
         self._num_missing: list[int] = []  # per row: committed tokens that the open proposal fed
         self._fed_nodes: list[list[int]] = []  # per row, of every node of the draft: which of the nodes fed it is; -1: it was not
 
+    @property
+    def prefers_shared_noise(self) -> bool:
+        return self._whole_trees is not None and self.plan.grows_best_first  # drawn trees grow level by level
+
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         budgets = self._within_context(rows, gamma)
         self._trees, self._fed_nodes, self._num_missing = [], [], []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from outrider.errors import CapabilityError, ConfigError
 from outrider.kv.cache import BLOCK, KVCache, LayerShape
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft, Verdict, VerdictLists
-from tests.unit.engine.conftest import MakeEngine, ask, request
+from tests.unit.engine.conftest import MakeEngine, Models, ask, request
 
 
 @dataclass(eq=False)
@@ -177,3 +178,29 @@ def test_a_load_aware_control_knows_costs_before_the_first_request(
         assert all(rate > 0 for rate in rates)
     engine.check_integrity()
     engine.start()
+
+
+@pytest.mark.parametrize(("options", "invariant", "expected"), [
+    ({}, None, True),
+    ({}, False, False),
+    ({"verifier": "traversal"}, None, False),
+    ({"drafter_options": {"tree": "4x2x1"}}, None, False),
+    ({"drafter_options": {"tree": "best-first", "adapt": True}}, None, False),
+], ids=str)  # fmt: skip
+def test_shared_noise_verifies_rows_whose_trees_it_makes_cheaper(
+    options: dict[str, Any], invariant: bool | None, expected: bool, models: Models
+) -> None:
+    """Catches an option that is ignored: a named verifier, `invariant` of a request, another tree."""
+    given = {"drafter_options": {"tree": "best-first"}, "runtime": "native"} | options
+    engine = make_engine(
+        Options(str(models.target), draft=str(models.draft), drafter="draft-model", num_draft_tokens=4, **given),
+        EngineSettings(kv_memory=64 << 20),
+    )
+    engine.start()
+    speculation = Speculation(invariant=invariant)
+    asked = [request([5, 6, 7], speculation=speculation, temperature=heat, max_tokens=12) for heat in (0.0, 1.0)]
+    greedy, sampled = (one.wait() for one in ask(engine, *asked))
+    engine.drain(30)
+    engine.stop()
+    assert greedy.finish.reproducible
+    assert sampled.finish.reproducible is expected

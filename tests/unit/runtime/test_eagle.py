@@ -135,3 +135,21 @@ def test_rounding_a_head_needs_the_native_runtime(tmp_path: Path) -> None:
         LLM(target, drafter_options={"bits": 8}, **same)
     with pytest.raises(ConfigError, match="bits must be 16, 8 or 4, got 5"):
         LLM(target, drafter_options={"bits": 5}, **same)
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    ({}, "gumbel"), ({"verifier": "traversal"}, "traversal"), ({"drafter_options": {"tree": "chain"}}, "block"),
+    ({"runtime": "eager"}, "traversal"),
+], ids=str)  # fmt: skip
+def test_shared_noise_verifies_answers_without_a_seed(
+    given: dict[str, Any], expected: str, tmp_path: Path, library_path: Path
+) -> None:
+    """Where the trees of rows that draw would take a pass a level; a named verifier is kept."""
+    module = tiny_llama(257, sharpness=2.0)
+    target = save_checkpoint(tmp_path / "target", module, byte_tokenizer())
+    save_eagle(random_eagle("eagle3", module.config, draft_vocab=100), tmp_path / "head")
+    options: dict[str, Any] = {"drafter_options": {"tree": "best-first"}, "runtime": "native", "threads": 1} | given
+    llm = LLM(target, draft=tmp_path / "head", drafter="eagle3", dtype="bfloat16", **options)
+    drawn, greedy = llm.generate([[5, 6, 7]] * 2, [SamplingParams(temperature=1.0, max_tokens=9), SamplingParams(max_tokens=9)])
+    assert drawn.verifier == expected
+    assert greedy.verifier == ("block" if expected == "block" else "traversal")
