@@ -138,12 +138,12 @@ def _stored(model: Any, architecture: str) -> dict[str, np.ndarray]:
             named = f"{theirs}.weight" if theirs.endswith(("attn_sinks", "layer_output_scale")) else theirs
             found[named] = _arranged(theirs, state[ours].float(), architecture, model.config).numpy()
     found |= {
-        f"blk.{name.split('.')[2]}.ssm_dt.bias": tiled(value, model.config, 1).numpy()
+        f"blk.{name.split('.')[2]}.ssm_dt.bias": (value if architecture == "qwen3next" else tiled(value, model.config, 1)).numpy()
         for name, value in state.items() if name.endswith(".dt_bias")
     }  # fmt: skip
     found |= {
         f"blk.{name.split('.')[2]}.exp_probs_b.bias": value.float().numpy()
-        for name, value in state.items() if name.endswith("e_score_correction_bias")
+        for name, value in state.items() if name.endswith(("e_score_correction_bias", "expert_bias"))
     }  # fmt: skip
     for name in [name for name in found if "attn_kv_b" in name]:
         keys, values = _latents(found.pop(name), model.config)
@@ -205,6 +205,12 @@ def experts_of(model: Any) -> dict[str, np.ndarray]:
 
 
 def _arranged(name: str, value: Tensor, architecture: str, config: Any) -> Tensor:
+    if architecture == "lfm2moe" and "shortconv.conv" in name:
+        return value.squeeze(1)
+    if architecture == "qwen3next" and "ssm_" in name:
+        return value.squeeze(1) if "conv1d" in name else -torch.exp(value) if name.endswith("ssm_a") else value
+    if architecture == "qwen3next":
+        return value + 1 if name.endswith("norm.weight") else value.squeeze(0) if "inp_shexp" in name else value
     if architecture.startswith("qwen35"):
         return _of_delta_net(name, value, config)
     if architecture in PERMUTED and (".attn_q." in name or ".attn_k." in name):

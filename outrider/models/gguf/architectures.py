@@ -94,13 +94,16 @@ def _olmo(file: GgufFile) -> dict[str, Any]:
 
 def _delta_net(file: GgufFile) -> dict[str, Any]:
     """Qwen3.5: layers of linear attention, with full attention in between."""
-    heads = file.of_model("ssm.time_step_rank")
     rope = {
         "rope_theta": file.of_model("rope.freq_base", THETA), "mrope_interleaved": True,
         "partial_rotary_factor": file.of_model("rope.dimension_count") / file.of_model("attention.key_length"),
         "mrope_section": [section for section in file.of_model("rope.dimension_sections") if section],
     }  # fmt: skip
-    return {"linear_value_head_dim": file.of_model("ssm.inner_size") // heads, "rope_parameters": rope}
+    return _value_heads(file) | {"rope_parameters": rope}
+
+
+def _value_heads(file: GgufFile) -> dict[str, Any]:
+    return {"linear_value_head_dim": file.of_model("ssm.inner_size") // file.of_model("ssm.time_step_rank")}
 
 
 def _gemma4(file: GgufFile) -> dict[str, Any]:
@@ -135,6 +138,24 @@ def _each(file: GgufFile, key: str) -> list[Any]:
     """A value of each layer."""
     found = file.of_model(key)
     return found if isinstance(found, list) else [found] * int(file.of_model("block_count"))
+
+
+def _qwen3_next(file: GgufFile) -> dict[str, Any]:
+    return _value_heads(file) | {"norm_topk_prob": True}
+
+
+def _lfm_moe(file: GgufFile) -> dict[str, Any]:
+    """LFM 2 with experts: layers without keys are convolutions."""
+    if file.of_model("expert_gating_func", SIGMOID) != SIGMOID:
+        raise _unknown_gate(file)
+    kept = file.of_model("attention.head_count_kv")
+    names = {tensor.name for tensor in file.tensors}
+    return {
+        "layer_types": ["full_attention" if heads else "conv" for heads in kept], "num_key_value_heads": max(kept),
+        "conv_bias": any(name.endswith("shortconv.conv.bias") for name in names),
+        "use_expert_bias": any(".exp_probs_b" in name for name in names),
+        "rope_parameters": {"rope_type": "default", "rope_theta": file.of_model("rope.freq_base", THETA)},
+    }  # fmt: skip
 
 
 def _glm_moe(file: GgufFile) -> dict[str, Any]:
@@ -207,11 +228,16 @@ ARCHITECTURES = {
         "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
         "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
     }),
+    "lfm2moe": Architecture("lfm2_moe", EXPERTS | {
+        "attention.layer_norm_rms_epsilon": "norm_eps", "leading_dense_block_count": "num_dense_layers",
+        "shortconv.l_cache": "conv_L_cache",
+    }, ("attention.head_count_kv",), more=_lfm_moe),
     "mistral3": Architecture("ministral3", more=_ministral),
     "olmo2": Architecture("olmo2", more=_olmo),
     "qwen2vl": Architecture("qwen2"),  # the text part, whose positions are a text's
     "qwen35": Architecture("qwen3_5_text", DELTA_NET, POSITIONS, more=_delta_net),
     "qwen35moe": Architecture("qwen3_5_moe_text", DELTA_NET | EXPERTS | SHARED_EXPERT, POSITIONS, more=_delta_net),
+    "qwen3next": Architecture("qwen3_next", DELTA_NET | EXPERTS | SHARED_EXPERT, ("ssm.inner_size",), more=_qwen3_next),
     "qwen3vl": Architecture("qwen3"),
     "qwen3vlmoe": Architecture("qwen3_moe", EXPERTS, always={"norm_topk_prob": True}),
     "seed_oss": Architecture("seed_oss"),

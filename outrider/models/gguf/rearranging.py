@@ -13,13 +13,16 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from outrider.lazy import transformers
+from outrider.models.gguf.experts import SAME
+from outrider.models.gguf.header import TensorInfo
 
 LIKE = {  # architectures whose tensors differ as those of another one do, which transformers knows
-    "gemma": "gemma2", "granite": "llama", "mistral3": "llama", "smollm3": "llama", "qwen3vlmoe": "qwen3moe",
+    "gemma": "gemma2", "granite": "llama", "lfm2moe": "lfm2", "mistral3": "llama", "smollm3": "llama", "qwen3vlmoe": "qwen3moe",
 }  # fmt: skip
 
 OTHER_NAMES = {  # ends of parameters' names in a layer, and the tensors of files that gguf's table has under another name
-    ".linear_attn.dt_bias": "ssm_dt.bias", ".mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    ".linear_attn.dt_bias": "ssm_dt.bias", ".feed_forward.expert_bias": "exp_probs_b.bias",
+    ".mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     ".router.scale": "ffn_gate_inp.scale", ".router.per_expert_scale": "ffn_down_exps.scale",
 }  # fmt: skip
 LAYER = re.compile(r"(?:^|\.)layers\.(?P<layer>\d+)(?P<end>\..*)")
@@ -36,9 +39,10 @@ class Processed(NamedTuple):
 
 def processor_of(architecture: str, config: dict[str, Any]) -> Any:
     """The processor of an architecture, for a model of this config."""
-    if architecture in ("qwen35", "qwen35moe"):
+    if architecture in ("qwen35", "qwen35moe", "qwen3next"):
         sizes = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
-        return DeltaNetProcessor(*(config[name] for name in sizes))
+        keys, values, *dims = (config[name] for name in sizes)
+        return DeltaNetProcessor(values if architecture == "qwen3next" else keys, values, *dims)  # its value heads lie in order
     if architecture == "gemma4":
         return Gemma4Processor(config["num_hidden_layers"] - config["num_kv_shared_layers"])
     known = transformers.modeling_gguf_pytorch_utils
@@ -51,6 +55,44 @@ def other_paths(parameters: Iterable[str]) -> dict[str, str]:
     found = ((LAYER.search(path), path) for path in parameters)
     known = ((one["layer"], OTHER_NAMES.get(one["end"]), path) for one, path in found if one is not None)
     return {f"blk.{layer}.{stored}": path for layer, stored, path in known if stored is not None}
+
+
+def order_of(tensor: TensorInfo, processor: Any, *, is_transposed: bool, of_inputs: bool = False) -> np.ndarray | None:
+    """Which stored row each output is, or which stored column each input; None where the architecture's rearrangement does more
+    than reorder these."""
+    outputs, inputs = tensor.shape
+    along = 1 if of_inputs else 0
+    numbers = np.broadcast_to(np.expand_dims(np.arange(tensor.shape[along], dtype=np.int32), 1 - along), (outputs, inputs))
+    try:
+        result = processor.process(
+            weights=numbers, name=tensor.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}}
+        )
+    except (TypeError, ValueError, KeyError):
+        return None
+    found = result.weights
+    if result.name != tensor.name or found.ndim != 2:
+        return None
+    found = found.T if is_transposed else found
+    if found is numbers:
+        return SAME
+    order = np.ascontiguousarray(found[0] if of_inputs else found[:, 0])
+    known = np.arange(len(order))
+    if (
+        found.shape != numbers.shape
+        or not (found == np.expand_dims(order, 1 - along)).all()
+        or not np.array_equal(np.sort(order), known)
+    ):
+        return None
+    return SAME if np.array_equal(order, known) else order.astype(np.int64)
+
+
+def qkvz_order(config: Any) -> np.ndarray:
+    """Rows of queries, keys, values and gates, stored for all heads, in transformers' order: those of a key head together."""
+    heads, each = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
+    sizes = [config.linear_key_head_dim] * 2 + [each * config.linear_value_head_dim] * 2
+    starts = np.cumsum([0, *(heads * size for size in sizes[:-1])])
+    parts = [start + np.arange(heads * size).reshape(heads, size) for start, size in zip(starts, sizes, strict=True)]
+    return np.concatenate(parts, axis=1).reshape(-1)
 
 
 def joined_latents(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -104,6 +146,8 @@ class DeltaNetProcessor:
             weights = self._grouped(np.log(-weights) if kind == "ssm_a" else weights, 1)
         elif kind == "attn_gate.weight":
             weights = self._grouped(weights, self.value_size)
+        elif kind == "ssm_conv1d.weight" and self.key_heads == self.value_heads:
+            weights = weights[:, None]
         elif kind in ("attn_qkv.weight", "ssm_conv1d.weight"):
             values = self._grouped(weights[queries_and_keys:], self.value_size)
             weights = np.concatenate([weights[:queries_and_keys], values])

@@ -48,6 +48,12 @@ _CASED = r"[^\r\n\p{L}\p{N}]?" + _UPPER
 _ENDS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 _TEKKEN = (f"{_CASED}*{_LOWER}+|{_CASED}+{_LOWER}*|" + r"\p{N}|" + _ENDS,)
+_NO_HAN = r"&&[^\p{Han}]]"
+_KIMI = (r"[\p{Han}]+|" + "|".join((
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER[:-1]}{_NO_HAN}*{_LOWER[:-1]}{_NO_HAN}+{_SHORT}",
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER[:-1]}{_NO_HAN}+{_LOWER[:-1]}{_NO_HAN}*{_SHORT}",
+    r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
+)),)  # fmt: skip
 _GPT4O = (f"{_CASED}*{_LOWER}+{_SHORT}|{_CASED}+{_LOWER}*{_SHORT}|" + r"\p{N}{1,3}|" + _ENDS,)
 _SINGLE_DIGITS = (r"\p{N}", GPT2)
 _RULES: dict[tuple[str, ...], str] = {  # rule -> the names that files give it (llama.cpp's llama-vocab.cpp)
@@ -60,6 +66,7 @@ _RULES: dict[tuple[str, ...], str] = {  # rule -> the names that files give it (
     _SEED: "seed-coder",
     _LLAMA3: "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe glm4 chatglm-bpe",
     _TEKKEN: "tekken",
+    _KIMI: "kimi-k2",
     _GPT4O: "gpt-4o llama4 kanana2 talkie minimax-m2",
     (
         r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+",

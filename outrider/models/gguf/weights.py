@@ -38,7 +38,7 @@ from outrider.models.gguf.linear import (
     runs_on_kernels,
 )
 from outrider.models.gguf.packing import Packer, by_torch, panels_in
-from outrider.models.gguf.rearranging import joined_latents, other_paths, processor_of
+from outrider.models.gguf.rearranging import joined_latents, order_of, other_paths, processor_of, qkvz_order
 from outrider.models.linear.panel import is_plain, is_transposed
 
 BLOCK_NUMBER = re.compile(r"blk\.(\d+)\.")
@@ -163,13 +163,13 @@ class _GgufLoading:
         experts = experts_in(self.module, {tensor.name for tensor in self.file.tensors})
         of_experts = {name for own in experts for name in own.tensors}
         latents = {tensor.name: tensor for tensor in self.file.tensors if LATENT.search(tensor.name)}
-        paths = self._paths(processor, {*of_experts, *latents, *USED_ELSEWHERE})
+        halves = self._halves()
+        elsewhere = {*of_experts, *latents, *USED_ELSEWHERE, *(tensor.name for pair in halves.values() for tensor in pair)}
+        paths = self._paths(processor, elsewhere)
         num_layers, unknown = self.config.get_text_config().num_hidden_layers, []
         leaves_out = getattr(processor, "leaves_out", lambda _: False)
         for tensor in self.file.tensors:
-            if tensor.name in USED_ELSEWHERE or tensor.name in of_experts or _is_extra(tensor.name, self.file, num_layers):
-                continue
-            if leaves_out(tensor.name) or tensor.name in latents:
+            if tensor.name in elsewhere or leaves_out(tensor.name) or _is_extra(tensor.name, self.file, num_layers):
                 continue
             if tensor.name in self.stay and self._keep_blocks(tensor, paths.get(tensor.name), processor):
                 continue
@@ -178,6 +178,8 @@ class _GgufLoading:
         for own in experts:
             self._put_experts(own)
         self._put_latents(latents, paths)
+        for name, pair in halves.items():
+            self._put_halves(paths[name].removesuffix(".weight"), pair)
         self._make_blocks()
         if unknown:
             raise CapabilityError(
@@ -220,10 +222,10 @@ class _GgufLoading:
         if not is_plain(layer) and not isinstance(layer, nn.Embedding):
             return False
         outputs, inputs = tensor.shape
-        order = _order_of(tensor, processor, is_transposed=is_transposed(layer))
+        order = order_of(tensor, processor, is_transposed=is_transposed(layer))
         columns: np.ndarray | None = SAME
         if getattr(processor, "moves_inputs", False):
-            columns = _order_of(tensor, processor, is_transposed=is_transposed(layer), of_inputs=True)
+            columns = order_of(tensor, processor, is_transposed=is_transposed(layer), of_inputs=True)
         if order is None or columns is None:
             return False
         self._check_shape(
@@ -253,6 +255,21 @@ class _GgufLoading:
         values = values if order is SAME else values[:, torch.from_numpy(order)]
         self._put(own.path, values.transpose(1, 2).contiguous() if own.is_transposed else values)
         self.stored[own.path] = StoredTensor(own.tensors, order)
+
+    def _halves(self) -> dict[str, tuple[TensorInfo, TensorInfo]]:
+        """Qwen3-Next's projections of queries, keys and values, and of gates, by the one tensor that transformers has of both."""
+        tensors = {tensor.name: tensor for tensor in self.file.tensors if self.file.architecture == "qwen3next"}
+        names = {name: name.replace("attn_qkv.", "attn_gate.") for name in tensors if "attn_qkv.weight" in name}
+        return {name.replace("attn_qkv.", "ssm_in."): (tensors[name], tensors[other]) for name, other in names.items()}
+
+    def _put_halves(self, path: str, pair: tuple[TensorInfo, TensorInfo]) -> None:
+        """One matrix of two, in blocks where both may stay so."""
+        order, sizes = qkvz_order(self.config), (sum(tensor.shape[0] for tensor in pair), pair[0].shape[1])
+        self._check_shape(path, sizes, self.module.get_submodule(path).weight.shape)
+        if pair[0].kind == pair[1].kind and pair[0].name in self.stay:
+            self.kept.append((pair, path, order))
+            return
+        self._put(f"{path}.weight", torch.from_numpy(np.concatenate([plain_values(tensor) for tensor in pair])[order]))
 
     def _put_latents(self, latents: Mapping[str, TensorInfo], paths: dict[str, str]) -> None:
         """The matrices that make keys and values of latents, which newer files have in two parts."""
@@ -352,35 +369,6 @@ class _GgufLoading:
 def _with_endings(paths: dict[str, str]) -> dict[str, str]:
     """Paths of parameters that transformers names without an ending, and files with one (attention sinks), under both names."""
     return {f"{name}.weight": path for name, path in paths.items() if not name.endswith((".weight", ".bias"))} | paths
-
-
-def _order_of(tensor: TensorInfo, processor: Any, *, is_transposed: bool, of_inputs: bool = False) -> np.ndarray | None:
-    """Which stored row each output is, or which stored column each input; None where the architecture's rearrangement does more
-    than reorder these."""
-    outputs, inputs = tensor.shape
-    along = 1 if of_inputs else 0
-    numbers = np.broadcast_to(np.expand_dims(np.arange(tensor.shape[along], dtype=np.int32), 1 - along), (outputs, inputs))
-    try:
-        result = processor.process(
-            weights=numbers, name=tensor.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}}
-        )
-    except (TypeError, ValueError, KeyError):
-        return None
-    found = result.weights
-    if result.name != tensor.name or found.ndim != 2:
-        return None
-    found = found.T if is_transposed else found
-    if found is numbers:
-        return SAME
-    order = np.ascontiguousarray(found[0] if of_inputs else found[:, 0])
-    known = np.arange(len(order))
-    if (
-        found.shape != numbers.shape
-        or not (found == np.expand_dims(order, 1 - along)).all()
-        or not np.array_equal(np.sort(order), known)
-    ):
-        return None
-    return SAME if np.array_equal(order, known) else order.astype(np.int64)
 
 
 def plain_values(tensor: TensorInfo) -> np.ndarray:

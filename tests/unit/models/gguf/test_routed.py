@@ -1,4 +1,4 @@
-"""GGUF files of models with routed and shared experts, first layers without, and latents: GLM 4.5, DeepSeek."""
+"""GGUF files of models with routed and shared experts, first layers without, latents, states: GLM 4.5, DeepSeek, Qwen3-Next."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import DeepseekV2Config, DeepseekV3Config, Glm4MoeConfig, Glm4MoeLiteConfig
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
+    Glm4MoeConfig,
+    Glm4MoeLiteConfig,
+    Lfm2MoeConfig,
+    Qwen3NextConfig,
+)
 
 from outrider.errors import CapabilityError
 from outrider.models.gguf.header import read_gguf
@@ -139,3 +146,61 @@ def test_other_gates_are_refused(name: str, tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", model, architecture, changes=changes, tensors={"rope_freqs.weight": np.ones(4)})
     with pytest.raises(CapabilityError, match="chooses its experts by function"):
         load_config(str(path))
+
+
+def test_lfm2_with_experts(tmp_path: Path) -> None:
+    """Convolutions and attention by turns; the first layers have no experts."""
+    model = made(
+        Lfm2MoeConfig, num_hidden_layers=4, layer_types=["conv", "full_attention"] * 2, num_experts=EXPERTS,
+        num_experts_per_tok=2, moe_intermediate_size=32, num_dense_layers=1, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.no_grad():
+        for layer in model.model.layers[1:]:
+            layer.feed_forward.expert_bias.copy_(torch.randn(EXPERTS) / 10)
+    changes = {
+        "attention.head_count_kv": [0, 2, 0, 2], "attention.layer_norm_rms_epsilon": model.config.norm_eps,
+        "shortconv.l_cache": 3, "leading_dense_block_count": 1, "expert_gating_func": 2, "attention.key_length": None,
+        "rope.freq_base": float(model.config.rope_parameters["rope_theta"]),
+    }  # fmt: skip
+    path = write_model(
+        tmp_path / "m.gguf", model, "lfm2moe", changes={f"lfm2moe.{key}": value for key, value in changes.items()}
+    )
+    expected = logits(model)
+    assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("kinds", [(Kind.F32, Kind.F32), (Kind.Q8_0, Kind.Q8_0), (Kind.Q8_0, Kind.Q4_0)])
+def test_qwen3_next(kinds: tuple[Kind, Kind], tmp_path: Path) -> None:
+    """Queries, keys and values are one tensor and gates another, which transformers has in one, by key heads. They stay in blocks
+    where both have one format."""
+    model = made(
+        Qwen3NextConfig, num_hidden_layers=4, head_dim=32, linear_num_key_heads=2, linear_num_value_heads=6,
+        linear_key_head_dim=16, linear_value_head_dim=32, num_experts=EXPERTS, num_experts_per_tok=EXPERTS,
+        moe_intermediate_size=32, shared_expert_intermediate_size=32, partial_rotary_factor=0.25,
+    )  # fmt: skip
+    changes = {
+        "full_attention_interval": 4, "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2, "ssm.time_step_rank": 6,
+        "ssm.inner_size": 192, "rope.dimension_count": 8, "expert_shared_feed_forward_length": 32,
+    }  # fmt: skip
+    changes = {f"qwen3next.{key}": value for key, value in changes.items()}
+    parts: dict[str, np.ndarray] = {}
+    for number, layer in enumerate(model.model.layers[:3]):  # the fourth is full attention
+        rows = layer.linear_attn.in_proj_qkvz.weight.detach().view(2, -1, 64)  # by key heads: 16, 16, 96, 96
+        *qkv, gate = (part.reshape(-1, 64) for part in rows.split([16, 16, 96, 96], dim=1))
+        parts |= {f"blk.{number}.attn_qkv.weight": torch.cat(qkv).numpy(), f"blk.{number}.attn_gate.weight": gate.numpy()}
+
+    def kind(name: str) -> Kind:
+        return kinds[0] if "attn_qkv" in name else kinds[1] if "attn_gate" in name else Kind.F32
+
+    without = tuple(f"blk.{number}.ssm_in.weight" for number in range(3))
+    path = write_model(tmp_path / "m.gguf", model, "qwen3next", changes=changes, tensors=parts, leave_out=without, kind=kind)
+    with torch.no_grad():
+        for layer in model.model.layers[:3]:
+            own = layer.linear_attn.in_proj_qkvz.weight.view(2, -1, 64)
+            own[:, :128].copy_(rounded(own[:, :128].contiguous(), kinds[0]))
+            own[:, 128:].copy_(rounded(own[:, 128:].contiguous(), kinds[1]))
+    module, expected = loaded(path), logits(model)
+    assert torch.allclose(logits(module), expected, atol=1e-4 * expected.abs().max().item())
+    assert len(list(block_layers(module))) == (3 if kinds == (Kind.Q8_0, Kind.Q8_0) else 0)
+    older = write_model(tmp_path / "o.gguf", model, "qwen3next", changes=changes)
+    assert torch.allclose(logits(loaded(older)), expected, atol=1e-4 * expected.abs().max().item())
