@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class OutriderError(Exception):
@@ -80,3 +81,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` is probably a misspelling of."""
     alike = [one for one in sorted(known) if len(name) < 3 * len(one)]  # a client may send a name of megabytes
     return next(iter(difflib.get_close_matches(name, alike, n=1)), None) if alike else None
+
+
+def near_path(path: Path) -> str:
+    """' Did you mean 'x'?' where something lies beside a path that is not there and has a name like its last part's."""
+    try:
+        close = nearest(path.name, [one.name for one in path.parent.iterdir()])
+    except OSError:
+        return ""
+    return f" Did you mean '{path.parent / close}'?" if close else ""

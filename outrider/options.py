@@ -53,6 +53,9 @@ class Options:
                 fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
                 if not (fits or (value is None and is_open)):
                     raise ConfigError(f"{name} must be {called}, got {value!r:.80}")
+        for name in ("target", "draft"):  # a shell expands ~ at the beginning of a word alone
+            if isinstance(path := getattr(self, name), str) and path.startswith("~"):
+                object.__setattr__(self, name, os.path.expanduser(path))
         if self.runtime not in RUNTIMES:
             raise ConfigError(f"runtime must be one of {', '.join(RUNTIMES)}; got '{self.runtime}'.")
         if self.quantise not in (None, *QUANTISE_BITS) or isinstance(self.quantise, bool):

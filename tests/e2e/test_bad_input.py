@@ -79,6 +79,21 @@ def test_missing_folder() -> None:
     assert "./nowhere" in refusal(CheckpointError, lambda: load("./nowhere"))
 
 
+def test_misspelt_folder(folder: Path) -> None:
+    """The folder beside it that is probably meant; none where nothing is alike, or there is no such place."""
+    misspelt = f"{folder}s"
+    assert f"Did you mean '{folder}'?" in refusal(CheckpointError, lambda: load(misspelt))
+    for other in (folder.parent / "quite-another", Path("/nowhere/at/all")):
+        assert "Did you mean" not in refusal(CheckpointError, lambda name=other: load(name))  # type: ignore[misc]
+
+
+def test_a_home_folder_that_no_shell_expanded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--draft=~/model reaches us as it is typed, and so does a path in a file of settings."""
+    monkeypatch.setenv("HOME", str(folder.parent))
+    loaded = load(f"~/{folder.name}", drafter="draft-model", draft=f"~/{folder.name}")
+    assert (loaded.config["target"], loaded.config["draft"]) == (str(folder), str(folder))
+
+
 def test_unknown_hub_id() -> None:
     """Catches transformers' page of advice about a name that neither the disk nor the hub knows."""
     assert "nobody/nothing" in refusal(CheckpointError, lambda: load("nobody/nothing"))

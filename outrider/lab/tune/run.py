@@ -57,7 +57,9 @@ class TuneRequest:
 
     def __post_init__(self) -> None:
         if self.prompts < 2 * MIN_PROBED:
-            raise ConfigError(f"a task needs {2 * MIN_PROBED} prompts, to probe some and confirm with others; got {self.prompts}")
+            raise ConfigError(
+                f"a task needs {2 * MIN_PROBED} prompts (--limit), to probe some and confirm with others; got {self.prompts}"
+            )
         for what, number in (("batch sizes", min((self.batch_size, *self.load_sizes))), ("finalists", self.finalists)):
             if number < 1:
                 raise ConfigError(f"{what} must be 1 or more, got {number}")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
+from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean, near_path
 from outrider.instructions import of_this_cpu
 from outrider.lazy import transformers
 from outrider.models import attention
@@ -184,7 +184,7 @@ def load_config(name: str, trust_remote_code: bool = False, revision: str | None
     looks_local = path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1  # a hub id is USER/NAME
     if looks_local and not path.is_dir():
         raise CheckpointError(
-            f"no model folder at '{name}'. Give a folder with config.json, a .gguf file, a hub id, or 'demo'."
+            f"no model folder at '{name}'.{near_path(path)} Give a folder with config.json, a .gguf file, a hub id, or 'demo'."
         )
     if looks_local and not (path / "config.json").exists():
         raise CheckpointError(f"'{name}' has no config.json, so it is no transformers checkpoint.")
