@@ -16,7 +16,7 @@ propose (non-anticipation): that, and honest `Draft.probs`, is all it takes to b
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -149,7 +149,7 @@ class Drafter(ABC):
 
     def undo_start(self, num_rows: int) -> None:
         """A `start` raised, with `num_rows` rows before it: what attributes of type `PerRow` and caches have of its row already
-        goes. Drafters that keep more, or have drafters of their own, extend this."""
+        goes. Drafters that keep more extend this."""
         for state in vars(self).values():
             if isinstance(state, PerRow):
                 del state[num_rows:]
@@ -223,3 +223,17 @@ class Drafter(ABC):
 
     def close(self) -> None:  # noqa: B027
         """The process is done with this drafter: save what is to be kept."""
+
+
+def start_all(drafters: Iterable[Drafter], row: Row, num_rows: int) -> None:
+    """`row` joins all of these drafters, which have `num_rows` rows. Where one raises it leaves the others again."""
+    started: list[Drafter] = []
+    for drafter in drafters:
+        try:
+            drafter.start(row)
+        except BaseException:
+            drafter.undo_start(num_rows)
+            for one in started:
+                one.stop(num_rows)
+            raise
+        started.append(drafter)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from outrider.draft_length.survival import Phase
 from outrider.drafters import DRAFTERS
-from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup
+from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup, start_all
 from outrider.drafters.composite_part import Part, depth
 from outrider.drafters.composite_settings import CompositeSettings
 from outrider.drafters.requirements import Requirements
@@ -132,14 +132,8 @@ class CompositeDrafter(Drafter):
         return next((part.drafter.model for part in self.parts if part.drafter.model is not None), None)
 
     def start(self, row: Row) -> None:
+        start_all([part.drafter for part in self.parts], row, len(self._numbers))
         self._numbers.append(next(self._started))
-        for part in self.parts:
-            part.drafter.start(row)
-
-    def undo_start(self, num_rows: int) -> None:
-        super().undo_start(num_rows)
-        for part in self.parts:
-            part.drafter.undo_start(num_rows)
 
     def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:
         for part in self.parts:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from outrider.drafters.base import Drafter
+from outrider.drafters.base import Drafter, start_all
 from outrider.kv import KVCache
 from outrider.rows import PerRow, Row, Rows
 from outrider.trees.side_by_side import side_by_side
@@ -53,14 +53,8 @@ class DrafterMux(Drafter):
         return [line for drafter in self._drafters.values() for line in drafter.summary]
 
     def start(self, row: Row) -> None:
+        start_all(self._drafters.values(), row, len(self._owners))
         self._owners.append(FOLLOWER if row.prediction and FOLLOWER in self._drafters else self.next_owner)
-        for drafter in self._drafters.values():
-            drafter.start(row)
-
-    def undo_start(self, num_rows: int) -> None:
-        super().undo_start(num_rows)
-        for drafter in self._drafters.values():
-            drafter.undo_start(num_rows)
 
     def read(self, index: int, start: int, hidden: dict[int, Tensor]) -> None:
         for drafter in self._drafters.values():

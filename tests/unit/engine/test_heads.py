@@ -109,6 +109,29 @@ def test_a_head_s_own_keys_count(engine_of: MakeHeadEngine, models: Models, kind
     assert engine._scheduler.kv_budget.positions == (64 << 20) // per_token
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_forgets_a_row_that_another_drafter_cannot_take(
+    engine_of: MakeHeadEngine, models: Models, heads: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a head that has a row more than the batch, and drafts for each row with its neighbour's state from then on."""
+    engine, prompts = engine_of(kind, prefix_share=0.0), [prompt(40, 1), prompt(9, 2), prompt(30, 3)]
+    expected = alone(models, heads, kind, [prompts[0], prompts[2]], 60)
+    beside = engine._batch.decoder.drafter._drafters["ngram"]
+    start = beside.start
+
+    def fails(row: Any) -> None:
+        if row.tokens[:9] == prompts[1]:
+            raise RuntimeError("a bug of a plug-in's")
+        start(row)
+
+    monkeypatch.setattr(beside, "start", fails)
+    first, bad, last = ask(engine, *(request(tokens, max_tokens=60) for tokens in prompts))
+    assert bad.finish.reason == "error"
+    for answer, done in zip((first, last), expected, strict=True):
+        assert answer.token_ids == done.token_ids
+        assert answer.finish.stats.accepted == done.stats.accepted
+
+
 def test_a_draft_on_the_target_s_keys_takes_nothing(models: Models) -> None:
     options = Options(target=str(models.target), drafter="early-exit", num_draft_tokens=3)
     engine = make_engine(options, EngineSettings(kv_memory=64 << 20, prefix_share=0.0))
