@@ -139,7 +139,7 @@ def _stored(model: Any, architecture: str) -> dict[str, np.ndarray]:
             found[named] = _arranged(theirs, state[ours].float(), architecture, model.config).numpy()
     found |= {
         f"blk.{name.split('.')[2]}.ssm_dt.bias": (value if architecture == "qwen3next" else tiled(value, model.config, 1)).numpy()
-        for name, value in state.items() if name.endswith(".dt_bias")
+        for name, value in state.items() if name.endswith(".linear_attn.dt_bias")
     }  # fmt: skip
     found |= {
         f"blk.{name.split('.')[2]}.exp_probs_b.bias": value.float().numpy()

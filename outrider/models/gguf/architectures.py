@@ -158,6 +158,34 @@ def _lfm_moe(file: GgufFile) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _nemotron_h(file: GgufFile) -> dict[str, Any]:
+    """Nemotron-H and Nemotron 3: each layer is one of Mamba 2, attention, or a network, which lists by layer tell."""
+    count = file.of_model("block_count") - file.of_model("nextn_predict_layers", 0)
+    kept, widths = _each(file, "attention.head_count_kv")[:count], _each(file, "feed_forward_length")[:count]
+    names, experts = [tensor.name for tensor in file.tensors], file.of_model("expert_count")
+    network = "moe" if experts else "mlp"
+    routed = {
+        "n_routed_experts": experts, "num_experts_per_tok": file.of_model("expert_used_count"),
+        "n_shared_experts": file.of_model("expert_shared_count", 1),
+        "moe_intermediate_size": file.of_model("expert_feed_forward_length"),
+        "moe_shared_expert_intermediate_size": file.of_model("expert_shared_feed_forward_length"),
+        "norm_topk_prob": file.of_model("expert_weights_norm", True),
+        "routed_scaling_factor": file.of_model("expert_weights_scale", 1.0),
+        "n_group": file.of_model("expert_group_count", 1), "topk_group": file.of_model("expert_group_used_count", 1),
+    }  # fmt: skip
+    return {
+        "layers_block_type": [
+            "attention" if heads else network if width else "mamba" for heads, width in zip(kept, widths, strict=True)
+        ],
+        "num_key_value_heads": max(kept), "intermediate_size": max(widths), **(routed if experts else {}),
+        "mamba_head_dim": file.of_model("ssm.inner_size") // file.of_model("ssm.time_step_rank"),
+        **{ours: any(name.endswith(theirs) for name in names) for ours, theirs in (
+            ("use_conv_bias", "ssm_conv1d.bias"), ("mamba_proj_bias", "ssm_in.bias"), ("attention_bias", "attn_q.bias"),
+            ("mlp_bias", "ffn_up.bias"),
+        )},
+    }  # fmt: skip
+
+
 def _glm_moe(file: GgufFile) -> dict[str, Any]:
     """GLM 4.5 and later, but for Flash."""
     if file.of_model("expert_gating_func", SIGMOID) != SIGMOID:
@@ -208,6 +236,10 @@ DELTA_NET = {
     "ssm.time_step_rank": "linear_num_value_heads",
 }  # fmt: skip
 POSITIONS = ("ssm.inner_size", "rope.dimension_count", "rope.dimension_sections", "attention.key_length")
+NEMOTRON_H = Architecture("nemotron_h", {
+    "attention.layer_norm_rms_epsilon": "layer_norm_epsilon", "ssm.conv_kernel": "conv_kernel",
+    "ssm.state_size": "ssm_state_size", "ssm.group_count": "n_groups", "ssm.time_step_rank": "mamba_num_heads",
+}, ("attention.head_count_kv", "feed_forward_length", "ssm.inner_size"), more=_nemotron_h)  # fmt: skip
 ARCHITECTURES = {
     "command-r": Architecture("cohere", {"logit_scale": "logit_scale"}),
     "deepseek2": Architecture(
@@ -233,6 +265,8 @@ ARCHITECTURES = {
         "shortconv.l_cache": "conv_L_cache",
     }, ("attention.head_count_kv",), more=_lfm_moe),
     "mistral3": Architecture("ministral3", more=_ministral),
+    "nemotron_h": NEMOTRON_H,
+    "nemotron_h_moe": NEMOTRON_H,
     "olmo2": Architecture("olmo2", more=_olmo),
     "qwen2vl": Architecture("qwen2"),  # the text part, whose positions are a text's
     "qwen35": Architecture("qwen3_5_text", DELTA_NET, POSITIONS, more=_delta_net),

@@ -39,7 +39,7 @@ LEFT_OUT = ("split.", "gpt-oss.rope.scaling.")  # beginnings of keys that transf
 SAMPLING = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
-SHAPED_ELSEWHERE = ("gemma4", "lfm2", "lfm2moe", "mamba")  # whose tables have their heads and positions
+SHAPED_ELSEWHERE = ("gemma4", "lfm2", "lfm2moe", "mamba", "nemotron_h", "nemotron_h_moe")  # by the tables of metadata
 PARTLY_ROTATED = ("glm4", "glm4moe", "nemotron", "phi3", "qwen35", "qwen35moe", "qwen3next", "stablelm")  # by a factor in config
 YARN = {"attn_factor": "attention_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose queries are scaled by another number

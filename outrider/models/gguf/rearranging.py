@@ -23,6 +23,15 @@ LIKE = {  # architectures whose tensors differ as those of another one do, which
 OTHER_NAMES = {  # ends of parameters' names in a layer, and the tensors of files that gguf's table has under another name
     ".linear_attn.dt_bias": "ssm_dt.bias", ".feed_forward.expert_bias": "exp_probs_b.bias",
     ".mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    **{f".mixer.{ours}": theirs for ours, theirs in {  # Nemotron-H's
+        "in_proj.weight": "ssm_in.weight", "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias",
+        "dt_bias": "ssm_dt.bias", "A_log": "ssm_a", "D": "ssm_d", "norm.weight": "ssm_norm.weight",
+        "out_proj.weight": "ssm_out.weight", "q_proj.weight": "attn_q.weight", "k_proj.weight": "attn_k.weight",
+        "v_proj.weight": "attn_v.weight", "o_proj.weight": "attn_output.weight", "up_proj.weight": "ffn_up.weight",
+        "down_proj.weight": "ffn_down.weight", "gate.weight": "ffn_gate_inp.weight",
+        "gate.e_score_correction_bias": "exp_probs_b.bias", "shared_experts.up_proj.weight": "ffn_up_shexp.weight",
+        "shared_experts.down_proj.weight": "ffn_down_shexp.weight",
+    }.items()},
     ".router.scale": "ffn_gate_inp.scale", ".router.per_expert_scale": "ffn_down_exps.scale",
 }  # fmt: skip
 LAYER = re.compile(r"(?:^|\.)layers\.(?P<layer>\d+)(?P<end>\..*)")
@@ -43,6 +52,8 @@ def processor_of(architecture: str, config: dict[str, Any]) -> Any:
         sizes = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
         keys, values, *dims = (config[name] for name in sizes)
         return DeltaNetProcessor(values if architecture == "qwen3next" else keys, values, *dims)  # its value heads lie in order
+    if architecture in ("nemotron_h", "nemotron_h_moe"):
+        return Mamba2Processor()
     if architecture == "gemma4":
         return Gemma4Processor(config["num_hidden_layers"] - config["num_kv_shared_layers"])
     known = transformers.modeling_gguf_pytorch_utils
@@ -118,6 +129,27 @@ class Gemma4Processor:
         return found is not None and int(found["layer"]) >= self.num_own
 
     def process(self, weights: np.ndarray, name: str, **_: Any) -> Processed:
+        return Processed(weights, name, {})
+
+
+class Mamba2Processor:
+    """Mamba 2's: numbers of heads are columns, norms have a row for each group, decays are -exp of their logarithm.
+
+    Queries and keys of layers without positions may lie in Llama's order, which leaves their products as they are.
+    """
+
+    def preprocess_name(self, name: str) -> str:
+        return name
+
+    def perform_fallback_tensor_mapping(self, paths: dict[str, str], suffix: str, owner: str, name: str) -> None:
+        """Nothing that `other_paths` has not."""
+
+    def process(self, weights: np.ndarray, name: str, **_: Any) -> Processed:
+        kind = name.split(".", 2)[-1]
+        if kind == "ssm_conv1d.weight":
+            weights = weights[:, None]
+        elif kind in ("ssm_a", "ssm_d", "ssm_norm.weight"):
+            weights = (np.log(-weights) if kind == "ssm_a" else weights).reshape(-1)
         return Processed(weights, name, {})
 
 

@@ -14,6 +14,7 @@ from transformers import (
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     Lfm2MoeConfig,
+    NemotronHConfig,
     Qwen3NextConfig,
 )
 
@@ -204,3 +205,74 @@ def test_qwen3_next(kinds: tuple[Kind, Kind], tmp_path: Path) -> None:
     assert len(list(block_layers(module))) == (3 if kinds == (Kind.Q8_0, Kind.Q8_0) else 0)
     older = write_model(tmp_path / "o.gguf", model, "qwen3next", changes=changes)
     assert torch.allclose(logits(loaded(older)), expected, atol=1e-4 * expected.abs().max().item())
+
+
+NEMOTRON = {  # names of parameters in a layer -> those of files
+    "in_proj.weight": "ssm_in.weight", "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias",
+    "dt_bias": "ssm_dt.bias", "A_log": "ssm_a", "D": "ssm_d", "norm.weight": "ssm_norm.weight",
+    "out_proj.weight": "ssm_out.weight", "q_proj.weight": "attn_q.weight", "k_proj.weight": "attn_k.weight",
+    "v_proj.weight": "attn_v.weight",
+    "o_proj.weight": "attn_output.weight", "up_proj.weight": "ffn_up.weight", "down_proj.weight": "ffn_down.weight",
+    "gate.weight": "ffn_gate_inp.weight", "gate.e_score_correction_bias": "exp_probs_b.bias",
+    "shared_experts.up_proj.weight": "ffn_up_shexp.weight", "shared_experts.down_proj.weight": "ffn_down_shexp.weight",
+    "experts.up_proj": "ffn_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight",
+}  # fmt: skip
+
+
+IN_BLOCKS = (
+    "ssm_in", "ssm_out", "attn_q", "attn_k", "attn_v", "attn_output",
+    *(f"ffn_{part}{end}" for part in ("up", "down") for end in ("", "_exps", "_shexp")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0])
+def test_nemotron_h(experts: bool, kind: Kind, tmp_path: Path) -> None:
+    """Layers of one thing each; queries and keys without positions may lie in any order that both have. Experts have no gates."""
+    layers = ["mamba", "moe" if experts else "mlp", "attention", "moe" if experts else "mlp"]
+    model = made(
+        NemotronHConfig, num_hidden_layers=4, layers_block_type=layers, head_dim=16, mamba_num_heads=8, mamba_head_dim=16,
+        ssm_state_size=16, n_groups=2, moe_intermediate_size=32, moe_shared_expert_intermediate_size=64,
+        n_routed_experts=EXPERTS, num_experts_per_tok=EXPERTS, routed_scaling_factor=2.5, n_shared_experts=1,
+        layer_norm_epsilon=1e-5, initializer_range=0.1,
+    )  # fmt: skip
+    stored: dict[str, np.ndarray] = {}
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            if ".mixer." not in name:
+                continue
+            number, end = int(name.split(".")[2]), name.split(".mixer.")[1]
+            if end.endswith("e_score_correction_bias"):
+                value.copy_(torch.randn(value.shape) / 10)
+            if kind is Kind.Q8_0 and end.endswith(("proj.weight", "experts.up_proj", "experts.down_proj")):
+                value.copy_(rounded(value.contiguous(), kind))
+            own = value
+            if end in ("q_proj.weight", "k_proj.weight"):
+                own = value.view(-1, 2, 8, value.shape[1]).transpose(1, 2).reshape(value.shape)
+            elif end in ("A_log", "D"):
+                own = (-value.exp() if end == "A_log" else value)[:, None]
+            elif end == "norm.weight":
+                own = value.view(2, -1)
+            elif end == "conv1d.weight":
+                own = value.squeeze(1)
+            stored[f"blk.{number}.{NEMOTRON[end]}"] = own.contiguous().numpy()
+    width = 32 if experts else 96
+    changes = {
+        "attention.head_count": 4, "attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, width, 0, width],
+        "attention.layer_norm_rms_epsilon": 1e-5, "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 2,
+        "ssm.time_step_rank": 8, "ssm.inner_size": 128, "attention.key_length": 16, "expert_count": None, "block_count": 4,
+    }  # fmt: skip
+    if experts:
+        changes |= {
+            "expert_count": EXPERTS, "expert_used_count": EXPERTS, "expert_feed_forward_length": 32, "expert_shared_count": 1,
+            "expert_shared_feed_forward_length": 64, "expert_weights_norm": True, "expert_weights_scale": 2.5,
+        }  # fmt: skip
+    architecture = "nemotron_h_moe" if experts else "nemotron_h"
+    path = write_model(
+        tmp_path / "m.gguf", model, architecture, changes={f"{architecture}.{key}": value for key, value in changes.items()},
+        tensors=stored,
+        kind=lambda name: kind if name.split(".")[-2] in IN_BLOCKS else Kind.F32,
+    )  # fmt: skip
+    module, expected = loaded(path), logits(model)
+    assert torch.allclose(logits(module), expected, atol=2e-4 * expected.abs().max().item())
+    assert len(list(block_layers(module))) == (0 if kind is Kind.F32 else 14 if experts else 10)
