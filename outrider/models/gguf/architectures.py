@@ -83,13 +83,39 @@ def _ministral(file: GgufFile) -> dict[str, Any]:
 
 
 def _olmo(file: GgufFile) -> dict[str, Any]:
-    """OLMo 3 has the same architecture and a window."""
-    if file.of_model("attention.sliding_window"):
+    """OLMo 2, and OLMo 3, which has a window in some of its layers and scales positions in the others."""
+    if not (window := file.of_model("attention.sliding_window")):
+        return {}
+    slides = file.of_model("attention.sliding_window_pattern") or [(number + 1) % 4 != 0 for number in _layers(file)]
+    rope = {"rope_type": "default", "rope_theta": file.of_model("rope.freq_base", THETA)}
+    return {
+        "model_type": "olmo3", "sliding_window": window,
+        "layer_types": ["sliding_attention" if slide else "full_attention" for slide in slides],
+        "rope_parameters": {kind: dict(rope) for kind in ("sliding_attention", "full_attention")},
+    }  # fmt: skip
+
+
+def _layers(file: GgufFile) -> range:
+    return range(file.of_model("block_count"))
+
+
+def _granite_hybrid(file: GgufFile) -> dict[str, Any]:
+    """Granite 4's hybrids, with experts or without."""
+    if file.of_model("rope.scaling.finetuned"):
         raise CapabilityError(
-            f"'{file.path}' is OLMo 3, which cannot be read from GGUF. "
+            f"'{file.path}' is a hybrid with rotary positions (Bamba), which cannot be read from GGUF. "
             "Use the original checkpoint: a folder with config.json and *.safetensors."
         )
-    return {}
+    kept, inner = file.of_model("attention.head_count_kv"), file.of_model("ssm.inner_size")
+    names = [tensor.name for tensor in file.tensors]
+    return {
+        "layer_types": ["attention" if heads else "mamba" for heads in kept], "num_key_value_heads": max(kept),
+        "num_local_experts": file.of_model("expert_count", 0), "num_experts_per_tok": file.of_model("expert_used_count", 0),
+        "shared_intermediate_size": file.of_model("expert_shared_feed_forward_length") or file.of_model("feed_forward_length"),
+        "mamba_d_head": inner // file.of_model("ssm.time_step_rank"), "mamba_expand": inner // file.of_model("embedding_length"),
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in names), "position_embedding_type": None,
+        "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in names),
+    }  # fmt: skip
 
 
 def _delta_net(file: GgufFile) -> dict[str, Any]:
@@ -236,6 +262,10 @@ DELTA_NET = {
     "ssm.time_step_rank": "linear_num_value_heads",
 }  # fmt: skip
 POSITIONS = ("ssm.inner_size", "rope.dimension_count", "rope.dimension_sections", "attention.key_length")
+GRANITE = {
+    "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+}  # fmt: skip
 NEMOTRON_H = Architecture("nemotron_h", {
     "attention.layer_norm_rms_epsilon": "layer_norm_epsilon", "ssm.conv_kernel": "conv_kernel",
     "ssm.state_size": "ssm_state_size", "ssm.group_count": "n_groups", "ssm.time_step_rank": "mamba_num_heads",
@@ -256,10 +286,11 @@ ARCHITECTURES = {
     ),
     "glm4": Architecture("glm4"),
     "glm4moe": Architecture("glm4_moe", ROUTED, more=_glm_moe),
-    "granite": Architecture("granite", {
-        "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
-        "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
-    }),
+    "granite": Architecture("granite", GRANITE),
+    "granitehybrid": Architecture("granitemoehybrid", GRANITE | {
+        "ssm.conv_kernel": "mamba_d_conv", "ssm.state_size": "mamba_d_state", "ssm.group_count": "mamba_n_groups",
+        "ssm.time_step_rank": "mamba_n_heads",
+    }, ("attention.head_count_kv", "ssm.inner_size", "feed_forward_length"), more=_granite_hybrid),
     "lfm2moe": Architecture("lfm2_moe", EXPERTS | {
         "attention.layer_norm_rms_epsilon": "norm_eps", "leading_dense_block_count": "num_dense_layers",
         "shortconv.l_cache": "conv_L_cache",

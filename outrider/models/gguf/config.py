@@ -39,7 +39,9 @@ LEFT_OUT = ("split.", "gpt-oss.rope.scaling.")  # beginnings of keys that transf
 SAMPLING = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
-SHAPED_ELSEWHERE = ("gemma4", "lfm2", "lfm2moe", "mamba", "nemotron_h", "nemotron_h_moe")  # by the tables of metadata
+SHAPED_ELSEWHERE = (  # by the tables of metadata
+    "gemma4", "granitehybrid", "lfm2", "lfm2moe", "mamba", "nemotron_h", "nemotron_h_moe",
+)  # fmt: skip
 PARTLY_ROTATED = ("glm4", "glm4moe", "nemotron", "phi3", "qwen35", "qwen35moe", "qwen3next", "stablelm")  # by a factor in config
 YARN = {"attn_factor": "attention_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose queries are scaled by another number
@@ -196,7 +198,9 @@ def _complete(config: dict[str, Any], file: GgufFile) -> None:
     if theta := file.of_model("rope.freq_base"):
         config["rope_theta"] = theta
     scaling = _scaling(file)
-    if "rope_parameters" in config:
+    if config["model_type"] == "olmo3":
+        config["rope_parameters"]["full_attention"] |= scaling or {}
+    elif "rope_parameters" in config:
         config["rope_parameters"] = {"rope_type": "default"} | (scaling or {}) | config["rope_parameters"]
     elif scaling:
         config["rope_scaling"] = scaling

@@ -20,6 +20,7 @@ LIKE = {  # architectures whose tensors differ as those of another one do, which
     "gemma": "gemma2", "granite": "llama", "lfm2moe": "lfm2", "mistral3": "llama", "smollm3": "llama", "qwen3vlmoe": "qwen3moe",
 }  # fmt: skip
 
+GATE_UP = "ffn_gate_up_shexp.weight"  # files have its halves
 OTHER_NAMES = {  # ends of parameters' names in a layer, and the tensors of files that gguf's table has under another name
     ".linear_attn.dt_bias": "ssm_dt.bias", ".feed_forward.expert_bias": "exp_probs_b.bias",
     ".mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
@@ -32,6 +33,8 @@ OTHER_NAMES = {  # ends of parameters' names in a layer, and the tensors of file
         "gate.e_score_correction_bias": "exp_probs_b.bias", "shared_experts.up_proj.weight": "ffn_up_shexp.weight",
         "shared_experts.down_proj.weight": "ffn_down_shexp.weight",
     }.items()},
+    ".mamba.dt_bias": "ssm_dt.bias", ".block_sparse_moe.router.weight": "ffn_gate_inp.weight",  # Granite 4's
+    ".shared_mlp.input_linear.weight": GATE_UP, ".shared_mlp.output_linear.weight": "ffn_down.weight",
     ".router.scale": "ffn_gate_inp.scale", ".router.per_expert_scale": "ffn_down_exps.scale",
 }  # fmt: skip
 LAYER = re.compile(r"(?:^|\.)layers\.(?P<layer>\d+)(?P<end>\..*)")
@@ -52,7 +55,7 @@ def processor_of(architecture: str, config: dict[str, Any]) -> Any:
         sizes = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
         keys, values, *dims = (config[name] for name in sizes)
         return DeltaNetProcessor(values if architecture == "qwen3next" else keys, values, *dims)  # its value heads lie in order
-    if architecture in ("nemotron_h", "nemotron_h_moe"):
+    if architecture in ("nemotron_h", "nemotron_h_moe", "granitehybrid"):
         return Mamba2Processor()
     if architecture == "gemma4":
         return Gemma4Processor(config["num_hidden_layers"] - config["num_kv_shared_layers"])

@@ -38,11 +38,15 @@ from outrider.models.gguf.linear import (
     runs_on_kernels,
 )
 from outrider.models.gguf.packing import Packer, by_torch, panels_in
-from outrider.models.gguf.rearranging import joined_latents, order_of, other_paths, processor_of, qkvz_order
+from outrider.models.gguf.rearranging import GATE_UP, joined_latents, order_of, other_paths, processor_of, qkvz_order
 from outrider.models.linear.panel import is_plain, is_transposed
 
 BLOCK_NUMBER = re.compile(r"blk\.(\d+)\.")
 HEAD_NORM = re.compile(r"\.layers\.(?P<layer>\d+)\.self_attn\.(?P<kind>[qk])_layernorm\.norms\.\d+\.weight$")
+HALVES = {  # architecture -> patterns of the first tensor's name, and what to write for the second's and for that of both
+    "qwen3next": (r"\.attn_qkv\.weight$", ".attn_gate.weight", ".ssm_in.weight"),
+    "granitehybrid": (r"\.ffn_gate(_shexp)?\.weight$", r".ffn_up\1.weight", f".{GATE_UP}"),
+}  # fmt: skip
 LATENT = re.compile(r"\.attn_[kv]_b\.weight$")
 USED_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -257,19 +261,22 @@ class _GgufLoading:
         self.stored[own.path] = StoredTensor(own.tensors, order)
 
     def _halves(self) -> dict[str, tuple[TensorInfo, TensorInfo]]:
-        """Qwen3-Next's projections of queries, keys and values, and of gates, by the one tensor that transformers has of both."""
-        tensors = {tensor.name: tensor for tensor in self.file.tensors if self.file.architecture == "qwen3next"}
-        names = {name: name.replace("attn_qkv.", "attn_gate.") for name in tensors if "attn_qkv.weight" in name}
-        return {name.replace("attn_qkv.", "ssm_in."): (tensors[name], tensors[other]) for name, other in names.items()}
+        """Two tensors that transformers has as one, by its name: Qwen3-Next's projections, and Granite 4's gate and up."""
+        tensors, architecture = {tensor.name: tensor for tensor in self.file.tensors}, self.file.architecture
+        first, second, whole = HALVES.get(architecture, ("", "", ""))
+        names = [name for name in tensors if architecture in HALVES and re.search(first, name)]
+        return {re.sub(first, whole, name): (tensors[name], tensors[re.sub(first, second, name)]) for name in names}
 
     def _put_halves(self, path: str, pair: tuple[TensorInfo, TensorInfo]) -> None:
         """One matrix of two, in blocks where both may stay so."""
-        order, sizes = qkvz_order(self.config), (sum(tensor.shape[0] for tensor in pair), pair[0].shape[1])
+        order = qkvz_order(self.config) if self.file.architecture == "qwen3next" else SAME
+        sizes = (sum(tensor.shape[0] for tensor in pair), pair[0].shape[1])
         self._check_shape(path, sizes, self.module.get_submodule(path).weight.shape)
         if pair[0].kind == pair[1].kind and pair[0].name in self.stay:
             self.kept.append((pair, path, order))
             return
-        self._put(f"{path}.weight", torch.from_numpy(np.concatenate([plain_values(tensor) for tensor in pair])[order]))
+        rows = np.concatenate([plain_values(tensor) for tensor in pair])
+        self._put(f"{path}.weight", torch.from_numpy(rows if order is SAME else rows[order]))
 
     def _put_latents(self, latents: Mapping[str, TensorInfo], paths: dict[str, str]) -> None:
         """The matrices that make keys and values of latents, which newer files have in two parts."""

@@ -13,6 +13,7 @@ from transformers import (
     DeepseekV3Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GraniteMoeHybridConfig,
     Lfm2MoeConfig,
     NemotronHConfig,
     Qwen3NextConfig,
@@ -207,6 +208,58 @@ def test_qwen3_next(kinds: tuple[Kind, Kind], tmp_path: Path) -> None:
     assert torch.allclose(logits(loaded(older)), expected, atol=1e-4 * expected.abs().max().item())
 
 
+@pytest.mark.parametrize("experts", [0, EXPERTS])
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0])
+def test_granite_hybrids(experts: int, kind: Kind, tmp_path: Path) -> None:
+    """Gate and up of the shared network are two tensors, under other names where there are no experts."""
+    scales = {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.25, "attention_multiplier": 0.1}
+    model = made(
+        GraniteMoeHybridConfig, **scales, layer_types=["mamba", "attention"], mamba_n_heads=8, mamba_d_head=16, mamba_d_state=16,
+        mamba_n_groups=1, mamba_expand=2, num_local_experts=experts, num_experts_per_tok=experts, intermediate_size=32,
+        shared_intermediate_size=64, initializer_range=0.1,
+    )  # fmt: skip
+    stored: dict[str, np.ndarray] = {}
+    ending = "_shexp" if experts else ""
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            number, end = name.split(".")[2] if ".layers." in name else "", name.split(".", 3)[-1]
+            if kind is Kind.Q8_0 and ("shared_mlp" in end or "mamba.in_proj" in end):
+                value.copy_(rounded(value, kind))
+            if end == "shared_mlp.input_linear.weight":
+                halves = zip(("gate", "up"), value.chunk(2), strict=True)
+                stored |= {f"blk.{number}.ffn_{part}{ending}.weight": half.numpy() for part, half in halves}
+            elif end == "shared_mlp.output_linear.weight":
+                stored[f"blk.{number}.ffn_down{ending}.weight"] = value.numpy()
+            elif end in ("mamba.A_log", "mamba.D"):
+                stored[f"blk.{number}.ssm_{'a' if 'A_log' in end else 'd'}"] = (
+                    -value.exp() if "A_log" in end else value
+                )[:, None].numpy()
+            elif end == "mamba.norm.weight":
+                stored[f"blk.{number}.ssm_norm.weight"] = value[None].numpy()
+            elif end == "mamba.conv1d.weight":
+                stored[f"blk.{number}.ssm_conv1d.weight"] = value.squeeze(1).numpy()
+            elif end == "mamba.dt_bias":
+                stored[f"blk.{number}.ssm_dt.bias"] = value.numpy()
+            elif end == "block_sparse_moe.router.weight":
+                stored[f"blk.{number}.ffn_gate_inp.weight"] = value.numpy()
+    changes = {
+        "attention.head_count_kv": [0, 2], "ssm.conv_kernel": 4, "ssm.state_size": 16, "ssm.group_count": 1,
+        "ssm.time_step_rank": 8, "ssm.inner_size": 128, "attention.key_length": None, "rope.scaling.finetuned": False,
+        "expert_count": experts or None, "expert_used_count": experts or None, "feed_forward_length": 32 if experts else 64,
+        "expert_shared_feed_forward_length": 64 if experts else None, "embedding_scale": 12.0, "logit_scale": 8.0,
+        "residual_scale": 0.25, "attention.scale": 0.1, "expert_feed_forward_length": None,
+    }  # fmt: skip
+    path = write_model(
+        tmp_path / "m.gguf", model, "granitehybrid", changes={f"granitehybrid.{key}": value for key, value in changes.items()},
+        tensors=stored, kind=lambda name: kind if name.split(".")[-2] in SHARED else Kind.F32,
+        leave_out=() if experts else tuple(f"blk.{number}.ffn_down_shexp.weight" for number in range(2)),
+    )  # fmt: skip
+    module, expected = loaded(path), logits(model)
+    assert torch.allclose(logits(module), expected, atol=2e-4 * expected.abs().max().item())
+    assert len(list(block_layers(module))) == (0 if kind is Kind.F32 else 5)
+
+
+SHARED = ("ssm_in", *(f"ffn_{part}{end}" for part in ("gate", "up", "down") for end in ("", "_shexp")))
 NEMOTRON = {  # names of parameters in a layer -> those of files
     "in_proj.weight": "ssm_in.weight", "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias",
     "dt_bias": "ssm_dt.bias", "A_log": "ssm_a", "D": "ssm_d", "norm.weight": "ssm_norm.weight",
