@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version as installed
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from tqdm import tqdm
@@ -24,6 +24,7 @@ from outrider.admission import checked_prediction, detokenizer_for, new_row
 from outrider.build import Built, Needs, Options, assemble, choose, load_models
 from outrider.engine.warmup import calibrate_alone
 from outrider.errors import ConfigError, NumericalError, RequestError
+from outrider.foreign import check_arguments
 from outrider.messages import Message, read_conversations, render, template_text
 from outrider.models.loading.generation_config import SamplingDefaults, checked_choice, sampling_defaults
 from outrider.models.tokens.kept_tokenizer import whole_tokenizer
@@ -53,6 +54,11 @@ class LLM:
     """
 
     _keeps_verifier = True  # for seeded answers, too
+
+    def __new__(cls, *_: Any, **named: Any) -> Self:
+        """Raises TypeError for an argument of another engine, with ours."""
+        check_arguments(cls, named)
+        return super().__new__(cls)
 
     def __init__(
         self, target: str | Path, *, drafter: str = "auto", draft: str | Path | None = None,

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Self
 
 from outrider.errors import ConfigError
+from outrider.foreign import check_arguments
 from outrider.sampling.structured import StructuredOutputsParams
 from outrider.sampling.thinking import ThinkingMarks
 
@@ -53,6 +54,11 @@ class SamplingParams:
     n: int = 1  # answers to one prompt; number i of them uses seed + i
     structured_outputs: StructuredOutputsParams | None = None  # the form that the answer must have
     thinking: ThinkingMarks | None = None  # where thoughts stand: stop strings and grammars are about the answer behind them
+
+    def __new__(cls, *_: Any, **named: Any) -> Self:
+        """Raises TypeError for an argument of another engine, with ours."""
+        check_arguments(cls, named)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         stop: Any = self.stop

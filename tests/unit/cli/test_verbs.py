@@ -9,8 +9,9 @@ import pytest
 import typer.main
 
 from outrider.cli.app import VERBS, build_app
-from outrider.cli.unknown import ABSENT, FOREIGN, unknown_option
+from outrider.cli.unknown import unknown_option
 from outrider.cli.verbs import FLAGS
+from outrider.foreign import ABSENT, FOREIGN
 
 MAX_SHOWN = 20  # --help itself is one of them
 Cli = Callable[..., Any]
