@@ -381,7 +381,7 @@ def _widened_bytes(name: str, entry: dict[str, Any], bits: int, dtype: torch.dty
         return 0
     if entry["dtype"] in FLOATS_8 or (entry["dtype"] == "I8" and name.endswith(".weight")):
         return (end - start) * dtype.itemsize
-    if name.endswith(("_blocks", "_packed")):
+    if name.endswith(("_blocks", "_packed")) or entry["dtype"] == "U8":
         return (end - start) * 8 // bits * dtype.itemsize
     return _loaded_bytes(entry, dtype)
 

@@ -57,8 +57,8 @@ def is_widened(config: Any, device: torch.device) -> bool:
     """Whether the quantised weights take as much memory as plain ones once loaded, as transformers' own quantizer decides here.
     False where it cannot say: loading then names what is missing."""
     method, found = quantisation_of(config), getattr(config, "quantization_config", None)
-    if scheme_of(config, device) is not None:
-        return False
+    if (scheme := scheme_of(config, device)) is not None:
+        return scheme.is_nvfp4
     if method is None or (method == COMPRESSED and device.type == "cpu"):
         return method is not None
     try:

@@ -1,9 +1,11 @@
-"""Weights in small floats with scales as other tools store them, taken apart: fp8 (e4m3) and mxfp4 (e2m1).
+"""Weights in small floats with scales as other tools store them, taken apart: fp8 (e4m3), mxfp4 and NVFP4 (e2m1).
 
     fp8     weight (out, in) e4m3; weight_scale_inv or weight_scale: one for the whole, for each output, or for each block of
             outputs and inputs; a weight is its number times its scale
     mxfp4   ..._blocks (..., out, groups, 16) uint8, two codes in each, the first in the low bits; ..._scales (..., out, groups)
             uint8: exponents of two raised by 127, one for 32 inputs
+    NVFP4   weight or weight_packed (out, in / 2) uint8, codes as in mxfp4; weight_scale (out, in / 16) e4m3, times weight_scale_2
+            (ModelOpt) or divided by weight_global_scale (compressed-tensors), one for the whole
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from torch import Tensor
 from outrider.models.gguf.formats import BLOCK, E2M1, Form, float_form
 from outrider.models.quantised.formats import MalformedError, wanted
 
+NVFP4 = Form(-1, 4, 0, group=16, factors=torch.float32, levels=E2M1.levels)  # no layout of the kernels
 NO_NUMBER = 0xFF  # an exponent that stands for none
 
 
@@ -31,7 +34,7 @@ class SmallFloats:
 
     def values(self) -> Tensor:
         """The weights, fp32: what every other way to hold them is tested against."""
-        scales = self.scales.view(torch.float8_e8m0fnu) if self.form.levels else self.scales
+        scales = self.scales.view(torch.float8_e8m0fnu) if self.scales.dtype == torch.uint8 else self.scales
         wide = scales.float().repeat_interleave(self.form.group, dim=1)[:, : self.codes.shape[1]]
         return self.form.numbers(self.codes) * wide
 
@@ -63,5 +66,23 @@ def mxfp4(blocks: Tensor, scales: Tensor) -> SmallFloats:
         raise MalformedError(f"blocks {tuple(blocks.shape)} and scales {tuple(scales.shape)} do not fit together")
     if bool((scales == NO_NUMBER).any()):
         raise MalformedError("it has scales that are no numbers")
-    codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).view(-1, scales.shape[-1] * BLOCK)
+    codes = _nibbles(blocks).view(-1, scales.shape[-1] * BLOCK)
     return SmallFloats(E2M1, codes, scales.reshape(-1, scales.shape[-1]))
+
+
+def nvfp4(parts: Mapping[str, Tensor], main: str) -> SmallFloats:
+    """`main`: the name of the tensor with the codes."""
+    packed, scales = wanted(parts, main), wanted(parts, "weight_scale")
+    if packed.dtype != torch.uint8 or scales.shape != (packed.shape[0], packed.shape[1] * 2 // NVFP4.group):
+        raise MalformedError(f"{main} {tuple(packed.shape)} and weight_scale {tuple(scales.shape)} do not fit together")
+    whole = parts.get("weight_scale_2")
+    whole = 1 / wanted(parts, "weight_global_scale").float() if whole is None else whole.float()
+    scales = scales.float() * whole.reshape(())
+    if not bool(torch.isfinite(scales).all()):
+        raise MalformedError("it has scales that are no numbers")
+    return SmallFloats(NVFP4, _nibbles(packed).flatten(1), scales)
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """Two codes of each byte, the first in the low bits: (..., n) -> (..., n, 2)."""
+    return torch.stack([packed & 15, packed >> 4], dim=-1)

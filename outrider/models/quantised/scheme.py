@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.errors import CapabilityError
 from outrider.lazy import transformers
-from outrider.models.quantised.floats import SmallFloats, fp8
+from outrider.models.quantised.floats import SmallFloats, fp8, nvfp4
 from outrider.models.quantised.formats import Codes, awq, bits_of, gptq, integers, packed
 
 BITS, MXFP4 = (4, 8), "mxfp4"
@@ -19,7 +19,7 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_expe
 AUTO_ROUND = ("auto-round", "intel/auto-round", "inc")  # what its versions, and vLLM, call it
 KNOWN = (
     "GPTQ in 4 and 8 bits, AutoRound in 4 and 8, AWQ (gemm) in 4, compressed-tensors pack-quantized and int-quantized in 4 and "
-    "8, fp8, mxfp4"
+    "8, fp8, mxfp4, NVFP4 (widened)"
 )
 
 
@@ -34,6 +34,7 @@ class Scheme:
     zeros_are_less: bool = False
     is_mixed: bool = False  # layers may have their own bits
     is_float: bool = False  # fp8
+    is_nvfp4: bool = False  # of which loading makes plain weights
     is_awq: bool = False  # the order of what its words hold
     block: tuple[int, int] | None = None  # outputs and inputs that share a scale, of floats in blocks
 
@@ -45,6 +46,8 @@ class Scheme:
     @property
     def note(self) -> str:
         """How its weights are kept and multiplied."""
+        if self.is_nvfp4:
+            return "no weights in 4 bits: groups of 16 that share a scale (NVFP4) fit no layout of ours"
         if self.method == MXFP4:
             return "its experts in 4 bits, as mxfp4 stores them; activations are rounded to 8 bits for these"
         how = "" if self.is_float else "; activations are rounded to 8 bits"
@@ -55,6 +58,8 @@ class Scheme:
         """A layer's tensors, by their names within it. Raises MalformedError."""
         if self.is_float:
             return fp8(parts, next((name for name in self.beside if name in parts), self.beside[0]), self.block)
+        if self.is_nvfp4:
+            return nvfp4(parts, self.main)
         if self.is_awq:
             return awq(parts, self.bits)
         if self.main == "qweight":
@@ -78,6 +83,8 @@ def scheme_of(config: Any, device: torch.device) -> Scheme | None:
         return _auto_round(settings)
     if method == "modelopt" and settings.get("quant_algo") == "FP8" and device.type == "cpu":
         method = "fp8"  # the same tensors
+    if method.startswith("modelopt") and settings.get("quant_algo") == "NVFP4":
+        return Scheme("modelopt", "weight", ("weight_scale", "weight_scale_2"), 4, is_nvfp4=True)
     if not any(known.startswith(method) for known in transformers.quantizers.auto.AUTO_QUANTIZATION_CONFIG_MAPPING):
         raise CapabilityError(f"weights quantised by {method} cannot be read. What can: {KNOWN}.")
     if method in ("gptq", "awq"):
@@ -144,6 +151,8 @@ def _compressed(settings: Mapping[str, Any]) -> Scheme | None:
     if (settings.get("transform_config") or {}).get("config_groups"):  # activations are rotated before they are multiplied
         return None
     if kinds == {"float"}:
+        if layout == "nvfp4-pack-quantized" and bits == {4}:
+            return Scheme("compressed-tensors", "weight_packed", (scale, "weight_global_scale"), 4, is_nvfp4=True)
         if layout != "float-quantized" or bits != {8}:
             return None
         block = _pair(groups[0].get("block_structure"))

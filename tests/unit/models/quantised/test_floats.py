@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -243,3 +244,62 @@ def test_codes_that_are_no_numbers_are_refused() -> None:
     codes = torch.full((4, 32), 0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn)
     with pytest.raises(MalformedError, match="no numbers"):
         fp8({"weight": codes, "weight_scale": torch.ones(1)}, "weight_scale", None)
+
+
+def as_nvfp4(weight: Tensor, main: str) -> Parts:
+    """As ModelOpt (`weight`) and compressed-tensors (`weight_packed`) have them, number by number."""
+    levels = torch.tensor(E2M1_LEVELS)
+    whole = weight.abs().max() / (6 * 448)
+    groups = weight.view(len(weight), -1, 16)
+    scales = (groups.abs().amax(-1) / 6 / whole).to(torch.float8_e4m3fn)
+    wide = (scales.float() * whole)[..., None]
+    codes = ((groups / wide)[..., None] - levels).abs().argmin(-1).view(weight.shape).to(torch.uint8)
+    packed = codes[:, ::2] | codes[:, 1::2] << 4
+    beside = {"weight_scale_2": whole} if main == "weight" else {"weight_global_scale": 1 / whole.reshape(1)}
+    values = (levels[codes.long()].view(groups.shape) * wide).view(weight.shape)
+    return {main: packed, "weight_scale": scales, "input_scale": torch.tensor(1.0), **beside}, values
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("main", ["weight", "weight_packed"])
+def test_nvfp4_is_widened(family: str, main: str, tmp_path: Path) -> None:
+    """No kernel has its groups of 16. Values are the dequantised ones, and the estimate of memory is that of plain weights."""
+    model = make(family, torch.bfloat16).float()
+    plain = load_file(save_checkpoint(tmp_path / "plain", model, word_tokenizer(97)) / "model.safetensors")
+    save_checkpoint(tmp_path / "own", model, word_tokenizer(97))
+    tensors: dict[str, Tensor] = {}
+    for key, weight in plain.items():
+        if not MADE.fullmatch(key) or weight.shape[1] % 16:
+            tensors[key] = plain[key] = weight.bfloat16()
+            continue
+        parts, plain[key] = as_nvfp4(weight.float(), main)
+        tensors |= {key.removesuffix("weight") + part: tensor for part, tensor in parts.items()}
+    settings = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    if main == "weight_packed":
+        settings = stored.compressed("nvfp4-pack-quantized", 4)
+        settings["config_groups"]["group_0"]["weights"] |= {"type": "float", "group_size": 16}
+    folder = rewritten(tmp_path / "own", tensors, quantization_config=settings)
+    rewritten(tmp_path / "plain", plain, dtype="float32")
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32).eval()
+    config = load_config(str(folder))
+    module: Any = load_module(str(folder), config, torch.float32, CPU)
+    tokens = torch.arange(3, 40)[None]
+    with torch.inference_mode():
+        torch.testing.assert_close(module(tokens).logits, reference(tokens).logits, rtol=0, atol=1e-5)
+    scheme = scheme_of(config, CPU)
+    assert scheme is not None
+    assert "fit no layout of ours" in quantised_note(module, scheme, "it")
+    memory = model_memory(str(folder), config, torch.bfloat16)
+    held = sum(parameter.numel() for parameter in module.parameters()) * 2
+    assert memory.quantised_bytes == 0
+    assert memory.weights_bytes == pytest.approx(held, rel=0.05)
+
+
+def test_malformed_nvfp4_is_named() -> None:
+    parts, _ = as_nvfp4(torch.randn(32, 64), "weight")
+    scheme = scheme_of(SimpleNamespace(quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4"}), CPU)
+    assert scheme is not None
+    with pytest.raises(MalformedError, match=r"weight \(32, 32\) and weight_scale \(32, 2\) do not fit together"):
+        scheme.read({**parts, "weight_scale": parts["weight_scale"][:, :2]})
+    with pytest.raises(MalformedError, match="weight_global_scale is missing"):
+        scheme.read({name: part for name, part in parts.items() if name != "weight_scale_2"})

@@ -125,7 +125,7 @@ def test_malformed_layers_say_what_is_wrong(changes: dict[str, Any], message: st
     ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "'gemv'"),
     ({"quant_method": "awq", "bits": 8, "version": "gemm"}, "8 bits"),
     ({"quant_method": "exl2", "bits": 4.0}, "quantised by exl2"),
-    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantised by modelopt"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "quantised by modelopt"),
 ])  # fmt: skip
 def test_kinds_that_we_lack_are_named_with_what_works(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(CapabilityError, match=rf"{message}.*What can: GPTQ in 4 and 8 bits"):
