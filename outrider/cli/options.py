@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from outrider import collector
-from outrider.cli.verbs import listed, name_and_value, option, written
+from outrider.cli.verbs import given, listed, name_and_value, option, refuse_unused, written
 from outrider.errors import ConfigError
 from outrider.wellformed import read_json, read_text
 
@@ -129,7 +129,11 @@ class ModelOptions(MachineOptions):
             values[f"{part}_options"] = dict(
                 name_and_value(written(f"{part}_option"), text) for text in values.pop(f"{part}_option") or []
             )
-        return self._with_file(values, values.pop("settings")) | {"max_num_seqs": 1}
+        chosen = self._with_file(values, values.pop("settings"))
+        if chosen["drafter"] == "none":
+            unused = [name for name in given(self) if name == "--num-draft-tokens"]
+            refuse_unused(unused, "with drafter 'none', which drafts nothing")
+        return chosen | {"max_num_seqs": 1}
 
     def _with_file(self, values: dict[str, Any], file: Path | None) -> dict[str, Any]:
         """`values`, and from the file what was not given."""

@@ -114,6 +114,19 @@ def test_a_prompt_is_asked_as_generate_asks_it(
     assert tokenizer.decode(question.tokens) == text
 
 
+def test_a_number_of_draft_tokens_means_nothing_where_nothing_drafts(
+    cli: Cli, asked: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Catches an option that is taken and ignored, also where a file of settings names the drafter."""
+    file = tmp_path / "plain.json"
+    file.write_text('{"outrider_settings": 1, "target": "somewhere", "options": {"drafter": "none"}}')
+    for named in (["--drafter", "none"], ["--settings", str(file)]):
+        refused = cli("explain", "somewhere", "hi", *named, "--num-draft-tokens", "5")
+        assert (refused.code, asked) == (2, [])
+        assert "--num-draft-tokens means nothing with drafter 'none', which drafts nothing" in refused.err
+    assert cli("explain", "somewhere", "hi", "--drafter", "ngram", "--num-draft-tokens", "5").code == 130
+
+
 def test_the_demo(cli: Cli, tmp_path: Path) -> None:
     """One prompt of the user's own, as JSON, as a page, and as a file that can be read again."""
     found = cli(
