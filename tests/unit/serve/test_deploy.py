@@ -214,6 +214,13 @@ def test_unit_is_understood_by_systemd(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
+def test_one_server_gets_its_key_and_the_draft_service_s_token() -> None:
+    """Catches a server that no draft service lets in, and a secret that stands in a file."""
+    secrets = {"OUTRIDER_API_KEY", "OUTRIDER_SERVICE_TOKEN"}
+    assert secrets <= set(COMPOSE["services"]["outrider"]["environment"])
+    assert secrets <= set(re.findall(r"^#(\w+)=$", (DEPLOY / "outrider.env").read_text(), re.MULTILINE))
+
+
 def test_files_name_no_machine_and_no_foreign_host() -> None:
     """Only services of the same compose file, this machine, and images by their public names."""
     for file in DEPLOY.rglob("*"):
