@@ -33,7 +33,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>{% endif %}"
 )
 CONTROL, NORMAL = 3, 1
-PERMUTED = ("llama", "granite", "mistral3", "smollm3")  # rows of queries and keys that are rotated together lie in turn
+PERMUTED = ("llama", "arcee", "granite", "mistral3", "smollm3")  # rows of queries and keys that are rotated together lie in turn
 RAISED = ("gemma", "gemma2", "gemma3")  # norms
 OWN = {  # what llama.cpp's converter writes for any model, where transformers has no table of its keys
     "context_length": "max_position_embeddings", "block_count": "num_hidden_layers", "embedding_length": "hidden_size",

@@ -95,6 +95,14 @@ def _olmo(file: GgufFile) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _exaone(file: GgufFile) -> dict[str, Any]:
+    """EXAONE 4, whose large model has a window in three of four layers."""
+    window = file.of_model("attention.sliding_window")
+    slides = file.of_model("attention.sliding_window_pattern") or [(number + 1) % 4 != 0 for number in _layers(file)]
+    kinds = ["sliding_attention" if slide and window else "full_attention" for slide in slides]
+    return {"sliding_window": window or None, "layer_types": kinds}
+
+
 def _layers(file: GgufFile) -> range:
     return range(file.of_model("block_count"))
 
@@ -271,11 +279,15 @@ NEMOTRON_H = Architecture("nemotron_h", {
     "ssm.state_size": "ssm_state_size", "ssm.group_count": "n_groups", "ssm.time_step_rank": "mamba_num_heads",
 }, ("attention.head_count_kv", "feed_forward_length", "ssm.inner_size"), more=_nemotron_h)  # fmt: skip
 ARCHITECTURES = {
+    "arcee": Architecture("arcee"),
+    "cohere2": Architecture("cohere2", {"logit_scale": "logit_scale", "attention.sliding_window": "sliding_window"}),
     "command-r": Architecture("cohere", {"logit_scale": "logit_scale"}),
     "deepseek2": Architecture(
         "deepseek_v3", ROUTED | {"attention.kv_lora_rank": "kv_lora_rank", "rope.dimension_count": "qk_rope_head_dim"},
         ("attention.key_length", "attention.value_length"), more=_deepseek,
     ),
+    "ernie4_5": Architecture("ernie4_5"),
+    "exaone4": Architecture("exaone4", more=_exaone),
     "gemma": Architecture("gemma"),
     "gemma4": Architecture(
         "gemma4_text", {
@@ -291,6 +303,7 @@ ARCHITECTURES = {
         "ssm.conv_kernel": "mamba_d_conv", "ssm.state_size": "mamba_d_state", "ssm.group_count": "mamba_n_groups",
         "ssm.time_step_rank": "mamba_n_heads",
     }, ("attention.head_count_kv", "ssm.inner_size", "feed_forward_length"), more=_granite_hybrid),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense"),
     "lfm2moe": Architecture("lfm2_moe", EXPERTS | {
         "attention.layer_norm_rms_epsilon": "norm_eps", "leading_dense_block_count": "num_dense_layers",
         "shortconv.l_cache": "conv_L_cache",
@@ -299,6 +312,7 @@ ARCHITECTURES = {
     "nemotron_h": NEMOTRON_H,
     "nemotron_h_moe": NEMOTRON_H,
     "olmo2": Architecture("olmo2", more=_olmo),
+    "olmoe": Architecture("olmoe", {key: EXPERTS[key] for key in ("expert_count", "expert_used_count")}),
     "qwen2vl": Architecture("qwen2"),  # the text part, whose positions are a text's
     "qwen35": Architecture("qwen3_5_text", DELTA_NET, POSITIONS, more=_delta_net),
     "qwen35moe": Architecture("qwen3_5_moe_text", DELTA_NET | EXPERTS | SHARED_EXPERT, POSITIONS, more=_delta_net),

@@ -17,7 +17,8 @@ from outrider.models.gguf.experts import SAME
 from outrider.models.gguf.header import TensorInfo
 
 LIKE = {  # architectures whose tensors differ as those of another one do, which transformers knows
-    "gemma": "gemma2", "granite": "llama", "lfm2moe": "lfm2", "mistral3": "llama", "smollm3": "llama", "qwen3vlmoe": "qwen3moe",
+    **dict.fromkeys(("arcee", "granite", "mistral3", "smollm3"), "llama"), "gemma": "gemma2", "lfm2moe": "lfm2",
+    "qwen3vlmoe": "qwen3moe",
 }  # fmt: skip
 
 GATE_UP = "ffn_gate_up_shexp.weight"  # files have its halves

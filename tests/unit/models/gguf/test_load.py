@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 import torch
 from transformers import (
+    ArceeConfig,
     AutoModelForCausalLM,
+    Cohere2Config,
     CohereConfig,
+    Ernie4_5Config,
+    Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
     Gemma4TextConfig,
@@ -20,11 +24,13 @@ from transformers import (
     Glm4Config,
     GPT2Config,
     GraniteConfig,
+    HunYuanDenseV1Config,
     LlamaConfig,
     Ministral3Config,
     MistralConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     Phi3Config,
     Qwen2Config,
     Qwen3_5TextConfig,
@@ -147,6 +153,28 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
         },
     ),
     "olmo2": ("olmo2", lambda: made(Olmo2Config), {}),
+    "arcee": ("arcee", lambda: made(ArceeConfig), {"arcee.rope.dimension_count": 16}),
+    "cohere2": (
+        "cohere2", lambda: made(
+            Cohere2Config, tie_word_embeddings=True, logit_scale=0.25, num_hidden_layers=5, sliding_window=16
+        ), {
+            "cohere2.logit_scale": 0.25, "cohere2.rope.scaling.type": "none", "cohere2.attention.sliding_window": 16,
+            "cohere2.rope.dimension_count": 16,
+        },
+    ),
+    "ernie4_5": ("ernie4_5", lambda: made(Ernie4_5Config, head_dim=32), {}),
+    "exaone4": ("exaone4", lambda: made(Exaone4Config, sliding_window=None, layer_types=["full_attention"] * 2), {}),
+    "exaone4, windows": (
+        "exaone4", lambda: made(Exaone4Config, num_hidden_layers=4, sliding_window=16, layer_types=[
+            "sliding_attention", "sliding_attention", "sliding_attention", "full_attention"
+        ]), {"exaone4.attention.sliding_window": 16, "exaone4.attention.sliding_window_pattern": [True, True, True, False]},
+    ),
+    "hunyuan-dense": (  # a larger base of positions is what their scaling comes to
+        "hunyuan-dense", lambda: made(HunYuanDenseV1Config, head_dim=32, rope_parameters={
+            "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0,
+        }), {"hunyuan-dense.rope.freq_base": 1e4 * 1000.0 ** (32 / 30), "hunyuan-dense.rope.scaling.type": "none"},
+    ),
+    "olmoe": ("olmoe", lambda: made(OlmoeConfig, num_experts=4, num_experts_per_tok=2), {}),
     "olmo3": (
         "olmo2", lambda: made(Olmo3Config, num_hidden_layers=4, sliding_window=16),
         {"olmo2.attention.sliding_window": 16, "olmo2.attention.sliding_window_pattern": [True, True, True, False]},
