@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from outrider.sampling.params import SamplingParams
 
 PROMPTS, SERVERS = "Prompts", "For a server's URL"
+ADDRESS = re.compile(r"[\w.-]+:\d{1,5}(/\S*)?")  # a hub's file has a / before its colon
 
 
 def source(otherwise: str) -> Any:
@@ -122,7 +124,9 @@ class BaselineOptions(ServerOptions):
 
 
 def is_server(target: str) -> bool:
-    """Whether a target is a URL."""
+    """Whether a target is a URL. Raises ConfigError for HOST:PORT alone, which is neither that nor a model."""
+    if ADDRESS.fullmatch(target) and not Path(target).exists():
+        raise ConfigError(f"'{target}' looks like a server's address: write http://{target}")
     return target.startswith(("http://", "https://"))
 
 

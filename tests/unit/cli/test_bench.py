@@ -100,6 +100,8 @@ def test_defaults_of_options_are_those_of_the_library() -> None:
         (("http://x:1", "--drafters", "ngram", "--budget", "3"), "--drafters, --budget mean nothing when a server is measured"),
         (("http://x:1", "--set", "chat_template=false"), "--set chat_template means nothing"),
         (("http://x:1", "--temperature", "0,1"), "one --temperature"),
+        (("localhost:8000",), "'localhost:8000' looks like a server's address: write http://localhost:8000"),
+        (("10.0.0.1:80/v1",), "write http://10.0.0.1:80/v1"),
         (("demo", "--temperature", "warm"), "--temperature takes numbers with commas between, got 'warm'"),
         (("demo", "--batch-size", "1,2.5"), "--batch-size takes whole numbers"), (("demo", "--batch-size", ""),
         "at least one batch size"),
