@@ -25,7 +25,7 @@ CONNECT_PAUSES_S = (0.2, 1.0)  # before the second and the third attempt
 ERROR_BYTES = 65536  # of an error's body are read
 NOT_THE_REQUEST = (401, 403, 408, 429)  # statuses of 4xx that say nothing against the request itself
 HINTS = {
-    401: "the server wants an API key: name the environment variable that holds it",
+    401: "the server wants an API key: name the environment variable that holds it, --set api_key_env=NAME",
     403: "the API key does not open this",
     404: "is it an OpenAI-compatible server, and does it serve this model?",
     429: "the server limits requests: measure at a lower concurrency or rate",

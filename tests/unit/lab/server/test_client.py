@@ -180,7 +180,7 @@ def test_the_environments_proxy_is_not_asked_for_loopback(monkeypatch: pytest.Mo
 def test_the_key_is_sent_and_cut_out_of_errors() -> None:
     with Fake(key="sk-right") as fake:
         assert found(fake.url, api_key="sk-right").model == MODEL
-        with pytest.raises(ServerError, match="401") as error:
+        with pytest.raises(ServerError, match=r"401.*--set api_key_env=NAME") as error:
             found(fake.url, api_key="sk-wrong")
     assert "sk-wrong" not in str(error.value)
     assert "***" in str(error.value)
