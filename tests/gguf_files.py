@@ -135,7 +135,7 @@ def _stored(model: Any, architecture: str) -> dict[str, np.ndarray]:
     state, found = model.state_dict(), {}
     for theirs, ours in get_gguf_hf_weights_map(model, processor, architecture).items():
         if ours in state and not (ours == "lm_head.weight" and model.config.tie_word_embeddings):
-            named = f"{theirs}.weight" if theirs.endswith(("attn_sinks", "layer_output_scale")) else theirs
+            named = f"{theirs}.weight" if theirs.endswith(("attn_sinks", "layer_output_scale", "altup_correct_scale")) else theirs
             found[named] = _arranged(theirs, state[ours].float(), architecture, model.config).numpy()
     found |= {
         f"blk.{name.split('.')[2]}.ssm_dt.bias": (value if architecture == "qwen3next" else tiled(value, model.config, 1)).numpy()

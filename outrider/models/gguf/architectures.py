@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import erf, sqrt
 from typing import Any
 
 from outrider.errors import CapabilityError, CheckpointError
@@ -168,6 +169,22 @@ def _gemma4(file: GgufFile) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _gemma3n(file: GgufFile) -> dict[str, Any]:
+    """Gemma 3n: activations are cut off at so many deviations, of which transformers names the share of a normal distribution."""
+    rows = {tensor.name: tensor.shape[0] for tensor in file.tensors}
+    deviations, slides = file.of_model("activation_sparsity_scale"), file.of_model("attention.sliding_window_pattern")
+    return {
+        "activation_sparsity_pattern": [round((1 + erf(one / sqrt(2))) / 2, 6) for one in deviations],
+        "layer_types": ["sliding_attention" if slide else "full_attention" for slide in slides],
+        "intermediate_size": _each(file, "feed_forward_length"), "vocab_size": rows["token_embd.weight"],
+        "vocab_size_per_layer_input": rows["per_layer_token_embd.weight"], "laurel_rank": rows["blk.0.laurel_l.weight"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": file.of_model("rope.freq_base_swa", THETA)},
+            "full_attention": {"rope_type": "default", "rope_theta": file.of_model("rope.freq_base")},
+        },
+    }  # fmt: skip
+
+
 def _each(file: GgufFile, key: str) -> list[Any]:
     """A value of each layer."""
     found = file.of_model(key)
@@ -289,6 +306,14 @@ ARCHITECTURES = {
     "ernie4_5": Architecture("ernie4_5"),
     "exaone4": Architecture("exaone4", more=_exaone),
     "gemma": Architecture("gemma"),
+    "gemma3n": Architecture(
+        "gemma3n_text", {
+            "attention.sliding_window": "sliding_window", "attention.shared_kv_layers": "num_kv_shared_layers",
+            "altup.active_idx": "altup_active_idx", "altup.num_inputs": "altup_num_inputs",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+        }, ("activation_sparsity_scale", "attention.sliding_window_pattern", "feed_forward_length", "rope.freq_base"),
+        more=_gemma3n,
+    ),
     "gemma4": Architecture(
         "gemma4_text", {
             "attention.key_length": "global_head_dim", "attention.sliding_window": "sliding_window",

@@ -40,7 +40,7 @@ SAMPLING = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
 SHAPED_ELSEWHERE = (  # by the tables of metadata
-    "gemma4", "granitehybrid", "lfm2", "lfm2moe", "mamba", "nemotron_h", "nemotron_h_moe",
+    "gemma3n", "gemma4", "granitehybrid", "lfm2", "lfm2moe", "mamba", "nemotron_h", "nemotron_h_moe",
 )  # fmt: skip
 PARTLY_ROTATED = ("glm4", "glm4moe", "nemotron", "phi3", "qwen35", "qwen35moe", "qwen3next", "stablelm")  # by a factor in config
 YARN = {"attn_factor": "attention_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
@@ -189,6 +189,8 @@ def _complete(config: dict[str, Any], file: GgufFile) -> None:
         config["sliding_window"] = file.of_model("attention.sliding_window")  # the class's own is its first model's
     if architecture == "gpt2" and (positions := file.of_model("context_length")):
         config["n_positions"] = positions
+    if architecture == "gemma3n":
+        config["final_logit_softcapping"] = file.of_model("final_logit_softcapping", 30.0)  # llama.cpp's, where a file has none
     if architecture == "gemma4":
         config["final_logit_softcapping"] = file.of_model("final_logit_softcapping")
     if architecture in SHAPED_ELSEWHERE:

@@ -58,8 +58,8 @@ def processor_of(architecture: str, config: dict[str, Any]) -> Any:
         return DeltaNetProcessor(values if architecture == "qwen3next" else keys, values, *dims)  # its value heads lie in order
     if architecture in ("nemotron_h", "nemotron_h_moe", "granitehybrid"):
         return Mamba2Processor()
-    if architecture == "gemma4":
-        return Gemma4Processor(config["num_hidden_layers"] - config["num_kv_shared_layers"])
+    if architecture in ("gemma3n", "gemma4"):
+        return SharedKeysProcessor(config["num_hidden_layers"] - config["num_kv_shared_layers"])
     known = transformers.modeling_gguf_pytorch_utils
     kind = known.TENSOR_PROCESSORS.get(LIKE.get(architecture, architecture), known.TensorProcessor)
     return kind(config=config)
@@ -116,8 +116,8 @@ def joined_latents(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Gemma4Processor:
-    """Gemma 4's: its last layers reuse the keys of others."""
+class SharedKeysProcessor:
+    """Gemma 3n's and 4's: their last layers reuse the keys of others."""
 
     num_own: int  # layers with keys of their own
 

@@ -43,6 +43,7 @@ from outrider.models.linear.panel import is_plain, is_transposed
 
 BLOCK_NUMBER = re.compile(r"blk\.(\d+)\.")
 HEAD_NORM = re.compile(r"\.layers\.(?P<layer>\d+)\.self_attn\.(?P<kind>[qk])_layernorm\.norms\.\d+\.weight$")
+ALTUP = re.compile(r"\.altup_(?P<back>unembed_)?projections\.\d+\.weight$")
 HALVES = {  # architecture -> patterns of the first tensor's name, and what to write for the second's and for that of both
     "qwen3next": (r"\.attn_qkv\.weight$", ".attn_gate.weight", ".ssm_in.weight"),
     "granitehybrid": (r"\.ffn_gate(_shexp)?\.weight$", r".ffn_up\1.weight", f".{GATE_UP}"),
@@ -131,7 +132,7 @@ def make_buffers(module: Any) -> None:
         for name, buffer in absent.items():
             part._buffers[name] = torch.empty_like(buffer, device="cpu")
         if absent:
-            module._init_weights(part)
+            getattr(part, "_init_weights", module._init_weights)(part)  # a model's own part may be one itself
 
 
 def _divide_frequencies(module: nn.Module, file: GgufFile) -> None:
@@ -323,7 +324,7 @@ class _GgufLoading:
             self._put(paths[result.name], values)
             self.stored[paths[result.name]] = StoredTensor((tensor.name,), SAME)
             return True
-        rows = self._norms_of_heads.get(tensor.name, [])
+        rows = self._rows.get(tensor.name, [])
         if rows:
             self._check_shape(tensor.name, values.shape[:1], (len(rows),))
             for path, row in zip(rows, values, strict=True):
@@ -331,12 +332,14 @@ class _GgufLoading:
         return bool(rows)
 
     @cached_property
-    def _norms_of_heads(self) -> dict[str, list[str]]:
-        """The parameters that a tensor has a row for each of: StableLM 2's norms of heads."""
+    def _rows(self) -> dict[str, list[str]]:
+        """The parameters that a tensor has a row for each of: StableLM 2's norms of heads, Gemma 3n's projections."""
         found: dict[str, list[str]] = {}
         for path, _ in self.module.named_parameters():
             if norm := HEAD_NORM.search(path):
                 found.setdefault(f"blk.{norm['layer']}.attn_{norm['kind']}_norm.weight", []).append(path)
+            if altup := ALTUP.search(path):
+                found.setdefault(f"altup_{'unembd_' if altup['back'] else ''}proj.weight", []).append(path)
         return found
 
     def _put(self, path: str, values: Tensor) -> None:

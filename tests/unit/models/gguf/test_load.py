@@ -18,6 +18,7 @@ from transformers import (
     Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
     Gemma4TextConfig,
     GemmaConfig,
@@ -331,6 +332,35 @@ def test_gemma4(tmp_path: Path, library_path: Path, experts: bool) -> None:
     lm.run = NativeRun(lm, module, lower(module), library_path)
     worst = differences(every_pass(lm), plain)
     assert max(worst.values()) < 0.1, worst
+
+
+def test_gemma3n(tmp_path: Path) -> None:
+    """Several streams, whose projections are one tensor; sparse activations, keys that are reused, embeddings of each layer."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    model = made(
+        Gemma3nTextConfig, num_hidden_layers=4, head_dim=16, layer_types=kinds, sliding_window=16, tie_word_embeddings=True,
+        vocab_size_per_layer_input=VOCABULARY_SIZE, hidden_size_per_layer_input=8, laurel_rank=8, num_kv_shared_layers=2,
+        altup_num_inputs=4, activation_sparsity_pattern=[0.95, 0.95, 0.0, 0.0], initializer_range=0.02,
+    )  # fmt: skip
+    normal = torch.distributions.normal.Normal(0, 1)
+    changes = {
+        "attention.key_length": 16, "attention.sliding_window": 16, "attention.shared_kv_layers": 2, "altup.active_idx": 0,
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds], "altup.num_inputs": 4,
+        "embedding_length_per_layer_input": 8, "rope.freq_base": 1e6, "feed_forward_length": [96] * 4,
+        "activation_sparsity_scale": [normal.icdf(torch.tensor(share)).item() for share in (0.95, 0.95, 0.0, 0.0)],
+    }  # fmt: skip
+    inner = model.model
+    extra = {
+        "altup_proj.weight": torch.stack([one.weight.detach() for one in inner.altup_projections]).numpy(),
+        "altup_unembd_proj.weight": torch.stack([one.weight.detach() for one in inner.altup_unembed_projections]).numpy(),
+        "blk.3.attn_v.weight": np.ones((32, 64)),  # of no use, and in published files
+    }
+    path = write_model(
+        tmp_path / "m.gguf", model, "gemma3n", changes={f"gemma3n.{key}": value for key, value in changes.items()}, tensors=extra
+    )
+    assert load_config(str(path)).activation_sparsity_pattern == [0.95, 0.95, 0.0, 0.0]
+    expected = logits(model)
+    assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
 
 
 def test_frequencies_are_divided_as_the_file_says(tmp_path: Path) -> None:
