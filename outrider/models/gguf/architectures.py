@@ -146,7 +146,9 @@ def _gemma4(file: GgufFile) -> dict[str, Any]:
     names, slides = {tensor.name for tensor in file.tensors}, file.of_model("attention.sliding_window_pattern")
     full = slides.index(False)
     widths, kept = _each(file, "feed_forward_length"), _each(file, "attention.head_count_kv")
-    factors = next(tensor for tensor in file.tensors if tensor.name == "rope_freqs.weight")
+    factors = next((tensor for tensor in file.tensors if tensor.name == "rope_freqs.weight"), None)
+    if factors is None:
+        raise CheckpointError(f"'{file.path}' lacks 'rope_freqs.weight', which says what it rotates. Convert the model again.")
     rotated = float((library.dequantize(factors.read(), factors.kind) == 1).mean())
     experts = {
         "num_experts": file.of_model("expert_count"), "top_k_experts": file.of_model("expert_used_count"),
@@ -237,6 +239,16 @@ def _nemotron_h(file: GgufFile) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _glm4(file: GgufFile) -> dict[str, Any]:
+    """GLM-4; the text part of its vision models has its heads in another order."""
+    if file.of_model("rope.dimension_sections"):
+        raise CapabilityError(
+            f"'{file.path}' is the text part of a GLM-4 that sees, which cannot be read from GGUF. "
+            "Use the original checkpoint: a folder with config.json and *.safetensors."
+        )
+    return {}
+
+
 def _glm_moe(file: GgufFile) -> dict[str, Any]:
     """GLM 4.5 and later, but for Flash."""
     if file.of_model("expert_gating_func", SIGMOID) != SIGMOID:
@@ -321,7 +333,7 @@ ARCHITECTURES = {
         }, ("attention.key_length_swa", "attention.sliding_window_pattern", "feed_forward_length", "attention.head_count_kv",
             "rope.freq_base"), more=_gemma4,
     ),
-    "glm4": Architecture("glm4"),
+    "glm4": Architecture("glm4", more=_glm4),
     "glm4moe": Architecture("glm4_moe", ROUTED, more=_glm_moe),
     "granite": Architecture("granite", GRANITE),
     "granitehybrid": Architecture("granitemoehybrid", GRANITE | {

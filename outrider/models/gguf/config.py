@@ -264,6 +264,8 @@ def _scaling(file: GgufFile) -> dict[str, Any] | None:
         found = {name: file.of_model(f"rope.scaling.yarn_{theirs}") for theirs, name in YARN.items()}
         if file.architecture == "deepseek2" and (scale := file.of_model("rope.scaling.yarn_log_multiplier")):
             found |= {"mscale": 10 * scale, "mscale_all_dim": 10 * scale}  # stored as a tenth of it
+        if file.architecture == "mistral3":
+            found |= {"mscale": 1.0, "mscale_all_dim": file.of_model("rope.scaling.yarn_log_multiplier")}
         said = {name: value for name, value in found.items() if value is not None}
         return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **said}
     raise CapabilityError(

@@ -208,6 +208,15 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
     "mistral3": (
         "mistral3", lambda: made(MistralConfig, sliding_window=None, head_dim=32), {"mistral3.rope.dimension_count": 32}
     ),
+    "mistral3, yarn": (
+        "mistral3", lambda: made(MistralConfig, sliding_window=None, head_dim=32, rope_parameters={
+            "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 32, "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        }), {
+            "mistral3.rope.dimension_count": 32, "mistral3.rope.scaling.type": "yarn", "mistral3.rope.scaling.factor": 16.0,
+            "mistral3.rope.scaling.original_context_length": 32, "mistral3.rope.scaling.yarn_log_multiplier": 1.0,
+        },
+    ),
     "mistral3, positions": (
         "mistral3", lambda: made(Ministral3Config, head_dim=32, rope_parameters={
             "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16, "beta_fast": 16.0,
@@ -478,6 +487,23 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, An
 def test_metadata_that_is_missing_is_named(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", made(Qwen3Config), "qwen3vl", changes={"qwen3vl.embedding_length": None})
     with pytest.raises(CheckpointError, match=r"lacks 1 values .*, first 'qwen3vl\.embedding_length'"):
+        load_config(str(path))
+
+
+def test_what_would_be_another_model_is_refused(tmp_path: Path) -> None:
+    """GLM-4V keeps its queries and keys in another order; without frequencies nothing says what Gemma 4 rotates."""
+    model = made(Glm4Config, head_dim=16, partial_rotary_factor=0.5)
+    changes = {"glm4.rope.dimension_count": 8, "glm4.rope.dimension_sections": [2, 1, 1, 0]}
+    with pytest.raises(CapabilityError, match="text part of a GLM-4 that sees"):
+        load_config(str(write_model(tmp_path / "m.gguf", model, "glm4", changes=changes)))
+    keys = {
+        "attention.key_length": 32, "attention.key_length_swa": 16, "attention.sliding_window": 16, "rope.freq_base": 1e6,
+        "attention.sliding_window_pattern": [True, False], "attention.shared_kv_layers": 0,
+    }  # fmt: skip
+    path = write_model(
+        tmp_path / "g.gguf", made(Qwen3Config), "gemma4", changes={f"gemma4.{key}": value for key, value in keys.items()}
+    )
+    with pytest.raises(CheckpointError, match=r"lacks 'rope_freqs\.weight'"):
         load_config(str(path))
 
 
