@@ -35,10 +35,10 @@ SETTINGS = {
 }
 DRAFTINGS = {
     "eagle3": (
-        "k=2 bits=8",
         "k=3 bits=4",
-        "k=7 tree=best-first max_depth=2 top_k=4 min_gain=0 bits=4",
-        "k=12 tree=best-first max_depth=3 top_k=4 min_gain=0 bits=4",
+        "k=7 tree=best-first max_depth=2 min_gain=0 bits=4 verifier=gumbel",
+        "k=12 tree=best-first max_depth=3 min_gain=0 bits=4 verifier=gumbel",
+        "k=12 tree=best-first max_depth=3 min_gain=0 bits=4 verifier=traversal",
     ),
     "block": ("k=2",),
 }
