@@ -181,6 +181,12 @@ class Rows:
         return self._all_coupled
 
     @property
+    def racing_rows(self) -> list[int]:
+        """Coupled rows whose choice depends on noise, which ranks their candidates. Greedy rows take the likeliest token anyway."""
+        coupled = [] if self.coupled_rows is None else self.coupled_rows.nonzero()[:, 0].tolist()
+        return [row for row in coupled if not self.rows[row].params.is_greedy]
+
+    @property
     def sampling(self) -> BatchSampling:
         """The rows' sampling options as tensors. There must be a row."""
         assert self._sampling is not None, "no rows"

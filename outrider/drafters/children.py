@@ -33,17 +33,16 @@ def ranked_by_scores(rows: Rows) -> list[bool]:
 def raced_scores(
     rows: Rows, scores: Tensor, columns: Sequence[Sequence[int]], depths: Tensor, known: Tensor | None = None
 ) -> Tensor:
-    """Scores (B, M, V') whose softmax is that of `raced`, in these columns of coupled rows; `depths` (B, M): of their nodes.
+    """Scores (B, M, V') whose softmax is that of `raced`, in these columns of racing rows; `depths` (B, M): of their nodes.
 
     `known` (V',): ids of the tokens that are scored, None: all, in order.
     """
-    coupled = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
-    racing = [(row, column) for row, line in enumerate(columns) if coupled[row] for column in line]
+    racing = [(row, column) for row in rows.racing_rows for column in columns[row]]
     if not racing:
         return scores
     width, begins, deep = min(scores.shape[2], rows.vocab_size), rows.positions.tolist(), depths.tolist()
     heat = rows.soft_sampling.options[:, 0].tolist()
-    positions: list[list[int]] = [[] for _ in coupled]
+    positions: list[list[int]] = [[] for _ in columns]
     for row, column in racing:
         positions[row].append(begins[row] + deep[row][column])
     scores = scores.to(torch.float32, copy=True)
@@ -78,12 +77,11 @@ def likeliest_scores(
 
 
 def raced(rows: Rows, probs: Tensor, depths: Tensor) -> Tensor:
-    """The distributions (B, M, V) with those of coupled rows as the target's own noise ranks their tokens; `depths` (B, M or 1):
+    """The distributions (B, M, V) with those of racing rows as the target's own noise ranks their tokens; `depths` (B, M or 1):
     of the nodes behind which they are."""
-    assert rows.coupled_rows is not None
-    coupled, scores = rows.coupled_rows.nonzero()[:, 0], probs.to(torch.float64, copy=True)
-    noise = rows.rng.select(coupled.tolist()).gumbel(rows.positions[coupled, None] + depths[coupled], probs.shape[2])
-    scores[coupled] = (scores[coupled].log() + noise).softmax(-1)
+    racing, scores = torch.tensor(rows.racing_rows, dtype=torch.int64, device=probs.device), probs.to(torch.float64, copy=True)
+    noise = rows.rng.select(rows.racing_rows).gumbel(rows.positions[racing, None] + depths[racing], probs.shape[2])
+    scores[racing] = (scores[racing].log() + noise).softmax(-1)
     return scores
 
 

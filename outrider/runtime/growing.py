@@ -80,8 +80,7 @@ def grow_trees(
 def _noise(rows: Rows, levels: int) -> list[Tensor | None]:
     """B * levels tables (V,) fp64: of each row that races, at the positions behind its pending token; None of others."""
     tables: list[Tensor | None] = [None] * (len(rows) * levels)
-    racing = [] if rows.coupled_rows is None else rows.coupled_rows.nonzero()[:, 0].tolist()
-    if racing:
+    if racing := rows.racing_rows:
         starts = rows.positions.tolist()
         positions = [list(range(starts[row], starts[row] + levels)) for row in racing]
         made = rows.rng.select(racing).noise(positions, rows.vocab_size)

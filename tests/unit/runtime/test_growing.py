@@ -158,3 +158,19 @@ def test_scores_that_are_no_numbers_are_left_to_the_general_path(library_path: P
     plain.run.module.model.norm.weight.fill_(float("nan"))  # type: ignore[attr-defined]
     with torch.inference_mode(), pytest.raises(NumericalError, match="row 0"):
         drafter.propose(rows, [4])
+
+
+def test_noise_ranks_nothing_of_greedy_rows(library_path: Path) -> None:
+    """Their target takes the likeliest token, whatever verifies them."""
+    drafts = []
+    for coupled in (False, True):
+        for whole in (False, True):
+            target, counted, both = of_a_model("llama", library_path, DEEP, torch.float32)
+            drafter = both.both[0 if whole else 1]
+            rows = Rows(target.shape.vocab_size, torch.device("cpu"), coupled=coupled)
+            rows.add(make_row([5, 6, 7], COLD, seed=3))
+            drafter.start(rows[0])
+            with torch.inference_mode():
+                drafts.append(drafter.propose(rows, [8]))
+            assert bool(counted.calls) is whole
+    assert all(draft.lists == drafts[0].lists and draft.parent_lists == drafts[0].parent_lists for draft in drafts)
