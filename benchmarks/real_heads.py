@@ -36,9 +36,9 @@ SETTINGS = {
 DRAFTINGS = {
     "eagle3": (
         "k=3 bits=4",
-        "k=7 tree=best-first max_depth=2 min_gain=0 bits=4 verifier=gumbel",
-        "k=12 tree=best-first max_depth=3 min_gain=0 bits=4 verifier=gumbel",
-        "k=12 tree=best-first max_depth=3 min_gain=0 bits=4 verifier=traversal",
+        "k=7 tree=best-first bits=4 verifier=gumbel",
+        "k=11 tree=best-first bits=4 verifier=gumbel",
+        "k=7 tree=best-first bits=4 verifier=traversal",
     ),
     "block": ("k=2",),
 }
