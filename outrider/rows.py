@@ -182,7 +182,7 @@ class Rows:
 
     @property
     def racing_rows(self) -> list[int]:
-        """Coupled rows whose choice depends on noise, which ranks their candidates. Greedy rows take the likeliest token anyway."""
+        """Coupled rows whose candidates noise ranks: those that are sampled. Greedy rows take the likeliest token anyway."""
         coupled = [] if self.coupled_rows is None else self.coupled_rows.nonzero()[:, 0].tolist()
         return [row for row in coupled if not self.rows[row].params.is_greedy]
 
