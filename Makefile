@@ -45,7 +45,7 @@ demo: $(STAMP) ## answer a few problems with the embedded pair, then measure eve
 quick: $(TOOLS) ## the core, and the contract with three drafters: less than a minute
 	@$(PYTEST) --dist load -m "$(MARKS)" --drafters none,ngram,draft-model $(QUICK) $(ARGS)
 
-test: $(TOOLS) ## the tests that take at most two seconds each
+test: $(TOOLS) ## the tests that take at most a second each
 	@$(PYTEST) -m "$(MARKS)" $(ARGS)
 
 test-all: $(TOOLS) ## the slow and the nightly ones too

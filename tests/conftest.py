@@ -27,7 +27,7 @@ settings.load_profile("no deadline")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SLOW = Path(__file__).with_name("slow.txt")  # names of tests that took longer than SLOW_S when all were run last
-SLOW_S = 2.0
+SLOW_S = 1.0
 CACHE = "OUTRIDER_TEST_CACHE"  # this run's cache folder: set by the first process, found by workers and by tests that run pytest
 
 
