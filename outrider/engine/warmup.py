@@ -142,7 +142,7 @@ Say = Callable[[str], None]
 
 def calibrate(batch: Batch, drafter_pool: DrafterPool, max_rows: int, status: Say = lambda line: None) -> None:
     """Tell the batch's controls what steps cost, where they want to know. Leaves the batch as new."""
-    control, began = batch.control, time.perf_counter()
+    control, began, is_begun = batch.control, time.perf_counter(), False
     if not isinstance(control, AutoLength):
         return
     for name, parts in drafter_pool.parts.items():
@@ -153,6 +153,9 @@ def calibrate(batch: Batch, drafter_pool: DrafterPool, max_rows: int, status: Sa
             left = BUDGET_S - (time.perf_counter() - began)
             if left < 0:
                 break
+            if is_begun and _least_s(costs.seconds.get(1, {}), count) > left:
+                continue  # the next start begins with it
+            is_begun = True
             status(f"timing steps: {name}, {count} at once")
             drafter_pool.choose(batch.decoder.drafter, name)
             costs.add(count, _times(batch.decoder, batch.built, name, count, _sizes(control.drafters[name], count), left))
@@ -183,6 +186,14 @@ def _counts(max_rows: int) -> list[int]:
     """The ends first: what lies between can be guessed."""
     middle = [count for count in (8, 2, 16, 4, 32, 64, 128) if 1 < count < max_rows]
     return [1, max_rows, *middle] if max_rows > 1 else [1]
+
+
+def _least_s(alone: dict[int, float], count: int) -> float:
+    """About the seconds that the fewest steps of `count` rows take, prompts included, if rows cost what one costs alone."""
+    if not alone:
+        return 0.0
+    steps = WARM_UP + MIN_SIZES * MIN_TIMES + PATTERN * TIMES / (max(alone) + 1)
+    return count * max(alone.values()) * steps
 
 
 def _sizes(goodput: Goodput, count: int) -> list[int]:

@@ -212,6 +212,24 @@ def test_every_drafter_of_a_server_knows_its_costs(engine_of: MakeEngine, monkey
     engine.start()
 
 
+def test_what_does_not_fit_into_a_start_begins_the_next_one(engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a first start that takes twice its time, because steps of many rows were begun in its last second."""
+    monkeypatch.setattr(warmup, "BUDGET_S", 600.0)
+    monkeypatch.setattr(warmup, "_least_s", lambda alone, count: 0.0 if count <= 2 else 601.0)
+    known = []
+    for _ in range(2):
+        engine = engine_of(num_draft_tokens="auto:9", max_num_seqs=4, start=False)
+        goodput = engine._batch.control.drafters["draft-model"]
+        known.append([rows for rows in (1, 2, 4) if rows in goodput._crowds])
+        engine.start()
+    assert known == [[1, 2], [1, 2, 4]]
+
+
+def test_the_fewest_steps_of_many_rows_take_as_long_as_those_of_each() -> None:
+    assert warmup._least_s({0: 0.01, 7: 0.02}, 4) == pytest.approx(4 * 0.02 * (2 + 6 + 96 / 8))
+    assert warmup._least_s({}, 4) == 0.0
+
+
 def test_what_was_timed_once_is_not_known() -> None:
     """Catches a single step of half a second, beside another program that started, kept as the price of a length for good."""
     timer, row = _Timer([8, 0, 2], skip=1), SimpleNamespace(clamp_draft=lambda size: size)
