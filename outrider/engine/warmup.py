@@ -128,7 +128,7 @@ def folder() -> Path:
     return cache_folder() / "step-costs"
 
 
-BUDGET_S = 5.0  # of one start, for which somebody waits: the next start times what is missing
+BUDGET_S = 4.0  # of one start, for which somebody waits: the next start times what is missing
 BUDGET_ALONE_S = 2.0  # the same where there is no server that starts, only a user who waits
 WARM_UP, REPEATS, REPEATS_ALONE = 2, 4, 30  # steps per number of rows; per size, in a crowd and of one row
 REPEATS_ON_CUDA = 12  # of one row: where its text outgrows a recording, steps are recorded anew and say little
