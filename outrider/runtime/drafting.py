@@ -25,6 +25,18 @@ from outrider.runtime.structures import DraftingStruct
 from outrider.sampling.rng import KeyedStreams, Purpose
 
 
+def noise_tables(rows: Rows, num_positions: int) -> list[Tensor | None]:
+    """B * n tables (V,) fp64: of each row that races, the noise of its next n positions; None of others."""
+    tables: list[Tensor | None] = [None] * (len(rows) * num_positions)
+    if racing := rows.racing_rows:
+        starts = rows.starts
+        positions = [list(range(starts[row], starts[row] + num_positions)) for row in racing]
+        made = rows.rng.select(racing).noise(positions, rows.vocab_size)
+        for index, row in enumerate(racing):
+            tables[row * num_positions : (row + 1) * num_positions] = made[index * num_positions : (index + 1) * num_positions]
+    return tables
+
+
 class Picks(NamedTuple):
     """What the next n tokens of each row are picked with."""
 
@@ -37,18 +49,13 @@ class Picks(NamedTuple):
     def of(cls, rows: Rows, num_tokens: int) -> Picks:
         """The numbers that `choice.choose` would pick with."""
         options, rng = rows.sampling.options, rows.rng
-        drawn, starts = rows.sampling.sampled_rows.tolist(), rows.starts
-        tables: list[Tensor | None] = [None] * (len(rows) * num_tokens)
+        drawn = rows.sampling.sampled_rows.tolist()
         if not drawn:
-            return cls(options, np.empty((len(rows), num_tokens)), tables, drawn)
+            return cls(options, np.empty((len(rows), num_tokens)), [None] * (len(rows) * num_tokens), drawn)
         assert isinstance(rng, KeyedStreams)
-        if rows.coupled_rows is not None:
-            races = rows.coupled_rows.tolist()
-            racing, drawn = [row for row in drawn if races[row]], [row for row in drawn if not races[row]]
-            positions = [list(range(starts[row], starts[row] + num_tokens)) for row in racing]
-            made = rng.select(racing).noise(positions, rows.vocab_size)
-            for index, row in enumerate(racing):
-                tables[row * num_tokens : (row + 1) * num_tokens] = made[index * num_tokens : (index + 1) * num_tokens]
+        racing = set(rows.racing_rows)
+        drawn, tables = [row for row in drawn if row not in racing], noise_tables(rows, num_tokens)
+        starts = rows.starts
         return cls(options, np.ascontiguousarray(rng.uniforms(Purpose.DRAFT, starts, num_tokens)), tables, drawn)
 
     @classmethod

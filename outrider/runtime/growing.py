@@ -16,7 +16,7 @@ from outrider.kv import KVCache
 from outrider.kv.state_slots import StateSlots
 from outrider.models.lm import LM
 from outrider.rows import Rows
-from outrider.runtime.drafting import first_pass
+from outrider.runtime.drafting import first_pass, noise_tables
 from outrider.runtime.run import Bound, FirstPass, NativeRun, addresses
 from outrider.runtime.structures import GrowingStruct
 
@@ -57,7 +57,7 @@ def grow_trees(
     max_tokens, max_columns = max(first.ids.shape[1], max_fed), min(limits.top_k, num_nodes)
     carried = torch.empty(num_rows, max_tokens, program.hidden_size, dtype=kv.dtype) if first.inputs else None
     asked, heat = torch.tensor(budgets), rows.soft_sampling.options[:, 0].contiguous()
-    noise = _noise(rows, levels)
+    noise = noise_tables(rows, levels)
     tables = addresses(noise)
     lengths, (tokens, parents, fed) = torch.empty_like(asked), torch.empty(3, num_rows, num_nodes, dtype=torch.int64)
     struct = GrowingStruct(
@@ -75,18 +75,6 @@ def grow_trees(
         return None
     width = int(lengths.max())
     return GrownTrees(lengths, tokens[:, :width].contiguous(), parents[:, :width].contiguous(), fed.tolist())
-
-
-def _noise(rows: Rows, levels: int) -> list[Tensor | None]:
-    """B * levels tables (V,) fp64: of each row that races, at the positions behind its pending token; None of others."""
-    tables: list[Tensor | None] = [None] * (len(rows) * levels)
-    if racing := rows.racing_rows:
-        starts = rows.positions.tolist()
-        positions = [list(range(starts[row], starts[row] + levels)) for row in racing]
-        made = rows.rng.select(racing).noise(positions, rows.vocab_size)
-        for index, row in enumerate(racing):
-            tables[row * levels : (row + 1) * levels] = made[index * levels : (index + 1) * levels]
-    return tables
 
 
 class ModelTrees:
