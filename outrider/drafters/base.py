@@ -148,8 +148,8 @@ class Drafter(ABC):
         """A row joins the batch as its last one."""
 
     def undo_start(self, num_rows: int) -> None:
-        """A `start` raised, with `num_rows` rows before it: what attributes of type `PerRow` and caches have of its row already
-        goes. Drafters that keep more extend this."""
+        """Take back what a `start` that raised has left behind the first `num_rows` rows. This clears attributes of type
+        `PerRow` and caches; drafters that keep more extend it."""
         for state in vars(self).values():
             if isinstance(state, PerRow):
                 del state[num_rows:]
