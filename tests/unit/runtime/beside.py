@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -132,10 +133,15 @@ def draft_side_by_side(
     target: LM, both: Beside, control: FixedLength, which: tuple[int, ...], racing: tuple[int, ...] = ()
 ) -> None:
     """To the end of rows that join one by one, those of `racing` with the target's own noise."""
-    decoder = Decoder(target, both, BlockVerifier(), control)
-    for number in which:
-        row = make_row(PROMPTS[number], PARAMS[number], seed=number)
+    rows = [make_row(PROMPTS[number], PARAMS[number], seed=number) for number in which]
+    for number, row in zip(which, rows, strict=True):
         row.verifier = CoupledVerifier() if number in racing else None
+    join_one_by_one(Decoder(target, both, BlockVerifier(), control), rows)
+
+
+def join_one_by_one(decoder: Decoder, rows: Sequence[Row]) -> None:
+    """A step after each row that joins, then to the end of all; rows leave when they are finished."""
+    for row in rows:
         decoder.add(row)
         decoder.step()
     while len(decoder.rows):

@@ -26,7 +26,7 @@ from outrider.trees.plan import TreePlan, TreeSettings
 from outrider.verifiers.coupled import CoupledVerifier
 from outrider.verifiers.traversal import TraversalVerifier
 from tests.helpers import make_row
-from tests.unit.runtime.beside import HEADS, VOCAB, Beside, models
+from tests.unit.runtime.beside import HEADS, VOCAB, Beside, join_one_by_one, models
 from tests.unit.runtime.test_run import on_executor
 
 DEEP = TreeSettings(tree="best-first", top_k=3, max_depth=4, min_gain=0.0)
@@ -64,17 +64,10 @@ class Ragged(FixedLength):
 
 def decode(target: Any, both: Beside, params: Sequence[SamplingParams], racing: Sequence[int] = ()) -> None:
     """To the end of rows that join one by one, those of `racing` with the target's own noise."""
-    decoder = Decoder(target, both, TraversalVerifier(), Ragged(NODES))
-    for number, one in enumerate(params):
-        row = make_row(list(PROMPTS[number]), one, seed=number, number=number)
-        row.verifier = CoupledVerifier() if number in racing else None
-        decoder.add(row)
-        decoder.step()
-    while len(decoder.rows):
-        decoder.step()
-        for index in reversed(range(len(decoder.rows))):
-            if decoder.rows[index].finish_reason:
-                decoder.remove(index)
+    rows = [make_row(list(PROMPTS[number]), one, seed=number, number=number) for number, one in enumerate(params)]
+    for number in racing:
+        rows[number].verifier = CoupledVerifier()
+    join_one_by_one(Decoder(target, both, TraversalVerifier(), Ragged(NODES)), rows)
 
 
 def of_a_model(family: str, path: Path, settings: TreeSettings, dtype: torch.dtype) -> tuple[Any, Counted, Beside]:
