@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from outrider.cli.lab import OutputOptions, Resume, measure
 from outrider.cli.options import MachineOptions, ServerTarget
@@ -22,10 +21,14 @@ from outrider.cli.prompting import (
 from outrider.cli.typed import numbers
 from outrider.cli.verbs import given, option, with_groups
 from outrider.errors import ConfigError
+from outrider.lazy import deferred
 
-if TYPE_CHECKING:
-    from outrider.lab.bench.plan import Plan
-    from outrider.lab.configuration import Configuration
+with deferred():
+    from outrider import build
+    from outrider.lab.bench.plan import Plan, default_configurations
+    from outrider.lab.bench.run import run_bench
+    from outrider.lab.configuration import Configuration, parse_configurations
+    from outrider.lab.server.study import bench_servers
 
 COMPARED, ENOUGH = "What is compared", "When it is enough"
 
@@ -84,8 +87,6 @@ def bench(
     plan = make_plan(target, machine, compared, prompts, answers, enough)
     workload = prompts.load(target)
     options = replace(machine.options(target), lossy=compared.lossy)
-    from outrider.lab.bench.run import run_bench
-
     run = partial(run_bench, options, plan, workload, on_bad=prompts.on_bad, chat_template=prompts.chat_template)
     return measure("bench", output, run, resume=resume)
 
@@ -93,8 +94,6 @@ def bench(
 def _bench_server(
     url: str, prompts: ConversationOptions, answers: AnswerOptions, servers: BaselineOptions, output: OutputOptions
 ) -> int:
-    from outrider.lab.server.study import bench_servers
-
     endpoints, workload = endpoints_for(url, servers, prompts), prompts.load(url)
     options = servers.load_options(answers.one_temperature())
     return measure_server(
@@ -107,9 +106,6 @@ def make_plan(
     enough: EnoughOptions,
 ) -> Plan:  # fmt: skip
     """Raises ConfigError."""
-    from outrider.lab.bench.plan import Plan, default_configurations
-    from outrider.lab.configuration import parse_configurations
-
     has_draft = machine.draft is not None or target == "demo"
     named = parse_configurations(compared.drafters) if compared.drafters else default_configurations(has_draft)
     if compared.draft_endpoint is not None:
@@ -129,16 +125,11 @@ def make_plan(
 def _with_endpoint(named: list[Configuration], endpoint: str, *, is_named: bool) -> list[Configuration]:
     """The service's address for configurations that ask one; without a list of drafters, one such in addition. Raises ConfigError
     where none of a list asks a service."""
-    from dataclasses import replace
-
-    from outrider.build import REMOTE
-    from outrider.lab.configuration import Configuration
-
     if not is_named:
-        named = [*named, Configuration(REMOTE)]
-    if not any(one.drafter == REMOTE for one in named):
-        raise ConfigError(f"--draft-endpoint is for drafter '{REMOTE}', which is not among --drafters: add it, or leave this out")
+        named = [*named, Configuration(build.REMOTE)]
+    if not any(one.drafter == build.REMOTE for one in named):
+        raise ConfigError("--draft-endpoint is for drafter 'remote', which is not among --drafters: add it, or leave this out")
     return [
-        replace(one, drafter_options={"endpoint": endpoint, **one.drafter_options}) if one.drafter == REMOTE else one
+        replace(one, drafter_options={"endpoint": endpoint, **one.drafter_options}) if one.drafter == build.REMOTE else one
         for one in named
     ]

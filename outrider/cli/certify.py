@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from outrider.cli.lab import OutputOptions, Resume, measure
 from outrider.cli.options import SAMPLING, FormOptions, ModelOptions, SamplingOptions, Target
 from outrider.cli.prompting import PromptOptions, source
 from outrider.cli.verbs import option, with_groups
+from outrider.lab.journal import Journal, Units
+from outrider.lab.progress import Progress
+from outrider.lazy import deferred
 
-if TYPE_CHECKING:
-    from outrider.lab.certify.certify import CertifyPlan
+with deferred():
+    from outrider.build import Options
+    from outrider.lab.certify.certify import CertifyPlan, identity, tokens_of
+    from outrider.lab.certify.certify import certify as run_certify
     from outrider.lab.certify.certify_result import CertifyResult
-    from outrider.lab.journal import Journal
-    from outrider.lab.progress import Progress
+    from outrider.lab.certify.subject import Subject
 
 EVIDENCE = "Evidence"
 
@@ -44,8 +48,6 @@ class EvidenceOptions(PromptOptions):
 
     def plan(self, sampling: CertifySampling, form: FormOptions) -> CertifyPlan:
         """Raises ConfigError for sampling options out of range, and as `structured_outputs`."""
-        from outrider.lab.certify.certify import CertifyPlan
-
         params = dataclasses.replace(sampling.params(), seed=None, structured_outputs=form.structured_outputs())
         return CertifyPlan(self.samples, params, sampling.seed)
 
@@ -62,17 +64,10 @@ def certify(
 ) -> int:
     """Prove, or test with stated power, that speculation leaves the output as it is. Exit code 0 only if it does."""
     output.check()
-    from outrider.build import Options
-
     plan, workload = evidence.plan(sampling, form), evidence.load(target, evidence.limit)
     options = Options(target=target, **model.llm_arguments())
 
     def run(path: Path, *, resume: bool, progress: Progress) -> tuple[CertifyResult, Journal]:
-        from outrider.lab.certify.certify import certify as run_certify
-        from outrider.lab.certify.certify import identity, tokens_of
-        from outrider.lab.certify.subject import Subject
-        from outrider.lab.journal import Journal, Units
-
         subject = Subject.open(options, progress.say)
         prompts = tokens_of(subject, workload, plan)
         journal = Journal.open(path, identity(subject, prompts, plan), resume=resume)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -21,11 +21,12 @@ from outrider.cli.options import GenerationConfig, ModelOptions, SamplingOptions
 from outrider.cli.stream import MarkedText, PlainStream, run_stream
 from outrider.cli.verbs import with_groups
 from outrider.errors import ConfigError, OutriderError, did_you_mean
+from outrider.lazy import deferred
 from outrider.report.text import stats_line
 from outrider.stats import DecodeStats
 from outrider.wellformed import checked_text
 
-if TYPE_CHECKING:
+with deferred():
     from outrider.llm import LLM
     from outrider.sampling.params import SamplingParams
 

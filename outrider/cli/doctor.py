@@ -6,11 +6,21 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from outrider.cache import cache_folder
 from outrider.cli.options import Json
 from outrider.cli.verbs import with_groups
 from outrider.errors import CheckpointError
+from outrider.lazy import deferred, torch
 from outrider.report.text import amount, to_json
 
+with deferred():
+    from outrider import machine
+    from outrider.demo import demo_paths
+    from outrider.instructions import of_this_cpu
+    from outrider.models.loading.memory import available_memory
+    from outrider.report.console import print_blocks
+    from outrider.report.document import facts_table
+    from outrider.runtime import library
 
 @with_groups
 def doctor(json: Json = False) -> int:
@@ -25,12 +35,6 @@ def doctor(json: Json = False) -> int:
 
 def examine() -> dict[str, Any]:
     """Everything the doctor knows, as plain JSON."""
-    import torch
-
-    from outrider import machine
-    from outrider.cache import cache_folder
-    from outrider.models.loading.memory import available_memory
-
     unavailable = machine.unavailable()
     if (why := _why_no_pair()) is not None:
         remedy = "reinstall outrider"
@@ -54,11 +58,6 @@ def examine() -> dict[str, Any]:
 
 def _runtime() -> dict[str, Any]:
     """Which runtime models get here, with which instructions, and why not a faster one."""
-    import torch
-
-    from outrider.instructions import of_this_cpu
-    from outrider.runtime import library
-
     kind, why_not = of_this_cpu(), library.why_missing()
     return {
         "name": "graphs" if torch.cuda.is_available() else "eager" if why_not else "native",
@@ -79,8 +78,6 @@ def _runtime_in_words(found: Mapping[str, Any]) -> str:
 
 def _why_no_pair() -> str | None:
     """What keeps the embedded pair from being loaded; None where nothing does."""
-    from outrider.demo import demo_paths
-
     try:
         pair = demo_paths()
     except CheckpointError as error:
@@ -90,9 +87,6 @@ def _why_no_pair() -> str | None:
 
 
 def _show(findings: Mapping[str, Any]) -> None:
-    from outrider.report.console import print_blocks
-    from outrider.report.document import facts_table
-
     cores, cache = findings["cores"], findings["cache"]
     devices = [
         f"{d['name']}, {amount(d['free_bytes'])} of {amount(d['total_bytes'])} free"

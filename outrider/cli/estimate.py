@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from outrider.cli import typed
 from outrider.cli.lab import OutputOptions, command_line, deliver
 from outrider.cli.options import RemoteOptions
 from outrider.cli.verbs import option, with_groups
+from outrider.demo import demo_paths
 from outrider.errors import ConfigError
+from outrider.lazy import deferred
 
-if TYPE_CHECKING:
+with deferred():
+    from outrider.lab.estimate.curves import read_costs
+    from outrider.lab.estimate.estimate import estimate as answer
     from outrider.lab.estimate.estimate_result import EstimateInput
-    from outrider.lab.estimate.measured import Known
-    from outrider.lab.estimate.roofline import DtypeName, Machine, ModelSize
+    from outrider.lab.estimate.measured import Known, read_known
+    from outrider.lab.estimate.roofline import DtypeName, Machine, ModelSize, size_of
+    from outrider.lab.estimate.sizes import size_of_folder
 
 ACCEPTANCE = "How often draft tokens are kept (one of these)"
 TIMES = "What drafting costs: as times"
@@ -69,8 +74,6 @@ class ResultOptions:
 
     def known(self) -> Known | None:
         """Raises ConfigError for what the file does not have."""
-        from outrider.lab.estimate.measured import read_known
-
         if self.result is None:
             for name, value in (("configuration", self.configuration), ("cell", self.cell)):
                 if value is not None:
@@ -100,8 +103,6 @@ class SizeOptions:
         """The size of "target" or "draft"; None where no option names it. Raises ConfigError, CheckpointError,
         CapabilityError.
         """
-        from outrider.lab.estimate.roofline import size_of
-
         folder, count = getattr(self, who), getattr(self, f"{who}_params")
         if folder is not None and count is not None:
             raise ConfigError(f"--{who} and --{who}-params both say how large the {who} is; give one of them")
@@ -111,8 +112,6 @@ class SizeOptions:
 
     def machine(self) -> Machine | None:
         """None without --bandwidth. Raises ConfigError."""
-        from outrider.lab.estimate.roofline import Machine
-
         if self.bandwidth is None:
             if self.flops is not None:
                 raise ConfigError(
@@ -137,8 +136,6 @@ def estimate(
     lengths: LengthOptions, output: OutputOptions,
 ) -> int:  # fmt: skip
     """Predict the speedup from acceptance and costs, without running anything."""
-    from outrider.lab.estimate.estimate import estimate as answer
-
     output.check()
     known = measured.known()
     result = answer(asked(acceptance, times, sizes, lengths, known, remote))
@@ -154,9 +151,6 @@ def asked(
     remote: RemoteOptions,
 ) -> EstimateInput:  # fmt: skip
     """The options as the library's question. Raises ConfigError for what cannot be read or changes nothing."""
-    from outrider.lab.estimate.curves import read_costs
-    from outrider.lab.estimate.estimate_result import EstimateInput
-
     dtype = sizes.dtype or DEFAULT_DTYPE
     target, draft = sizes.model("target", dtype), sizes.model("draft", sizes.draft_dtype or dtype)
     if sizes.dtype is not None and target is None and draft is None:
@@ -196,9 +190,6 @@ def _names(acceptance: AcceptanceOptions) -> bool:
 
 
 def _folder_size(who: str, folder: str, dtype: DtypeName) -> ModelSize:
-    from outrider.demo import demo_paths
-    from outrider.lab.estimate.sizes import size_of_folder
-
     if folder == DEMO:
         return size_of_folder(getattr(demo_paths(), who), dtype, f"demo {who}")
     return size_of_folder(Path(folder).expanduser(), dtype)

@@ -9,9 +9,20 @@ from typing import Annotated
 import typer
 
 from outrider.cli.lab import command_line
+from outrider.cli.session import progress, quieten_libraries
 from outrider.cli.typed import check_folder
 from outrider.cli.verbs import with_groups
+from outrider.demo import demo_paths
 from outrider.errors import ConfigError
+from outrider.lazy import deferred
+
+with deferred():
+    from outrider import build
+    from outrider.report.console import print_document
+    from outrider.report.render import render
+    from outrider.train import export as exporting
+    from outrider.train import export_result
+    from outrider.train.export_result import ExportResult
 
 Folder = Annotated[Path, typer.Argument(help="A drafter: what 'outrider train' left in DIR/drafter.", show_default=False)]
 TargetOption = Annotated[
@@ -25,29 +36,20 @@ Check = Annotated[bool, typer.Option(help="Load it again, compare every tensor a
 @with_groups
 def export(folder: Folder, target: TargetOption, to: To, out: Out, check: Check = False) -> int:
     """Write a trained drafter in a published layout."""
-    from outrider.cli.session import progress, quieten_libraries
-
     check_folder(out)
     with progress(f"loading {target}") as status:
-        from outrider.build import DEMO
-        from outrider.demo import demo_paths
-        from outrider.report.console import print_document
-        from outrider.report.render import render
-        from outrider.train import export as exporting
-        from outrider.train.export_result import FILE, ExportResult
-
         quieten_libraries()
         if to not in exporting.LAYOUTS:
             raise ConfigError(f"--to takes one of {', '.join(exporting.LAYOUTS)}; got '{to}'")
         exporting.writer_for(folder, to)  # refuses a folder that is no drafter before the target is loaded
-        loaded = exporting.Target.load(str(demo_paths().target) if target == DEMO else target, target)
+        loaded = exporting.Target.load(str(demo_paths().target) if target == build.DEMO else target, target)
         status(f"writing {out}")
         kind = exporting.export(folder, to, out, loaded)
         result = ExportResult(
             drafter=kind, layout=to, source=str(folder), target=target, command=command_line(),
             checks=exporting.check(folder, kind, out, loaded) if check else [],
         )  # fmt: skip
-        result.write(out / FILE)
+        result.write(out / export_result.FILE)
     sys.stdout.write(f"{kind} written to {out} in layout {to}\n")
     if check:
         print_document(render(result))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,10 +25,12 @@ from outrider.cli.stream import MarkedText, PlainStream, Printer, run_stream
 from outrider.cli.typed import read_prompt
 from outrider.cli.verbs import listed, with_groups
 from outrider.errors import ConfigError
+from outrider.lazy import deferred
 from outrider.report.text import printable, stats_line, to_json
 from outrider.wellformed import read_text
 
-if TYPE_CHECKING:
+with deferred():
+    from outrider.build import Options, choose
     from outrider.llm import LLM, Completion
     from outrider.sampling.params import SamplingParams
 
@@ -114,8 +116,6 @@ def with_prediction(target: str, model: ModelOptions) -> ModelOptions:
     before any model is read."""
     if model.drafter == "auto" and model.settings is None:
         model = _beside_a_draft(model) if model.draft is not None else dataclasses.replace(model, drafter="prediction")
-    from outrider.build import Options, choose
-
     _, parts = choose(Options(target, **model.llm_arguments()))
     if not parts.requirements.prediction:
         raise ConfigError(

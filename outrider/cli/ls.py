@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,12 +12,16 @@ from outrider.cli.options import Json
 from outrider.cli.source_facts import facts_in_source
 from outrider.cli.verbs import with_groups
 from outrider.errors import ConfigError, did_you_mean
+from outrider.lazy import deferred
 from outrider.report.text import to_json
 from outrider.settings import NoSettings, describe_settings
 
-if TYPE_CHECKING:
+with deferred():
+    from outrider.drafters import DRAFTERS
     from outrider.registry import Registry
-    from outrider.report.document import Table
+    from outrider.report.console import print_blocks
+    from outrider.report.document import Block, Column, Table, facts_table, word
+    from outrider.verifiers import VERIFIERS
 
 What = Annotated[
     str | None,
@@ -29,9 +33,6 @@ FACTS = {"drafters": ("lossless", "shape", "trained", "needs"), "verifiers": ("l
 @with_groups
 def ls(what: What = None, json: Json = False) -> int:
     """List drafters and verifiers, or the settings of one of them."""
-    from outrider.report.console import print_blocks
-    from outrider.report.document import Block, facts_table
-
     is_name = what is not None and what not in FACTS
     registries = _with_entry(str(what)) if is_name else {kind: _registry(kind) for kind in FACTS if what in (None, kind)}
     if json or is_name:
@@ -54,8 +55,6 @@ def ls(what: What = None, json: Json = False) -> int:
 
 def registry_table(kind: str, rows: list[dict[str, Any]]) -> Table:
     """Name, facts and summary of every entry; what cannot be imported says so."""
-    from outrider.report.document import Column, Table, word
-
     facts = FACTS[kind]
     columns = [Column(name, "left") for name in ("name", *facts, "summary")]
     cells = [[row["name"], *(word(row.get(fact)) for fact in facts), row.get("error") or row["summary"]] for row in rows]
@@ -105,9 +104,5 @@ def listed(registry: Registry, facts: tuple[str, ...]) -> list[dict[str, Any]]:
 
 def _registry(kind: str) -> Registry:
     if kind == "drafters":
-        from outrider.drafters import DRAFTERS
-
         return DRAFTERS
-    from outrider.verifiers import VERIFIERS
-
     return VERIFIERS

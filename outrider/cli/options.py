@@ -11,17 +11,19 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from outrider import collector
 from outrider.cli.verbs import given, listed, name_and_value, option, refuse_unused, written
 from outrider.errors import ConfigError
+from outrider.lazy import deferred
+from outrider.settings_file import read_settings
 from outrider.wellformed import read_json, read_text
 
-if TYPE_CHECKING:
+with deferred():
     from outrider.build import Options
+    from outrider.grammar import form_of, refuse_wrong
     from outrider.sampling.params import SamplingParams
     from outrider.sampling.structured import StructuredOutputsParams
 
@@ -80,8 +82,6 @@ class MachineOptions:
 
     def options(self, target: str) -> Options:
         """For `load_models`: what it says about drafting plays no part."""
-        from outrider.build import Options
-
         return Options(target=target, **{field.name: getattr(self, field.name) for field in dataclasses.fields(MachineOptions)})
 
 
@@ -139,8 +139,6 @@ class ModelOptions(MachineOptions):
         """`values`, and from the file what was not given."""
         if file is None:
             return values
-        from outrider.settings_file import read_settings
-
         options = read_settings(file).options
         if values["drafter"] not in ("auto", options.get("drafter")):
             raise ConfigError(
@@ -191,9 +189,6 @@ class SamplingOptions:
 
     def params(self, logprobs: int | None = None, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
         """The library's form; `defaults` fill in what was not given. Raises ConfigError for a value out of range."""
-        with collector.paused():
-            from outrider.sampling.params import SamplingParams
-
         given = {field.name: value for field in dataclasses.fields(self) if (value := getattr(self, field.name)) is not None}
         if "max_tokens" in given:
             given["max_tokens"] = _length(given["max_tokens"])
@@ -230,9 +225,6 @@ class FormOptions:
             return None
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(map(written, given))}: an answer has one form; give one of them")
-        from outrider.grammar import form_of, refuse_wrong
-        from outrider.sampling.structured import StructuredOutputsParams
-
         name = written(given[0])
         if self.json_schema is not None:
             wanted = StructuredOutputsParams(json=read_json(self.json_schema, f"{name}={self.json_schema}"))

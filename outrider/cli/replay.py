@@ -5,18 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from outrider.cli.lab import OutputOptions, Resume, measure
 from outrider.cli.verbs import listed, option, with_groups
+from outrider.demo import demo_paths
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Progress
+from outrider.lazy import deferred
 
-if TYPE_CHECKING:
-    from outrider.lab.journal import Journal
-    from outrider.lab.progress import Progress
+with deferred():
+    from outrider.lab.configuration import parse_configurations
+    from outrider.lab.estimate.curves import read_costs
+    from outrider.lab.replay.loop import load_text_target
+    from outrider.lab.replay.replay import default_configurations
     from outrider.lab.replay.replay_result import ReplayResult
-    from outrider.lab.replay.run import ReplayPlan
+    from outrider.lab.replay.run import ReplayPlan, run_replay
+    from outrider.lab.replay.texts import read_log
+    from outrider.lab.workload.load import load_workload
 
 LOG, DRAFTERS = "Log", "What is replayed"
 
@@ -70,11 +78,6 @@ class DrafterOptions:
 
     def plan(self) -> ReplayPlan:
         """Raises ConfigError and CapabilityError."""
-        from outrider.lab.configuration import parse_configurations
-        from outrider.lab.estimate.curves import read_costs
-        from outrider.lab.replay.replay import default_configurations
-        from outrider.lab.replay.run import ReplayPlan
-
         named = parse_configurations(self.drafters) if self.drafters else default_configurations()
         plan = ReplayPlan(
             tuple(named), sweep=self.sweep, trials=self.search, order=self.order, max_num_seqs=self.max_num_seqs, seed=self.seed,
@@ -101,12 +104,6 @@ def replay(
 def _replayed(
     name: str, tokenizer: str, options: LogOptions, plan: ReplayPlan, path: Path, *, resume: bool, progress: Progress
 ) -> tuple[ReplayResult, Journal]:
-    from outrider.demo import demo_paths
-    from outrider.lab.replay.loop import load_text_target
-    from outrider.lab.replay.run import run_replay
-    from outrider.lab.replay.texts import read_log
-    from outrider.lab.workload.load import load_workload
-
     workload = load_workload(name, limit=options.limit, on_bad=options.on_bad, data=options.data, turns=options.turns)
     target = load_text_target(str(demo_paths().target) if tokenizer == "demo" else tokenizer, options.trust_remote_code)
     target.name = tokenizer

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,9 +15,14 @@ from outrider.cli.session import quieten_libraries, say
 from outrider.cli.typed import memory
 from outrider.cli.verbs import given, option, with_groups
 from outrider.errors import ConfigError
+from outrider.lazy import deferred
 
-if TYPE_CHECKING:
-    from outrider.serve.settings import ServedModel
+with deferred():
+    from outrider.build import Options
+    from outrider.engine.request import EngineSettings
+    from outrider.serve.config_file import read_config
+    from outrider.serve.run import run_server
+    from outrider.serve.settings import ServedModel, ServerSettings
 
 SERVER = "Server"
 ENGINE = "Engine"
@@ -107,10 +113,6 @@ class EngineOptions:
 
     def served(self, target: str, model: ModelOptions, max_num_seqs: int, reasoning_parser: str = "auto") -> ServedModel:
         """Raises ConfigError for values out of range."""
-        from outrider.build import Options
-        from outrider.engine.request import EngineSettings
-        from outrider.serve.settings import ServedModel
-
         engine = EngineSettings(
             max_num_seqs=max_num_seqs, max_queue=self.max_queue, prefix_share=self.prefix_share,
             kv_memory=None if self.kv_memory is None else memory("--kv-memory", self.kv_memory),
@@ -139,11 +141,7 @@ def serve(
     config: Config = None,
 ) -> int:
     """Answer clients of OpenAI and Anthropic: chat, responses, messages, completions; streams, thoughts, tools, forms."""
-    from outrider.serve.settings import ServerSettings
-
     if config is not None:
-        from outrider.serve.config_file import read_config
-
         unused = [*(["the target"] if target is not None else []), *given(model, engine)]
         if unused:
             raise ConfigError(f"--config says which models are served: leave out {', '.join(unused)}")
@@ -154,8 +152,6 @@ def serve(
         served = engine.served(target, model, engine.max_num_seqs, engine.reasoning_parser)
         settings = ServerSettings(models=(served,), **listen.given())
     check_installed()
-    from outrider.serve.run import run_server
-
     quieten_libraries()
     run_server(settings, status=say)
     return 0
@@ -163,8 +159,6 @@ def serve(
 
 def check_installed() -> None:
     """Raises ConfigError where a package that serving needs is missing."""
-    from importlib.util import find_spec
-
     missing = [name for name in ("fastapi", "uvicorn", "structlog") if find_spec(name) is None]
     if missing:
         raise ConfigError(f"serving needs {', '.join(missing)}: pip install 'outrider[serve]'")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -17,12 +18,22 @@ from outrider.cli.session import quieten_libraries, say
 from outrider.cli.typed import memory
 from outrider.cli.verbs import add_verb, name_and_value, option, with_groups
 from outrider.errors import ConfigError
+from outrider.lazy import deferred
 
-if TYPE_CHECKING:
-    from outrider.remote.coordinator.settings import CoordinatorSettings
+with deferred():
+    from outrider.remote import security
+    from outrider.remote.coordinator.journey import RetryLimits
+    from outrider.remote.coordinator.replica import Timeouts
+    from outrider.remote.coordinator.run import run_coordinator
+    from outrider.remote.coordinator.settings import CoordinatorSettings, from_file, from_options
+    from outrider.remote.draft.hosted import HostedDrafterOptions, wants_draft
+    from outrider.remote.draft.run import DraftServiceSettings, run_draft_service
     from outrider.remote.draft.settings import DraftLimits
+    from outrider.remote.endpoint import Endpoint
+    from outrider.remote.probe import check_health
     from outrider.remote.security import ClientSecurity
     from outrider.remote.serving import ServiceSettings
+    from outrider.remote.target.run import TargetSettings, run_target
 
 SERVICE = "Service"
 WATCHING = "Watching"
@@ -74,17 +85,14 @@ class ListeningOptions:
 
     def settings(self, port: int, drain_timeout: float, **more: int) -> ServiceSettings:
         """What the gRPC server takes; `more`: further fields of `ServiceSettings`. Raises ConfigError for what cannot be."""
-        from outrider.remote.security import TOKEN_VARIABLE, ServerSecurity
-        from outrider.remote.serving import ServiceSettings
-
-        token = os.environ.get(TOKEN_VARIABLE)
-        security = ServerSecurity(
+        token = os.environ.get(security.TOKEN_VARIABLE)
+        access = security.ServerSecurity(
             certificate=self.tls_cert, key=self.tls_key, client_ca=self.tls_client_ca, tokens=() if token is None else (token,)
         )
         if not 0 <= drain_timeout < float("inf"):
             raise ConfigError(f"--set drain_timeout must be at least 0 seconds, and finite, got {drain_timeout}")
         return ServiceSettings(
-            host=self.host, port=port, security=security, metrics_port=self.metrics_port, drain_timeout_s=drain_timeout, **more
+            host=self.host, port=port, security=access, metrics_port=self.metrics_port, drain_timeout_s=drain_timeout, **more
         )
 
     def watching(self) -> dict[str, Any]:
@@ -105,8 +113,6 @@ class CallOptions:
 
     def security(self, token: str | None = None) -> ClientSecurity:
         """Raises ConfigError for files that do not fit."""
-        from outrider.remote.security import ClientSecurity
-
         return ClientSecurity(
             ca=self.tls_ca, certificate=self.tls_cert, key=self.tls_key, token=token, server_name=self.tls_server_name
         )
@@ -151,8 +157,6 @@ class LimitOptions:
 
     def limits(self) -> DraftLimits:
         """Raises ConfigError for what cannot be."""
-        from outrider.remote.draft.settings import DraftLimits
-
         return DraftLimits(
             max_draft_tokens=self.max_draft_tokens, batch_size=self.batch_size, max_rows=self.max_rows,
             max_instances=self.max_instances, memory_bytes=memory("--memory", self.memory), idle_timeout_s=self.idle_timeout,
@@ -170,9 +174,6 @@ def draft(
     model_or_target: Drafting = None,
 ) -> int:
     """Guess tokens for targets in other processes: a draft model, or a look-up drafter."""
-    from outrider.remote.draft.hosted import HostedDrafterOptions, wants_draft
-    from outrider.remote.draft.run import DraftServiceSettings, run_draft_service
-
     if machine.quantise is not None:
         raise ConfigError("--set quantise rounds a target, and a draft service has none: leave it out")
     options = dict(name_and_value("--drafter-option", text) for text in hosted.drafter_option or [])
@@ -239,8 +240,6 @@ def target(
             model = dataclasses.replace(model, draft_endpoint=address)
         else:
             say(f"note: {DRAFT_VARIABLE} is set, but not used: --draft or --drafter chooses the drafter")
-    from outrider.remote.target.run import TargetSettings, run_target
-
     served = engine.served(target, model, engine.batch_size)
     max_streams = served.engine.max_num_seqs + served.engine.max_queue + SPARE_CALLS
     service = listen.settings(listen.port, listen.drain_timeout, max_streams=max_streams)
@@ -286,8 +285,6 @@ def coordinator(
     """
     check_installed()
     settings = _settings(replicas, listen, config)
-    from outrider.remote.coordinator.run import run_coordinator
-
     quieten_libraries()
     notes = [f"{DRAFT_VARIABLE} is set: {STEPS_ARE_THERE}"] if os.environ.get(DRAFT_VARIABLE) else []
     run_coordinator(settings, status=say, notes=notes)
@@ -296,11 +293,6 @@ def coordinator(
 
 def _settings(replicas: ReplicaOptions, listen: ListenOptions, config: Path | None) -> CoordinatorSettings:
     """Raises ConfigError, before anything is loaded."""
-    from outrider.remote.coordinator.journey import RetryLimits
-    from outrider.remote.coordinator.replica import Timeouts
-    from outrider.remote.coordinator.settings import CoordinatorSettings, from_file, from_options
-    from outrider.remote.security import TOKEN_VARIABLE
-
     given = listen.given()
     if given.pop("self_test", None) is not None:
         raise ConfigError("--set self_test: a coordinator tries nothing at its start; the target services have that option")
@@ -319,7 +311,7 @@ def _settings(replicas: ReplicaOptions, listen: ListenOptions, config: Path | No
             reasoning_parser=replicas.reasoning_parser or "auto",
         )
     return CoordinatorSettings(
-        server=server, endpoints=endpoints, security=replicas.security(os.environ.get(TOKEN_VARIABLE) or None),
+        server=server, endpoints=endpoints, security=replicas.security(os.environ.get(security.TOKEN_VARIABLE) or None),
         patience=Timeouts(
             silence_s=replicas.stall_timeout, hang_s=hang_s, watch_interval_s=min(1.0, replicas.stall_timeout / 4)
         ),
@@ -335,11 +327,6 @@ def _from_environment(name: str) -> list[str]:
 @with_groups
 def health(address: Address, call: CallOptions, timeout: Timeout = 5.0) -> int:
     """Ask a draft or target service whether it takes calls: exit status 0, or 1 with the reason. Needs no token."""
-    import asyncio
-
-    from outrider.remote.endpoint import Endpoint
-    from outrider.remote.probe import check_health
-
     round_trip_s = asyncio.run(check_health(Endpoint.parse(address, "address"), call.security(), timeout))
     typer.echo(f"{address} takes calls, {1e3 * round_trip_s:.3g} ms there and back")
     return 0

@@ -7,24 +7,20 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
-from outrider import collector
 from outrider.cli.options import ModelOptions
+from outrider.lazy import deferred
+from outrider.settings_file import read_settings
 
-if TYPE_CHECKING:
+with deferred():
     from outrider.llm import LLM
-
 
 def load_llm(target: str, options: ModelOptions, generation_config: str = "none") -> LLM:
     """The model, ready. Raises the library's errors as they are."""
     with progress(f"starting {target}") as status:
-        with collector.paused():
-            from outrider.llm import LLM
-
         quieten_libraries()
         llm = LLM(target, **options.llm_arguments(), generation_config=generation_config, status=status)
     _check_settings(target, options)
@@ -35,8 +31,6 @@ def load_llm(target: str, options: ModelOptions, generation_config: str = "none"
 
 def _check_settings(target: str, options: ModelOptions) -> None:
     """Settings for another target work, but what they promise was measured elsewhere."""
-    from outrider.settings_file import read_settings
-
     if options.settings is not None and (made_for := read_settings(options.settings).target) != target:
         sys.stderr.write(f"note: {options.settings} was tuned for {made_for or 'an unnamed target'}, not for {target}\n")
 

@@ -11,15 +11,16 @@ import sys
 import threading
 from itertools import groupby
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from outrider.lazy import deferred
 from outrider.report.text import printable
 from outrider.report.tokens import MARKS
 
-if TYPE_CHECKING:
+with deferred():
     from outrider.llm import LLM, Completion, StreamChunk
     from outrider.sampling.params import SamplingParams
 

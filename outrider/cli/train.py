@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from outrider.cli.lab import INTERRUPTED, OUTPUT, REPORTS, OutputOptions, Resume, command_line, deliver, shown_progress
 from outrider.cli.options import MIN_P, SAMPLING, TOP_K, TOP_P, MachineOptions
+from outrider.cli.session import quieten_libraries
 from outrider.cli.typed import check_folder, memory, numbers
 from outrider.cli.verbs import given, listed, name_and_value, option, refuse_unused, with_groups
+from outrider.demo import demo_paths
 from outrider.errors import ConfigError
+from outrider.lazy import deferred
 from outrider.train.config import TrainConfig
 
-if TYPE_CHECKING:
+with deferred():
+    from outrider import build
+    from outrider.demo.training import training_prompts
     from outrider.train.material import TrainingData
     from outrider.train.measure import MeasurePlan
     from outrider.train.responses import ResponsePlan
+    from outrider.train.run import TrainSpec, run_training
 
 TEXTS, TRAINING, MEASURING = "Texts", "Training", "Measuring"
 GENERATED = re.compile(r"demo:(\d+)")  # problems that the demo pair may train on
@@ -68,8 +75,6 @@ class TextOptions:
 
     def material(self, out: Path) -> TrainingData:
         """Raises ConfigError."""
-        from outrider.train.material import TrainingData
-
         match = GENERATED.fullmatch(self.prompts or "")
         prompts = str(_generated(int(match[1]), out)) if match else self.prompts
         return TrainingData(
@@ -80,15 +85,11 @@ class TextOptions:
 
 def _generated(count: int, out: Path) -> Path:
     """A file of problems beside the run. A run that is there already keeps its own."""
-    from json import dumps
-
-    from outrider.demo.training import training_prompts
-
     path = out / "prompts.jsonl"
     if count < 2:
         raise ConfigError(f"--prompts demo:{count}: at least two prompts are needed")
     if not (out / "config.json").exists():
-        lines = [dumps({"prompt": prompt, "task": "reasoning"}) for prompt in training_prompts(count)]
+        lines = [json.dumps({"prompt": prompt, "task": "reasoning"}) for prompt in training_prompts(count)]
         try:
             out.mkdir(parents=True, exist_ok=True)
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -112,8 +113,6 @@ class ResponseOptions:
 
     def plan(self, seed: int) -> ResponsePlan:
         """Raises ConfigError."""
-        from outrider.train.responses import ResponsePlan
-
         return ResponsePlan(
             temperatures=tuple(numbers("--temperature", self.temperature, float)), samples=self.responses_per_prompt,
             max_tokens=self.max_tokens, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=seed,
@@ -144,10 +143,7 @@ class KindOptions:
 
 
 def _draft(name: str) -> str:
-    from outrider.build import DEMO
-    from outrider.demo import demo_paths
-
-    return str(demo_paths().draft) if name == DEMO else name
+    return str(demo_paths().draft) if name == build.DEMO else name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +156,6 @@ class MeasuringOptions:
 
     def plan(self, seed: int) -> MeasurePlan:
         """Raises ConfigError."""
-        from outrider.train.measure import MeasurePlan
-
         temperatures = tuple(numbers("--set measure_temperature", self.measure_temperature, float))
         return MeasurePlan(self.measure_limit, temperatures, self.measure_tokens, seed=seed)
 
@@ -191,13 +185,8 @@ def train(
         refuse_unused(asking, "without --prompts or --from-traffic")
     if texts.recorded_answers:
         refuse_unused(asking, "beside --set recorded_answers=true, which asks the target nothing")
-    from outrider.build import DEMO
-    from outrider.cli.session import quieten_libraries
-    from outrider.demo import demo_paths
-    from outrider.train.run import TrainSpec, run_training
-
     options = replace(machine.options(target), drafter=answers.drafter, max_num_seqs=answers.max_num_seqs)
-    if target == DEMO:
+    if target == build.DEMO:
         options = replace(options, target=str(demo_paths().target))
     spec = TrainSpec(
         kind=kind, options=options, name=target, out=out, material=texts.material(out),

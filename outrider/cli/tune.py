@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
 from outrider.cli.options import DRAFTING, REMOTE, SAMPLING, MachineOptions, RemoteOptions, ServerTarget
@@ -22,12 +22,16 @@ from outrider.cli.prompting import (
 from outrider.cli.typed import check_file, numbers
 from outrider.cli.verbs import given, listed, option, with_groups, written
 from outrider.errors import ConfigError
+from outrider.lazy import deferred
 
-if TYPE_CHECKING:
+with deferred():
+    from outrider import build
     from outrider.build import Options
     from outrider.lab.tune.remote import Line
-    from outrider.lab.tune.run import TuneRequest
+    from outrider.lab.tune.run import TuneRequest, run_tune
     from outrider.lab.tune.tune_result import TuneResult
+    from outrider.remote.draft.drafter_settings import RemoteSettings
+    from outrider.remote.draft.line import round_trip_s
 
 SENT = [written(field.name) for field in fields(AnswerOptions)]  # to servers, too
 SPACE, LOAD = "What is tried", "Load"
@@ -46,8 +50,6 @@ class TunedModels(MachineOptions):
 
     def options(self, target: str) -> Options:
         """The options without the drafts, which are distinguished later (lab/tune/drafts.py)."""
-        from outrider.build import Options
-
         names = [field.name for field in fields(MachineOptions) if field.name != "draft"]
         return Options(target=target, **{name: getattr(self, name) for name in names})
 
@@ -79,8 +81,6 @@ class TuneOptions(AnswerOptions):
 
     def request(self, prompts: int, drafts: list[str]) -> TuneRequest:
         """Raises ConfigError for values out of range."""
-        from outrider.lab.tune.run import TuneRequest
-
         loads = numbers("--batch-size", self.batch_size, int)
         if not loads:
             raise ConfigError("--batch-size takes at least one number of requests")
@@ -103,8 +103,6 @@ class LineOptions(RemoteOptions):
 
     def line(self, target: str, machine: MachineOptions) -> Line | None:
         """None where no service is asked about. Raises ConfigError, CapabilityError or ServerError for one that does not fit."""
-        from outrider.lab.tune.remote import Line
-
         if self.remote_rtt_ms is not None and self.draft_endpoint is not None:
             raise ConfigError("--remote-rtt-ms and --draft-endpoint both set the service's round trip; give one of them")
         if self.remote_rtt_ms is not None:
@@ -118,15 +116,10 @@ class LineOptions(RemoteOptions):
 
 def _round_trip(address: str, target: str, machine: MachineOptions) -> float:
     """Seconds to a draft service for this target's vocabulary and back."""
-    from outrider.build import LOCAL_SERVICE
-
-    if address == LOCAL_SERVICE:
+    if address == build.LOCAL_SERVICE:
         raise ConfigError(
             "--draft-endpoint local has no line to measure: bench --drafters remote --draft-endpoint local runs it"
         )
-    from outrider.remote.draft.drafter_settings import RemoteSettings
-    from outrider.remote.draft.line import round_trip_s
-
     return round_trip_s(RemoteSettings(endpoint=address), machine.options(target), CONNECT_S)
 
 
@@ -154,8 +147,6 @@ def tune(
     refuse_without_server(servers)
     if settings_out is not None:
         check_file(settings_out)
-    from outrider.lab.tune.run import run_tune
-
     request = replace(options.request(prompts.limit, machine.draft or []), line=line.line(target, machine))
     run = partial(
         run_tune, machine.options(target), request, prompts.load(target), on_bad=prompts.on_bad,
