@@ -21,7 +21,7 @@ from outrider.decode import Decoder
 from outrider.demo import demo_head, demo_heads, demo_paths
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
-from outrider.errors import CheckpointError, ConfigError
+from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.grammar import Grammars
 from outrider.loader import ModelLoader
 from outrider.models.gguf.names import fetched_gguf
@@ -254,14 +254,14 @@ def _best_drafter(options: Options, head: str | None) -> str:
 
 
 def head_in(draft: str | None) -> str | None:
-    """The kind of trained head in the folder that --draft names. None: no head, no folder, or a damaged one, which loading
-    reports in full.
+    """The kind of trained head in the folder or GGUF file that --draft names. None: no head, nothing there, or a damaged one,
+    which loading reports in full.
     """
-    if draft is None or draft == DEMO or not Path(draft).is_dir():
+    if draft is None or draft == DEMO or not Path(draft).exists():
         return None
     try:
         return head_kind(Path(draft))
-    except CheckpointError:
+    except (CheckpointError, CapabilityError):
         return None
 
 

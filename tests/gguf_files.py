@@ -76,7 +76,7 @@ def write_model(
     writer = GGUFWriter(path, architecture)
     for key, value in (_metadata(model, architecture, pre, tokenizer) | dict(changes or {})).items():
         add_value(writer, key, value)
-    stored = {name: value for name, value in _stored(model, architecture).items() if name not in leave_out}
+    stored = {name: value for name, value in stored_tensors(model, architecture).items() if name not in leave_out}
     for name, value in {**stored, **(tensors or {})}.items():
         is_matrix = value.ndim > 1 and not name.endswith(".bias")
         wanted = (kind(name) if callable(kind) else kind) if is_matrix else Kind.F32
@@ -129,7 +129,7 @@ def _metadata(model: Any, architecture: str, pre: str | None, tokenizer: str) ->
     }  # fmt: skip
 
 
-def _stored(model: Any, architecture: str) -> dict[str, np.ndarray]:
+def stored_tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
     """Tensors by GGUF's names, arranged as llama.cpp keeps them."""
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
     state, found = model.state_dict(), {}

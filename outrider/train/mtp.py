@@ -57,7 +57,10 @@ class MtpRecipe(UnrolledRecipe):
         there = str(setup.init) if setup.init is not None else setup.name if ships_mtp(setup.name) else None
         table = target.get_input_embeddings()
         device = table.weight.device
-        head = _new_head(target, device) if there is None else load_mtp(there, target.config, torch.float32, device)
+        if there is None:
+            head = _new_head(target, device)
+        else:
+            head = load_mtp(there, target.config, torch.float32, device, blocks_stay=False)
         if len(head.layers) > 1:
             raise CapabilityError(f"kind 'mtp': the head in '{there}' has {len(head.layers)} layers; heads of one are tuned")
         if indexer_layers(head):

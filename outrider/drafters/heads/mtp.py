@@ -1,10 +1,10 @@
 """The multi-token-prediction head that ships inside a checkpoint drafts chains or trees (`models/heads/mtp.py`).
 
-It needs no --draft: its tensors are read from the target's own folder, or from another one (`head`). How it is fed the target's
-hidden states, and what its cache may hold: `feature_fed.py`. A head of one layer is applied again and again, taking its own state
-back; one of several layers drafts a token with each (`models/heads/mtp_turns.py`), and one whose layer keeps more than keys and
-values runs on transformers' own cache (`models/heads/mtp_states.py`, `mtp_turns_states.py`). Gemma 4's is a checkpoint of its own
-(`assistant.py`).
+It needs no --draft: its tensors are read from the target's own folder or GGUF file, or from another one (`head`). How it is fed
+the target's hidden states, and what its cache may hold: `feature_fed.py`. A head of one layer is applied again and again, taking
+its own state back; one of several layers drafts a token with each (`models/heads/mtp_turns.py`), and one whose layer keeps more
+than keys and values runs on transformers' own cache (`models/heads/mtp_states.py`, `mtp_turns_states.py`). Gemma 4's is a
+checkpoint of its own (`assistant.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from outrider.drafters.heads.feature_fed import FeatureFed, FedChain, FedTree
 from outrider.drafters.model.draft_tree import DraftModelSettings
 from outrider.drafters.requirements import Requirements, context_notes
 from outrider.errors import CapabilityError
+from outrider.models.gguf.names import gguf_in
 from outrider.models.heads.assistant import is_assistant
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.heads.mtp import MtpHead
@@ -30,8 +31,10 @@ from outrider.models.heads.mtp_turns_states import MtpTurnsStatesLM
 from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.lm import LM
 from outrider.models.loading.memory import ModelMemory
+from outrider.runtime import block_packing
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.fed import FedChains, FedRun, FedTrees
+from outrider.runtime.layers import layer_kernels
 from outrider.runtime.released import release_linears
 from outrider.runtime.run import NativeRun
 from outrider.runtime.top_tokens import TopTokens
@@ -43,7 +46,7 @@ from outrider.trees.plan import TreePlan
 class MtpSettings(DraftModelSettings):
     """The path of the head, and how its guesses branch."""
 
-    head: str = setting("", "folder of the head; else the target's own checkpoint")
+    head: str = setting("", "folder or GGUF file of the head; else the target's own checkpoint")
 
 
 class MtpDrafter(FedTree):
@@ -62,10 +65,10 @@ class MtpDrafter(FedTree):
         target, settings = setup.target, setup.settings
         lm = target.lm
         folder = setup.head or getattr(target.config, "name_or_path", "") or target.name
-        there = checkpoint_folder(setup.head, None, fetches=True) if setup.head else None
+        there = checkpoint_folder(setup.head, None, fetches=True) if setup.head and gguf_in(setup.head) is None else None
         if there is not None and is_assistant(there):
             return AssistantDrafter.of(there, setup)
-        head = load_mtp(folder, target.config, lm.dtype, lm.device, target.revision)
+        head = load_mtp(folder, target.config, lm.dtype, lm.device, target.revision, block_packing.pack)
         if target.tables is None:
             raise CapabilityError(f"{target.label}: its tables were not kept, but the MTP head needs them")
         head.bind(target.tables.embedding, target.tables.output)
@@ -96,6 +99,8 @@ def _on_runtime(own: HeadLM, head: MtpHead, target: LM, notes: list[str]) -> Fed
             return run
         except NotLoweredError as error:
             notes.append(f"the MTP head runs without the native runtime: {error}")
+    if (kernels := layer_kernels(target.device, target.dtype)) is not None:
+        kernels(head)
     if can_pack(target.device, target.dtype):
         pack_linears(head)
     return None

@@ -22,7 +22,7 @@ from outrider.models.heads.block_files import outline_block
 from outrider.models.heads.eagle_files import TargetSizes, outline_eagle
 from outrider.models.heads.kinds import ACCEPTANCE, head_kind
 from outrider.models.heads.medusa_files import outline_medusa
-from outrider.models.heads.mtp_files import find_mtp
+from outrider.models.heads.mtp_files import num_mtp_layers
 
 MODEL = "draft-model"
 NO_NAME = " \t\n,+;"  # what no option's value can hold in a configuration's text form (lab/configuration.py)
@@ -67,7 +67,7 @@ def read_drafts(options: Options, more: Sequence[str] = ()) -> Drafts:
 def kind_of(name: str) -> str:
     """MODEL, ACCEPTANCE, or the name of the drafter that drafts with it. Raises CheckpointError for files that cannot be read."""
     folder = Path(name)
-    if name == DEMO or not folder.is_dir():
+    if name == DEMO or not folder.exists():
         return MODEL  # the demo's, a hub id; or nothing, which loading will say
     return head_kind(folder) or MODEL  # a folder without weights is reported when it is loaded
 
@@ -83,8 +83,7 @@ def _head(kind: str, path: str, folder: str, sizes: TargetSizes) -> TrainedHead:
             kind=kind, folder=folder, max_chain=config.num_guesses, confidence=config.confidence, markov=bool(config.markov_rank)
         )
     if kind == "mtp":
-        found = find_mtp(Path(path), sizes.num_layers)
-        layers = 1 if found is None else len(found.layout.layers)
+        layers = num_mtp_layers(path, sizes.num_layers)
         return TrainedHead(kind=kind, folder=folder, max_chain=layers if layers > 1 else None)
     if kind in ("eagle", "eagle3"):
         outline_eagle(path, "eagle3" if kind == "eagle3" else "eagle", sizes)  # refuses one that does not fit

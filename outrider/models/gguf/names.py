@@ -25,10 +25,11 @@ SHOWN = 8  # files in an error
 OTHER_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_config.json")
 
 
-def gguf_in(name: str, revision: str | None = None) -> GgufFile | None:
+def gguf_in(name: str, revision: str | None = None, *, fetches: bool = True) -> GgufFile | None:
     """The GGUF checkpoint of this name; None where the name means something else.
 
-    Raises CheckpointError where it means one that is missing, ambiguous or damaged, CapabilityError for one that cannot run.
+    `fetches`: one on the hub, too, unless the cache has it. Raises CheckpointError where it means one that is missing, ambiguous
+    or damaged, CapabilityError for one that cannot run.
     """
     path = Path(name).expanduser()
     if path.is_file() and (path.suffix.lower() == SUFFIX or is_gguf(path)):
@@ -37,7 +38,7 @@ def gguf_in(name: str, revision: str | None = None) -> GgufFile | None:
         return _in_folder(path)
     asked = ON_HUB.fullmatch(name)
     if asked and (asked["wanted"] or (asked["repo"].lower().endswith("gguf") and path.suffix.lower() != SUFFIX)):
-        return read_gguf(_from_hub(asked["repo"], asked["wanted"], revision))
+        return read_gguf(_from_hub(asked["repo"], asked["wanted"], revision, not fetches or hub.only_cached(name)))
     if path.suffix.lower() == SUFFIX:
         near = _nearest(path.name, [one.name for one in path.parent.glob(f"*{SUFFIX}")])
         raise CheckpointError(f"no file '{name}'.{near} On the hub a file is called USER/REPO:FILE.gguf.")
@@ -97,10 +98,9 @@ def _in_folder(folder: Path) -> GgufFile | None:
 
 
 @lru_cache(maxsize=16)
-def _from_hub(repo: str, wanted: str | None, revision: str | None) -> Path:
-    """The file, fetched unless the cache has it."""
+def _from_hub(repo: str, wanted: str | None, revision: str | None, offline: bool) -> Path:
+    """The file, fetched unless the cache has it; `offline`: it must."""
     name = repo if wanted is None else f"{repo}:{wanted}"
-    offline = hub.only_cached(name)
     try:
         if offline:
             folder = Path(huggingface_hub.snapshot_download(repo, revision=revision, local_files_only=True))

@@ -1,4 +1,4 @@
-"""Which kind of trained head a folder holds: its files and the headers of its weights decide, not its name.
+"""Which kind of trained head a folder or a GGUF file holds: its files and the headers of its weights decide, not its name.
 
     medusa, eagle, eagle3, block, mtp    by the names of their tensors; Gemma 4's assistants, which draft as mtp, by the config
     early-exit, acceptance               by the config: ours alone
@@ -9,10 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from outrider.models.gguf.names import gguf_in
 from outrider.models.heads.acceptance import KIND as ACCEPTANCE_FILES
 from outrider.models.heads.assistant import ASSISTANTS
 from outrider.models.heads.block_names import rename_parts
 from outrider.models.heads.exit import KIND as EXIT_FILES
+from outrider.models.heads.mtp_gguf import find_nextn
 from outrider.models.heads.mtp_layout import find_layout
 from outrider.models.heads.tensors import WEIGHT_FILES, HeadTensors, read_config
 
@@ -24,7 +26,14 @@ MEDUSA = ("0.0.linear", "0.1.weight", "blocks.0.", "medusa_heads.", "medusa_head
 
 def head_kind(folder: Path) -> str | None:
     """The drafter that drafts with it; ACCEPTANCE: a rule that ends a draft model's drafts; None: no head, perhaps a whole model.
-    Raises CheckpointError for files that cannot be read."""
+
+    Also of a GGUF file. Raises CheckpointError for files that cannot be read.
+    """
+    if (file := gguf_in(str(folder))) is not None:
+        nextn = find_nextn(file)
+        return "mtp" if nextn is not None and nextn.is_alone else None
+    if folder.is_file():
+        return None
     config = read_config(folder)
     model_type = str(config.get("model_type"))
     if model_type in OURS or model_type in ASSISTANTS:

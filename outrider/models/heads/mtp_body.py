@@ -94,7 +94,22 @@ def make_body(
             None, config=text, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
     _check(what, code, report, inner, f"{outer}{norm}.")
-    own_attention = module.config._attn_implementation
+    return body_of(what, module, device)
+
+
+def empty_model(what: str, text: Any, dtype: torch.dtype) -> Any:
+    """A language model by a config of `one_layer_config`, without storage but for its tables, which nobody reads."""
+    code = _code_of(what, text, text)
+    with torch.device("meta"):
+        module = code._from_config(text, dtype=dtype)
+    for table in (module.get_input_embeddings(), module.get_output_embeddings()):
+        table.weight = nn.Parameter(torch.zeros(table.weight.shape, dtype=dtype), requires_grad=False)
+    return module
+
+
+def body_of(what: str, module: Any, device: torch.device) -> Body:
+    """What `make_body` promises, of a whole model of one layer."""
+    own_attention, norm = module.config._attn_implementation, _norm_name(type(module), module.config)
     try:
         return _finished(module.to(device), norm)
     except OwnCacheNeededError:
@@ -136,7 +151,7 @@ def copied_body(what: str, target: Any, device: torch.device) -> Body:
 
 
 def _finished(module: Any, norm: str) -> Body:
-    """What `make_body` promises, of a whole model of one layer. Raises OwnCacheNeededError where our cache cannot serve it."""
+    """What `body_of` promises. Raises OwnCacheNeededError where our cache cannot serve the layer."""
     module.eval().requires_grad_(False)
     attention.register()
     keep_choices(module)

@@ -1,7 +1,8 @@
 """MTP heads on disk: found in the target's own checkpoint, or in a folder of their own, by the names of tensors; written there.
 
-transformers drops these tensors when it loads the target, so they are read from the safetensors files here. Weights in fp8 are
-widened by their scales; without them a head would draft, and nothing of it would ever be kept, so it is refused.
+transformers drops these tensors when it loads the target, so they are read from the safetensors files here, from GGUF files in
+`mtp_gguf.py`. Weights in fp8 are widened by their scales; without them a head would draft, and nothing of it would ever be kept,
+so it is refused.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from torch import Tensor, nn
 
 from outrider.errors import CapabilityError, CheckpointError, OutriderError
 from outrider.lazy import huggingface_hub
-from outrider.models.gguf.names import SUFFIX
+from outrider.models.gguf.header import GgufFile
+from outrider.models.gguf.names import gguf_in
+from outrider.models.gguf.packing import Packer, by_torch
 from outrider.models.heads.assistant import check_fits, is_assistant
 from outrider.models.heads.block_names import ships_dspark
 from outrider.models.heads.fp8 import FLOATS, FP8, SCALES, widened
 from outrider.models.heads.mtp import MtpConfig, MtpHead, MtpLayer
 from outrider.models.heads.mtp_body import make_body
+from outrider.models.heads.mtp_gguf import LOOKED_FOR as NEXTN
+from outrider.models.heads.mtp_gguf import NextnHead, find_nextn, nextn_layer
 from outrider.models.heads.mtp_layout import (
     BLOCK,
     EMBED_NORM,
@@ -89,6 +94,9 @@ def find_mtp(folder: Path, num_layers: int) -> MtpFiles | None:
 def ships_mtp(name: str) -> bool:
     """Whether a local checkpoint, or one in the hub's cache, has an MTP head that can draft. Damaged files have none."""
     try:
+        if name and (file := gguf_in(name, fetches=False)) is not None:
+            nextn = find_nextn(file)
+            return nextn is not None and not nextn.is_alone and not nextn.lacking
         folder = checkpoint_folder(name, None, fetches=False)
         config = {} if folder is None else json.loads((folder / "config.json").read_text(encoding="utf-8"))
         text = config.get("text_config") or config
@@ -107,6 +115,9 @@ def ships_mtp(name: str) -> bool:
 def weigh_mtp(name: str, config: Any, dtype: torch.dtype) -> ModelMemory:
     """What the head in a checkpoint or folder takes in memory; nothing is known of one that is still on the hub. Raises as
     `load_mtp`."""
+    if name and (file := gguf_in(name)) is not None:
+        nextn = _nextn(file, config)
+        return ModelMemory(name, nextn.bytes_of(dtype), layer_kv_bytes(config, dtype) * len(nextn.layers))
     folder = checkpoint_folder(name, None, fetches=False)
     if folder is None:
         return ModelMemory(name, 0, 0)
@@ -117,14 +128,32 @@ def weigh_mtp(name: str, config: Any, dtype: torch.dtype) -> ModelMemory:
     return ModelMemory(name, files.num_weights * dtype.itemsize, layer_kv_bytes(config, dtype) * len(files.layout.layers))
 
 
+def num_mtp_layers(name: str, num_layers: int) -> int:
+    """How many layers the head in a checkpoint on this machine has, beside a target of `num_layers`; 0: there is none."""
+    if (file := gguf_in(name)) is not None:
+        nextn = find_nextn(file, num_layers)
+        return 0 if nextn is None else len(nextn.layers)
+    found = find_mtp(Path(name), num_layers)
+    return 0 if found is None else len(found.layout.layers)
+
+
 def load_mtp(
-    name: str, config: Any, dtype: torch.dtype, device: torch.device, revision: str | None = None
-) -> MtpHead:
+    name: str, config: Any, dtype: torch.dtype, device: torch.device, revision: str | None = None, pack: Packer = by_torch, *,
+    blocks_stay: bool = True,
+) -> MtpHead:  # fmt: skip
     """The head for a target with this config, still to be bound to its tables.
 
-    `name`: the target's checkpoint, or a folder with a head alone. Raises CheckpointError where there is no head, or it does not
-    fit, CapabilityError for one whose layer cannot run here.
+    `name`: the target's checkpoint, or one with a head alone. `blocks_stay`: weights of GGUF files keep their blocks, else they
+    are widened. Raises CheckpointError where there is no head, or it does not fit, CapabilityError for one whose layer cannot run
+    here.
     """
+    if name and (file := gguf_in(name, revision)) is not None:
+        nextn, text = _nextn(file, config), config.get_text_config()
+        made = MtpConfig(nextn.layout, text.hidden_size, (AFTER_NORM,), max_position_embeddings=file.of_model("context_length"))
+        layers = range(len(nextn.layers))
+        return MtpHead(
+            made, [nextn_layer(nextn, index, config, dtype, device, pack, blocks_stay=blocks_stay) for index in layers]
+        ).eval()  # fmt: skip
     folder = checkpoint_folder(name, revision, fetches=True)
     assert folder is not None
     files = _found(folder, config)
@@ -182,6 +211,18 @@ def _found(folder: Path, config: Any) -> MtpFiles:
             "another target."
         )
     return files
+
+
+def _nextn(file: GgufFile, config: Any) -> NextnHead:
+    """The head of a GGUF file. Raises CheckpointError, saying what was looked for, where there is none."""
+    num_layers = config.get_text_config().num_hidden_layers
+    nextn = find_nextn(file, num_layers)
+    if nextn is None:
+        looked_for = NEXTN.format(next=num_layers)
+        raise CheckpointError(f"'{file.path}' has no MTP head: none of its tensors is {looked_for}. {INSTEAD}.")
+    if lacking := nextn.lacking:
+        raise CheckpointError(f"the MTP head in '{file.path}' is incomplete: it lacks {', '.join(lacking[:3])}. {INSTEAD}.")
+    return nextn
 
 
 def _not_read(model_type: str | None) -> str | None:
@@ -248,8 +289,8 @@ def checkpoint_folder(name: str, revision: str | None, *, fetches: bool) -> Path
     path = Path(name).expanduser()
     if name and path.is_dir():
         return path
-    if path.is_file() or name.lower().endswith(SUFFIX):
-        raise CheckpointError(f"'{name}' is a single file, and MTP heads are read from folders of safetensors. {INSTEAD}.")
+    if path.is_file():
+        raise CheckpointError(f"'{name}' is a single file, and MTP heads are read from folders of safetensors and GGUF files.")
     try:
         patterns = ["*.json", "*.safetensors"]
         local = not fetches or hub.only_cached(name)

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from outrider.models.gguf.experts import SAME
 from outrider.models.gguf.formats import FORMS, Form
+from outrider.models.gguf.loading import plain_values
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.packing import Packer, panels_in
-from outrider.models.gguf.weights import plain_values
 from outrider.models.loading import tensor_text
 from outrider.models.loading.made_tensors import keep_tensors, kept_tensors
 from outrider.models.loading.memory import weight_files

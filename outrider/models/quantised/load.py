@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from outrider.errors import CheckpointError
 from outrider.lazy import huggingface_hub, transformers
 from outrider.models.gguf.linear import BlockEmbedding, put_experts, runs_on_kernels
-from outrider.models.gguf.weights import make_buffers
+from outrider.models.gguf.loading import make_buffers
 from outrider.models.loading import hub
 from outrider.models.loading.memory import weight_files
 from outrider.models.loading.multimodal import auto_classes

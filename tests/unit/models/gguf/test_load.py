@@ -66,10 +66,10 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def made(kind: type = LlamaConfig, **changes: Any) -> Any:
+def made(kind: type = LlamaConfig, *, seed: int = 0, **changes: Any) -> Any:
     """A random model."""
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         config = kind(**{**SIZES, "tie_word_embeddings": False, **changes})
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         with torch.no_grad():
@@ -513,16 +513,14 @@ def test_an_encoder_decoder_is_refused(tmp_path: Path) -> None:
         load_config(str(path))
 
 
-def test_layers_that_predict_further_tokens_are_left_out_and_reported(tmp_path: Path) -> None:
+def test_layers_that_predict_further_tokens_are_no_part_of_the_model(tmp_path: Path) -> None:
     model = made()
     extra = {"blk.2.nextn.eh_proj.weight": np.ones((64, 128)), "blk.2.attn_norm.weight": np.ones(64)}
     changes = {"llama.block_count": 3, "llama.nextn_predict_layers": 1}
     path = write_model(tmp_path / "m.gguf", model, "llama", changes=changes, tensors=extra)
     module = loaded(path)
     assert torch.allclose(logits(module), logits(model), atol=1e-4)
-    assert gguf_notes(read_gguf(path), module, "tiny") == [
-        "'tiny' has layers that predict further tokens (nextn, MTP): not used"
-    ]
+    assert gguf_notes(read_gguf(path), module, "tiny") == []
     weighed = model_memory(str(path), load_config(str(path)), torch.float32).weights_bytes
     assert weighed == sum(parameter.nbytes for parameter in module.parameters())
 

@@ -278,17 +278,8 @@ IN_BLOCKS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("experts", [False, True])
-@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0])
-def test_nemotron_h(experts: bool, kind: Kind, tmp_path: Path) -> None:
-    """Layers of one thing each; queries and keys without positions may lie in any order that both have. Experts have no gates."""
-    layers = ["mamba", "moe" if experts else "mlp", "attention", "moe" if experts else "mlp"]
-    model = made(
-        NemotronHConfig, num_hidden_layers=4, layers_block_type=layers, head_dim=16, mamba_num_heads=8, mamba_head_dim=16,
-        ssm_state_size=16, n_groups=2, moe_intermediate_size=32, moe_shared_expert_intermediate_size=64,
-        n_routed_experts=EXPERTS, num_experts_per_tok=EXPERTS, routed_scaling_factor=2.5, n_shared_experts=1,
-        layer_norm_epsilon=1e-5, initializer_range=0.1,
-    )  # fmt: skip
+def nemotron_tensors(model: Any, kind: Kind) -> dict[str, np.ndarray]:
+    """Tensors of the layers by GGUF's names. The model's matrices are rounded in place."""
     stored: dict[str, np.ndarray] = {}
     with torch.no_grad():
         for name, value in model.state_dict().items():
@@ -309,6 +300,21 @@ def test_nemotron_h(experts: bool, kind: Kind, tmp_path: Path) -> None:
             elif end == "conv1d.weight":
                 own = value.squeeze(1)
             stored[f"blk.{number}.{NEMOTRON[end]}"] = own.contiguous().numpy()
+    return stored
+
+
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0])
+def test_nemotron_h(experts: bool, kind: Kind, tmp_path: Path) -> None:
+    """Layers of one thing each; queries and keys without positions may lie in any order that both have. Experts have no gates."""
+    layers = ["mamba", "moe" if experts else "mlp", "attention", "moe" if experts else "mlp"]
+    model = made(
+        NemotronHConfig, num_hidden_layers=4, layers_block_type=layers, head_dim=16, mamba_num_heads=8, mamba_head_dim=16,
+        ssm_state_size=16, n_groups=2, moe_intermediate_size=32, moe_shared_expert_intermediate_size=64,
+        n_routed_experts=EXPERTS, num_experts_per_tok=EXPERTS, routed_scaling_factor=2.5, n_shared_experts=1,
+        layer_norm_epsilon=1e-5, initializer_range=0.1,
+    )  # fmt: skip
+    stored = nemotron_tensors(model, kind)
     width = 32 if experts else 96
     changes = {
         "attention.head_count": 4, "attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, width, 0, width],

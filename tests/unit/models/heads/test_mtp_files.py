@@ -109,8 +109,8 @@ def test_a_checkpoint_without_a_head(checkpoints: Path, tmp_path: Path) -> None:
 
     message = error_of(edited(checkpoints / "none", tmp_path / "foreign", foreign))
     assert "layout that is not read (tensor 'mtp.0.attn.wq.weight')" in message
-    single = tmp_path / "model.gguf"
-    single.write_bytes(b"GGUF")
+    single = tmp_path / "model.bin"
+    single.write_bytes(b"weights")
     with pytest.raises(CheckpointError, match="single file"):
         weigh_mtp(str(single), llama(0).config, torch.float32)
 

@@ -1,0 +1,324 @@
+"""Puts the tensors of a GGUF file into a module of transformers', which has been made without storage.
+
+Names and rearrangements (Llama's rotary rows, GPT-2's transposed weights, Gemma's norms) are transformers' own
+tables. What a rearrangement does to a matrix is found out on row numbers: where it only reorders outputs, blocks are reordered as
+they are and stay blocks; weights of any other kind, and formats that no layout of ours holds, are widened, and a note says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from outrider.errors import CapabilityError, CheckpointError
+from outrider.lazy import transformers
+from outrider.models.gguf import library
+from outrider.models.gguf.config import rope_factors
+from outrider.models.gguf.experts import SAME, Experts, experts_in
+from outrider.models.gguf.formats import FORMS
+from outrider.models.gguf.header import GgufFile, TensorInfo
+from outrider.models.gguf.linear import (
+    BlockEmbedding,
+    BlockExperts,
+    BlockLinear,
+    ReorderedLinear,
+    WeightPanels,
+    put_experts,
+)
+from outrider.models.gguf.packing import Packer, panels_in
+from outrider.models.gguf.rearranging import GATE_UP, joined_latents, order_of, other_paths, processor_of, qkvz_order
+from outrider.models.linear.panel import is_plain, is_transposed
+
+HEAD_NORM = re.compile(r"\.layers\.(?P<layer>\d+)\.self_attn\.(?P<kind>[qk])_layernorm\.norms\.\d+\.weight$")
+ALTUP = re.compile(r"\.altup_(?P<back>unembed_)?projections\.\d+\.weight$")
+HALVES = {  # architecture -> patterns of the first tensor's name, and what to write for the second's and for that of both
+    "qwen3next": (r"\.attn_qkv\.weight$", ".attn_gate.weight", ".ssm_in.weight"),
+    "granitehybrid": (r"\.ffn_gate(_shexp)?\.weight$", r".ffn_up\1.weight", f".{GATE_UP}"),
+}  # fmt: skip
+LATENT = re.compile(r"\.attn_[kv]_b\.weight$")
+USED_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """The tensors of a file that something was made of, one beside the other. `order`: which stored row each output is."""
+
+    tensors: tuple[str, ...]
+    order: np.ndarray
+
+
+def make_buffers(module: Any) -> None:
+    """Rotary tables and the like, which no file has: transformers' own code fills them."""
+    for part in module.modules():
+        absent = {name: buffer for name, buffer in part.named_buffers(recurse=False) if buffer.is_meta}
+        for name, buffer in absent.items():
+            part._buffers[name] = torch.empty_like(buffer, device="cpu")
+        if absent:
+            getattr(part, "_init_weights", module._init_weights)(part)  # a model's own part may be one itself
+
+
+def divide_frequencies(module: nn.Module, file: GgufFile) -> None:
+    """Llama 3's scaled positions: the file has a divisor for each rotary frequency."""
+    factors = rope_factors(file)
+    if factors is None or file.architecture == "gemma4":  # its config has them
+        return
+    parts: list[Any] = [part for part in module.modules() if isinstance(getattr(part, "inv_freq", None), Tensor)]
+    if not parts or any(part.inv_freq.shape != factors.shape for part in parts):
+        raise CapabilityError(f"'{file.path}' scales its rotary frequencies (rope_freqs), which this architecture does not take.")
+    for part in parts:
+        part.inv_freq.div_(factors)
+        if isinstance(getattr(part, "original_inv_freq", None), Tensor):
+            part.original_inv_freq.copy_(part.inv_freq)
+
+
+@dataclass
+class GgufLoading:
+    """Loads each tensor into its parameter of one module."""
+
+    file: GgufFile
+    module: Any
+    config: Any
+    dtype: torch.dtype
+    stay: Collection[str]  # names of tensors that keep their blocks, where the module can
+    pack: Packer
+    kept: list[tuple[tuple[TensorInfo, ...], str, np.ndarray]] = field(default_factory=list)  # in blocks: path, order of outputs
+    columns: dict[str, np.ndarray] = field(default_factory=dict)  # by path: which input each stored one is, where out of order
+    stored: dict[str, StoredTensor] = field(default_factory=dict)  # by layer in blocks, or parameter
+
+    def run(self) -> None:
+        processor = processor_of(self.file.architecture, self.config.get_text_config().to_dict())
+        experts = experts_in(self.module, {tensor.name for tensor in self.file.tensors})
+        of_experts = {name for own in experts for name in own.tensors}
+        latents = {tensor.name: tensor for tensor in self.file.tensors if LATENT.search(tensor.name)}
+        halves = self._halves()
+        elsewhere = {*of_experts, *latents, *USED_ELSEWHERE, *(tensor.name for pair in halves.values() for tensor in pair)}
+        paths = self._paths(processor, elsewhere)
+        unknown: list[str] = []
+        leaves_out = getattr(processor, "leaves_out", lambda _: False)
+        for tensor in self.file.tensors:
+            if tensor.name in elsewhere or leaves_out(tensor.name):
+                continue
+            if tensor.name in self.stay and self._keep_blocks(tensor, paths.get(tensor.name), processor):
+                continue
+            if not self._widen(tensor, paths, processor):
+                unknown.append(tensor.name)
+        for own in experts:
+            self._put_experts(own)
+        self._put_latents(latents, paths)
+        for name, pair in halves.items():
+            self._put_halves(paths[name].removesuffix(".weight"), pair)
+        self._make_blocks()
+        if unknown:
+            raise CapabilityError(
+                f"'{self.file.path}' has {len(unknown)} tensors that transformers' {type(self.module).__name__} has no place "
+                f"for, first '{unknown[0]}': it is another model than its architecture '{self.file.architecture}' says."
+            )
+        self._tie()
+        absent = sorted(name for name, parameter in self.module.named_parameters() if parameter.is_meta)
+        if absent:
+            raise CheckpointError(
+                f"'{self.file.path}' lacks {len(absent)} weights, first '{absent[0]}': incomplete, or of another architecture."
+            )
+
+    def _paths(self, processor: Any, others: Collection[str]) -> dict[str, str]:
+        """The path of each tensor in the module, but for `others`, by its name in the file.
+
+        transformers also asks every submodule under its own name, for models that were converted without their head, and makes
+        gguf's table of names for each (397 times, 8 s, for 30 layers): done only where a tensor has no path otherwise.
+        """
+        model_type = self.file.architecture  # gguf's name, which transformers' own is not always
+        find = transformers.modeling_gguf_pytorch_utils.get_gguf_hf_weights_map
+        whole = SimpleNamespace(config=self.module.config, state_dict=self.module.state_dict, named_children=tuple)
+        try:
+            others = other_paths(self.module.state_dict())
+            paths = _with_endings(find(whole, processor, model_type)) | others
+            if all(tensor.name in paths or tensor.name in others for tensor in self.file.tensors):
+                return paths
+            return _with_endings(find(self.module, processor, model_type)) | others
+        except NotImplementedError as error:
+            raise CapabilityError(
+                f"'{self.file.path}': the installed gguf package does not know the tensors of '{self.config.model_type}'. "
+                "A newer one may (pip install -U gguf)."
+            ) from error
+
+    def _keep_blocks(self, tensor: TensorInfo, path: str | None, processor: Any) -> bool:
+        """Note a matrix for a layer that keeps its blocks; whether that is possible."""
+        if path is None or not path.endswith(".weight"):
+            return False
+        layer = self.module.get_submodule(path.removesuffix(".weight"))
+        if not is_plain(layer) and not isinstance(layer, nn.Embedding):
+            return False
+        outputs, inputs = tensor.shape
+        order = order_of(tensor, processor, is_transposed=is_transposed(layer))
+        columns: np.ndarray | None = SAME
+        if getattr(processor, "moves_inputs", False):
+            columns = order_of(tensor, processor, is_transposed=is_transposed(layer), of_inputs=True)
+        if order is None or columns is None:
+            return False
+        self._check_shape(
+            path, (inputs, outputs) if is_transposed(layer) else (outputs, inputs), layer.weight.shape
+        )
+        if isinstance(layer, nn.Embedding) and type(layer) is not nn.Embedding and not hasattr(layer, "embed_scale"):
+            return False  # a class of its own, which may do more than look up
+        path = path.removesuffix(".weight")
+        if columns is not SAME:
+            if isinstance(layer, nn.Embedding):
+                return False
+            self.columns[path] = np.argsort(columns)
+        self.kept.append(((tensor,), path, order))
+        return True
+
+    def _put_experts(self, own: Experts) -> None:
+        """A parameter of all experts, in blocks where they may stay so."""
+        tensors = tuple(tensor for name in own.tensors for tensor in self.file.tensors if tensor.name == name)
+        if own.tensors[0] in self.stay:
+            found = (len(tensors[0].read()), sum(tensor.shape[1] for tensor in tensors), tensors[0].shape[2])
+            there = self.module.get_parameter(own.path).shape
+            self._check_shape(own.path, found, (there[0], there[2], there[1]) if own.is_transposed else there)
+            self.kept.append((tensors, own.path, own.order(found[1])))
+            return
+        values = torch.from_numpy(np.concatenate([plain_values(tensor) for tensor in tensors], axis=1))
+        order = own.order(values.shape[1])
+        values = values if order is SAME else values[:, torch.from_numpy(order)]
+        self._put(own.path, values.transpose(1, 2).contiguous() if own.is_transposed else values)
+        self.stored[own.path] = StoredTensor(own.tensors, order)
+
+    def _halves(self) -> dict[str, tuple[TensorInfo, TensorInfo]]:
+        """Two tensors that transformers has as one, by its name: Qwen3-Next's projections, and Granite 4's gate and up."""
+        tensors, architecture = {tensor.name: tensor for tensor in self.file.tensors}, self.file.architecture
+        first, second, whole = HALVES.get(architecture, ("", "", ""))
+        names = [name for name in tensors if architecture in HALVES and re.search(first, name)]
+        return {re.sub(first, whole, name): (tensors[name], tensors[re.sub(first, second, name)]) for name in names}
+
+    def _put_halves(self, path: str, pair: tuple[TensorInfo, TensorInfo]) -> None:
+        """One matrix of two, in blocks where both may stay so."""
+        order = qkvz_order(self.config) if self.file.architecture == "qwen3next" else SAME
+        sizes = (sum(tensor.shape[0] for tensor in pair), pair[0].shape[1])
+        self._check_shape(path, sizes, self.module.get_submodule(path).weight.shape)
+        if pair[0].kind == pair[1].kind and pair[0].name in self.stay:
+            self.kept.append((pair, path, order))
+            return
+        rows = np.concatenate([plain_values(tensor) for tensor in pair])
+        self._put(f"{path}.weight", torch.from_numpy(rows if order is SAME else rows[order]))
+
+    def _put_latents(self, latents: Mapping[str, TensorInfo], paths: dict[str, str]) -> None:
+        """The matrices that make keys and values of latents, which newer files have in two parts."""
+        for name in latents:
+            whole, other = name.replace("attn_k_b.", "attn_kv_b."), name.replace("attn_k_b.", "attn_v_b.")
+            if "attn_k_b." in name and other in latents and whole in paths:
+                values = joined_latents(plain_values(latents[name]), plain_values(latents[other]))
+                self._put(paths[whole], torch.from_numpy(values))
+
+    def _make_blocks(self) -> None:
+        """The layers of `kept`."""
+        found = panels_in([(tensors, order) for tensors, _, order in self.kept], self.pack)
+        for (tensors, path, order), panels in zip(self.kept, found, strict=True):
+            self._put_blocks(tensors, path, panels)
+            path = f"{path}.inner" if path in self.columns else path
+            self.stored[path] = StoredTensor(tuple(tensor.name for tensor in tensors), order)
+
+    def _put_blocks(self, tensors: Sequence[TensorInfo], path: str, panels: Tensor) -> None:
+        form, inputs = FORMS[tensors[0].kind.name], tensors[0].shape[-1]
+        outputs = sum(tensor.shape[-2] for tensor in tensors)
+        if panels.dim() == 3:
+            owner, _, name = path.rpartition(".")
+            part: Any = self.module.get_submodule(owner)
+            experts = BlockExperts(panels, form, outputs, inputs, self.dtype, is_transposed=part.is_transposed)
+            put_experts(part, name, experts)
+            return
+        layer = self.module.get_submodule(path)
+        made: nn.Module
+        if isinstance(layer, nn.Embedding):
+            made = BlockEmbedding(panels, form, outputs, inputs, self.dtype, getattr(layer, "embed_scale", None))
+        else:
+            made = linear = BlockLinear(panels, form, outputs, inputs, self.dtype, layer.bias)
+            if path in self.columns:
+                made = ReorderedLinear(linear, torch.from_numpy(self.columns[path]))
+        self.module.set_submodule(path, made)
+
+    def _widen(self, tensor: TensorInfo, paths: dict[str, str], processor: Any) -> bool:
+        """Load a tensor as plain numbers; whether the module has a parameter for it."""
+        result = processor.process(
+            weights=plain_values(tensor), name=tensor.name, tensor_key_mapping=paths, parsed_parameters={"tensors": {}}
+        )
+        values = torch.from_numpy(np.array(result.weights))
+        if result.name in paths:
+            self._put(paths[result.name], values)
+            self.stored[paths[result.name]] = StoredTensor((tensor.name,), SAME)
+            return True
+        rows = self._rows.get(tensor.name, [])
+        if rows:
+            self._check_shape(tensor.name, values.shape[:1], (len(rows),))
+            for path, row in zip(rows, values, strict=True):
+                self._put(path, row)
+        return bool(rows)
+
+    @cached_property
+    def _rows(self) -> dict[str, list[str]]:
+        """The parameters that a tensor has a row for each of: StableLM 2's norms of heads, Gemma 3n's projections."""
+        found: dict[str, list[str]] = {}
+        for path, _ in self.module.named_parameters():
+            if norm := HEAD_NORM.search(path):
+                found.setdefault(f"blk.{norm['layer']}.attn_{norm['kind']}_norm.weight", []).append(path)
+            if altup := ALTUP.search(path):
+                found.setdefault(f"altup_{'unembd_' if altup['back'] else ''}proj.weight", []).append(path)
+        return found
+
+    def _put(self, path: str, values: Tensor) -> None:
+        owner_name, _, name = path.rpartition(".")
+        owner = self.module.get_submodule(owner_name)
+        there = getattr(owner, name)
+        self._check_shape(path, values.shape, there.shape)
+        values = values.to(there.dtype)
+        if isinstance(there, nn.Parameter):
+            setattr(owner, name, nn.Parameter(values, requires_grad=False))
+        else:
+            owner._buffers[name] = values
+
+    def _check_shape(self, path: str, found: Any, wanted: Any) -> None:
+        if tuple(found) != tuple(wanted):
+            raise CheckpointError(
+                f"'{self.file.path}': '{path}' has shape {tuple(found)}, by its metadata it should have {tuple(wanted)}: "
+                "damaged, or of another architecture."
+            )
+
+    def _tie(self) -> None:
+        """An output layer that the file has not is the table of embeddings."""
+        table, output = self.module.get_input_embeddings(), self.module.get_output_embeddings()
+        if isinstance(output, WeightPanels) or output is None or not output.weight.is_meta:
+            return
+        if not getattr(self.config.get_text_config(), "tie_word_embeddings", False):
+            return
+        if not isinstance(table, BlockEmbedding):
+            output.weight = table.weight
+            return
+        shared = BlockLinear(table.panels, table.form, table.outputs, table.inputs, self.dtype, output.bias)
+        name = next(name for name, part in self.module.named_modules() if part is output)
+        self.module.set_submodule(name, shared)
+        self.stored[name] = next(self.stored[path] for path, part in self.module.named_modules() if part is table)
+
+
+def _with_endings(paths: dict[str, str]) -> dict[str, str]:
+    """Paths of parameters that transformers names without an ending, and files with one (attention sinks), under both names."""
+    return {f"{name}.weight": path for name, path in paths.items() if not name.endswith((".weight", ".bias"))} | paths
+
+
+def plain_values(tensor: TensorInfo) -> np.ndarray:
+    """The weights in fp32, as gguf widens them."""
+    if tensor.kind.name == "F64":
+        return tensor.read().view(np.float64).astype(np.float32)
+    try:
+        return library.dequantize(tensor.read(), tensor.kind)
+    except NotImplementedError as error:
+        raise CapabilityError(
+            f"'{tensor.path}': the tensor '{tensor.name}' is stored as {tensor.kind.name}, which gguf cannot widen. "
+            "Use a file in another quantisation (Q4_K_M, Q8_0)."
+        ) from error
