@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
 
-from tests.gguf_files import Kind, rounded, stored_tensors, write_model
+from tests.gguf_files import Kind, add_tensor, add_value, finish, rounded, stored_tensors, write_model
 from tests.mtp_heads import MtpReference
 
 PARTS = {"enorm": "embed_norm", "hnorm": "hidden_norm", "eh_proj": "projection", "shared_head_norm": "norm"}
@@ -67,3 +68,82 @@ def zeros_of_copies(reference: MtpReference, block: int) -> dict[str, np.ndarray
     """Copies of the target's tables, which nobody reads."""
     shape = tuple(reference.target.get_input_embeddings().weight.shape)
     return {f"blk.{block}.nextn.{name}.weight": torch.zeros(shape).numpy() for name in ("embed_tokens", "shared_head_head")}
+
+
+EAGLE_LAYER = {
+    "input_layernorm": "attn_norm", "hidden_norm": "attn_norm_2", "post_attention_layernorm": "ffn_norm",
+    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"}, "self_attn.o_proj": "attn_output",
+    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+}  # fmt: skip
+BLOCK_LAYER = EAGLE_LAYER | {f"self_attn.{part}_norm": f"attn_{part}_norm" for part in "qk"}
+EAGLE_TABLES = {"fc": "fc", "norm": "output_norm", "lm_head": "output", "embed_tokens": "token_embd"}
+BLOCK_TABLES = EAGLE_TABLES | {
+    "hidden_norm": "enc.output_norm", "markov_head.markov_w1": "markov_w1", "markov_head.markov_w2": "markov_w2",
+    "confidence_head.proj": "conf_proj", "candidate_selector.hidden_projection": "selector_hidden",
+}  # fmt: skip
+BARE = {  # which folders have no ending for
+    "candidate_selector.predecessor_codebook": "selector_predecessor.weight",
+    "candidate_selector.successor_codebook": "selector_successor.weight",
+}
+
+
+def write_draft_head(
+    path: Path, head: Any, architecture: str, *, kind: Kind = Kind.F32, changes: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, np.ndarray] | None = None,
+) -> Path:  # fmt: skip
+    """An EAGLE-3 or a block head as llama.cpp's converter writes it. `changes`, `tensors`: as of `write_model`."""
+    writer = gguf.GGUFWriter(path, architecture)
+    found = {**_head_metadata(head, architecture), **{f"{architecture}.{key}": value for key, value in (changes or {}).items()}}
+    for key, value in found.items():
+        add_value(writer, key, value)
+    for name, value in head.state_dict().items():
+        if name == "draft_ids":
+            continue
+        stored = value.float()
+        if architecture == "eagle3" and (part := re.search(r"self_attn\.([qk])_proj", name)):
+            heads = head.config.num_attention_heads if part[1] == "q" else head.config.num_key_value_heads
+            stored = stored.view(heads, 2, -1, stored.shape[1]).transpose(1, 2).reshape(stored.shape)
+        in_blocks = stored.ndim == 2 and stored.shape[-1] % 32 == 0 and "codebook" not in name
+        add_tensor(writer, stored_name(name, architecture), stored.numpy(), kind if in_blocks else Kind.F32)
+    ids = head.draft_ids if architecture == "eagle3" else head.token_ids
+    if ids is not None:
+        writer.add_tensor("d2t", ids.numpy().astype(np.int64), raw_dtype=Kind.I64)
+    for name, array in (tensors or {}).items():
+        add_tensor(writer, name, array, Kind.F32)
+    return finish(writer, path)
+
+
+def stored_name(name: str, architecture: str) -> str:
+    """A tensor of a head by GGUF's name."""
+    tables, layers = (EAGLE_TABLES, EAGLE_LAYER) if architecture == "eagle3" else (BLOCK_TABLES, BLOCK_LAYER)
+    if name in BARE:
+        return BARE[name]
+    if conv := re.fullmatch(r"layers\.(\d+)\.(attention|mlp)_conv\.(base_kernel|kernel_projection\.weight)", name):
+        part = "base" if conv[3] == "base_kernel" else "proj.weight"
+        return f"blk.{conv[1]}.{'attn' if conv[2] == 'attention' else 'ffn'}_conv_{part}"
+    owner, _, end = name.rpartition(".")
+    if layer := re.fullmatch(r"layers\.(\d+)\.(.+)", owner):
+        return f"blk.{layer[1]}.{layers[layer[2]]}.{end}"
+    return f"{tables[owner]}.{end}"
+
+
+def _head_metadata(head: Any, architecture: str) -> dict[str, Any]:
+    config, is_eagle = head.config, architecture == "eagle3"
+    found = {
+        "embedding_length": config.hidden_size,
+        "attention.head_count": config.num_attention_heads if is_eagle else config.num_heads,
+        "attention.head_count_kv": config.num_key_value_heads if is_eagle else config.num_kv_heads,
+        "attention.key_length": config.head_dim, "context_length": 512, "vocab_size": config.vocab_size,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps if is_eagle else config.norm_eps,
+        "rope.freq_base": float(config.rope["rope_theta"]), "feed_forward_length": config.intermediate_size,
+        "block_count": config.num_layers,
+    }  # fmt: skip
+    if is_eagle:
+        found |= {"extract_layers": list(config.signals), "norm_before_residual": config.norm_before_residual}
+    else:
+        inputs = [config.num_target_layers if layer < 0 else layer for layer in config.target_layers]
+        found |= {"target_layers": inputs, "block_size": config.block_size, "attention.causal": config.causal}
+        found |= {"sample_from_anchor": config.sample_from_anchor} if config.markov_rank else {}
+        found |= {"selector_top_k": config.selector_top_k} if config.selector_rank else {}
+    named = {f"{architecture}.{key}": value for key, value in found.items()}
+    return named if is_eagle else {**named, "tokenizer.ggml.mask_token_id": config.mask_token_id}

@@ -91,7 +91,7 @@ class ModelOptions(MachineOptions):
 
     draft: str | None = option(
         None, DRAFTING,
-        "A smaller model that drafts, or the folder of a trained head (eagle, eagle3, mtp, medusa, block).",
+        "A smaller model that drafts, or the folder or GGUF file of a trained head (eagle, eagle3, mtp, medusa, block).",
     )  # fmt: skip
     draft_endpoint: str | None = option(
         None, DRAFTING,

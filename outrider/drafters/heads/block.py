@@ -54,7 +54,7 @@ OWNER = "drafter 'block'"
 class BlockSettings(TreeSettings):
     """How guesses branch, and when a chain of them stops early."""
 
-    head: str = setting("", "folder of the head; --draft names it, too")
+    head: str = setting("", "folder or GGUF file of the head; --draft names it, too")
     stop: Literal["none", "confidence", "entropy", "product"] = setting(
         "none", "stop drafting early: none, confidence (the head's own), entropy or product"
     )

@@ -41,7 +41,7 @@ from outrider.trees.plan import TreePlan
 class EagleSettings(DraftModelSettings):
     """Which head, and how its guesses branch."""
 
-    head: str = setting("", "folder of the head; the same as --draft")
+    head: str = setting("", "folder or GGUF file of the head; the same as --draft")
     bits: int = setting(16, "of the head's own layers: 16, as stored; 8 or 4, rounded on loading (native runtime)")
 
     def __post_init__(self) -> None:

@@ -44,6 +44,7 @@ SHAPED_ELSEWHERE = (  # by the tables of metadata
 )  # fmt: skip
 PARTLY_ROTATED = ("glm4", "glm4moe", "nemotron", "phi3", "qwen35", "qwen35moe", "qwen3next", "stablelm")  # by a factor in config
 YARN = {"attn_factor": "attention_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
+DRAFT_HEADS = ("eagle3", "dflash")  # which `models/heads/gguf_heads.py` reads
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose queries are scaled by another number
 DTYPES = {  # of plain weights
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
@@ -55,6 +56,8 @@ def gguf_config(file: GgufFile) -> Any:
 
     Raises CapabilityError for an architecture or a kind of positions that transformers cannot make of a GGUF file.
     """
+    if file.architecture in DRAFT_HEADS:
+        raise CheckpointError(f"'{file.path}' holds a draft head and no model. Use it with --draft, beside its target.")
     own = ARCHITECTURES.get(file.architecture)
     found = _by_transformers(file) if own is None else own_config(file, own)
     found.pop("_model_name_or_path", None)
@@ -199,7 +202,7 @@ def _complete(config: dict[str, Any], file: GgufFile) -> None:
         _complete_heads(config, file)
     if theta := file.of_model("rope.freq_base"):
         config["rope_theta"] = theta
-    scaling = _scaling(file)
+    scaling = rope_scaling(file)
     if config["model_type"] == "olmo3":
         config["rope_parameters"]["full_attention"] |= scaling or {}
     elif "rope_parameters" in config:
@@ -242,7 +245,7 @@ def _complete_experts(config: dict[str, Any], file: GgufFile) -> None:
             config["rope_scaling"] |= {"truncate": False, "rope_theta": config.get("rope_theta", 10000.0)}
 
 
-def _scaling(file: GgufFile) -> dict[str, Any] | None:
+def rope_scaling(file: GgufFile) -> dict[str, Any] | None:
     """How rotary positions are scaled, as transformers' configs say it; None where they are not."""
     kind, factor = (
         file.of_model("rope.scaling.type"),

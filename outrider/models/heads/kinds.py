@@ -14,6 +14,7 @@ from outrider.models.heads.acceptance import KIND as ACCEPTANCE_FILES
 from outrider.models.heads.assistant import ASSISTANTS
 from outrider.models.heads.block_names import rename_parts
 from outrider.models.heads.exit import KIND as EXIT_FILES
+from outrider.models.heads.gguf_heads import gguf_head_kind
 from outrider.models.heads.mtp_gguf import find_nextn
 from outrider.models.heads.mtp_layout import find_layout
 from outrider.models.heads.tensors import WEIGHT_FILES, HeadTensors, read_config
@@ -31,7 +32,7 @@ def head_kind(folder: Path) -> str | None:
     """
     if (file := gguf_in(str(folder))) is not None:
         nextn = find_nextn(file)
-        return "mtp" if nextn is not None and nextn.is_alone else None
+        return "mtp" if nextn is not None and nextn.is_alone else gguf_head_kind(file)
     if folder.is_file():
         return None
     config = read_config(folder)

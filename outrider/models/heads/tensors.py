@@ -1,4 +1,5 @@
-"""The files of a trained head: a config and named tensors, read by what is in them, not by what the folder is called.
+"""The files of a trained head: a config and named tensors, read by what is in them, not by what the folder is called. Heads in
+GGUF files look the same from here (`gguf_heads.py`).
 
 Published heads differ in file names, prefixes and in what their configs claim, so a loader asks for tensors one by one, each
 with the shape it must have, and in the end makes sure that nothing was left over: a tensor nobody asked for means that the head
@@ -20,6 +21,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider.errors import CheckpointError
+from outrider.models.gguf.header import GgufFile
+from outrider.models.gguf.names import gguf_in
+from outrider.models.heads.gguf_heads import read_gguf_head
 
 CONFIG = "config.json"
 WEIGHT_FILES = ("*.safetensors", "*.pt", "*.bin")  # in the order of preference: a folder may hold the same tensors twice
@@ -35,7 +39,10 @@ class HeadTensors:
 
     @classmethod
     def read(cls, folder: Path | str) -> HeadTensors:
-        """Raises CheckpointError when there is no such folder, no weight file in it, or one that cannot be read."""
+        """What a folder or a GGUF file holds. Raises CheckpointError when there is none, no weight file in it, or one that cannot be
+        read."""
+        if (file := _gguf(folder)) is not None:
+            return cls(file.path, *read_gguf_head(file))
         folder = _existing(folder)
         return cls(folder, read_config(folder), _read_weights(folder))
 
@@ -44,6 +51,8 @@ class HeadTensors:
         """The tensors of a folder, from the files' headers alone: numbers that are no weights (ids of tokens) as they are,
         of weights the shape only (tensors on torch's meta device). Costs no memory and no time, however large the head
         is. Raises as `read`."""
+        if (file := _gguf(folder)) is not None:
+            return cls(file.path, *read_gguf_head(file, outline=True))
         folder = _existing(folder)
         return cls(folder, read_config(folder), _read_weights(folder, outline=True))
 
@@ -153,9 +162,14 @@ def _is_codes(tensor: Tensor) -> bool:
     return tensor.element_size() == 1 if tensor.is_floating_point() else tensor.dim() > 1 and tensor.dtype != torch.bool
 
 
+def _gguf(path: Path | str) -> GgufFile | None:
+    """The GGUF file of this path; None where there is none."""
+    return gguf_in(str(path)) if Path(path).exists() else None
+
+
 def _existing(folder: Path | str) -> Path:
     if not Path(folder).is_dir():
-        raise CheckpointError(f"no head folder at '{folder}'. Give the folder that holds the head's weights.")
+        raise CheckpointError(f"no head folder at '{folder}'. Give the folder or the GGUF file that holds the head's weights.")
     return Path(folder)
 
 
