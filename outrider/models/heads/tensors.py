@@ -39,8 +39,8 @@ class HeadTensors:
 
     @classmethod
     def read(cls, folder: Path | str) -> HeadTensors:
-        """What a folder or a GGUF file holds. Raises CheckpointError when there is none, no weight file in it, or one that cannot be
-        read."""
+        """What a folder or a GGUF file holds. Raises CheckpointError when there is none, no weight file in it, or one that cannot
+        be read."""
         if (file := _gguf(folder)) is not None:
             return cls(file.path, *read_gguf_head(file))
         folder = _existing(folder)
