@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from outrider.errors import OutriderError
@@ -31,7 +32,6 @@ from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 from outrider.lab.runner import Contender, Runner, Trace
 from outrider.lab.workload.grade import grade
-from outrider.sampling.params import SamplingParams
 
 REPEATS = 3  # further attempts beside busy neighbours
 WARMUP_TOKENS = 32  # so that every draft length has run once, nearly always
@@ -86,58 +86,9 @@ def order_of(numbers: Sequence[int], group: int, turn: int) -> list[int]:
     return list(order) if turn % 2 == 0 else list(reversed(order))
 
 
-def run_group(
-    field: Contenders, numbers: Sequence[int], group: Sequence[TaskPrompt], key: CellKey, plan: Plan, turn: int,
-    group_number: int, baselines: Mapping[int, int], failed: Callable[[int, OutriderError], None], done: Callable[[], None],
-    repeats: Repeats,
-) -> list[RunNote]:  # fmt: skip
-    """All `numbers`, in this order. One that fails is reported to `failed` and has no notes; a plain one raises."""
-    params = [plan.params(key.temperature, one.number, turn, one.max_tokens) for one in group]
-    traces: dict[int, list[Trace]] = {}
-    attempts: dict[int, int] = {}
-    for number in numbers:
-        try:
-            traces[number], attempts[number] = _calmest(field[number], group, params, key, repeats)
-        except OutriderError as error:
-            if baselines[number] == number:
-                raise
-            failed(number, error)
-        done()
-    notes: list[RunNote] = []
-    for number, of_group in sorted(traces.items()):
-        base = None if baselines[number] == number else traces[baselines[number]]
-        found = notes_of(of_group, number, [one.number for one in group], turn, attempts[number], group_number, base)
-        for note, trace, prompt in zip(found, of_group, group, strict=True):
-            note.right = grade(prompt.request, trace.completion.text)
-        notes += found
-    return notes
-
-
-def teach(
-    field: Contenders, numbers: Sequence[int], groups: Sequence[Sequence[TaskPrompt]], key: CellKey, plan: Plan, turn: int
-) -> None:
-    """Groups that an interrupted run had finished, for those who must have seen them."""
-    for group in groups:
-        params = [plan.params(key.temperature, one.number, turn, one.max_tokens) for one in group]
-        for number in numbers:
-            if field[number].keeps_learning:
-                field[number].run([one.tokens for one in group], params, key.batch_size)
-
-
 def one_line(error: OutriderError) -> str:
     """For a list of failures."""
     return " ".join(str(error).split())
-
-
-def _calmest(
-    contender: Contender, group: Sequence[TaskPrompt], params: Sequence[SamplingParams], key: CellKey, repeats: Repeats
-) -> tuple[list[Trace], int]:
-    """The attempt with the fewest neighbours, and how many there were."""
-    prompts = [one.tokens for one in group]
-    max_repeats = 0 if contender.keeps_learning else REPEATS
-    return repeats.calmest(
-        lambda: contender.run(prompts, params, key.batch_size), lambda traces: traces[0].other_cpu, max_repeats
-    )
 
 
 @dataclass
@@ -232,7 +183,7 @@ class Rounds:
                 break
             elif untaught:
                 with self._counted(cell):
-                    teach(self._field, self._running(cell), untaught, cell.cell_key, self._plan, turn)
+                    self._teach(cell, untaught, turn)
                 untaught = []
             self._group(cell, key, group, number, turn, until)
             cell.rounds = turn + 1
@@ -257,19 +208,50 @@ class Rounds:
             cell.take(self._journal[key])
             self._progress.skip(len(self._running(cell)))
             return
-        start, failures = time.perf_counter(), dict[int, str]()
+        start = time.perf_counter()
         self._repeats.deadline_s = start + until - cell.seconds
-        order = order_of(self._running(cell), number, turn)
-        notes = run_group(
-            self._field, order, group, cell.cell_key, self._plan, turn, number, self.baselines,
-            failed=lambda who, error: failures.update({who: one_line(error)}), done=self._progress.advance,
-            repeats=self._repeats,
-        )  # fmt: skip
+        notes, failures = self._measured(cell, group, number, turn)
         unit = {
             "notes": [note.model_dump() for note in notes], "failures": failures, "seconds": time.perf_counter() - start,
         }  # fmt: skip
         self._journal.add(key, unit)
         cell.take(unit)
+
+    def _measured(self, cell: CellState, group: list[TaskPrompt], number: int, turn: int) -> tuple[list[RunNote], dict[int, str]]:
+        """Notes of every configuration, one after the other, and why those that failed have none; a plain one raises."""
+        traces: dict[int, list[Trace]] = {}
+        attempts: dict[int, int] = {}
+        failures: dict[int, str] = {}
+        for who in order_of(self._running(cell), number, turn):
+            try:
+                run, max_repeats = self._run(cell, group, turn, who), 0 if self._field[who].keeps_learning else REPEATS
+                traces[who], attempts[who] = self._repeats.calmest(run, lambda found: found[0].other_cpu, max_repeats)
+            except OutriderError as error:
+                if self.baselines[who] == who:
+                    raise
+                failures[who] = one_line(error)
+            self._progress.advance()
+        notes: list[RunNote] = []
+        for who, of_group in sorted(traces.items()):
+            base = None if self.baselines[who] == who else traces[self.baselines[who]]
+            found = notes_of(of_group, who, [one.number for one in group], turn, attempts[who], number, base)
+            for note, trace, prompt in zip(found, of_group, group, strict=True):
+                note.right = grade(prompt.request, trace.completion.text)
+            notes += found
+        return notes, failures
+
+    def _run(self, cell: CellState, group: Sequence[TaskPrompt], turn: int, who: int) -> Callable[[], list[Trace]]:
+        """A run of one configuration on a group, to be called."""
+        key = cell.cell_key
+        params = [self._plan.params(key.temperature, one.number, turn, one.max_tokens) for one in group]
+        return partial(self._field[who].run, [one.tokens for one in group], params, key.batch_size)
+
+    def _teach(self, cell: CellState, groups: Sequence[Sequence[TaskPrompt]], turn: int) -> None:
+        """Groups that an interrupted run had finished, for those who must have seen them."""
+        for group in groups:
+            for who in self._running(cell):
+                if self._field[who].keeps_learning:
+                    self._run(cell, group, turn, who)()
 
     def _short_run(self, number: int, cell: CellState) -> None:
         prompts = [one.tokens for one in cell.prompts[: cell.cell_key.batch_size]]

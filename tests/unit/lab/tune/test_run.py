@@ -12,9 +12,8 @@ from outrider import LLM, SamplingParams
 from outrider.build import Options
 from outrider.cli.app import run
 from outrider.errors import ConfigError
-from outrider.lab.bench import stages
 from outrider.lab.bench.notes import RunNote
-from outrider.lab.bench.stages import run_group
+from outrider.lab.bench.stages import Rounds
 from outrider.lab.tune.drafts import read_drafts
 from outrider.lab.tune.run import TuneRequest, choose_space, gather_samples, run_tune
 from outrider.lab.tune.tune_result import TuneResult
@@ -135,14 +134,15 @@ def test_ctrl_c_behind_the_forecasts_leaves_what_is_known(
 ) -> None:
     """Forecasts, and what was confirmed, as a result that says that it was cut short; the same command can go on."""
     done: list[int] = []
+    measured = Rounds._measured
 
-    def counted(*arguments: Any, **more: Any) -> list[RunNote]:
+    def counted(*arguments: Any) -> tuple[list[RunNote], dict[int, str]]:
         if len(done) == groups:
             raise KeyboardInterrupt
         done.append(1)
-        return run_group(*arguments, **more)
+        return measured(*arguments)
 
-    monkeypatch.setattr(stages, "run_group", counted)
+    monkeypatch.setattr(Rounds, "_measured", counted)
     request = TuneRequest(
         SamplingParams(max_tokens=16, ignore_eos=True), prompts=4, load_sizes=(), finalists=1, drafters=frozenset({"ngram"}),
         most_share=1.0,
