@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -19,8 +18,8 @@ import numpy as np
 from outrider.errors import ConfigError
 from outrider.lab.bench.bench_result import CellKey
 from outrider.lab.configuration import PLAIN, Configuration
-from outrider.lab.workload.prompts import prepare
-from outrider.lab.workload.types import OnBad, Workload, WorkloadRequest
+from outrider.lab.workload.prompts import PreparedPrompt, prepare
+from outrider.lab.workload.types import OnBad, Workload
 from outrider.sampling.params import SamplingParams, usable_temperature
 
 COUPLED = "gumbel"  # the verifier whose texts do not depend on the drafter: its baseline draws with the same noise
@@ -117,24 +116,14 @@ def _check_above(what: str, number: int, minimum: int) -> None:
 
 
 @dataclass(frozen=True)
-class TaskPrompt:
-    """One prompt of a task, ready to be fed."""
-
-    number: int  # within its task, from 0
-    request: WorkloadRequest
-    tokens: list[int]
-    max_tokens: int  # of the answer
-
-
-@dataclass(frozen=True)
 class Material:
     """Prompts by task, as they are, and what had to be left out."""
 
-    by_task: dict[str, list[TaskPrompt]]
+    by_task: dict[str, list[PreparedPrompt]]
     first_token: int | None  # that begins every text
     notes: tuple[str, ...] = ()
 
-    def prompts(self, key: CellKey) -> list[TaskPrompt]:
+    def prompts(self, key: CellKey) -> list[PreparedPrompt]:
         """The prompts of a cell."""
         own, length = self.by_task[key.task], key.context
         return own if length is None else [filled(own, number, length, self.first_token) for number in range(len(own))]
@@ -154,17 +143,17 @@ def gather(
             f"context length {max(plan.context_lengths)} and {max_tokens} new tokens are more than the {context} tokens that the "
             f"model holds: --context-lengths up to {context - max_tokens}, or fewer --max-tokens"
         )
-    wanted = workload if on_bad == "skip" else replace(workload, requests=tuple(firsts(workload.requests, plan.prompts)))
-    prepared = prepare(wanted, tokenizer, context=context, max_tokens=max_tokens, on_bad=on_bad, chat_template=chat_template)
-    by_request = {one.request.id: one for one in prepared.prompts}
-    by_task: dict[str, list[TaskPrompt]] = {}
-    for request in firsts([one.request for one in prepared.prompts], plan.prompts):
-        of_task, found = by_task.setdefault(request.task, []), by_request[request.id]
-        of_task.append(TaskPrompt(len(of_task), request, found.tokens, found.max_tokens))
+    prepared = prepare(
+        workload, tokenizer, context=context, max_tokens=max_tokens, on_bad=on_bad, chat_template=chat_template,
+        per_task=plan.prompts,
+    )  # fmt: skip
+    by_task: dict[str, list[PreparedPrompt]] = {}
+    for one in prepared.prompts:
+        by_task.setdefault(one.request.task, []).append(one)
     return Material(by_task, getattr(tokenizer, "bos_token_id", None), tuple(prepared.notes))
 
 
-def filled(prompts: Sequence[TaskPrompt], number: int, length: int, first_token: int | None) -> TaskPrompt:
+def filled(prompts: Sequence[PreparedPrompt], number: int, length: int, first_token: int | None) -> PreparedPrompt:
     """Prompt `number` with exactly `length` tokens; see the module docstring."""
     own = prompts[number]
     head = own.tokens[:1] if own.tokens[0] == first_token else []
@@ -191,22 +180,13 @@ def runnable_cells(plan: Plan, material: Material) -> tuple[list[CellKey], list[
     return able, list(dict.fromkeys(notes))
 
 
-def groups(prompts: Sequence[TaskPrompt], batch_size: int, turn: int, seed: int) -> list[list[TaskPrompt]]:
+def groups(prompts: Sequence[PreparedPrompt], batch_size: int, turn: int, seed: int) -> list[list[PreparedPrompt]]:
     """What is decoded together in round `turn`: whole batches only. Batches of several are drawn by lot anew in every round, so
     that no prompt always has the same neighbours; what is left over takes part in another round."""
     order = list(prompts)
     if batch_size > 1:
         random.Random(f"{seed} {turn}").shuffle(order)
     return [order[start : start + batch_size] for start in range(0, len(order) - batch_size + 1, batch_size)]
-
-
-def firsts(requests: Sequence[WorkloadRequest], count: int) -> Iterator[WorkloadRequest]:
-    """The first `count` of every task."""
-    taken: Counter[str] = Counter()
-    for request in requests:
-        taken[request.task] += 1
-        if taken[request.task] <= count:
-            yield request
 
 
 def digest(workload: Workload) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 from outrider.errors import OutriderError
 from outrider.lab.bench.bench_result import CellKey, Ending
 from outrider.lab.bench.notes import RunNote, notes_of
-from outrider.lab.bench.plan import Material, Plan, TaskPrompt, baseline_of, groups
+from outrider.lab.bench.plan import Material, Plan, baseline_of, groups
 from outrider.lab.bench.summary import TimedPair, is_tight, prompts_needed, samples, speedup
 from outrider.lab.configuration import Configuration
 from outrider.lab.disturbance import Repeats
@@ -32,6 +32,7 @@ from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 from outrider.lab.runner import Contender, Runner, Trace
 from outrider.lab.workload.grade import grade
+from outrider.lab.workload.prompts import PreparedPrompt
 
 REPEATS = 3  # further attempts beside busy neighbours
 WARMUP_TOKENS = 32  # so that every draft length has run once, nearly always
@@ -96,7 +97,7 @@ class CellState:
     """What is known of a cell so far."""
 
     cell_key: CellKey
-    prompts: list[TaskPrompt]
+    prompts: list[PreparedPrompt]
     notes: list[RunNote] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
     rounds: int = 0
@@ -202,7 +203,7 @@ class Rounds:
         yield
         cell.seconds += time.perf_counter() - start
 
-    def _group(self, cell: CellState, key: str, group: list[TaskPrompt], number: int, turn: int, until: float) -> None:
+    def _group(self, cell: CellState, key: str, group: list[PreparedPrompt], number: int, turn: int, until: float) -> None:
         """From the journal, or measured and written there; nothing is repeated once the cell has used `until` seconds."""
         if key in self._journal:
             cell.take(self._journal[key])
@@ -217,7 +218,9 @@ class Rounds:
         self._journal.add(key, unit)
         cell.take(unit)
 
-    def _measured(self, cell: CellState, group: list[TaskPrompt], number: int, turn: int) -> tuple[list[RunNote], dict[int, str]]:
+    def _measured(
+        self, cell: CellState, group: list[PreparedPrompt], number: int, turn: int
+    ) -> tuple[list[RunNote], dict[int, str]]:
         """Notes of every configuration, one after the other, and why those that failed have none; a plain one raises."""
         traces: dict[int, list[Trace]] = {}
         attempts: dict[int, int] = {}
@@ -240,13 +243,13 @@ class Rounds:
             notes += found
         return notes, failures
 
-    def _run(self, cell: CellState, group: Sequence[TaskPrompt], turn: int, who: int) -> Callable[[], list[Trace]]:
+    def _run(self, cell: CellState, group: Sequence[PreparedPrompt], turn: int, who: int) -> Callable[[], list[Trace]]:
         """A run of one configuration on a group, to be called."""
         key = cell.cell_key
         params = [self._plan.params(key.temperature, one.number, turn, one.max_tokens) for one in group]
         return partial(self._field[who].run, [one.tokens for one in group], params, key.batch_size)
 
-    def _teach(self, cell: CellState, groups: Sequence[Sequence[TaskPrompt]], turn: int) -> None:
+    def _teach(self, cell: CellState, groups: Sequence[Sequence[PreparedPrompt]], turn: int) -> None:
         """Groups that an interrupted run had finished, for those who must have seen them."""
         for group in groups:
             for who in self._running(cell):

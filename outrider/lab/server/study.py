@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Literal
 
 from outrider.errors import CapabilityError
 from outrider.lab.bench.bench_result import BenchResult, WorkloadInfo
-from outrider.lab.bench.plan import firsts
 from outrider.lab.progress import Progress
 from outrider.lab.server.client import Client
 from outrider.lab.server.counters import CACHE_ASKED, CACHE_FOUND, Reading, difference, read
@@ -143,8 +142,7 @@ def _measured(
     endpoints: Mapping[str, ServerEndpoint], workload: Workload, options: LoadOptions, prompts: int, progress: Progress
 ) -> dict[str, Any]:
     """The servers, and what every result says of them."""
-    asked = replace(workload, requests=tuple(firsts(workload.requests, prompts)))
-    found = measure_servers(endpoints, asked, options, progress=progress)
+    found = measure_servers(endpoints, workload.firsts(prompts), options, progress=progress)
     return {
         "servers": found, "settings": {**asdict(options), "prompts": prompts},
         "seconds": sum(level.busy_s for one in found for level in one.levels),

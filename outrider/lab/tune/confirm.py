@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 
 from outrider.lab.bench.notes import RunNote
-from outrider.lab.bench.plan import Material, Plan, TaskPrompt
+from outrider.lab.bench.plan import Material, Plan
 from outrider.lab.bench.stages import Contenders, Rounds
 from outrider.lab.bench.summary import samples, speedup
 from outrider.lab.configuration import Configuration
@@ -16,6 +16,7 @@ from outrider.lab.progress import Progress
 from outrider.lab.result import Interval, Record
 from outrider.lab.runner import Runner
 from outrider.lab.tune.probe import Sample, rounds_of
+from outrider.lab.workload.prompts import PreparedPrompt
 from outrider.lab.workload.types import WorkloadRequest
 
 ALL = "all"
@@ -51,7 +52,7 @@ def confirmation(
         sampling=sampling, seed=sampling.seed or 0, rounds=1, max_rounds=1, budget_s=budget_s, max_other_cpu=MAX_OTHER_CPU,
     )  # fmt: skip
     known = {
-        one.id: TaskPrompt(number, WorkloadRequest(one.id, one.id, task=one.task), one.tokens, one.params.required_max_tokens)
+        one.id: PreparedPrompt(WorkloadRequest(one.id, one.id, task=one.task), one.tokens, one.params.required_max_tokens, number)
         for number, one in enumerate(prompts)
     }
     turns = [known[one.id] for several in rounds_of(prompts) for one in several]

@@ -11,7 +11,7 @@ from typing import Any
 from outrider.build import DEMO, Options, target_config
 from outrider.counted import counted
 from outrider.errors import ConfigError
-from outrider.lab.bench.plan import digest, firsts
+from outrider.lab.bench.plan import digest
 from outrider.lab.journal import Journal
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import MAX_ROWS, Runner
@@ -136,19 +136,14 @@ def gather_samples(
 ) -> tuple[list[Sample], list[str]]:
     """The first `request.prompts` of every task, as token ids, each with its seed; in place of those that are skipped later ones.
     Raises ConfigError as `prepare` does."""
-    max_tokens = request.sampling.required_max_tokens
-    wanted = workload if on_bad == "skip" else replace(workload, requests=tuple(firsts(workload.requests, request.prompts)))
     prepared = prepare(
-        wanted, runner.tokenizer, context=runner.context, max_tokens=max_tokens, on_bad=on_bad, chat_template=chat_template
-    )
-    by_request = {one.request.id: one for one in prepared.prompts}
-    samples = [
-        Sample(
-            one.id, one.task, by_request[one.id].tokens,
-            replace(request.sampling, max_tokens=by_request[one.id].max_tokens, seed=request.seed + number),
-        )
-        for number, one in enumerate(firsts([one.request for one in prepared.prompts], request.prompts))
-    ]  # fmt: skip
+        workload, runner.tokenizer, context=runner.context, max_tokens=request.sampling.required_max_tokens, on_bad=on_bad,
+        chat_template=chat_template, per_task=request.prompts,
+    )  # fmt: skip
+    samples = []
+    for number, one in enumerate(prepared.prompts):
+        params = replace(request.sampling, max_tokens=one.max_tokens, seed=request.seed + number)
+        samples.append(Sample(one.request.id, one.request.task, one.tokens, params))
     if min(_count(samples).values()) < 2 * MIN_PROBED:
         raise ConfigError(
             f"every task needs {2 * MIN_PROBED} prompts, to probe some and confirm with others; got {_count(samples)}"

@@ -6,6 +6,8 @@ asked. A prompt that fits alone, but not with its answer, would be answered by f
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,7 @@ class PreparedPrompt:
     request: WorkloadRequest
     tokens: list[int]
     max_tokens: int  # of the answer
+    number: int = 0  # within its task
 
 
 @dataclass(frozen=True)
@@ -70,14 +73,18 @@ def fit(tokens: list[int], context: int, max_tokens: int) -> str | None:
 
 
 def prepare(
-    workload: Workload, tokenizer: Any, *, context: int, max_tokens: int, on_bad: OnBad = "refuse", chat_template: bool = True
-) -> Prepared:
-    """Tokens of every request. Answers get `max_tokens`, or fewer where the log asked for fewer.
+    workload: Workload, tokenizer: Any, *, context: int, max_tokens: int, on_bad: OnBad = "refuse", chat_template: bool = True,
+    per_task: float = math.inf,
+) -> Prepared:  # fmt: skip
+    """Tokens of every request, or of the first `per_task` of each task; later ones take the place of those that are skipped.
 
-    Raises ConfigError naming the first requests that do not fit with `on_bad="refuse"`, or when none fits.
+    Answers get `max_tokens`, or fewer where the log asked for fewer. Raises ConfigError naming the first requests that do not fit
+    with `on_bad="refuse"`, or when none fits.
     """
-    prompts, unfit = [], []
+    prompts, unfit, taken = list[PreparedPrompt](), list[str](), Counter[str]()
     for request in workload.requests:
+        if taken[request.task] >= per_task:
+            continue
         room = min(max_tokens, request.max_tokens or max_tokens)
         try:
             tokens = to_tokens(request, tokenizer, chat_template=chat_template)
@@ -85,9 +92,10 @@ def prepare(
         except RequestError as error:
             reason = str(error)
         if reason is None:
-            prompts.append(PreparedPrompt(request, tokens, room))
+            prompts.append(PreparedPrompt(request, tokens, room, taken[request.task]))
         else:
             unfit.append(f"{request.id}: {reason}")
+        taken[request.task] += reason is None or on_bad == "refuse"
     if unfit and (on_bad == "refuse" or not prompts):
         raise ConfigError(_message(workload, unfit, on_bad))
     return Prepared(tuple(prompts), tuple(unfit))

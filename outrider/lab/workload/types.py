@@ -57,6 +57,14 @@ class Workload:
     skipped: tuple[BadLine, ...] = ()
     notes: tuple[str, ...] = field(default=())  # where it comes from, as a person should know
 
+    def firsts(self, count: int) -> Workload:
+        """A workload of the first `count` requests of every task."""
+        found: dict[str, list[WorkloadRequest]] = {}
+        for request in self.requests:
+            found.setdefault(request.task, []).append(request)
+        kept = {request.id for of_task in found.values() for request in of_task[:count]}
+        return replace(self, requests=tuple(request for request in self.requests if request.id in kept))
+
 
 class BadLines:
     """Bad lines of one part of a workload. All are kept where they are skipped, else only those that are shown."""

@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 
 from outrider.errors import ConfigError
 from outrider.lab.bench.bench_result import CellKey
-from outrider.lab.bench.plan import Plan, TaskPrompt, filled, gather, groups, runnable_cells
+from outrider.lab.bench.plan import Plan, filled, gather, groups, runnable_cells
 from outrider.lab.configuration import Configuration
+from outrider.lab.workload.prompts import PreparedPrompt
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.sampling.params import SamplingParams
 from tests.unit.lab.bench.fakes import fake_tokenizer
 
 
-def prompt(number: int, *tokens: int) -> TaskPrompt:
-    return TaskPrompt(number, WorkloadRequest(str(number), prompt="-"), list(tokens), 8)
+def prompt(number: int, *tokens: int) -> PreparedPrompt:
+    return PreparedPrompt(WorkloadRequest(str(number), prompt="-"), list(tokens), 8, number)
 
 
 def workload(*tasks: str, words: str = "5 6 7", **changes: Any) -> Workload:
