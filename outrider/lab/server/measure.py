@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -32,56 +32,6 @@ WARMUP_TOKENS = 16
 WARMUP_PREFIX = "Warming up. "
 SAME = "two labels name this server: whose requests its counters counted is unknown, so they are left out"
 SAMPLED = "sampling parameters that were not given are the server's own defaults; texts are not compared"
-
-
-@dataclass
-class LoadRun:
-    """One server under one level. `keep` is called with every answer as soon as it is there."""
-
-    label: str
-    client: Client
-    model: str
-    options: LoadOptions
-    level: Level
-    keep: Callable[[MeasuredAnswer], None]
-    progress: Progress
-    failures: list[Failure] = field(default_factory=list)
-    given_up: str = ""  # why, once it is
-    _in_a_row: int = 0
-
-    async def run(self, requests: Sequence[WorkloadRequest], window: int) -> None:
-        """Ask them all, in order; returns when all are finished or the server was given up."""
-        begin, waiting = perf_counter(), deque(requests)
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(min(self.level.concurrency, len(waiting))):
-                tasks.create_task(self._work_off(waiting, window, begin))
-
-    async def _work_off(self, waiting: deque[WorkloadRequest], window: int, begin: float) -> None:
-        while waiting:
-            await self._ask(waiting.popleft(), window, begin)
-
-    async def _ask(self, request: WorkloadRequest, window: int, begin: float) -> None:
-        if self.given_up:
-            return
-        path, body = self.options.body(request, self.model)
-        start_s = perf_counter() - begin
-        outcome = await self.client.ask(request.id, path, body)
-        if isinstance(outcome, Failure):
-            self._failed(outcome)
-        else:
-            self._in_a_row = 0
-            facts = {"task": request.task, "window": window, "start_s": round(start_s, 6)}
-            self.keep(outcome.model_copy(update=facts))
-        self.progress.advance()
-
-    def _failed(self, failure: Failure) -> None:
-        self.failures.append(failure)
-        self._in_a_row += 1
-        self.progress.say(f"{self.label}, request {failure.id}: {failure.message}")
-        if failure.kind == "refused":
-            self.given_up = failure.message
-        elif self._in_a_row >= PATIENCE:
-            self.given_up = f"{PATIENCE} requests in a row failed; the last: {failure.message}"
 
 
 def measure_servers(
@@ -120,9 +70,9 @@ async def _measure(
             servers.append(_Server(label, client, info, info.metrics and alone, notes))
         run = _Measuring(servers, requests, options, progress)
         try:
-            for level in options.levels:
+            for loads in run.levels:
                 if not run.given_up:
-                    await run.level(level)
+                    await run.level(loads)
         except asyncio.CancelledError:  # Ctrl-C, by way of `asyncio.run`
             if not run.has_answers:
                 raise
@@ -137,9 +87,6 @@ class _Server:
     info: ServerInfo
     reads_counters: bool
     notes: list[str]
-    answers: dict[str, list[MeasuredAnswer]] = field(default_factory=dict)  # by level
-    failures: dict[str, list[Failure]] = field(default_factory=dict)  # by level
-    windows: dict[str, CounterWindow] = field(default_factory=dict)  # by level, what the counters say
 
     async def reading(self) -> Reading | None:
         return (await read(self.client, self.info.model))[0] if self.reads_counters else None
@@ -149,116 +96,151 @@ class _Server:
         return None if earlier is None else await read_settled(self.client, self.info.model, pause_s, earlier, received)
 
 
+@dataclass
+class _Load:
+    """One server under one level."""
+
+    server: _Server
+    level: Level
+    options: LoadOptions
+    progress: Progress
+    answers: list[MeasuredAnswer] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    cold: Failure | None = None  # that ended the warm-up
+    before: Reading | None = None  # the counters, once it is warm
+    window: CounterWindow | None = None  # what the counters say
+    given_up: str = ""  # why, once it is
+    _in_a_row: int = 0  # failures
+
+    async def warm_up(self, requests: Sequence[WorkloadRequest]) -> None:
+        """A few short answers under the load, so that no measured one pays for connections, compilation and graphs."""
+        at_once, options = self.level.concurrency, self.options.salted(self.server.info.engine)
+        number = max(options.warmup, at_once) if options.warmup else 0
+        lukewarm = [_lukewarm(requests[index % len(requests)]) for index in range(number)]
+        short = replace(options, sampling=replace(options.sampling, max_tokens=options.sampling.limit(WARMUP_TOKENS)))
+        cold, received = await self.server.reading(), 0
+        for start in range(0, number, at_once):
+            asked = [(one.id, *short.body(one, self.server.info.model)) for one in lukewarm[start : start + at_once]]
+            for outcome in await asyncio.gather(*(self.server.client.ask(*one) for one in asked)):
+                if isinstance(outcome, MeasuredAnswer):
+                    received += outcome.num_tokens or 0
+                elif not isinstance(raised(outcome), RequestError):
+                    self.cold, self.given_up = outcome, outcome.message
+                    return
+        self.before = await self.server.settled(options.settle_s, cold, received)
+
+    async def run(self, requests: Sequence[WorkloadRequest], window: int) -> None:
+        """Ask them all, in order; returns when all are finished or the server was given up."""
+        begin, waiting = perf_counter(), deque(requests)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(self.level.concurrency, len(waiting))):
+                tasks.create_task(self._work_off(waiting, window, begin))
+
+    async def _work_off(self, waiting: deque[WorkloadRequest], window: int, begin: float) -> None:
+        while waiting and not self.given_up:
+            request = waiting.popleft()
+            path, body = self.options.body(request, self.server.info.model)
+            start_s = perf_counter() - begin
+            outcome = await self.server.client.ask(request.id, path, body)
+            if isinstance(outcome, Failure):
+                self._failed(outcome)
+            else:
+                self._in_a_row = 0
+                facts = {"task": request.task, "window": window, "start_s": round(start_s, 6)}
+                self.answers.append(outcome.model_copy(update=facts))
+            self.progress.advance()
+
+    def _failed(self, failure: Failure) -> None:
+        self.failures.append(failure)
+        self._in_a_row += 1
+        self.progress.say(f"{self.server.label}, request {failure.id}: {failure.message}")
+        if failure.kind == "refused":
+            self.given_up = failure.message
+        elif self._in_a_row >= PATIENCE:
+            self.given_up = f"{PATIENCE} requests in a row failed; the last: {failure.message}"
+
+    async def close(self) -> None:
+        """Read the counters once more, unless the server was given up."""
+        if self.before is not None and not self.given_up:
+            received = sum(answer.num_tokens or 0 for answer in self.answers)
+            after = await self.server.settled(self.options.settle_s, self.before, received)
+            self.window = None if after is None else difference(self.before, after)
+
+    def measured(self, requests: Sequence[WorkloadRequest]) -> LevelMeasurement:
+        """Everything known, the answers in the order of the requests."""
+        by_id = {answer.id: answer for answer in self.answers}
+        answers = [by_id[request.id] for request in requests if request.id in by_id]
+        return summarise(self.level, len(requests), answers, self.failures, self.window)
+
+
 class _Measuring:
-    """`given_up`: the server that ended it, or None."""
+    """All servers at all levels."""
 
     def __init__(
         self, servers: Sequence[_Server], requests: Sequence[WorkloadRequest], options: LoadOptions, progress: Progress
     ) -> None:
-        self.given_up: _Server | None = None
         self.stopped = False  # by Ctrl-C
-        self._cold: Failure | None = None  # that ended a warm-up
         self._servers, self._requests, self._options, self._progress = servers, requests, options, progress
+        self.levels = [
+            [_Load(server, level, options.salted(server.info.engine), progress) for server in servers]
+            for level in options.levels
+        ]
 
-    async def level(self, level: Level) -> None:
-        """Measure every server at one level."""
-        names = ", ".join(server.label for server in self._servers)
-        self._progress.stage(f"{names}: {level.label}", len(self._requests) * len(self._servers))
-        before = []
-        for server in self._servers:
-            before.append(await self._warm_up(server, level))
-            if self.given_up:
-                return
-        await self._take_turns(level)
-        for server, reading in zip(self._servers, before, strict=True):
-            await self._close_window(server, level, reading)
+    @property
+    def given_up(self) -> _Load | None:
+        """What ended the run, if anything did."""
+        return next((load for loads in self.levels for load in loads if load.given_up), None)
 
     @property
     def has_answers(self) -> bool:
-        return any(answers for server in self._servers for answers in server.answers.values())
+        return any(load.answers for loads in self.levels for load in loads)
+
+    async def level(self, loads: Sequence[_Load]) -> None:
+        """Measure every server at one level."""
+        names = ", ".join(server.label for server in self._servers)
+        self._progress.stage(f"{names}: {loads[0].level.label}", len(self._requests) * len(loads))
+        for load in loads:
+            await load.warm_up(self._requests)
+            if load.given_up:
+                return
+        await self._take_turns(loads)
+        for load in loads:
+            await load.close()
+
+    async def _take_turns(self, loads: Sequence[_Load]) -> None:
+        """A server that is alone has a single turn."""
+        at_once = loads[0].level.concurrency
+        size = len(self._requests) if len(loads) == 1 else TURN * at_once if at_once > 1 else 1
+        for turn, first in enumerate(range(0, len(self._requests), size)):
+            start = turn % len(loads)
+            for load in (*loads[start:], *loads[:start]):
+                await load.run(self._requests[first : first + size], turn)
+                if load.given_up:
+                    return
 
     def results(self) -> list[ServerMeasurement]:
         """Raises the first failure when there is nothing else to tell, or when a server refused everything."""
-        levels = [[self._measured(server, level) for level in self._options.levels] for server in self._servers]
-        failures = [failure for repeats in levels for level in repeats for failure in level.failures]
-        failures += [self._cold] if self._cold else []
-        if failures and not any(level.answers for repeats in levels for level in repeats):
+        loads = [load for several in self.levels for load in several]
+        failures = [*(one for load in loads for one in load.failures), *(load.cold for load in loads if load.cold)]
+        if failures and not self.has_answers:
             raise raised(failures[0])
-        for repeats in levels:
-            errors = [raised(failure) for level in repeats for failure in level.failures]
-            if errors and not any(level.answers for level in repeats) and all(isinstance(one, RequestError) for one in errors):
+        by_server = list(zip(*self.levels, strict=True))
+        for own in by_server:
+            errors = [raised(failure) for load in own for failure in load.failures]
+            if errors and not any(load.answers for load in own) and all(isinstance(one, RequestError) for one in errors):
                 raise errors[0]
-        return [self._result(server, repeats, levels[0]) for server, repeats in zip(self._servers, levels, strict=True)]
-
-    async def _warm_up(self, server: _Server, level: Level) -> Reading | None:
-        """A few short answers under the level's load, so that no measured one pays for connections, compilation and graphs. The
-        counters after them."""
-        at_once = level.concurrency
-        number = max(self._options.warmup, at_once) if self._options.warmup else 0
-        requests = [_lukewarm(self._requests[index % len(self._requests)]) for index in range(number)]
-        options = self._options.salted(server.info.engine)
-        sampling = replace(options.sampling, max_tokens=options.sampling.limit(WARMUP_TOKENS))
-        options = replace(options, sampling=sampling)
-        cold, received = await server.reading(), 0
-        for start in range(0, number, at_once):
-            asked = [(one.id, *options.body(one, server.info.model)) for one in requests[start : start + at_once]]
-            for outcome in await asyncio.gather(*(server.client.ask(*one) for one in asked)):
-                if isinstance(outcome, MeasuredAnswer):
-                    received += outcome.num_tokens or 0
-                elif not isinstance(raised(outcome), RequestError):
-                    self._cold = outcome
-                    self._give_up(server, outcome.message)
-                    return None
-        return await server.settled(self._options.settle_s, cold, received)
-
-    async def _take_turns(self, level: Level) -> None:
-        loads = [self._load(server, level) for server in self._servers]
-        for turn, requests in enumerate(self._turns(level)):
-            start = turn % len(loads)
-            for number in (*range(start, len(loads)), *range(start)):
-                await loads[number].run(requests, turn)
-                if loads[number].given_up:
-                    self._give_up(self._servers[number], loads[number].given_up)
-                    return
-
-    def _give_up(self, server: _Server, reason: str) -> None:
-        self.given_up = server
-        server.notes.append(f"given up: {reason}")
-
-    def _turns(self, level: Level) -> list[Sequence[WorkloadRequest]]:
-        """The requests, cut into turns. A server that is alone needs none."""
-        size = TURN * level.concurrency if level.concurrency > 1 else 1
-        if len(self._servers) == 1:
-            size = len(self._requests)
-        return [self._requests[start : start + size] for start in range(0, len(self._requests), size)]
-
-    def _load(self, server: _Server, level: Level) -> LoadRun:
-        answers = server.answers[level.label] = []
-        failures = server.failures[level.label] = []
-        options = self._options.salted(server.info.engine)
-        return LoadRun(server.label, server.client, server.info.model, options, level, answers.append, self._progress, failures)
-
-    async def _close_window(self, server: _Server, level: Level, before: Reading | None) -> None:
-        if before is None or server is self.given_up:
-            return
-        received = sum(answer.num_tokens or 0 for answer in server.answers[level.label])
-        after = await server.settled(self._options.settle_s, before, received)
-        if after is not None:
-            server.windows[level.label] = difference(before, after)
-
-    def _measured(self, server: _Server, level: Level) -> LevelMeasurement:
-        by_id = {answer.id: answer for answer in server.answers.get(level.label, [])}
-        answers = [by_id[request.id] for request in self._requests if request.id in by_id]
-        failures, window = server.failures.get(level.label, []), server.windows.get(level.label)
-        return summarise(level, len(self._requests), answers, failures, window)
+        measured = [[load.measured(self._requests) for load in own] for own in by_server]
+        return [self._result(server, found, measured[0]) for server, found in zip(self._servers, measured, strict=True)]
 
     def _result(
         self, server: _Server, levels: list[LevelMeasurement], baseline: list[LevelMeasurement]
     ) -> ServerMeasurement:
         unanswered = sum(level.num_requests - len(level.answers) for level in levels)
         refused = [failure for level in levels for failure in level.failures if isinstance(raised(failure), RequestError)]
-        if self.given_up:
-            others = "" if server is self.given_up else f"the run ended with {self.given_up.label}: "
+        if (ended := self.given_up) is not None:
+            is_own = server is ended.server
+            server.notes += [f"given up: {ended.given_up}"] if is_own else []
+            others = "" if is_own else f"the run ended with {ended.server.label}: "
             server.notes.append(f"{others}{unanswered} requests are without an answer")
         elif self.stopped:
             server.notes.append(f"the run was stopped: {unanswered} requests are without an answer")
