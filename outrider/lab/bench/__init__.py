@@ -1,7 +1,6 @@
 """Plain against speculative decoding on the same prompts, in turn, until the answer is certain or the time is spent.
 
-    plan.py         what is measured: configurations, cells (task, temperature, batch size, context), when to stop
-    material.py     from a workload to the token ids of every cell, and to the groups that are decoded together
+    plan.py         what is measured, and when to stop; from a workload to the token ids of every cell, in groups
     stages.py       the rounds through all cells: journal, budget, who is still uncertain, busy neighbours: once more
     notes.py        from a trace to the numbers that are kept of it
     machine.py      memory overhead, the roof of memory bandwidth

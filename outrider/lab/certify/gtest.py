@@ -1,22 +1,15 @@
 """Counted tokens against the distributions they should have been drawn from: G-tests over many distributions at once, and what
-they can see.
+they can see (docs/certify.md, "Power").
 
 Two views of the same draws, each with its cells:
 
-* **tokens**: a group is one beginning of the text: the tokens that followed it are n draws from one distribution. Tokens
-  expected at least MIN_EXPECTED times are cells of their own; rarer ones are put together, likeliest first, until a cell is
-  expected often enough. Where that leaves a single cell (a beginning drawn too rarely, or a distribution with one likely token)
-  the draw goes by its *rank*.
-* **preference**: the ranks of all draws, tokens in the order in which the draft prefers them to the target (q / p). What goes
-  wrong between a draft and its target moves probability along this order, so it shows here long before it shows in single tokens.
+* **tokens**: a group is one beginning of the text, cells are the tokens that followed it. Where too few would be expected for two
+  cells (a beginning drawn too rarely, or a distribution with one likely token) the draw goes by its *rank*.
+* **preference**: the ranks of all draws, tokens in the order in which the draft prefers them to the target (q / p).
 
 A token's rank in its own distribution is the probability of the tokens before it, plus a random share of its own: uniform on
 [0, 1) when the distribution is right, whichever distribution it was. So draws from many distributions make one group of cells.
-
-G = 2 sum O ln(O / E) over all cells, each group's share divided by Williams' factor, is then chi-squared with cells minus
-groups degrees of freedom, given how often each beginning was drawn. Under another distribution it is noncentral with 2 n KL >=
-4 n TV^2 (Pinsker), so the smallest total variation that is found with a given probability follows from the noncentral
-chi-squared distribution. A difference inside one cell cannot be seen.
+G is chi-squared with cells minus groups degrees of freedom, given how often each beginning was drawn.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """Why two texts part that should be equal: a near-tie that rounding turned over, or something that must not happen.
 
-Three causes are distinguished by the scores the run itself saw at the first differing token, and by the target's scores when it
-is fed the common text once more, token by token as plain decoding does:
-
-    verifier   the run's own scores favour another token than the one it kept
-    rounding   they favour it, by a gap within the rounding of the model's dtype
-    state      they favour it because they moved by more than rounding can: cache, positions or masks are wrong
-
-Gaps are in spacings: the distance of neighbouring numbers of the model's dtype at the size of those logits (1 ulp).
+Three causes (docs/certify.md, "When texts differ") are distinguished by the scores the run itself saw at the first differing
+token, and by the target's scores when it is fed the common text once more, token by token as plain decoding does. Gaps are in
+spacings: the distance of neighbouring numbers of the model's dtype at the size of those logits (1 ulp).
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""What speculation would bring, by three models side by side, without running anything.
-
-    leviathan   (1 - alpha^(gamma+1)) / ((1 - alpha) (gamma c + 1))        one alpha, flat passes (2211.17192, Theorem 3.8)
-    envelope    effective gamma T / (gamma t + T)                          kept draft tokens only, flat passes
-    curve       tau(gamma) plain step seconds / step seconds(gamma)        acceptance by position, costs by pass length
+"""What speculation would bring, by three models side by side, without running anything: docs/algorithms/estimate.md.
 
 The curve decides: with nothing but alpha and c it is Leviathan's formula, and everything more that is known (acceptance by
-position, measured times, sizes with FLOPS) enters there alone. docs/algorithms/estimate.md says when each is wrong. Notes say
-what was assumed, and which measurements were stretched.
+position, measured times, sizes with FLOPS) enters there alone. Notes say what was assumed, and which measurements were
+stretched.
 """
 
 from __future__ import annotations

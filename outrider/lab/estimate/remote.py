@@ -1,12 +1,4 @@
-"""What a draft service would bring, by the length of the line to it; docs/algorithms/remote-drafts.md has the formulas.
-
-    X = R + D(gamma)                                               round trip, and drafting there
-    co-located    tau T(0) / (T(gamma) + D(gamma))                 the draft in the target's process
-    synchronous   tau T(0) / (T(gamma) + X)                        every step waits for its draft
-    overlapped    tau T(0) / (h max(T(gamma), X) + (1 - h) (T(gamma) + X))    drafts for outcomes come during the pass
-
-T: seconds of a step without its drafting; h: share of steps whose draft was among the prepared ones.
-"""
+"""What a draft service would bring, by the length of the line to it; docs/algorithms/remote-drafts.md has the formulas."""
 
 from __future__ import annotations
 

@@ -19,7 +19,9 @@ from outrider.lab.explain.explain_result import Counterfactual, Times
 from outrider.lab.explain.explained import Explained
 from outrider.lab.explain.forecast import TextWalk, favourites_walk, overlap_walk, total_steps
 from outrider.lab.progress import Progress
-from outrider.lab.replay import Text, default_configurations, replay, text_target
+from outrider.lab.replay.loop import text_target
+from outrider.lab.replay.replay import default_configurations, replay
+from outrider.lab.replay.texts import Text
 from outrider.lab.runner import Step
 from outrider.models.lm import LM
 

@@ -1,14 +1,7 @@
 """Both models' distributions at every position of a finished text, from one more pass of each over it (teacher forcing).
 
-Every node that a step tested follows kept tokens only, so its context is the text itself: what the step saw there can be had
-again, for all positions, the untested ones included. Filters, penalties and biases are the row's own, through `distribution`.
-
-Where the draft's distribution comes from:
-
-    Drafter.model       that model reads the text in chunks, as the target does
-    ... on a KVView     (early exit, quantised) step by step, before the target: it runs on what that has committed, as ever
-    none, but it runs a model (universal)       the drafter itself is asked for one token at every position
-    none                there is no distribution: what it proposes are point masses
+docs/explain.md says why the finished text is enough, and where each drafter's distribution comes from. Filters, penalties and
+biases are the row's own, through `distribution`.
 """
 
 from __future__ import annotations

@@ -1,19 +1,6 @@
 """What kind of text a token is, and in which part of the answer it stands: by rules on characters, no model.
 
-Kinds, the first that fits wins:
-
-    tool call     inside <tool_call> ... </tool_call>, after <|python_tag|> or [TOOL_CALLS], or in a JSON object or array
-                  that begins with a quoted key
-    code          inside ``` fences or `quotes`, or on a line that reads like a program
-    number        digits, with their inner points, commas and signs of percent and currency before or behind
-    name          a capitalised word that does not begin a sentence; also words with capitals inside (JSON, iPhone)
-    word          any other run of letters
-    punctuation   any other visible character
-    whitespace    nothing visible
-
-A token has the kind of its first visible character. Sections: "thinking" between <think> and </think>, or before the answer where
-the answer is marked by "####", "Answer:", "final answer" or "the answer is" at the start of a line or sentence; "answer" behind
-that; "text" where nothing is marked.
+docs/explain.md, "Kinds of text", has the rules.
 """
 
 from __future__ import annotations

@@ -1,14 +1,7 @@
 """Replay: how many tokens a model-free drafter would have saved on texts that were already written.
 
-The real drafter runs on each prompt and is judged by the logged answer (`loop.py`). No model is loaded, and drafters are
-quick: tens of thousands of tokens a second and processor.
-
-Refused by name, with the reason: drafters that run a model or read the target's logits; verifiers that keep other tokens than
-the target's own; `k=auto`, which follows the clock of a machine that is not there.
-
-Drafters that learn across texts meet the texts in an order. "logged": as they were written, one after the other (or, with
-`max_num_seqs`, as that many at a time would be served). "shuffled": in a seeded random order; if that changes the result,
-the order of the log mattered. "alone": a drafter that knows nothing yet for every text.
+The real drafter runs on each prompt and is judged by the logged answer (`loop.py`). docs/algorithms/replay.md says why that is
+exact, in which orders drafters that learn meet the texts, and what is refused by name.
 """
 
 from __future__ import annotations

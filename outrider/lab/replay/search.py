@@ -1,15 +1,7 @@
 """Better options for a model-free drafter, from logged texts: a search that does not believe its own best number.
 
-The texts are dealt into two halves, task by task. On one the options are searched (optuna's tree-structured Parzen estimator,
-Bergstra et al. 2011, seeded), beginning with the configuration as it is. On the other, which the search never saw, the best
-found is compared with the one it began with: that difference is what is reported, with its interval. On the texts it was chosen
-on, the best of many trials looks better than it is.
-
-Without costs the objective is tau, and the draft length stays as it is: longer drafts can hardly lower tau, so what they cost
-must be known to choose among them. With costs it is the predicted speedup, and the length is searched, too.
-
-What changes memory, files or other requests is not searched (`max_tokens`, `cache`, `max_entries`, `corpus`, ...). Options that
-the user has set are kept as they are.
+docs/algorithms/replay.md, "Search". What changes memory, files or other requests is not searched (`max_tokens`, `cache`,
+`max_entries`, `corpus`, ...).
 """
 
 from __future__ import annotations

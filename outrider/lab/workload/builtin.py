@@ -1,9 +1,4 @@
-"""Workloads with a name: public benchmarks where the user has their files, small embedded sets otherwise.
-
-A benchmark's file is looked for in the folder that `data` names, else in $OUTRIDER_DATA and in `data` of the cache folder, under
-the names in the table. A folder that was named for this purpose and does not have the file is an error; otherwise the embedded
-set stands in, and a note says so: its dozen prompts show that something works, not how well.
-"""
+"""Workloads with a name (docs/workloads.md): public benchmarks where the user has their files, small embedded sets otherwise."""
 
 from __future__ import annotations
 

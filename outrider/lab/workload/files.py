@@ -1,12 +1,9 @@
-"""A file of prompts, whatever its form: opened, recognised by its content, and read entry by entry.
+"""A file of prompts, whatever its form (docs/workloads.md): opened, recognised by its content, and read entry by entry.
 
-The name of a file says nothing: `container_of` tells from its beginning how entries lie in it, one a line, JSON values one after
-another, or blocks of text; `read_entry` tells from the fields of each entry what it is. Gzip and UTF-16 are unpacked; other
-packings are refused with what to do. Bytes that are not UTF-8 are a fault of the entry that holds them, not of the file.
-
-Each reader of a container yields `FileEntry` or `BadLine`, keeps no more of the file than one entry, and counts lines from 1.
-JSON values that are spread over lines are read through a window. After a syntax error in them nothing says where the next entry
-begins, so reading ends there; that is reported, not passed over.
+`container_of` tells from its beginning how entries lie in a file; `read_entry` tells from the fields of each entry what it is.
+Bytes that are not UTF-8 are a fault of the entry that holds them. Each reader of a container yields `FileEntry` or `BadLine`,
+keeps no more of the file than one entry, and counts lines from 1. JSON values that are spread over lines are read through a
+window.
 """
 
 from __future__ import annotations

@@ -1,29 +1,10 @@
-"""Which form one entry has, and the requests in it. Its fields decide, entry by entry: a file may mix forms.
+"""Which form one entry has, and the requests in it: docs/workloads.md lists the forms.
 
-`FORMATS` is a table of forms in the order in which they are tried; the first whose fields an entry has reads it. A field that
-is null counts as absent. A form of your own is a `read` function and one line there. Those known:
+`FORMATS` is a table of forms in the order in which they are tried; the first whose fields an entry has reads it, so a file may
+mix forms. A field that is null counts as absent. A form of your own is a `read` function and one line there.
 
-Benchmarks in the files they are published as: GSM8K, MATH, HumanEval, Spec-Bench and MT-bench. Reasoning is asked as plain text,
-`Question: ...\\nAnswer:`, so that base models and chat models get the same. Code is a beginning to complete. The rest of
-Spec-Bench is a conversation of one turn; later turns would need the model's own answers.
-
-ShareGPT, recorded conversations with a chat model. The first question becomes a request and the first answer its recorded answer;
-with `turns="all"` every question with an answer does, with the conversation before it.
-
-    {"id": "QWJhYvA_0", "conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}, ...]}
-
-Our own form, `prompt` or `messages` and what else is known about the request; and what servers of OpenAI's interface read and
-write.
-
-    {"prompt": "Question: ...\\nAnswer:", "id": "q1", "task": "reasoning", "reference": "18", "max_tokens": 200}
-    {"messages": [{"role": "user", "content": "Hello"}], "answer": "Hi!"}
-    {"custom_id": "r1", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...], "max_tokens": 200}}
-    {"request": {"messages": [...]}, "response": {"choices": [{"message": {"content": "..."}}]}}
-
-`answer`, `response` or `completion` is a model's answer. A conversation that ends with the assistant holds its answer (OpenAI's
-files for fine-tuning are of this kind). Other fields are not looked at. The third is a line of a batch file, the fourth a request
-stored with its response. In both, a request may be a chat completion (`messages`), a completion (`prompt`) or a response
-(`input`, `instructions`). Tools are not part of the prompt here.
+Reasoning is asked as plain text, `Question: ...\\nAnswer:`, so that base models and chat models get the same. A request that
+was sent to a server may be a chat completion (`messages`), a completion (`prompt`) or a response (`input`, `instructions`).
 """
 
 from __future__ import annotations

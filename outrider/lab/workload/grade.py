@@ -1,19 +1,8 @@
 """`grade`: whether a text answers a request rightly, where that can be decided without a judge.
 
-    reasoning, or a numeric reference   the final answer is compared
-    code                                never graded: it would have to be run, and what a model wrote is not run here
-    chat, translation, summarization    never graded: there is no one right answer
-    everything else                     exact match after the normalisation of SQuAD (Rajpurkar et al., 1606.05250): letter case,
-                                        punctuation, articles and spacing do not count
-
-The final answer stands behind the first `####` (GSM8K), else in the last `\\boxed{}` (MATH), else behind the last "answer is" or
-"answer:", else it is the last number. Where a text goes on with another question, only what comes before it counts; where it
-thinks aloud, only what follows `</think>`. Numbers are compared as fractions: 1,234 = 1234.00, 0.5 = 1/2 = \\frac12, $18 = 18
-dollars, 50% = 50. Everything else is compared as text in a normal form, in the manner of Hendrycks et al. (2103.03874): spacing
-and cosmetic commands do not count. There is no algebra: x+1 is not 1+x, 0.333 is not 1/3.
-
-A share of right answers says whether speculation changed what a model can do. It is no benchmark score: prompts are asked
-once, without examples, and the embedded sets have a dozen of them.
+docs/workloads.md, "Right answers", has the rules. The exact match is after the normalisation of SQuAD (Rajpurkar et al.,
+1606.05250), the normal form of other answers in the manner of Hendrycks et al. (2103.03874): spacing and cosmetic commands do
+not count.
 """
 
 from __future__ import annotations

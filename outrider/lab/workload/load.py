@@ -1,12 +1,4 @@
-"""`load_workload`: a name, a file, or several of them with + between, as one workload of requests.
-
-    load_workload("gsm8k", limit=50, data=Path("data"))
-    load_workload("traffic.jsonl", on_bad="skip")
-    load_workload("gsm8k+humaneval+chats.json", limit=90)      # 30 of each
-
-`limit` takes the first requests and stops reading there. Several workloads take turns until one runs out; requests keep their
-tasks.
-"""
+"""`load_workload`: a name, a file, or several of them with + between, as one workload of requests (docs/workloads.md)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,9 @@ import pytest
 
 from outrider.demo import DEMO_PROMPTS
 from outrider.lab.configuration import Configuration
-from outrider.lab.replay import Text, replay, text_target
+from outrider.lab.replay.loop import text_target
+from outrider.lab.replay.replay import replay
+from outrider.lab.replay.texts import Text
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats

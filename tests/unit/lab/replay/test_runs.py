@@ -9,8 +9,8 @@ import pytest
 from outrider.drafters import DRAFTERS
 from outrider.errors import CapabilityError, ConfigError, OutriderError
 from outrider.lab.configuration import Configuration
-from outrider.lab.replay import Text, default_configurations, replay, replayable
-from outrider.lab.replay.replay import replayable_parts
+from outrider.lab.replay.replay import default_configurations, replay, replayable, replayable_parts
+from outrider.lab.replay.texts import Text
 
 PERIOD = list(range(2, 14))
 RECORDED = Text([1, 20, 21], [*PERIOD, 40, 41])

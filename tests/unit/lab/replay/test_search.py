@@ -10,8 +10,9 @@ from optuna.distributions import FloatDistribution, IntDistribution
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.estimate.curves import StepCosts
-from outrider.lab.replay import Text, replay, search
-from outrider.lab.replay.search import SPACES, one_of, space_of, split_texts, values_of, with_values
+from outrider.lab.replay.replay import replay
+from outrider.lab.replay.search import SPACES, one_of, search, space_of, split_texts, values_of, with_values
+from outrider.lab.replay.texts import Text
 
 STEEP = StepCosts.of_steps({0: 0.010, 1: 0.012, 8: 0.060})
 

@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 
 from outrider.lab.configuration import Configuration
 from outrider.lab.estimate.curves import CostPoints, StepCosts
-from outrider.lab.replay import Text, replay, summarise
+from outrider.lab.replay.replay import replay
 from outrider.lab.replay.replay_result import ReplayResult
-from outrider.lab.replay.summary import MIN_BLOCKS, block_length, gain_interval, ratio_interval, unpaid_drafting
+from outrider.lab.replay.summary import (
+    MIN_BLOCKS,
+    block_length,
+    gain_interval,
+    ratio_interval,
+    summarise,
+    unpaid_drafting,
+)
+from outrider.lab.replay.texts import Text
 
 PERIOD = [2, 3, 4, 5, 6, 7]
 TEXTS = [Text([1, *PERIOD], PERIOD[: 3 + n % 3] * 3, task="even" if n % 2 == 0 else "odd") for n in range(12)]

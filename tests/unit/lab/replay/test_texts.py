@@ -8,8 +8,8 @@ import pytest
 
 from outrider.demo import demo_paths
 from outrider.errors import CheckpointError, ConfigError
-from outrider.lab.replay import load_text_target, read_log
-from outrider.lab.replay.texts import Text
+from outrider.lab.replay.loop import load_text_target
+from outrider.lab.replay.texts import Text, read_log
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from tests.helpers import EOS, byte_tokenizer, save_checkpoint, tiny_llama, widened, word_tokenizer
 
