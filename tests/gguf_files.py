@@ -191,14 +191,16 @@ def experts_of(model: Any) -> dict[str, np.ndarray]:
     found: dict[str, Tensor] = {}
     for path, part in model.named_modules():
         layer = re.search(r"layers\.(\d+)\.", path)
-        if layer is None or not hasattr(part, "has_gate"):
+        is_llama = type(part).__name__ == "Llama4TextExperts"
+        if layer is None or not (hasattr(part, "has_gate") or is_llama):
             continue
+        transposed, concatenated = (True, True) if is_llama else (part.is_transposed, part.is_concatenated)
         for name, value in part.named_parameters(recurse=False):
             kind, end = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
-            rows = value.detach().float().transpose(1, 2) if part.is_transposed and end == "weight" else value.detach().float()
+            rows = value.detach().float().transpose(1, 2) if transposed and end == "weight" else value.detach().float()
             each = {"down": rows}
             if kind == "gate_up_proj":
-                halves = rows.chunk(2, dim=1) if part.is_concatenated else (rows[:, ::2], rows[:, 1::2])
+                halves = rows.chunk(2, dim=1) if concatenated else (rows[:, ::2], rows[:, 1::2])
                 each = dict(zip(("gate", "up"), halves, strict=True))
             found |= {f"blk.{layer[1]}.ffn_{one}_exps.{end}": own for one, own in each.items()}
     return {name: value.contiguous().numpy() for name, value in found.items()}

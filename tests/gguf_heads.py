@@ -17,13 +17,15 @@ from tests.mtp_heads import MtpReference
 PARTS = {"enorm": "embed_norm", "hnorm": "hidden_norm", "eh_proj": "projection", "shared_head_norm": "norm"}
 RAISED = ("qwen35", "qwen35moe", "qwen3next")  # norms, by one
 PLAIN = ("norm", "ffn_gate_inp", "ssm_", "attn_k_b", "attn_v_b", "attn_qkv", "attn_gate", "exp_probs_b")  # tensors that stay fp32
-ROUTERS = ("gate.weight", "shared_expert_gate.weight", "kv_b_proj.weight")
+ROUTERS = ("gate.weight", "router.weight", "shared_expert_gate.weight", "kv_b_proj.weight")
 
 
-def round_matrices(module: Any, kind: Kind) -> None:
-    """Round what `kind_of` stores in blocks, in place."""
+def round_matrices(module: Any, kind: Kind, *, turned: bool = False) -> None:
+    """Round what files store in blocks, in place. `turned`: the module's experts have (inputs, outputs)."""
     for name, value in module.named_parameters():
-        if value.ndim > 1 and value.shape[-1] % 32 == 0 and not name.endswith(ROUTERS) and ".linear_attn." not in name:
+        if turned and value.ndim == 3:
+            value.data.copy_(rounded(value.data.transpose(1, 2).contiguous(), kind).transpose(1, 2))
+        elif value.ndim > 1 and value.shape[-1] % 32 == 0 and not name.endswith(ROUTERS) and ".linear_attn." not in name:
             value.data.copy_(rounded(value.data.contiguous(), kind))
 
 

@@ -15,6 +15,18 @@ from typing import Any
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.gguf import library
 from outrider.models.gguf.header import Count, GgufFile
+from outrider.models.gguf.routed import (
+    ERNIE,
+    ROUTED,
+    SIGMOID,
+    deepseek,
+    ernie_moe,
+    glm_moe,
+    ling,
+    ling_lite,
+    llama4,
+    unknown_gate,
+)
 
 TOKENS = "tokenizer.ggml.tokens"
 COMMON = {  # keys below the architecture's name -> what configs call them
@@ -200,7 +212,7 @@ def _qwen3_next(file: GgufFile) -> dict[str, Any]:
 def _lfm_moe(file: GgufFile) -> dict[str, Any]:
     """LFM 2 with experts: layers without keys are convolutions."""
     if file.of_model("expert_gating_func", SIGMOID) != SIGMOID:
-        raise _unknown_gate(file)
+        raise unknown_gate(file)
     kept = file.of_model("attention.head_count_kv")
     names = {tensor.name for tensor in file.tensors}
     return {
@@ -249,50 +261,6 @@ def _glm4(file: GgufFile) -> dict[str, Any]:
     return {}
 
 
-def _glm_moe(file: GgufFile) -> dict[str, Any]:
-    """GLM 4.5 and later, but for Flash."""
-    if file.of_model("expert_gating_func", SIGMOID) != SIGMOID:
-        raise _unknown_gate(file)
-    norms = any(tensor.name == "blk.0.attn_q_norm.weight" for tensor in file.tensors)
-    return {
-        "use_qk_norm": norms, "norm_topk_prob": file.of_model("expert_weights_norm", True),
-        "routed_scaling_factor": file.of_model("expert_weights_scale", 1.0),
-    }  # fmt: skip
-
-
-def _deepseek(file: GgufFile) -> dict[str, Any]:
-    """DeepSeek V2 and V3, GLM 4.7 Flash, Kimi: the gate says which. Files before 2025-04 name the sizes of whole heads."""
-    biased = any(".exp_probs_b." in tensor.name for tensor in file.tensors)
-    if file.of_model("expert_gating_func", SIGMOID if biased else SOFTMAX) != (SIGMOID if biased else SOFTMAX):
-        raise _unknown_gate(file)
-    key, value = (
-        file.of_model(f"attention.{part}_length_mla", file.of_model(f"attention.{part}_length")) for part in ("key", "value")
-    )
-    rotated, (groups, used) = file.of_model("rope.dimension_count"), GROUPS.get(file.of_model("expert_count"), (1, 1))
-    groups, used = file.of_model("expert_group_count", groups), file.of_model("expert_group_used_count", used)
-    return {
-        "model_type": "deepseek_v3" if biased else "deepseek_v2", "q_lora_rank": file.of_model("attention.q_lora_rank"),
-        "qk_nope_head_dim": key - rotated, "v_head_dim": value, "head_dim": rotated, "n_group": groups, "topk_group": used,
-        "num_key_value_heads": file.of_model("attention.head_count"),
-        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
-        "routed_scaling_factor": file.of_model("expert_weights_scale", 1.0),
-        "norm_topk_prob": file.of_model("expert_weights_norm", False),
-    }  # fmt: skip
-
-
-def _unknown_gate(file: GgufFile) -> CapabilityError:
-    return CapabilityError(
-        f"'{file.path}' chooses its experts by function {file.of_model('expert_gating_func')}, which its architecture "
-        f"'{file.architecture}' is not known with. Use the original checkpoint: a folder with config.json and *.safetensors."
-    )
-
-
-SOFTMAX, SIGMOID = 1, 2  # functions that choose experts
-GROUPS = {256: (8, 4), 160: (8, 3)}  # of DeepSeek V3's and V2's experts, and how many are used: older files do not say
-ROUTED = {
-    "expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok", "expert_shared_count": "n_shared_experts",
-    "expert_feed_forward_length": "moe_intermediate_size", "leading_dense_block_count": "first_k_dense_replace",
-}  # fmt: skip
 DELTA_NET = {
     "full_attention_interval": "full_attention_interval", "ssm.conv_kernel": "linear_conv_kernel_dim",
     "ssm.state_size": "linear_key_head_dim", "ssm.group_count": "linear_num_key_heads",
@@ -309,13 +277,18 @@ NEMOTRON_H = Architecture("nemotron_h", {
 }, ("attention.head_count_kv", "feed_forward_length", "ssm.inner_size"), more=_nemotron_h)  # fmt: skip
 ARCHITECTURES = {
     "arcee": Architecture("arcee"),
+    "bailingmoe": Architecture("ernie4_5_moe", ERNIE, ("expert_weights_norm",), {"moe_layer_interval": 1}, more=ling_lite),
+    "bailingmoe2": Architecture("glm4_moe", ROUTED, ("rope.dimension_count", "expert_gating_func"), more=ling),
     "cohere2": Architecture("cohere2", {"logit_scale": "logit_scale", "attention.sliding_window": "sliding_window"}),
     "command-r": Architecture("cohere", {"logit_scale": "logit_scale"}),
     "deepseek2": Architecture(
         "deepseek_v3", ROUTED | {"attention.kv_lora_rank": "kv_lora_rank", "rope.dimension_count": "qk_rope_head_dim"},
-        ("attention.key_length", "attention.value_length"), more=_deepseek,
+        ("attention.key_length", "attention.value_length"), more=deepseek,
     ),
     "ernie4_5": Architecture("ernie4_5"),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe", ERNIE | {"interleave_moe_layer_step": "moe_layer_interval"}, more=ernie_moe
+    ),
     "exaone4": Architecture("exaone4", more=_exaone),
     "gemma": Architecture("gemma"),
     "gemma3n": Architecture(
@@ -334,7 +307,7 @@ ARCHITECTURES = {
             "rope.freq_base"), more=_gemma4,
     ),
     "glm4": Architecture("glm4", more=_glm4),
-    "glm4moe": Architecture("glm4_moe", ROUTED, more=_glm_moe),
+    "glm4moe": Architecture("glm4_moe", ROUTED, more=glm_moe),
     "granite": Architecture("granite", GRANITE),
     "granitehybrid": Architecture("granitemoehybrid", GRANITE | {
         "ssm.conv_kernel": "mamba_d_conv", "ssm.state_size": "mamba_d_state", "ssm.group_count": "mamba_n_groups",
@@ -345,11 +318,17 @@ ARCHITECTURES = {
         "attention.layer_norm_rms_epsilon": "norm_eps", "leading_dense_block_count": "num_dense_layers",
         "shortconv.l_cache": "conv_L_cache",
     }, ("attention.head_count_kv",), more=_lfm_moe),
+    "llama4": Architecture("llama4_text", {
+        "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "intermediate_size", "feed_forward_length": "intermediate_size_mlp",
+        "interleave_moe_layer_step": "interleave_moe_layer_step",
+    }, more=llama4),
     "mistral3": Architecture("ministral3", more=_ministral),
     "nemotron_h": NEMOTRON_H,
     "nemotron_h_moe": NEMOTRON_H,
     "olmo2": Architecture("olmo2", more=_olmo),
     "olmoe": Architecture("olmoe", {key: EXPERTS[key] for key in ("expert_count", "expert_used_count")}),
+    "phi2": Architecture("phi"),
     "qwen2vl": Architecture("qwen2"),  # the text part, whose positions are a text's
     "qwen35": Architecture("qwen3_5_text", DELTA_NET, POSITIONS, more=_delta_net),
     "qwen35moe": Architecture("qwen3_5_moe_text", DELTA_NET | EXPERTS | SHARED_EXPERT, POSITIONS, more=_delta_net),

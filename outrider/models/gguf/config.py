@@ -42,7 +42,9 @@ SAMPLING = {
 SHAPED_ELSEWHERE = (  # by the tables of metadata
     "gemma3n", "gemma4", "granitehybrid", "lfm2", "lfm2moe", "mamba", "nemotron_h", "nemotron_h_moe",
 )  # fmt: skip
-PARTLY_ROTATED = ("glm4", "glm4moe", "nemotron", "phi3", "qwen35", "qwen35moe", "qwen3next", "stablelm")  # by a factor in config
+PARTLY_ROTATED = (  # by a factor in config
+    "bailingmoe2", "glm4", "glm4moe", "nemotron", "phi2", "phi3", "qwen35", "qwen35moe", "qwen3next", "stablelm",
+)  # fmt: skip
 YARN = {"attn_factor": "attention_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
 DRAFT_HEADS = ("eagle3", "dflash")  # which `models/heads/gguf_heads.py` reads
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose queries are scaled by another number

@@ -22,7 +22,7 @@ from outrider.errors import CapabilityError, CheckpointError
 from outrider.lazy import transformers
 from outrider.models.gguf import library
 from outrider.models.gguf.config import rope_factors
-from outrider.models.gguf.experts import SAME, Experts, experts_in
+from outrider.models.gguf.experts import OTHERS, SAME, Experts, experts_in
 from outrider.models.gguf.formats import FORMS
 from outrider.models.gguf.header import GgufFile, TensorInfo
 from outrider.models.gguf.linear import (
@@ -43,6 +43,8 @@ HALVES = {  # architecture -> patterns of the first tensor's name, and what to w
     "qwen3next": (r"\.attn_qkv\.weight$", ".attn_gate.weight", ".ssm_in.weight"),
     "granitehybrid": (r"\.ffn_gate(_shexp)?\.weight$", r".ffn_up\1.weight", f".{GATE_UP}"),
 }  # fmt: skip
+CORRECTION = ".moe_statics.e_score_correction_bias"  # ERNIE's, and Ling's has none
+JOINED = re.compile(r"\.attn_qkv\.(weight|bias)$")  # queries, keys and values in one tensor, where transformers has three
 LATENT = re.compile(r"\.attn_[kv]_b\.weight$")
 USED_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -106,6 +108,8 @@ class GgufLoading:
         for tensor in self.file.tensors:
             if tensor.name in elsewhere or leaves_out(tensor.name):
                 continue
+            if tensor.name not in paths and JOINED.search(tensor.name) and self._split(tensor, paths):
+                continue
             if tensor.name in self.stay and self._keep_blocks(tensor, paths.get(tensor.name), processor):
                 continue
             if not self._widen(tensor, paths, processor):
@@ -122,6 +126,7 @@ class GgufLoading:
                 f"for, first '{unknown[0]}': it is another model than its architecture '{self.file.architecture}' says."
             )
         self._tie()
+        self._correct_nothing()
         absent = sorted(name for name, parameter in self.module.named_parameters() if parameter.is_meta)
         if absent:
             raise CheckpointError(
@@ -138,11 +143,12 @@ class GgufLoading:
         find = transformers.modeling_gguf_pytorch_utils.get_gguf_hf_weights_map
         whole = SimpleNamespace(config=self.module.config, state_dict=self.module.state_dict, named_children=tuple)
         try:
-            others = other_paths(self.module.state_dict())
-            paths = _with_endings(find(whole, processor, model_type)) | others
-            if all(tensor.name in paths or tensor.name in others for tensor in self.file.tensors):
+            own = other_paths(self.module.state_dict())
+            paths = _with_endings(find(whole, processor, model_type)) | own
+            names = (tensor.name for tensor in self.file.tensors if not JOINED.search(tensor.name))
+            if all(name in paths or name in others for name in names):
                 return paths
-            return _with_endings(find(self.module, processor, model_type)) | others
+            return _with_endings(find(self.module, processor, model_type)) | own
         except NotImplementedError as error:
             raise CapabilityError(
                 f"'{self.file.path}': the installed gguf package does not know the tensors of '{self.config.model_type}'. "
@@ -174,6 +180,23 @@ class GgufLoading:
                 return False
             self.columns[path] = np.argsort(columns)
         self.kept.append(((tensor,), path, order))
+        return True
+
+    def _split(self, tensor: TensorInfo, paths: Mapping[str, str]) -> bool:
+        """Load queries, keys and values of one tensor into three layers, in blocks where it may stay so; whether there are."""
+        found = [paths.get(tensor.name.replace("attn_qkv", f"attn_{part}")) for part in "qkv"]
+        if None in found:
+            return False
+        start = 0
+        for path in (path for path in found if path is not None):
+            shape = self.module.get_parameter(path).shape
+            rows = np.arange(start, start := start + shape[0], dtype=np.int64)
+            if tensor.name in self.stay:
+                self._check_shape(path, (shape[0], tensor.shape[1]), shape)
+                self.kept.append(((tensor,), path.removesuffix(".weight"), rows))
+            else:
+                self._put(path, torch.from_numpy(plain_values(tensor)[rows[0] : start].copy()))
+        self._check_shape(tensor.name, tensor.shape[:1], (start,))
         return True
 
     def _put_experts(self, own: Experts) -> None:
@@ -221,17 +244,18 @@ class GgufLoading:
         """The layers of `kept`."""
         found = panels_in([(tensors, order) for tensors, _, order in self.kept], self.pack)
         for (tensors, path, order), panels in zip(self.kept, found, strict=True):
-            self._put_blocks(tensors, path, panels)
+            self._put_blocks(tensors, path, order, panels)
             path = f"{path}.inner" if path in self.columns else path
             self.stored[path] = StoredTensor(tuple(tensor.name for tensor in tensors), order)
 
-    def _put_blocks(self, tensors: Sequence[TensorInfo], path: str, panels: Tensor) -> None:
+    def _put_blocks(self, tensors: Sequence[TensorInfo], path: str, order: np.ndarray, panels: Tensor) -> None:
         form, inputs = FORMS[tensors[0].kind.name], tensors[0].shape[-1]
-        outputs = sum(tensor.shape[-2] for tensor in tensors)
+        outputs = sum(tensor.shape[-2] for tensor in tensors) if order is SAME else len(order)
         if panels.dim() == 3:
             owner, _, name = path.rpartition(".")
             part: Any = self.module.get_submodule(owner)
-            experts = BlockExperts(panels, form, outputs, inputs, self.dtype, is_transposed=part.is_transposed)
+            transposed = OTHERS[type(part).__name__][1] if type(part).__name__ in OTHERS else part.is_transposed
+            experts = BlockExperts(panels, form, outputs, inputs, self.dtype, is_transposed=transposed)
             put_experts(part, name, experts)
             return
         layer = self.module.get_submodule(path)
@@ -260,6 +284,12 @@ class GgufLoading:
             for path, row in zip(rows, values, strict=True):
                 self._put(path, row)
         return bool(rows)
+
+    def _correct_nothing(self) -> None:
+        """Choices of experts that transformers corrects and a file does not are corrected by zeros."""
+        for name, parameter in [*self.module.named_parameters()]:
+            if parameter.is_meta and name.endswith(CORRECTION):
+                self._put(name, torch.zeros(parameter.shape))
 
     @cached_property
     def _rows(self) -> dict[str, list[str]]:

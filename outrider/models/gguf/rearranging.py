@@ -24,7 +24,8 @@ LIKE = {  # architectures whose tensors differ as those of another one do, which
 GATE_UP = "ffn_gate_up_shexp.weight"  # files have its halves
 OTHER_NAMES = {  # ends of parameters' names in a layer, and the tensors of files that gguf's table has under another name
     ".linear_attn.dt_bias": "ssm_dt.bias", ".feed_forward.expert_bias": "exp_probs_b.bias",
-    ".mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    ".mlp.gate.e_score_correction_bias": "exp_probs_b.bias", ".mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
+    **{f".self_attn.{part}_proj.{end}": f"attn_{part}.{end}" for part in "qkv" for end in ("weight", "bias")},  # Ling's
     **{f".mixer.{ours}": theirs for ours, theirs in {  # Nemotron-H's
         "in_proj.weight": "ssm_in.weight", "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias",
         "dt_bias": "ssm_dt.bias", "A_log": "ssm_a", "D": "ssm_d", "norm.weight": "ssm_norm.weight",
@@ -58,6 +59,8 @@ def processor_of(architecture: str, config: dict[str, Any]) -> Any:
         return DeltaNetProcessor(values if architecture == "qwen3next" else keys, values, *dims)  # its value heads lie in order
     if architecture in ("nemotron_h", "nemotron_h_moe", "granitehybrid"):
         return Mamba2Processor()
+    if architecture in ("ernie4_5-moe", "bailingmoe"):
+        return RouterProcessor()
     if architecture in ("gemma3n", "gemma4"):
         return SharedKeysProcessor(config["num_hidden_layers"] - config["num_kv_shared_layers"])
     known = transformers.modeling_gguf_pytorch_utils
@@ -134,6 +137,19 @@ class SharedKeysProcessor:
 
     def process(self, weights: np.ndarray, name: str, **_: Any) -> Processed:
         return Processed(weights, name, {})
+
+
+class RouterProcessor:
+    """ERNIE's: what corrects the choice of experts is a row of its own."""
+
+    def preprocess_name(self, name: str) -> str:
+        return name
+
+    def perform_fallback_tensor_mapping(self, paths: dict[str, str], suffix: str, owner: str, name: str) -> None:
+        """Nothing that `other_paths` has not."""
+
+    def process(self, weights: np.ndarray, name: str, **_: Any) -> Processed:
+        return Processed(weights.reshape(1, -1) if ".exp_probs_b." in name else weights, name, {})
 
 
 class Mamba2Processor:

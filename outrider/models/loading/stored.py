@@ -170,8 +170,8 @@ def _read_blocks(name: str, kept: Mapping[str, Any], texts: Sequence[list[Any]],
     made = dict(zip(each, panels_in(stored, pack), strict=True))
     return {
         layer: InBlocks(
-            made[tuple(kept[layer][0]), number], FORMS[tensors[0].kind.name], sum(one.shape[-2] for one in tensors),
-            tensors[0].shape[-1],
+            made[tuple(kept[layer][0]), number], FORMS[tensors[0].kind.name],
+            len(orders[number]) or sum(one.shape[-2] for one in tensors), tensors[0].shape[-1],
         )
         for layer, (tensors, number) in known.items()
     }  # fmt: skip

@@ -34,7 +34,16 @@ from tests.helpers import word_tokenizer
 from tests.mtp_heads import MtpReference, save_with_mtp
 from tests.unit.drafters.heads.test_mtp import watched, write
 from tests.unit.models.gguf.test_load import DELTA_NET, DELTA_NET_KEYS, SIZES, made
-from tests.unit.models.gguf.test_routed import EXPERTS, LATENTS, ROUTED, metadata, nemotron_tensors
+from tests.unit.models.gguf.test_routed import (
+    EXPERTS,
+    LATENTS,
+    LING,
+    LING_KEYS,
+    ROUTED,
+    joined,
+    metadata,
+    nemotron_tensors,
+)
 
 EVEN = {**ROUTED, "num_hidden_layers": 2, "num_experts_per_tok": 2}
 MIXED = {"num_experts": EXPERTS, "num_experts_per_tok": EXPERTS, "moe_intermediate_size": 32}
@@ -62,6 +71,7 @@ FAMILIES: dict[str, tuple[str, str, type, dict[str, Any], dict[str, Any]]] = {  
     }, {}),
     "deepseek v3": ("deepseek2", "deepseek", DeepseekV3Config, {**EVEN, **LATENTS, "norm_topk_prob": True}, {}),
     "glm 4.7 flash": ("deepseek2", "deepseek", Glm4MoeLiteConfig, {**EVEN, **LATENTS, "norm_topk_prob": True}, {}),
+    "ling": ("bailingmoe2", "deepseek", Glm4MoeConfig, {**LING, "num_hidden_layers": 2}, LING_KEYS),
     "qwen35": ("qwen35", "qwen", Qwen3_5TextConfig, HYBRID, DELTA_NET_KEYS),
     "qwen35moe": (
         "qwen35moe", "qwen", Qwen3_5MoeTextConfig, {**HYBRID, **MIXED},
@@ -103,8 +113,8 @@ def written(
     if kind is not Kind.F32:
         for parts in reference.layers:
             round_matrices(parts["projection"], kind)
-    changes = changes if layout != "deepseek" else metadata(architecture, reference.target.config)
-    changes = changes | ({f"{architecture}.expert_used_count": 2} if layout == "deepseek" else {})
+    if layout == "deepseek" and not changes:
+        changes = metadata(architecture, reference.target.config) | {f"{architecture}.expert_used_count": 2}
     count, own = reference.target.config.num_hidden_layers, dict[str, Any]()
     if layout == "nemotron":
         head = {**nemotron_head(make(11), kind), **parts_of_layer(reference.layers[0], count, architecture)}
@@ -112,6 +122,9 @@ def written(
     else:
         donors = [make(11 + index) for index in range(num_layers)]
         head = {**head_tensors(reference, donors, architecture), **zeros_of_copies(reference, count)}
+    if name == "ling":  # whose norm before the output is called otherwise
+        own, head[f"blk.{count}.attn_qkv.weight"] = joined(reference.target), list(joined(make(11)).values())[-1]
+        head[f"blk.{count}.layer_output_norm.weight"] = head.pop(f"blk.{count}.nextn.shared_head_norm.weight")
     without = () if norm else (f"blk.{count}.nextn.shared_head_norm.weight",)
     if layout == "qwen":  # which has norms and projection once
         without += tuple(f"blk.{count + index}.nextn.{part}.weight" for index in range(1, num_layers) for part in PARTS)

@@ -33,6 +33,7 @@ from transformers import (
     Olmo3Config,
     OlmoeConfig,
     Phi3Config,
+    PhiConfig,
     Qwen2Config,
     Qwen3_5TextConfig,
     Qwen3Config,
@@ -231,6 +232,10 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[], Any], dict[str, Any]]] = {
         "phi3", lambda: made(Phi3Config, partial_rotary_factor=0.5, sliding_window=16, head_dim=16),
         {"phi3.rope.dimension_count": 8, "phi3.attention.sliding_window": 16},
     ),
+    "phi2": (
+        "phi2", lambda: made(PhiConfig, partial_rotary_factor=0.5, num_key_value_heads=4, layer_norm_eps=1e-5),
+        {"phi2.rope.dimension_count": 8},
+    ),
     "gpt2": (
         "gpt2", lambda: made(GPT2Config, n_embd=64, n_layer=2, n_head=4, n_positions=512, tie_word_embeddings=True),
         {"gpt2.context_length": 512},
@@ -291,6 +296,33 @@ def test_norms_of_heads_are_rows_of_one_tensor(tmp_path: Path, biases: bool, par
     few = norms | {"blk.0.attn_q_norm.weight": norms["blk.0.attn_q_norm.weight"][:3]}
     with pytest.raises(CheckpointError, match=r"'blk.0.attn_q_norm.weight' has shape \(3,\), by its metadata .* \(4,\)"):
         loaded(write_model(tmp_path / "m.gguf", model, "stablelm", changes=changes, tensors=few))
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0])
+def test_queries_keys_and_values_in_one_tensor(tmp_path: Path, kind: Kind) -> None:
+    """Early files of Phi-2 have them so, biases included."""
+    model = made(PhiConfig, partial_rotary_factor=0.5, num_key_value_heads=4, layer_norm_eps=1e-5)
+    parts = [(number, [getattr(layer.self_attn, f"{part}_proj") for part in "qkv"]) for number, layer in enumerate(
+        model.model.layers)]  # fmt: skip
+    joined = {
+        f"blk.{number}.attn_qkv.{end}": torch.cat([getattr(part, end) for part in own]).detach().numpy()
+        for number, own in parts for end in ("weight", "bias")
+    }  # fmt: skip
+    without = tuple(f"blk.{number}.attn_{part}.{end}" for number, _ in parts for part in "qkv" for end in ("weight", "bias"))
+    path = write_model(
+        tmp_path / "m.gguf", model, "phi2", changes={"phi2.rope.dimension_count": 8}, tensors=joined, leave_out=without,
+        kind=lambda name: kind if "attn_qkv" in name else Kind.F32,
+    )  # fmt: skip
+    with torch.no_grad():
+        for _, own in parts:
+            for part in own:
+                part.weight.copy_(rounded(part.weight, kind))
+    module, expected = loaded(path), logits(model)
+    assert torch.allclose(logits(module), expected, atol=1e-4 * expected.abs().max().item())
+    assert len(list(block_layers(module))) == (6 if kind is Kind.Q8_0 else 0)
+    short = {name: value[:-1] if name.endswith("0.attn_qkv.weight") else value for name, value in joined.items()}
+    with pytest.raises(CheckpointError, match="shape"):
+        loaded(write_model(path, model, "phi2", changes={"phi2.rope.dimension_count": 8}, tensors=short, leave_out=without))
 
 
 @pytest.mark.parametrize("experts", [False, True])

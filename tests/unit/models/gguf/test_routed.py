@@ -11,21 +11,24 @@ import torch
 from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
+    Ernie4_5_MoeConfig,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GraniteMoeHybridConfig,
     Lfm2MoeConfig,
+    Llama4TextConfig,
     NemotronHConfig,
     Qwen3NextConfig,
 )
 
 from outrider.errors import CapabilityError
 from outrider.models.gguf.header import read_gguf
-from outrider.models.gguf.linear import BlockExperts, block_layers
+from outrider.models.gguf.linear import BlockEmbedding, BlockExperts, BlockLinear, block_layers
 from outrider.models.loading.load import build_lm, load_config
 from outrider.runtime.lower import lower
 from outrider.runtime.run import NativeRun
 from tests.gguf_files import Kind, rounded, write_model
+from tests.gguf_heads import round_matrices
 from tests.unit.models.gguf.test_load import CPU, loaded, logits, made
 from tests.unit.runtime.passes import differences, every_pass
 
@@ -55,6 +58,44 @@ MODELS: dict[str, Any] = {
     "deepseek v2 lite": ("deepseek2", lambda: made(DeepseekV2Config, **ROUTED, **{**LATENTS, "q_lora_rank": None})),
     "glm 4.7 flash": ("deepseek2", lambda: made(Glm4MoeLiteConfig, **ROUTED, **LATENTS, norm_topk_prob=True)),
 }  # fmt: skip
+
+
+ERNIE = {
+    "num_hidden_layers": 3, "moe_num_experts": EXPERTS, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 2,
+    "moe_layer_start_index": 1, "moe_layer_interval": 1, "initializer_range": 0.1,
+}  # fmt: skip
+NEWER: dict[str, tuple[str, type, dict[str, Any], dict[str, Any]]] = {  # architecture, config, sizes, metadata
+    "ernie": ("ernie4_5-moe", Ernie4_5_MoeConfig, ERNIE, {
+        "expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": 32, "interleave_moe_layer_step": 1,
+        "leading_dense_block_count": 1, "expert_shared_feed_forward_length": 48, "expert_shared_count": 2,  # 48: as published
+    }),
+    "ling-lite": ("bailingmoe", Ernie4_5_MoeConfig, {**ERNIE, "moe_layer_start_index": 0}, {
+        "expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_weights_scale": 1.0,
+        "leading_dense_block_count": 0, "expert_shared_count": 2, "expert_weights_norm": True,
+    }),
+    "llama 4": ("llama4", Llama4TextConfig, {
+        "num_hidden_layers": 4, "intermediate_size": 32, "intermediate_size_mlp": 96, "num_local_experts": EXPERTS,
+        "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "head_dim": 16, "initializer_range": 0.1, "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    }, {
+        "expert_count": EXPERTS, "expert_used_count": 1, "expert_feed_forward_length": 32, "feed_forward_length": 96,
+        "interleave_moe_layer_step": 2, "attention.key_length": 16,
+    }),
+}  # fmt: skip
+
+
+LING = {
+    "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "initializer_range": 0.1,
+    "head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": False, "use_qk_norm": True, "norm_topk_prob": True,
+}  # fmt: skip
+LING_KEYS = {f"bailingmoe2.{key}": value for key, value in {
+    "expert_count": 8, "expert_used_count": 2, "expert_shared_count": 1, "expert_feed_forward_length": 32,
+    "leading_dense_block_count": 1, "expert_weights_scale": 2.5, "expert_weights_norm": True, "expert_group_count": 4,
+    "expert_group_used_count": 2, "expert_gating_func": 2, "rope.dimension_count": 8, "attention.key_length": 16,
+}.items()}  # fmt: skip
 
 
 def metadata(architecture: str, config: Any) -> dict[str, Any]:
@@ -94,6 +135,68 @@ def test_a_file_says_what_its_model_says(name: str, tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", model, architecture, changes=metadata(architecture, model.config))
     expected = logits(model)
     assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
+
+
+def divisors(model: Any) -> dict[str, np.ndarray]:
+    """Llama 3's scaled positions, as files have them."""
+    plain = 5e5 ** -(torch.arange(0, 16, 2) / 16)
+    return {"rope_freqs.weight": (plain / model.model.rotary_emb.inv_freq).numpy()}
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0])
+@pytest.mark.parametrize("name", NEWER)
+def test_other_mixtures(name: str, kind: Kind, tmp_path: Path, library_path: Path) -> None:
+    """ERNIE's choice is corrected by a row of its own; Llama 4's experts are given their share of the input."""
+    architecture, config, sizes, changes = NEWER[name]
+    if kind is not Kind.F32:  # all experts: rounded activations would choose others
+        used = "num_experts_per_tok" if name == "llama 4" else "moe_k"
+        sizes, changes = {**sizes, used: EXPERTS}, {**changes, "expert_used_count": EXPERTS}
+    model = made(config, **sizes)
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            if "e_score_correction_bias" in path and name == "ernie":
+                parameter.copy_(torch.rand(parameter.shape) / 4)
+            if path.endswith(("mlp.gate.weight", "router.weight")):
+                parameter.copy_(torch.randn(parameter.shape))
+    path = write_model(
+        tmp_path / "m.gguf", model, architecture, changes={f"{architecture}.{key}": value for key, value in changes.items()},
+        kind=lambda name: Kind.F32 if "ffn_gate_inp" in name else kind, tensors=divisors(model) if name == "llama 4" else None,
+        leave_out=tuple(f"blk.{number}.exp_probs_b.bias" for number in range(3)) if name == "ling-lite" else (),
+    )  # fmt: skip
+    if kind is not Kind.F32:
+        round_matrices(model, kind, turned=name == "llama 4")
+    module, expected = loaded(path), logits(model)
+    assert torch.allclose(logits(module), expected, atol=1e-4 * expected.abs().max().item())
+    kinds = {type(layer) for layer in block_layers(module)}
+    assert kinds == (set() if kind is Kind.F32 else {BlockLinear, BlockEmbedding, BlockExperts})
+    lm = build_lm(module, "it", torch.float32, CPU)
+    plain = every_pass(lm)
+    lm.run = NativeRun(lm, module, lower(module), library_path)
+    worst = differences(every_pass(lm), plain)
+    assert max(worst.values()) < (1e-3 if kind is Kind.F32 else 0.1), worst
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0])
+def test_ling(kind: Kind, tmp_path: Path) -> None:
+    """Files have queries, keys and values in one tensor, whose rows three layers take; experts are chosen in groups."""
+    model = made(Glm4MoeConfig, **LING)
+    path = write_model(
+        tmp_path / "m.gguf", model, "bailingmoe2", changes=LING_KEYS, tensors=joined(model),
+        kind=lambda name: Kind.F32 if "ffn_gate_inp" in name else kind,
+    )  # fmt: skip
+    if kind is not Kind.F32:
+        round_matrices(model, kind)
+    module, expected = loaded(path), logits(model)
+    assert torch.allclose(logits(module), expected, atol=1e-4 * expected.abs().max().item())
+    assert isinstance(module.model.layers[0].self_attn.k_proj, BlockLinear) is (kind is not Kind.F32)
+    with pytest.raises(CapabilityError, match="chooses its experts by function 1"):
+        loaded(write_model(path, model, "bailingmoe2", changes={**LING_KEYS, "bailingmoe2.expert_gating_func": 1}))
+
+
+def joined(model: Any, first: int = 0) -> dict[str, np.ndarray]:
+    """Queries, keys and values of the layers in one tensor each, counted from `first`."""
+    parts = [[getattr(layer.self_attn, f"{part}_proj").weight for part in "qkv"] for layer in model.model.layers]
+    return {f"blk.{first + number}.attn_qkv.weight": torch.cat(own).detach().numpy() for number, own in enumerate(parts)}
 
 
 def test_older_files_have_the_matrix_of_latents_whole(tmp_path: Path) -> None:

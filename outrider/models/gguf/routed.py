@@ -1,0 +1,107 @@
+"""Configs of architectures that choose experts: what the tables of `architectures.py` do not say of them.
+
+transformers has no class for two of them, whose layers are computed as another's are: Ling 2 (`bailingmoe2`) runs as GLM 4.5,
+Ling (`bailingmoe`), whose files have their queries and keys in ERNIE's order, as ERNIE 4.5.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.errors import CapabilityError, CheckpointError
+from outrider.models.gguf.header import GgufFile
+
+SOFTMAX, SIGMOID = 1, 2  # functions that choose experts
+ERNIE = {
+    "expert_count": "moe_num_experts", "expert_used_count": "moe_k", "expert_feed_forward_length": "moe_intermediate_size",
+    "leading_dense_block_count": "moe_layer_start_index",
+}  # fmt: skip
+UNNORMED = 128  # experts of Llama 4 Maverick
+GROUPS = {256: (8, 4), 160: (8, 3)}  # of DeepSeek V3's and V2's experts, and how many are used: older files do not say
+ROUTED = {
+    "expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok", "expert_shared_count": "n_shared_experts",
+    "expert_feed_forward_length": "moe_intermediate_size", "leading_dense_block_count": "first_k_dense_replace",
+}  # fmt: skip
+
+
+def glm_moe(file: GgufFile) -> dict[str, Any]:
+    """GLM 4.5 and later, but for Flash."""
+    if file.of_model("expert_gating_func", SIGMOID) != SIGMOID:
+        raise unknown_gate(file)
+    norms = any(tensor.name == "blk.0.attn_q_norm.weight" for tensor in file.tensors)
+    return {
+        "use_qk_norm": norms, "norm_topk_prob": file.of_model("expert_weights_norm", True),
+        "routed_scaling_factor": file.of_model("expert_weights_scale", 1.0),
+    }  # fmt: skip
+
+
+def deepseek(file: GgufFile) -> dict[str, Any]:
+    """DeepSeek V2 and V3, GLM 4.7 Flash, Kimi: the gate says which. Files before 2025-04 name the sizes of whole heads."""
+    biased = any(".exp_probs_b." in tensor.name for tensor in file.tensors)
+    if file.of_model("expert_gating_func", SIGMOID if biased else SOFTMAX) != (SIGMOID if biased else SOFTMAX):
+        raise unknown_gate(file)
+    key, value = (
+        file.of_model(f"attention.{part}_length_mla", file.of_model(f"attention.{part}_length")) for part in ("key", "value")
+    )
+    rotated, (groups, used) = file.of_model("rope.dimension_count"), GROUPS.get(file.of_model("expert_count"), (1, 1))
+    groups, used = file.of_model("expert_group_count", groups), file.of_model("expert_group_used_count", used)
+    return {
+        "model_type": "deepseek_v3" if biased else "deepseek_v2", "q_lora_rank": file.of_model("attention.q_lora_rank"),
+        "qk_nope_head_dim": key - rotated, "v_head_dim": value, "head_dim": rotated, "n_group": groups, "topk_group": used,
+        "num_key_value_heads": file.of_model("attention.head_count"),
+        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+        "routed_scaling_factor": file.of_model("expert_weights_scale", 1.0),
+        "norm_topk_prob": file.of_model("expert_weights_norm", False),
+    }  # fmt: skip
+
+
+def ling(file: GgufFile) -> dict[str, Any]:
+    """Ling 2 and Ring 2, in the words of GLM 4.5; both have norms of queries and keys, and groups of experts."""
+    if file.of_model("expert_gating_func") != SIGMOID:
+        raise unknown_gate(file)
+    groups, used = GROUPS.get(file.of_model("expert_count"), (1, 1))
+    return {
+        "use_qk_norm": True, "norm_topk_prob": file.of_model("expert_weights_norm", False),
+        "routed_scaling_factor": file.of_model("expert_weights_scale", 1.0),
+        "n_group": file.of_model("expert_group_count", groups), "topk_group": file.of_model("expert_group_used_count", used),
+        "attention_bias": any(tensor.name == "blk.0.attn_qkv.bias" for tensor in file.tensors),
+    }  # fmt: skip
+
+
+def ling_lite(file: GgufFile) -> dict[str, Any]:
+    """Ling-lite and Ling-plus, in the words of ERNIE 4.5, whose experts' shares are always made to sum to one."""
+    if not file.of_model("expert_weights_norm") or file.of_model("expert_weights_scale", 1.0) != 1.0:
+        raise CapabilityError(
+            f"'{file.path}' scales the shares of its experts in a way that its architecture 'bailingmoe' is not known with. "
+            "Use the original checkpoint: a folder with config.json and *.safetensors."
+        )
+    return ernie_moe(file)
+
+
+def ernie_moe(file: GgufFile) -> dict[str, Any]:
+    """ERNIE 4.5 with experts: which layers have them, and how many are shared, tell the tensors."""
+    rows = {tensor.name: tensor.shape[0] for tensor in file.tensors}
+    routed = [int(name.split(".")[1]) for name in rows if name.endswith(".ffn_gate_inp.weight")]
+    if not routed:
+        raise CheckpointError(f"'{file.path}' has no 'ffn_gate_inp.weight' in any layer: incomplete. Convert the model again.")
+    shared = rows.get(f"blk.{routed[0]}.ffn_up_shexp.weight", 0)
+    return {
+        "moe_layer_end_index": max(routed), "moe_num_shared_experts": shared // file.of_model("expert_feed_forward_length"),
+        "use_bias": "blk.0.attn_q.bias" in rows,
+    }  # fmt: skip
+
+
+def llama4(file: GgufFile) -> dict[str, Any]:
+    """Llama 4: that of 128 experts norms no queries and keys; models without chunks rotate every layer."""
+    found: dict[str, Any] = {"use_qk_norm": file.of_model("expert_count") != UNNORMED}
+    if file.of_model("attention.sliding_window") == 0:
+        count = file.of_model("block_count")
+        found |= {"no_rope_layers": [1] * count, "layer_types": ["full_attention"] * count}
+    return found
+
+
+def unknown_gate(file: GgufFile) -> CapabilityError:
+    return CapabilityError(
+        f"'{file.path}' chooses its experts by function {file.of_model('expert_gating_func')}, which its architecture "
+        f"'{file.architecture}' is not known with. Use the original checkpoint: a folder with config.json and *.safetensors."
+    )
