@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,7 +24,6 @@ from outrider.lab.replay.loop import LoggedRow, ReplayLoop, text_target
 from outrider.lab.replay.texts import Text
 from outrider.models.loading.load import LoadedModel
 from outrider.parts import Parts
-from outrider.rows import Row
 from outrider.run import has_ended, run_rows
 from outrider.stats import DecodeStats
 from outrider.verifiers import VERIFIERS
@@ -159,21 +158,36 @@ def replay(
     parts = replayable_parts(configuration)
     _check(texts, max_num_seqs)
     target = target or text_target(None, 1 + max(max(*text.prompt, *text.answer) for text in texts))
-    run = _ReplayRun(texts, configuration, parts, target, max_num_seqs, progress)
-    numbers = list(range(len(texts)))
+    numbers, is_one_by_one = list(range(len(texts))), max_num_seqs == 1
+    done: dict[int, ReplayedText] = {}
+    together = ROWS_TOGETHER if is_one_by_one and not parts.drafter.learns else max_num_seqs
+
+    def run(some: Sequence[int]) -> None:
+        """With a drafter that is new. It is not closed: a replay leaves no files."""
+        size, drafter = target.lm.shape.vocab_size, parts.make_drafter(target, None)
+        loop = ReplayLoop(configuration.drafter, drafter, FixedLength(parts.length.max_nodes), size)
+        widths: dict[int, Counter[int]] = {number: Counter() for number in some}
+        rows = (LoggedRow.of(texts[number], number) for number in some)
+        for stepped in run_rows(loop, rows, together):  # rows join and leave as in `LLM.generate`: who learns sees the same order
+            for row, length in zip(stepped, loop.drafted, strict=True):
+                widths[row.request][length if is_one_by_one else max(loop.drafted)] += 1
+            for row in filter(has_ended, reversed(stepped)):
+                done[row.request] = ReplayedText(row.stats, widths[row.request], row.origins)
+                progress.advance()
+
     if order == "shuffled":
         random.Random(seed).shuffle(numbers)
     learns = parts.drafter.learns and order != "alone"
-    run.progress.stage(f"replay {configuration.label}", len(texts))
+    progress.stage(f"replay {configuration.label}", len(texts))
     began = time.perf_counter()
     if order == "alone" and parts.drafter.learns:
         for number in numbers:
-            run.replay([number])
+            run([number])
     else:
-        run.replay(numbers)
+        run(numbers)
     seconds = time.perf_counter() - began
-    found = Replay(configuration, [run.done[number] for number in range(len(texts))], numbers, learns, seconds)
-    run.progress.say(f"{configuration.label}: {found.total.emitted / seconds:,.0f} tokens/s replayed")
+    found = Replay(configuration, [done[number] for number in range(len(texts))], numbers, learns, seconds)
+    progress.say(f"{configuration.label}: {found.total.emitted / seconds:,.0f} tokens/s replayed")
     return found
 
 
@@ -183,38 +197,6 @@ def sum_stats(stats: Sequence[DecodeStats]) -> DecodeStats:
     for one in stats:
         total = total.merge(one)
     return total
-
-
-class _ReplayRun:
-    """One configuration at work."""
-
-    def __init__(
-        self, texts: Sequence[Text], configuration: Configuration, parts: Parts, target: LoadedModel, max_num_seqs: int,
-        progress: Progress,
-    ) -> None:  # fmt: skip
-        self._texts, self._name, self._parts, self._target = texts, configuration.drafter, parts, target
-        self._one_by_one = max_num_seqs == 1
-        apart = parts.drafter.learns or not self._one_by_one
-        self._rows_together = max_num_seqs if apart else ROWS_TOGETHER
-        self.progress = progress
-        self.done: dict[int, ReplayedText] = {}
-
-    def replay(self, numbers: Sequence[int]) -> None:
-        """These texts, one after the other, with one drafter that is new. It is not closed: a replay leaves no files."""
-        drafter: Drafter = self._parts.make_drafter(self._target, None)
-        loop = ReplayLoop(self._name, drafter, FixedLength(self._parts.length.max_nodes), self._target.lm.shape.vocab_size)
-        widths: dict[int, Counter[int]] = {number: Counter() for number in numbers}
-        for row in self._run(loop, numbers, widths):
-            self.done[row.request] = ReplayedText(row.stats, widths[row.request], row.origins)
-            self.progress.advance()
-
-    def _run(self, loop: ReplayLoop, numbers: Sequence[int], widths: dict[int, Counter[int]]) -> Iterator[Row]:
-        """Rows that have ended. They join and leave as in `LLM.generate`, so that drafters that learn see the same order."""
-        rows = (LoggedRow.of(self._texts[number], number) for number in numbers)
-        for stepped in run_rows(loop, rows, self._rows_together):
-            for row, length in zip(stepped, loop.drafted, strict=True):
-                widths[row.request][length if self._one_by_one else max(loop.drafted)] += 1
-            yield from filter(has_ended, reversed(stepped))
 
 
 def _check(texts: Sequence[Text], max_num_seqs: int) -> None:
