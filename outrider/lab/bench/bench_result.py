@@ -1,8 +1,6 @@
 """What a bench run found: cells, in each of them every configuration, and the single runs they were computed from.
 
-Counts are stored and ratios derived from them (docs/glossary.md). Speedups are ratios of decode seconds over the same number of
-tokens, plain / configuration, so above 1 is faster: sums over prompts, each prompt the mean of its rounds, with an interval by
-bootstrap over prompts, unknown for one prompt or one batch of them.
+Counts are stored and ratios derived from them; docs/bench.md, "What the numbers are", has the formulas.
 """
 
 from __future__ import annotations

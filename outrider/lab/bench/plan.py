@@ -1,8 +1,6 @@
 """What is measured, and when it is enough; from a workload to what is decoded, in groups of a batch size.
 
-*Filling up* to L tokens: before the prompt comes text of the same task, the other prompts one after the other (again and again
-where they are too short), of which the end is kept: L tokens in all, the begin token once. So the model reads what looks like
-earlier requests, and answers the same question as without. A prompt longer than L keeps its last L tokens.
+*Filling up* to L tokens: before the prompt come the other prompts of its task, of which the end is kept (docs/bench.md, "Cells").
 """
 
 from __future__ import annotations

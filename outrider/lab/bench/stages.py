@@ -1,14 +1,8 @@
 """The rounds: each goes through all cells that are not certain yet, so a bench that is cut short knows something of every cell.
 
-The budget is shared: a cell may use, in a round, what is left of it divided by the cells still to come in this round. When
-that is spent the cell ends with the group that runs, in which nothing is repeated any more. However small the budget, each cell
-has one group. Every finished group is in the journal. A resumed run reads those and goes on behind them; configurations that
-learn first go through the finished groups of the round again.
-
-A group goes through every configuration, one after the other: whatever slows the machine down for a while slows all of them. Who
-begins changes from group to group and the direction from round to round, so nobody always runs behind the same one. A run beside
-busy neighbours is repeated within bounds (`lab/disturbance.py`), and the calmest attempt counts. Configurations that learn run
-once: a second attempt would know the answer.
+docs/bench.md, "How it is measured", says what a group goes through, in which order, and how the budget is shared. Every
+finished group is in the journal. A resumed run reads those and goes on behind them; configurations that learn first go through
+the finished groups of the round again.
 """
 
 from __future__ import annotations

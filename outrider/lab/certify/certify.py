@@ -1,7 +1,4 @@
-"""`certify`: all sections, in the order of their price, then the verdict.
-
-    subject = Subject.open(Options("demo", drafter="draft-model", verifier="block"))
-    result = certify(subject, load_workload("demo", limit=8), CertifyPlan())
+"""`certify`: all sections, in the order of their price, then the verdict (docs/certify.md).
 
 What was finished before an interruption comes from the journal; the plan that a journal is checked against is `identity`.
 """

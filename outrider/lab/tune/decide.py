@@ -1,10 +1,6 @@
 """From findings to advice. Measured numbers decide; forecasts only where nothing was measured, and then they say so.
 
-Among measured configurations the fastest is chosen. `auto` must be better than the best fixed length by more than BY_FAR: it
-costs what it takes to try other lengths.
-
-Do not speculate: when no finalist's measured speedup reaches WORTH, or its interval does not lie above 1 while the value is below
-SURE. A task gets advice of its own when another finalist is better for it by more than WORTH, measured on that task's prompts.
+A task gets advice of its own when another finalist is better for it by more than WORTH, measured on that task's prompts.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """What `--draft` names to `tune`, once or several times: a draft model, and whatever was trained for this target.
 
-    a transformers folder, a hub id    the draft model of every drafter that wants one
-    an EAGLE, MTP, Medusa, block head  drafts by itself, as bench's 'eagle3 head=FOLDER' does
-    an early-exit head                 'early-exit head=FOLDER'
-    an acceptance head                 ends the draft model's drafts: 'draft-model stop=acceptance acceptance_head=FOLDER'
-
-They are distinguished by their files, weights by their headers alone. Heads that come with the target (the demo's, the
-MTP head of a checkpoint) take part without being named.
+They are distinguished by their files, weights by their headers alone. Heads that come with the target (the demo's, the MTP
+head of a checkpoint) take part without being named.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""From probes to tokens per second of every member of every family, by task: no run of its own.
-
-    tokens per second(k) = rows (1 + expected kept of k nodes) / expected seconds of a step that asks for k nodes
+"""From probes to tokens per second of every member of every family, by task: no run of its own (docs/tune.md, "Forecast" and
+"Load").
 
 Seconds are interpolated between the sizes that were timed (`estimate/curves.py`) and averaged over the widths that the drafter
-offered. What a plain step costs is taken from the same probe, whose sweep has steps that draft nothing: so a slow minute of the
-machine divides out. Only where a probe has none, plain decoding's own probe stands in.
-
-Acceptance does not depend on the load, costs do: what steps cost in a short sweep at another batch size, together with the
-acceptance that is known already, gives the best size for that load, none included. Between the batch sizes that were measured
-the smaller one's choice holds: a schedule like vLLM's `num_speculative_tokens_per_batch_size`.
+offered. What a plain step costs is taken from the same probe, whose sweep has steps that draft nothing: so a slow minute of
+the machine divides out. Only where a probe has none, plain decoding's own probe stands in.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """One short run of a family, sweeping over draft sizes: what its steps cost and how many tokens they keep.
 
-A step that was asked for k nodes tells about every smaller size too where drafts are nested: of a chain whose first 3 of 8 tokens
-were kept, a chain of 5 would have kept 3 and one of 2 would have kept 2. So acceptance at depth i is a product-limit estimate
-(Kaplan & Meier 1958) over all steps that were asked for i nodes or more; a drafter that offers fewer than asked fails there, as
-it would in earnest.
+Where drafts are nested, a step that was asked for k nodes tells about every smaller size too (docs/tune.md, "Forecast"); a
+drafter that offers fewer than asked fails there, as it would in earnest.
 """
 
 from __future__ import annotations

@@ -1,12 +1,6 @@
-"""The stages of tuning, in their order. Every run is in the journal: an interrupted tuning goes on where it was.
+"""The stages of tuning, in their order (docs/tune.md, "How it works"): probe, forecast, search, confirm, load.
 
-    probe      plain decoding and every family, once, on a few prompts of each task; what the first of them show to be hopeless
-               is not run on the others
-    forecast   tokens per second of every size of every family, from the probes alone
-    search     options of the best model-free drafter, replayed on the texts that plain decoding wrote: no model runs
-    confirm    the best member of each of the best families against plain decoding, in a round of `bench` over other prompts
-    load       what steps of the best two families cost at other batch sizes, and which size is best there, none included
-    decide     a recommendation for all traffic and for each task that wants another one; "do not speculate" when nothing pays
+Every run is in the journal: an interrupted tuning goes on where it was.
 """
 
 from __future__ import annotations
