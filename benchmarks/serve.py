@@ -40,9 +40,9 @@ from outrider import SamplingParams
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.progress import Progress
 from outrider.lab.server.client import Client
-from outrider.lab.server.measure import LoadRun
+from outrider.lab.server.measure import Load, Server
 from outrider.lab.server.options import LoadOptions, ServerEndpoint
-from outrider.lab.server.types import Level, MeasuredAnswer
+from outrider.lab.server.types import Level, MeasuredAnswer, ServerInfo
 from outrider.lab.workload.types import WorkloadRequest
 
 READY_S = 600
@@ -127,14 +127,14 @@ def vllm_command(target: Path, draft: Path | None, port: int, rows: int) -> list
 
 async def window(setting: Setting, level: Level, requests: list[WorkloadRequest], options: LoadOptions) -> list[MeasuredAnswer]:
     """One stretch of work at one level."""
-    answers: list[MeasuredAnswer] = []
     async with Client(ServerEndpoint.parse(setting.url), timeout_s=300) as client:
         listed = json.loads(urllib.request.urlopen(f"{setting.url}/v1/models", timeout=10).read())
-        load = LoadRun(setting.name, client, listed["data"][0]["id"], options, level, answers.append, Progress())
+        info = ServerInfo(engine=setting.name, model=listed["data"][0]["id"], metrics=False)
+        load = Load(Server(setting.name, client, info, reads_counters=False, notes=[]), level, options, Progress())
         await load.run(requests, 0)
         if load.failures:
             raise RuntimeError(f"{setting.name}: {load.failures[0].message}")
-    return answers
+    return load.answers
 
 
 def measure(settings: Sequence[Setting], levels: Sequence[Level], prompts: list[str], rounds: int, tokens: int) -> list[dict]:

@@ -148,7 +148,7 @@ class Comparable:
 
 def comparables(result: Result) -> dict[str, Comparable]:
     """By label, in the result's order; none of a result that has no such method. Raises ValueError for one label twice."""
-    found: list[Comparable] = getattr(result, "comparable", list)()
+    found: list[Comparable] = list(getattr(result, "comparable", list)())
     by_label = {one.label: one for one in found}
     if len(by_label) < len(found):
         labels = [one.label for one in found]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from outrider.lab.certify.certify_result import (
     CertifyResult,
@@ -90,22 +90,21 @@ def _head(title: str, about: str) -> list[Block]:
     return [Heading(title), Paragraph(about)]
 
 
-def _exact(found: ExactDistribution) -> list[Block]:
-    blocks = _head(
+def _exact(found: ExactDistribution) -> Iterator[Block]:
+    yield from _head(
         "Exact distribution of the verifier",
         "The verifier's own code over every outcome of small pairs of random tables (3 or 4 tokens, drafts of 2 or 3), in fp64, "
         f"no random number involved. A case passes below a total variation of {found.limit:.0e}.",
     )  # fmt: skip
     rows = [[kind, "raised" if worst is None else f"{worst:.1e}"] for kind, worst in found.by_kind.items()]
-    blocks.append(Table([Column("Kind of draft", "left"), Column("Largest total variation")], rows))
+    yield Table([Column("Kind of draft", "left"), Column("Largest total variation")], rows)
     if found.failures:
         failures = [[one.name, one.problem or f"{one.total_variation:.3g}"] for one in found.failures]
-        blocks.append(Table([Column("Case", "left"), Column("Total variation", "left")], failures, title="Cases that failed"))
-    return blocks
+        yield Table([Column("Case", "left"), Column("Total variation", "left")], failures, title="Cases that failed")
 
 
-def _first(found: FirstTokenDistribution) -> list[Block]:
-    blocks = _head(
+def _first(found: FirstTokenDistribution) -> Iterator[Block]:
+    yield from _head(
         "Exact distribution of the first token",
         "The verifier on this pair's own distributions, whole vocabulary, precision of real runs: every draft of one token, "
         "every outcome of its coin, added up instead of drawn.",
@@ -120,17 +119,15 @@ def _first(found: FirstTokenDistribution) -> list[Block]:
         rows = [
             [str(one.place + 1), one.draft, f"{one.covered:.5f}", f"{one.total_variation:.1e}"] for one in found.places
         ]
-        blocks.append(Table(columns, rows))
-    return blocks
+        yield Table(columns, rows)
 
 
-def _texts(title: str, about: str, found: SameTexts) -> list[Block]:
-    blocks = _head(title, about)
+def _texts(title: str, about: str, found: SameTexts) -> Iterator[Block]:
+    yield from _head(title, about)
     if found.runs:
-        blocks.append(_runs(found.runs))
+        yield _runs(found.runs)
     if found.differences:
-        blocks.append(_differences(found.differences))
-    return blocks
+        yield _differences(found.differences)
 
 
 def _runs(runs: Sequence[TextRun]) -> Table:
@@ -162,14 +159,14 @@ def _differences(differences: Sequence[TextDifference]) -> Table:
     return table(differences, facts, "First differing token of each text")
 
 
-def _sampled(found: SampledDistribution) -> list[Block]:
-    blocks = _head(
+def _sampled(found: SampledDistribution) -> Iterator[Block]:
+    yield from _head(
         "Sampled distribution",
         "Seeded continuations, counted, against the target's own conditionals from teacher-forced passes: G-tests for each "
         f"position, at temperature {found.temperature:g}.",
     )  # fmt: skip
     if not found.tests:
-        return blocks
+        return
     facts: list[Fact[DistributionTest]] = [
         Fact("Sampler", lambda one: one.sampler, align="left"),
         Fact("Token", lambda one: str(one.position)),
@@ -196,11 +193,10 @@ def _sampled(found: SampledDistribution) -> list[Block]:
         ),
     ]  # fmt: skip
     marked = frozenset(index for index, one in enumerate(found.tests) if one.rejected)
-    blocks.append(table(found.tests, facts, marked=marked))
+    yield table(found.tests, facts, marked=marked)
     entropies = [index.entropy_nats for index in found.places]
     origins = ", ".join(f"{count} {origin}" for origin, count in sorted(found.origins.items()))
-    blocks.append(Paragraph(
+    yield Paragraph(
         f"Speculative tokens tested: {origins}. Positions: {len(found.places)}, with distributions of {min(entropies):.2f} to "
         f"{max(entropies):.2f} nats of entropy."
-    ))  # fmt: skip
-    return blocks
+    )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from outrider.counted import counted
 from outrider.lab.estimate.estimate_result import (
     EstimateResult,
@@ -33,7 +35,7 @@ HARDLY = 1.05  # a predicted gain below this is within what such an estimate can
 
 def document(result: EstimateResult) -> Document:
     """Everything in it is in the result."""
-    blocks: list[Block] = [Paragraph(*verdict(result)), Bullets(_premises(result))]
+    blocks: list[Block] = [Paragraph(*verdict(result)), Bullets(list(_premises(result)))]
     blocks += [_lengths(result), _models(result), _alpha_plot(result)]
     blocks += [*remote(result.remote), *_memory(result), *_roof(result)]
     blocks += to_keep_in_mind(result)
@@ -71,11 +73,11 @@ def _rates(result: EstimateResult) -> str:
     return f", {number(drafting, 0)} tokens/s instead of {number(plain, 0)}"
 
 
-def _premises(result: EstimateResult) -> list[str]:
+def _premises(result: EstimateResult) -> Iterator[str]:
     """What the estimate starts from."""
     given = result.input.acceptance
     kept = ", ".join(number(value) for value in given) if given else ""
-    found = [
+    yield from [
         f"acceptance by position {kept}; α {number(result.alpha, 3)} (accepted / tested over them)" if given
         else f"α {number(result.alpha, 3)} (accepted / tested), the same at every position",
         f"c {number(result.c, 3)} (seconds of a draft token / seconds of a plain target pass)",
@@ -83,10 +85,9 @@ def _premises(result: EstimateResult) -> list[str]:
     if result.is_timed:
         plain = result.lengths[0].curve
         rows, speed = counted(result.num_rows, "row"), number(plain.tokens_per_s, 0)
-        found.append(f"a plain step takes {_ms(plain.step_s)} for {rows}: {speed} tokens/s")
+        yield f"a plain step takes {_ms(plain.step_s)} for {rows}: {speed} tokens/s"
     if result.context is not None:
-        found.append(f"{counted(result.num_rows, 'row')} of {result.context} tokens each in the KV cache")
-    return found
+        yield f"{counted(result.num_rows, 'row')} of {result.context} tokens each in the KV cache"
 
 
 def _lengths(result: EstimateResult) -> Table:

@@ -61,18 +61,18 @@ POSITIONS: tuple[Fact[PositionRow], ...] = (
 )  # fmt: skip
 
 
-def blocks(measurements: Sequence[ServerMeasurement]) -> list[Block]:
+def blocks(measurements: Sequence[ServerMeasurement]) -> Iterator[Block]:
     """All there is to say of servers; the caller's document has the title."""
-    found: list[Block] = [Heading("Servers"), _servers(measurements)]
+    yield Heading("Servers")
+    yield _servers(measurements)
     title = "Throughput by load: requests in flight, a new one as soon as one ends"
-    found.append(_by_level(measurements, lambda level: [level], THROUGHPUT, title))
-    found.append(_by_level(measurements, lambda level: [level], LATENCY, "Latency: p50 / p90 / p99"))
-    found += _speculation(measurements)
+    yield _by_level(measurements, lambda level: [level], THROUGHPUT, title)
+    yield _by_level(measurements, lambda level: [level], LATENCY, "Latency: p50 / p90 / p99")
+    yield from _speculation(measurements)
     for measurement in measurements:
-        found += _comparison(measurement)
-    found += _plots(measurements)
-    found += _troubles(measurements)
-    return found
+        yield from _comparison(measurement)
+    yield from _plots(measurements)
+    yield from _troubles(measurements)
 
 
 def _servers(measurements: Sequence[ServerMeasurement]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def run_bench(
         workload=WorkloadInfo.of(workload),
         settings={**plan.as_dict(), "chat_template": chat_template},
         target=target,
-        configurations=_describe(rounds, field, failures),
+        configurations=list(_describe(rounds, field, failures)),
         cells=cells,
         seconds=rounds.spent_s,
         interrupted=any(cell.ended_by == "interrupted" for cell in cells),
@@ -104,8 +105,7 @@ def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, toke
     )  # fmt: skip
 
 
-def _describe(rounds: Rounds, field: Contenders, failures: dict[int, str]) -> list[ConfigurationInfo]:
-    found = []
+def _describe(rounds: Rounds, field: Contenders, failures: dict[int, str]) -> Iterator[ConfigurationInfo]:
     for number, configuration in enumerate(rounds.configurations):
         info = ConfigurationInfo(
             label=configuration.label, arguments=configuration.as_dict(), baseline=rounds.baselines[number],
@@ -119,8 +119,7 @@ def _describe(rounds: Rounds, field: Contenders, failures: dict[int, str]) -> li
             info.lossless, info.exact = config["lossless"], config["exact"]
             info.added_weights_bytes, info.added_kv_bytes_per_token = added_memory(contender)
             info.notes = contender.built.decoder.drafter.notes
-        found.append(info)
-    return found
+        yield info
 
 
 def _unreached(keys: list[CellKey], states: list[CellState]) -> list[str]:
@@ -129,19 +128,17 @@ def _unreached(keys: list[CellKey], states: list[CellState]) -> list[str]:
     return [f"{key.label}: not measured, the run was stopped before" for key in keys if key not in reached]
 
 
-def _remarks(cells: list[Cell], plan: Plan, material: Material) -> list[str]:
+def _remarks(cells: list[Cell], plan: Plan, material: Material) -> Iterator[str]:
     """What a reader must know before believing a number."""
-    notes = []
     if any(cell.temperature > 0 for cell in cells) and any(one.verifier != COUPLED for one in plan.all_configurations):
-        notes.append(
+        yield (
             "T above 0: sampled texts differ between configurations by design (not with verifier=gumbel); both sides draw with "
             "the same seed per prompt and round, and are compared over the same number of tokens"
         )
     if short := sorted({cell.task for cell in cells if len(cell.prompt_ids) < ENOUGH_PROMPTS}):
-        notes.append(f"fewer than {ENOUGH_PROMPTS} prompts ({', '.join(short)}): intervals are rough")
+        yield f"fewer than {ENOUGH_PROMPTS} prompts ({', '.join(short)}): intervals are rough"
     if any(plan.context_lengths):
-        notes.append(
+        yield (
             "context lengths: before each prompt stand the other prompts of its task, again and again, cut to length; the end of "
             "longer prompts is kept"
         )
-    return notes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -105,7 +105,7 @@ def certify(
         verdict="inconclusive", reasons=[], settings=settings_of(subject), sampling=asdict(plan.drawing),
         workload=workload.name, num_prompts=len(prompts), max_new_tokens=plan.sampling.required_max_tokens, seed=plan.seed,
         exact_distribution=exact, first_token=first, greedy=text, sampled_distribution=sampled, invariance=same,
-        notes=_notes(subject, workload, plan, sampled), elapsed_s=time.perf_counter() - began,
+        notes=list(_notes(subject, workload, plan, sampled)), elapsed_s=time.perf_counter() - began,
     )  # fmt: skip
     verdict, reasons = verdict_of(result.sections, lossless=lossless)
     return result.model_copy(update={"verdict": verdict, "reasons": reasons})
@@ -120,15 +120,14 @@ def _lossy(section: SameTexts) -> SameTexts:
     )
 
 
-def _notes(subject: Subject, workload: Workload, plan: CertifyPlan, sampled: SampledDistribution) -> list[str]:
-    notes = [*subject.built.notes, *workload.notes]
+def _notes(subject: Subject, workload: Workload, plan: CertifyPlan, sampled: SampledDistribution) -> Iterator[str]:
+    yield from [*subject.built.notes, *workload.notes]
     if plan.sampling.is_greedy:
-        notes.append("no --temperature was given: greedy text is tested as such, the sampled sections at temperature 1")
+        yield "no --temperature was given: greedy text is tested as such, the sampled sections at temperature 1"
     if str(subject.built.options.num_draft_tokens).startswith("auto"):
-        notes.append(f"the sampled sections ask for {subject.max_drafted} draft tokens a step, the most that auto may choose")
+        yield f"the sampled sections ask for {subject.max_drafted} draft tokens a step, the most that auto may choose"
     missing = [name for name in ("accepted", "correction", "bonus") if sampled.origins and not sampled.origins.get(name)]
     if missing:
-        notes.append(f"among the tokens of the sampled distribution was no {' and no '.join(missing)} token")
+        yield f"among the tokens of the sampled distribution was no {' and no '.join(missing)} token"
     if not subject.built.config()["exact"]:
-        notes.append("passes of different shapes differ by rounding here, so greedy texts may part at near-ties")
-    return notes
+        yield "passes of different shapes differ by rounding here, so greedy texts may part at near-ties"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field
@@ -177,9 +178,8 @@ class ExplainResult(Result):
     advice: list[Advice]
     texts: list[TextColumns] = Field(default_factory=list)
 
-    def comparable(self) -> list[Comparable]:
+    def comparable(self) -> Iterator[Comparable]:
         """What two explanations of one configuration can be compared in."""
-        found = [Comparable(f"{self.configuration}: tokens per step", self.tau, higher_is_better=True)]
+        yield Comparable(f"{self.configuration}: tokens per step", self.tau, higher_is_better=True)
         if self.alpha is not None:
-            found.append(Comparable(f"{self.configuration}: kept / tested", self.alpha, higher_is_better=True))
-        return found
+            yield Comparable(f"{self.configuration}: kept / tested", self.alpha, higher_is_better=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
@@ -59,9 +59,10 @@ def summarise(run: Explained, options: Options, workload: str, max_shown: int, p
         accepted=stats.accepted, ideal=pool.ledger.ideal, tau=tau, alpha=run.alpha,
         tokens_per_s=None if times is None else tau.value / times.step_s, times=times,
         other_cpu=max(one.other_cpu for one in run.recordings),
-        causes=pool.causes(stats.steps, times), by_level=pool.by_level(), by_kind=pool.by_kind(), by_section=pool.by_section(),
-        by_entropy=pool.by_entropy(), ranks=pool.ranks(), confusions=pool.confusions(tokenizer), counterfactuals=others,
-        advice=[], texts=shown, notes=[*built.notes, *_remarks(run, others, len(shown))],
+        causes=pool.causes(stats.steps, times), by_level=list(pool.by_level()), by_kind=pool.by_kind(),
+        by_section=pool.by_section(), by_entropy=pool.by_entropy(), ranks=pool.ranks(),
+        confusions=pool.confusions(tokenizer), counterfactuals=others, advice=[], texts=shown,
+        notes=[*built.notes, *_remarks(run, others, len(shown))],
     )  # fmt: skip
     result.advice = advise(result)
     return result
@@ -79,17 +80,15 @@ def _shown(run: Explained, max_shown: int) -> list[TextColumns]:
     return found
 
 
-def _remarks(run: Explained, others: Sequence[Counterfactual], num_shown: int) -> list[str]:
-    notes = []
+def _remarks(run: Explained, others: Sequence[Counterfactual], num_shown: int) -> Iterator[str]:
     if num_shown < len(run.texts):
-        notes.append(f"the first {num_shown} of {len(run.texts)} texts are shown; the numbers are of all of them")
+        yield f"the first {num_shown} of {len(run.texts)} texts are shown; the numbers are of all of them"
     current = next((one for one in others if one.current and one.exact), None)
     if current is not None and round(current.steps) != run.stats.steps:
-        notes.append(
+        yield (
             f"replayed at its own length this run has {current.steps:.0f} steps, recorded were {run.stats.steps}: some guesses "
             "are near ties, which rounding decides otherwise in a pass of another width"
         )
-    return notes
 
 
 def _sampling(params: SamplingParams) -> dict[str, Any]:
@@ -113,27 +112,23 @@ class Pool:
         """A column of `annotate.Positions`."""
         return np.concatenate([getattr(one.positions, name) for one in self.texts])
 
-    def by_level(self) -> list[LevelRow]:
+    def by_level(self) -> Iterator[LevelRow]:
         """Chains and trees alike: the n-th level of a draft."""
-        rows = []
         for level in range(int(self.ledger.level.max(initial=0)) + 1):
             here = self.tested & (self.ledger.level == level)
             if here.any():
-                rows.append(
-                    LevelRow(
-                        level=level + 1, tested=int(here.sum()), kept=int(self.kept[here].sum()),
-                        share=proportion(int(self.kept[here].sum()), int(here.sum())),
-                        expected=float(self.expected[here].mean()),
-                    )
+                yield LevelRow(
+                    level=level + 1, tested=int(here.sum()), kept=int(self.kept[here].sum()),
+                    share=proportion(int(self.kept[here].sum()), int(here.sum())),
+                    expected=float(self.expected[here].mean()),
                 )  # fmt: skip
-        return rows
 
     def by_kind(self) -> list[GroupRow]:
-        return self._groups(KINDS, np.array([kind for one in self.texts for kind in one.kinds]))
+        return list(self._groups(KINDS, np.array([kind for one in self.texts for kind in one.kinds])))
 
     def by_section(self) -> list[GroupRow]:
         """Empty where nothing is marked."""
-        rows = self._groups(SECTIONS, np.array([section for one in self.texts for section in one.sections]))
+        rows = list(self._groups(SECTIONS, np.array([section for one in self.texts for section in one.sections])))
         return rows if len(rows) > 1 else []
 
     def by_entropy(self) -> list[GroupRow]:
@@ -141,7 +136,7 @@ class Pool:
         index = np.searchsorted(ENTROPIES, self.column("p_entropy"), side="right")
         ends = [0.0, *ENTROPIES]
         names = [f"{low:g}-{high:g}" for low, high in pairwise(ends)] + [f"{ends[-1]:g} and more"]
-        return self._groups(names, np.array(names)[index])
+        return list(self._groups(names, np.array(names)[index]))
 
     def ranks(self) -> list[RankRow]:
         """Ranks of the text's token in the draft's distribution, at rejections; empty where there is no distribution."""
@@ -178,24 +173,20 @@ class Pool:
             for index, name in enumerate(CAUSES)
         ]  # fmt: skip
 
-    def _groups(self, names: Sequence[str], group: np.ndarray) -> list[GroupRow]:
+    def _groups(self, names: Sequence[str], group: np.ndarray) -> Iterator[GroupRow]:
         """In the order of `names`, without empty ones."""
         disagreement, entropy = self.column("tv"), self.column("p_entropy")
-        rows = []
         for name in names:
             here = group == name
             if here.any():
                 tested = here & self.tested
                 num_tested, num_kept = int(tested.sum()), int(self.kept[tested].sum())
-                rows.append(
-                    GroupRow(
-                        name=name, tokens=int(here.sum()), tested=num_tested, kept=num_kept,
-                        share=proportion(num_kept, num_tested) if num_tested else None,
-                        expected=_mean(self.expected[tested]), lost=float(self.lost[here].sum()),
-                        disagreement=_mean(disagreement[here]), entropy=_mean(entropy[here]),
-                    )
+                yield GroupRow(
+                    name=name, tokens=int(here.sum()), tested=num_tested, kept=num_kept,
+                    share=proportion(num_kept, num_tested) if num_tested else None,
+                    expected=_mean(self.expected[tested]), lost=float(self.lost[here].sum()),
+                    disagreement=_mean(disagreement[here]), entropy=_mean(entropy[here]),
                 )  # fmt: skip
-        return rows
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from outrider.lab.estimate.curves import StepCosts
@@ -75,13 +76,11 @@ class ReplayResult(Result):
     configurations: list[ReplayedConfiguration]
     searches: list[SearchOutcome]
 
-    def comparable(self) -> list[Comparable]:
+    def comparable(self) -> Iterator[Comparable]:
         """tau and predicted speedup of every configuration, over all texts and for each task."""
-        found = []
         for one in self.configurations:
             cells = {"": one.overall, **{f" ({task})": cell for task, cell in one.by_task.items() if len(one.by_task) > 1}}
             for task, cell in cells.items():
-                found.append(Comparable(f"{one.configuration}{task}: tau", cell.tau, True))
+                yield Comparable(f"{one.configuration}{task}: tau", cell.tau, True)
                 if cell.speedup is not None:
-                    found.append(Comparable(f"{one.configuration}{task}: predicted speedup", cell.speedup, True, "x"))
-        return found
+                    yield Comparable(f"{one.configuration}{task}: predicted speedup", cell.speedup, True, "x")

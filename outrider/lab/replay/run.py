@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -116,19 +116,18 @@ def _identity(plan: ReplayPlan, log: Log, target: LoadedModel) -> dict[str, Any]
     }  # fmt: skip
 
 
-def _notes(plan: ReplayPlan, replayed: Sequence[ReplayedConfiguration], log: Log) -> list[str]:
+def _notes(plan: ReplayPlan, replayed: Sequence[ReplayedConfiguration], log: Log) -> Iterator[str]:
     """What a reader should know about these numbers."""
-    notes = ["Texts are the log's, cut into tokens again; a model may have emitted the same text in other tokens."]
+    yield "Texts are the log's, cut into tokens again; a model may have emitted the same text in other tokens."
     if any(one.learns for one in replayed):
         order = "in the order of the log" if plan.order == "logged" else f"in an order drawn by lot (seed {plan.seed})"
-        notes.append(f"Some drafters learn from one text for the next; they met the texts {order}, beginning with no memory.")
+        yield f"Some drafters learn from one text for the next; they met the texts {order}, beginning with no memory."
     if any(one.charged_draft_s for one in replayed):
-        notes.append("The costs given are without drafting; predicted speedups charge the time that the drafter took here.")
+        yield "The costs given are without drafting; predicted speedups charge the time that the drafter took here."
     if plan.order == "alone":
-        notes.append("Every text was met by a drafter that knew nothing before it.")
+        yield "Every text was met by a drafter that knew nothing before it."
     if plan.costs is not None and (outside := sum(one.outside_costs for one in replayed)):
-        notes.append(f"{outside} steps are wider than any the costs were measured for; their cost is a straight line's guess.")
+        yield f"{outside} steps are wider than any the costs were measured for; their cost is a straight line's guess."
     if log.skipped:
         more = " ..." if len(log.skipped) > SHOWN else ""
-        notes.append(f"{counted(len(log.skipped), 'request')} left out: {'; '.join(log.skipped[:SHOWN])}{more}")
-    return notes
+        yield f"{counted(len(log.skipped), 'request')} left out: {'; '.join(log.skipped[:SHOWN])}{more}"

@@ -67,7 +67,7 @@ async def _measure(
             alone = sum(other.root == endpoint.root for other in endpoints.values()) == 1
             applies = {SAME: not alone, SAMPLED: not options.sampling.is_greedy, SALT_NOTE: options.is_salted(info.engine)}
             notes = [*info.notes, *(note for note, is_so in applies.items() if is_so)]
-            servers.append(_Server(label, client, info, info.metrics and alone, notes))
+            servers.append(Server(label, client, info, info.metrics and alone, notes))
         run = _Measuring(servers, requests, options, progress)
         try:
             for loads in run.levels:
@@ -81,7 +81,9 @@ async def _measure(
 
 
 @dataclass
-class _Server:
+class Server:
+    """One server of a run."""
+
     label: str
     client: Client
     info: ServerInfo
@@ -97,10 +99,10 @@ class _Server:
 
 
 @dataclass
-class _Load:
+class Load:
     """One server under one level."""
 
-    server: _Server
+    server: Server
     level: Level
     options: LoadOptions
     progress: Progress
@@ -177,17 +179,17 @@ class _Measuring:
     """All servers at all levels."""
 
     def __init__(
-        self, servers: Sequence[_Server], requests: Sequence[WorkloadRequest], options: LoadOptions, progress: Progress
+        self, servers: Sequence[Server], requests: Sequence[WorkloadRequest], options: LoadOptions, progress: Progress
     ) -> None:
         self.stopped = False  # by Ctrl-C
         self._servers, self._requests, self._options, self._progress = servers, requests, options, progress
         self.levels = [
-            [_Load(server, level, options.salted(server.info.engine), progress) for server in servers]
+            [Load(server, level, options.salted(server.info.engine), progress) for server in servers]
             for level in options.levels
         ]
 
     @property
-    def given_up(self) -> _Load | None:
+    def given_up(self) -> Load | None:
         """What ended the run, if anything did."""
         return next((load for loads in self.levels for load in loads if load.given_up), None)
 
@@ -195,7 +197,7 @@ class _Measuring:
     def has_answers(self) -> bool:
         return any(load.answers for loads in self.levels for load in loads)
 
-    async def level(self, loads: Sequence[_Load]) -> None:
+    async def level(self, loads: Sequence[Load]) -> None:
         """Measure every server at one level."""
         names = ", ".join(server.label for server in self._servers)
         self._progress.stage(f"{names}: {loads[0].level.label}", len(self._requests) * len(loads))
@@ -207,7 +209,7 @@ class _Measuring:
         for load in loads:
             await load.close()
 
-    async def _take_turns(self, loads: Sequence[_Load]) -> None:
+    async def _take_turns(self, loads: Sequence[Load]) -> None:
         """A server that is alone has a single turn."""
         at_once = loads[0].level.concurrency
         size = len(self._requests) if len(loads) == 1 else TURN * at_once if at_once > 1 else 1
@@ -233,7 +235,7 @@ class _Measuring:
         return [self._result(server, found, measured[0]) for server, found in zip(self._servers, measured, strict=True)]
 
     def _result(
-        self, server: _Server, levels: list[LevelMeasurement], baseline: list[LevelMeasurement]
+        self, server: Server, levels: list[LevelMeasurement], baseline: list[LevelMeasurement]
     ) -> ServerMeasurement:
         unanswered = sum(level.num_requests - len(level.answers) for level in levels)
         refused = [failure for level in levels for failure in level.failures if isinstance(raised(failure), RequestError)]

@@ -12,7 +12,7 @@ engine that counts accepted tokens by position.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -48,44 +48,44 @@ def positions(counts: SpeculationCounts) -> list[PositionRow]:
     return rows
 
 
-def findings(counts: SpeculationCounts) -> list[str]:
+def findings(counts: SpeculationCounts) -> Iterator[str]:
     """What the counts say about the drafts, a sentence each."""
     if counts.num_steps is None:
-        return ["The server counts no passes with a draft, so its drafts cannot be judged."]
+        yield "The server counts no passes with a draft, so its drafts cannot be judged."
+        return
     if not counts.num_steps:
-        return ["No pass had a draft: the server does not speculate, or drafted nothing for these prompts."]
-    lines = []
+        yield "No pass had a draft: the server does not speculate, or drafted nothing for these prompts."
+        return
     if counts.tau is not None:
-        lines.append(f"A pass with a draft emits {counts.tau:.2f} tokens ({counts.tau_formula}).")
+        yield f"A pass with a draft emits {counts.tau:.2f} tokens ({counts.tau_formula})."
     if counts.draft_utilisation is not None and counts.num_draft_tokens:
         length = counts.num_draft_tokens / counts.num_steps
-        lines.append(f"{counts.draft_utilisation:.0%} of the draft tokens are accepted, of {length:.1f} a pass.")
-    lines += _by_position(counts)
+        yield f"{counts.draft_utilisation:.0%} of the draft tokens are accepted, of {length:.1f} a pass."
+    yield from _by_position(counts)
     if counts.num_steps < MIN_STEPS:
-        lines.append(f"That rests on {counts.num_steps} passes; more prompts, or longer answers, tell more.")
-    return lines
+        yield f"That rests on {counts.num_steps} passes; more prompts, or longer answers, tell more."
 
 
-def _by_position(counts: SpeculationCounts) -> list[str]:
+def _by_position(counts: SpeculationCounts) -> Iterator[str]:
     rows = positions(counts)
     if not rows:
-        return ["The server does not count accepted tokens by position, so where drafts break off is unknown."]
-    lines, last = [], rows[-1]
+        yield "The server does not count accepted tokens by position, so where drafts break off is unknown."
+        return
+    last = rows[-1]
     rare = [row for row in rows if row.share < RARELY]
     if rows[0].share < OFTEN:
-        lines.append(
+        yield (
             f"The first draft token is rejected in {1 - rows[0].share:.0%} of the passes: the drafter does not suit these "
             "prompts; another length cannot change that."
         )
     if rare and rare[0].position > 1 and (total := sum(row.accepted for row in rows)):
         kept = sum(row.accepted for row in rows[: rare[0].position - 1]) / total
-        lines.append(
+        yield (
             f"From position {rare[0].position} on, fewer than one pass in ten keeps the token: drafts of {rare[0].position - 1} "
             f"would keep {kept:.0%} of what is kept now."
         )
     if last.share > OFTEN:
-        lines.append(f"{last.share:.0%} of the passes keep the last token, at position {last.position}: longer drafts may pay.")
-    return lines
+        yield f"{last.share:.0%} of the passes keep the last token, at position {last.position}: longer drafts may pay."
 
 
 class LevelAdvice(Record):
@@ -181,22 +181,20 @@ class ServerResult(Result):
         """The one that was asked about."""
         return self.servers[-1]
 
-    def comparable(self) -> list[Comparable]:
+    def comparable(self) -> Iterator[Comparable]:
         """Acceptance and speed at each load: before and after a change of the server."""
-        found = []
         for level in self.server.levels:
             name = level.level.label
             if level.tokens_per_s is not None:
-                found.append(Comparable(f"{name}: tokens/s", Interval.unknown(level.tokens_per_s), True, "tokens/s"))
+                yield Comparable(f"{name}: tokens/s", Interval.unknown(level.tokens_per_s), True, "tokens/s")
             counts = level.speculation
             if counts is not None and counts.tau is not None:
-                found.append(Comparable(f"{name}: tokens per pass with a draft", Interval.unknown(counts.tau), True))
+                yield Comparable(f"{name}: tokens per pass with a draft", Interval.unknown(counts.tau), True)
             for row in positions(counts) if counts is not None else ():
                 if row.given is not None:
                     label = f"{name}: accepted at position {row.position}, given the one before"
-                    found.append(Comparable(label, row.given, True, scale="difference"))
-        found += [
+                    yield Comparable(label, row.given, True, scale="difference")
+        yield from [
             Comparable(f"{one.level.label}: speedup", Interval.unknown(one.measured), True, "x")
             for one in self.advice if one.measured is not None
         ]  # fmt: skip
-        return found

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -50,7 +50,7 @@ def study(
     advice = [advise(level, other) for level, other in zip(found[-1].levels, plain, strict=True)] if question == "tune" else []
     return ServerResult(
         question=question, standing=standing, advice=advice, table=schedule(advice),
-        findings=_explained(found[-1]) if question == "explain" else _tuned(advice), unknown=UNKNOWN[question],
+        findings=list(_explained(found[-1]) if question == "explain" else _tuned(advice)), unknown=UNKNOWN[question],
         workload=workload.name, **facts,
     )  # fmt: skip
 
@@ -89,46 +89,43 @@ def _first(counters: Mapping[str, float], names: Sequence[str]) -> float | None:
     return next((counters[name] for name in names if name in counters), None)
 
 
-def _explained(server: ServerMeasurement) -> list[str]:
+def _explained(server: ServerMeasurement) -> Iterator[str]:
     """Advice in words: what the drafts are worth at all levels together, then what the load changes."""
     counted = [level.speculation for level in server.levels if level.speculation is not None]
     total = counted[0]
     for more in counted[1:]:
         total = total + more
-    lines = findings(total)
+    yield from findings(total)
     taus = [(level.level.label, level.speculation.tau) for level in server.levels if level.speculation and level.speculation.tau]
     if len(taus) > 1:
         low, high = min(taus, key=lambda one: one[1]), max(taus, key=lambda one: one[1])
         if high[1] > low[1] * (1 + DIFFERENT):
-            lines.append(
+            yield (
                 f"Passes emit {high[1]:.2f} tokens at {high[0]}, {low[1]:.2f} at {low[0]}: acceptance does not depend on load, "
                 "so the server drafts otherwise there."
             )
     lengths = [(level.level.label, _length(level.speculation)) for level in server.levels if level.speculation]
     if len({round(length, 1) for _, length in lengths if length is not None}) > 1:
-        lines.append("Draft tokens a pass: " + ", ".join(f"{length:.1f} at {label}" for label, length in lengths if length) + ".")
-    return lines
+        yield "Draft tokens a pass: " + ", ".join(f"{length:.1f} at {label}" for label, length in lengths if length) + "."
 
 
 def _length(counts: SpeculationCounts) -> float | None:
     return counts.num_draft_tokens / counts.num_steps if counts.num_draft_tokens and counts.num_steps else None
 
 
-def _tuned(advice: Sequence[LevelAdvice]) -> list[str]:
-    lines = []
+def _tuned(advice: Sequence[LevelAdvice]) -> Iterator[str]:
     for one in advice:
         label = one.level.label
         if one.best is None:
             measured = "" if one.measured is None else f" As it drafts now it is {one.measured:.2f}x plain decoding."
-            lines.append(f"{label}: how many draft tokens pay is unknown. Missing: {one.why_not}.{measured}")
+            yield f"{label}: how many draft tokens pay is unknown. Missing: {one.why_not}.{measured}"
         elif one.best == 0:
-            lines.append(f"{label}: do not speculate; the best length would give {max(one.forecast):.2f}x.")
+            yield f"{label}: do not speculate; the best length would give {max(one.forecast):.2f}x."
         else:
-            lines.append(
+            yield (
                 f"{label}: {one.best} draft tokens, {one.forecast[one.best - 1]:.2f}x plain decoding by forecast; now "
                 f"{one.num_draft_tokens:.1f} a pass and {one.measured:.2f}x, measured."
             )
-    return lines
 
 
 def bench_servers(

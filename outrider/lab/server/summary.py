@@ -8,7 +8,7 @@ tokens, pairs with the same text stand for themselves: as many tokens on either 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -60,7 +60,7 @@ def summarise(
         gap_s=percentiles(gap for answer in answers for gap in answer.gaps_s),
         speculation=None if window is None else window.speculation,
         gauges={} if window is None else window.gauges,
-        notes=_notes(level, answers, window),
+        notes=list(_notes(level, answers, window)),
     )
 
 
@@ -88,21 +88,20 @@ def percentiles(values: Iterable[float | None]) -> Percentiles | None:
     return Percentiles(n=len(known), mean=float(np.mean(known)), p50=p50, p90=p90, p99=p99)
 
 
-def _notes(level: Level, answers: Sequence[MeasuredAnswer], window: CounterWindow | None) -> list[str]:
-    notes = [] if window is None else [*window.notes, *_doubts(answers, window)]
+def _notes(level: Level, answers: Sequence[MeasuredAnswer], window: CounterWindow | None) -> Iterator[str]:
+    yield from [] if window is None else [*window.notes, *_doubts(answers, window)]
     uncounted = sum(answer.num_tokens is None for answer in answers)
     if uncounted:
-        notes.append(f"{uncounted} of {len(answers)} answers came without token counts (usage): rates per token are left out")
+        yield f"{uncounted} of {len(answers)} answers came without token counts (usage): rates per token are left out"
     if share := _cached_share(answers, window):
-        notes.append(f"{share:.0%} of the prompt tokens came from the server's prefix cache: first tokens come early")
+        yield f"{share:.0%} of the prompt tokens came from the server's prefix cache: first tokens come early"
     if bursts := sum(map(_came_at_once, answers)):
-        notes.append(
+        yield (
             f"{bursts} of {len(answers)} answers came nearly at once: the server, or something before it, held the stream back, "
             "and their time to first token is that of the whole answer"
         )
     if 0 < len(answers) < level.concurrency:
-        notes.append(f"{len(answers)} requests cannot keep {level.concurrency} in flight: at most {len(answers)} were")
-    return notes
+        yield f"{len(answers)} requests cannot keep {level.concurrency} in flight: at most {len(answers)} were"
 
 
 def _cached_share(answers: Sequence[MeasuredAnswer], window: CounterWindow | None) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,7 +65,7 @@ class Engine:
     off: str  # how it decodes plainly
     language: str  # of `text`: "bash", "python"
     text: Callable[[EngineChoice, EngineAdvice], str]
-    notes: Callable[[EngineChoice, EngineAdvice], list[str]]
+    notes: Callable[[EngineChoice, EngineAdvice], Iterable[str]]
     trees: Collection[str] = ()  # drafters of which it has best-first trees
 
 

@@ -6,6 +6,8 @@ batch 1, its own loop; or our loop inside it (docs/transformers.md). llama.cpp: 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from outrider.lab.tune.export.choice import Engine, EngineAdvice, EngineChoice
 
 CLASSES = {"draft-model": "DraftTargetDecodingConfig", "ngram": "NGramDecodingConfig", "eagle3": "Eagle3DecodingConfig"}
@@ -33,18 +35,16 @@ def _tensorrt(choice: EngineChoice, advice: EngineAdvice) -> str:
     )
 
 
-def _tensorrt_notes(choice: EngineChoice, advice: EngineAdvice) -> list[str]:
-    notes = []
+def _tensorrt_notes(choice: EngineChoice, advice: EngineAdvice) -> Iterator[str]:
     if choice.drafter in ("eagle3", "block"):
-        notes += advice.export_notes(choice, "raw")
+        yield from advice.export_notes(choice, "raw")
     if len(choice.schedule) > 1 and choice.drafter != "block":
-        notes.append(
+        yield (
             "draft_len_schedule: keys are the batch size from which a length holds, 1 must be among them and have max_draft_len; "
             "configurations of newer releases read them as the largest batch size, so check yours."
         )
     if advice.sampled:
-        notes.append("It accepts exact matches only unless use_rejection_sampling (a prototype) is set; min_p is rejected.")
-    return notes
+        yield "It accepts exact matches only unless use_rejection_sampling (a prototype) is set; min_p is rejected."
 
 
 def _transformers(choice: EngineChoice, advice: EngineAdvice) -> str:
@@ -72,15 +72,14 @@ def _llamacpp(choice: EngineChoice, advice: EngineAdvice) -> str:
     return f"llama-server -m TARGET.gguf --spec-type {kind} --spec-draft-n-max {choice.length}{every}"
 
 
-def _llamacpp_notes(choice: EngineChoice, advice: EngineAdvice) -> list[str]:
-    notes = ["Models as GGUF files. Older builds call the length --draft-max."]
+def _llamacpp_notes(choice: EngineChoice, advice: EngineAdvice) -> Iterator[str]:
+    yield "Models as GGUF files. Older builds call the length --draft-max."
     if choice.drafter in ("eagle3", "block"):
         folder, target = advice.exported, advice.target
-        notes += advice.export_notes(choice, "raw")
-        notes.append(f"Then: python convert_hf_to_gguf.py {folder} --target-model-dir {target} --outfile HEAD.gguf")
+        yield from advice.export_notes(choice, "raw")
+        yield f"Then: python convert_hf_to_gguf.py {folder} --target-model-dir {target} --outfile HEAD.gguf"
     if advice.sampled:
-        notes.append("It accepts a draft token only where its own sample is that token: fewer are accepted at this temperature.")
-    return notes
+        yield "It accepts a draft token only where its own sample is that token: fewer are accepted at this temperature."
 
 
 TENSORRT = Engine(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from outrider.lab.tune.export.choice import PLUGGED, Engine, EngineAdvice, EngineChoice
 from outrider.trees.plan import TreeSettings
@@ -61,26 +61,24 @@ def _shape(choice: EngineChoice) -> tuple[int, int]:
     return min(int(choice.options.get("max_depth", usual.max_depth)), choice.size), int(choice.options.get("top_k", usual.top_k))
 
 
-def _notes(choice: EngineChoice, advice: EngineAdvice) -> list[str]:
-    notes = []
+def _notes(choice: EngineChoice, advice: EngineAdvice) -> Iterator[str]:
     if choice.drafter in BROUGHT:
-        notes.append("Needs outrider beside SGLang, on every node (docs/sglang.md): chains there, and not yet run on a GPU.")
+        yield "Needs outrider beside SGLang, on every node (docs/sglang.md): chains there, and not yet run on a GPU."
     if choice.drafter == "ngram":
-        notes.append("Its n-gram drafter builds trees and needs CUDA.")
+        yield "Its n-gram drafter builds trees and needs CUDA."
     if choice.head is not None or choice.drafter in ("eagle", "eagle3", "block"):
-        notes += advice.export_notes(choice, "raw")
+        yield from advice.export_notes(choice, "raw")
     if choice.drafter == "eagle3":
-        notes.append("EAGLE in place of EAGLE3 starts as well, and accepts nothing.")
+        yield "EAGLE in place of EAGLE3 starts as well, and accepts nothing."
     if choice.is_tree:
-        notes.append("Trees are its older path, without overlapped scheduling.")
+        yield "Trees are its older path, without overlapped scheduling."
     if advice.sampled and choice.drafter in ALGORITHMS:
-        notes.append(
+        yield (
             "It verifies trees by the target's own samples, which keeps fewer than rejection sampling." if choice.is_tree
             else "Rejection sampling came in May 2026; without it a sampled draft is accepted less often."
         )  # fmt: skip
     if len(choice.schedule) > 1:
-        notes.append("It has no table of draft lengths by batch size; --speculative-adaptive follows acceptance for EAGLE only.")
-    return notes
+        yield "It has no table of draft lengths by batch size; --speculative-adaptive follows acceptance for EAGLE only."
 
 
 def _text(choice: EngineChoice, advice: EngineAdvice) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from outrider.lab.tune.export.choice import PLUGGED, Engine, EngineAdvice, EngineChoice
@@ -90,35 +90,33 @@ def method_of(choice: EngineChoice) -> str:
     return choice.drafter.replace("-", "_")
 
 
-def _notes(choice: EngineChoice, advice: EngineAdvice) -> list[str]:
-    notes = []
+def _notes(choice: EngineChoice, advice: EngineAdvice) -> Iterator[str]:
     if choice.drafter in PLUGGED:
-        notes.append("Needs outrider beside vLLM, on every node (docs/vllm.md); it drafts chains there, whatever was tried here.")
+        yield "Needs outrider beside vLLM, on every node (docs/vllm.md); it drafts chains there, whatever was tried here."
     if choice.drafter == "suffix":
-        notes.append("Needs arctic-inference==0.1.1 beside vLLM.")
+        yield "Needs arctic-inference==0.1.1 beside vLLM."
     if choice.drafter in ("suffix", "ngram"):
         ours = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": choice.size}
-        notes.append(
+        yield (
             f"Or with Outrider's own {choice.drafter} (docs/vllm.md): --speculative-config '{json.dumps(ours)}' "
             f"--additional-config '{json.dumps(additional_config(choice))}'"
         )
     if choice.drafter == "draft-model":
-        notes.append("The draft's vocabulary must have the target's size.")
+        yield "The draft's vocabulary must have the target's size."
     if choice.drafter in LAYOUTS:
-        notes += advice.export_notes(choice, LAYOUTS[choice.drafter])
+        yield from advice.export_notes(choice, LAYOUTS[choice.drafter])
     if choice.drafter == "mtp":
-        notes.append("It takes the MTP head in the target's checkpoint.")
+        yield "It takes the MTP head in the target's checkpoint."
     if choice.is_dspark:
-        notes.append("Heads with a Markov or a confidence head are its dspark: model runner V2 only, which needs Triton.")
+        yield "Heads with a Markov or a confidence head are its dspark: model runner V2 only, which needs Triton."
     if advice.sampled and choice.drafter in ("medusa", "block"):
-        notes.append("It takes this head's likeliest tokens, of which fewer are kept than of sampled ones (not tried).")
+        yield "It takes this head's likeliest tokens, of which fewer are kept than of sampled ones (not tried)."
     if advice.sampled:
-        notes.append("min_p and logit_bias are refused while it speculates.")
+        yield "min_p and logit_bias are refused while it speculates."
         if choice.drafter == "draft-model":
-            notes.append('Model runner V2 has "rejection_sample_method": "block", which accepts more; V1 ignores it and loses.')
+            yield 'Model runner V2 has "rejection_sample_method": "block", which accepts more; V1 ignores it and loses.'
     if len(choice.schedule) > 1:
-        notes.append("The batch-size table is ignored under data parallelism.")
-    return notes
+        yield "The batch-size table is ignored under data parallelism."
 
 
 def _text(choice: EngineChoice, advice: EngineAdvice) -> str:
