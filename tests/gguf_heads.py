@@ -149,3 +149,49 @@ def _head_metadata(head: Any, architecture: str) -> dict[str, Any]:
         found |= {"selector_top_k": config.selector_top_k} if config.selector_rank else {}
     named = {f"{architecture}.{key}": value for key, value in found.items()}
     return named if is_eagle else {**named, "tokenizer.ggml.mask_token_id": config.mask_token_id}
+
+
+ASSISTANT_NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "pre_projection": "nextn.pre_projection",
+    "post_projection": "nextn.post_projection",
+}  # fmt: skip
+ASSISTANT_LAYER = {
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm", "self_attn.q_proj": "attn_q", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.o_proj": "attn_output", **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+    "layer_scalar": "layer_output_scale",
+}  # fmt: skip
+
+
+def write_assistant(path: Path, module: Any, *, kind: Kind = Kind.F32, changes: Mapping[str, Any] | None = None) -> Path:
+    """Gemma 4's assistant as llama.cpp's converter writes it, clusters of tokens left out."""
+    writer, text = gguf.GGUFWriter(path, "gemma4-assistant"), module.config.get_text_config()
+    slides = [one == "sliding_attention" for one in text.layer_types]
+    rope, each = text.rope_parameters, [text.per_layer_config[index] for index in range(len(slides))]
+    full, short = each[slides.index(False)], each[slides.index(True)]
+    found = {
+        "embedding_length": text.hidden_size, "embedding_length_out": module.config.backbone_hidden_size,
+        "block_count": len(slides), "nextn_predict_layers": len(slides), "context_length": text.max_position_embeddings,
+        "feed_forward_length": text.intermediate_size, "attention.head_count": text.num_attention_heads,
+        "attention.head_count_kv": [one.num_key_value_heads for one in each], "attention.key_length": full.head_dim,
+        "attention.key_length_swa": short.head_dim, "attention.sliding_window": text.sliding_window,
+        "attention.sliding_window_pattern": slides, "attention.layer_norm_rms_epsilon": text.rms_norm_eps,
+        "rope.freq_base": float(rope["full_attention"]["rope_theta"]),
+        "rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]), **(changes or {}),
+    }  # fmt: skip
+    for key, value in found.items():
+        add_value(writer, f"gemma4-assistant.{key}", value)
+    for name, value in module.state_dict().items():
+        owner = name.removesuffix(".weight")
+        if layer := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", owner):
+            stored = f"blk.{layer[1]}.{ASSISTANT_LAYER[layer[2]]}.weight"
+        elif owner in ASSISTANT_NAMES:
+            stored = f"{ASSISTANT_NAMES[owner]}.weight"
+        else:
+            continue  # the output head is the table of embeddings
+        in_blocks = value.ndim == 2 and value.shape[-1] % 32 == 0
+        add_tensor(writer, stored, value.float().numpy(), kind if in_blocks else Kind.F32)
+    half, share = full.head_dim // 2, rope["full_attention"].get("partial_rotary_factor", 1.0)
+    divisors = np.array([1.0] * int(half * share) + [1e30] * (half - int(half * share)))
+    add_tensor(writer, "rope_freqs.weight", divisors, Kind.F32)
+    return finish(writer, path)

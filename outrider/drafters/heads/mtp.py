@@ -65,7 +65,8 @@ class MtpDrafter(FedTree):
         target, settings = setup.target, setup.settings
         lm = target.lm
         folder = setup.head or getattr(target.config, "name_or_path", "") or target.name
-        there = checkpoint_folder(setup.head, None, fetches=True) if setup.head and gguf_in(setup.head) is None else None
+        file = gguf_in(setup.head) if setup.head else None
+        there = file.path if file is not None else checkpoint_folder(setup.head, None, fetches=True) if setup.head else None
         if there is not None and is_assistant(there):
             return AssistantDrafter.of(there, setup)
         head = load_mtp(folder, target.config, lm.dtype, lm.device, target.revision, block_packing.pack)

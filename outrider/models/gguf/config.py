@@ -46,7 +46,7 @@ PARTLY_ROTATED = (  # by a factor in config
     "bailingmoe2", "glm4", "glm4moe", "nemotron", "phi2", "phi3", "qwen35", "qwen35moe", "qwen3next", "stablelm",
 )  # fmt: skip
 YARN = {"attn_factor": "attention_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
-DRAFT_HEADS = ("eagle3", "dflash")  # which `models/heads/gguf_heads.py` reads
+DRAFT_HEADS = ("eagle3", "dflash", "gemma4-assistant")  # which `models/heads/` reads
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose queries are scaled by another number
 DTYPES = {  # of plain weights
     "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,

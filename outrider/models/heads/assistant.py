@@ -23,9 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.errors import CapabilityError, CheckpointError
+from outrider.errors import CapabilityError, CheckpointError, OutriderError
 from outrider.kv import LayerShape
 from outrider.lazy import transformers
+from outrider.models.gguf.names import gguf_in
+from outrider.models.heads.assistant_gguf import ASSISTANT, assistant_config, assistant_tensors
 from outrider.models.heads.mtp_body import in_silence
 from outrider.models.heads.tensors import read_config
 from outrider.models.linear.pack import can_pack, pack_linears
@@ -37,9 +39,16 @@ SLIDING = "sliding_attention"
 OUTSIDE = -1e9  # logit of a token that is never drafted
 
 
-def is_assistant(folder: Path) -> bool:
-    """Whether a folder holds such a checkpoint, by its config."""
-    return read_config(folder).get("model_type") in ASSISTANTS
+def is_assistant(path: Path) -> bool:
+    """Whether a folder or a GGUF file holds such a checkpoint, by its config."""
+    if (file := gguf_in(str(path))) is not None:
+        return file.architecture == ASSISTANT
+    return path.is_dir() and read_config(path).get("model_type") in ASSISTANTS
+
+
+def _config_of(path: Path) -> dict[str, Any]:
+    file = gguf_in(str(path))
+    return read_config(path) if file is None else assistant_config(file)
 
 
 def read_layers(config: Any) -> dict[str, int]:
@@ -52,7 +61,7 @@ def read_layers(config: Any) -> dict[str, int]:
 
 def check_fits(folder: Path, target_config: Any) -> None:
     """Raises CheckpointError for an assistant of another target, as far as the configs tell."""
-    config, target = read_config(folder), target_config.get_text_config()
+    config, target = _config_of(folder), target_config.get_text_config()
     text = config.get("text_config") or {}
     for name, expected in (("backbone_hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         found = config.get(name, text.get(name))
@@ -143,17 +152,25 @@ def _modes(modes: Callable[[Any], list[str | None]], config: Any) -> list[str | 
 
 
 def load_assistant(folder: Path, target: LM, target_config: Any, embedding: nn.Module) -> Assistant:
-    """The assistant in a folder. Raises CheckpointError where it is damaged or was made for another target."""
+    """The assistant in a folder or a GGUF file. Raises CheckpointError where it is damaged or was made for another target."""
     what = f"the assistant in '{folder}'"
     check_fits(folder, target_config)
     if target.why_own_cache is not None:
         raise CapabilityError(f"{what} reads the target's keys and values, which this target keeps on transformers' cache")
     with in_silence(), every_layer_shares():
         try:
-            module, report = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype=target.dtype, output_loading_info=True, ignore_mismatched_sizes=True, local_files_only=True,
-                attn_implementation="sdpa",
+            if (file := gguf_in(str(folder))) is not None:
+                config = transformers.AutoConfig.for_model(**assistant_config(file))
+                kind, source = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], None
+                files = {"config": config, "state_dict": assistant_tensors(file)}
+            else:
+                kind, source, files = transformers.AutoModelForCausalLM, folder, {"local_files_only": True}
+            module, report = kind.from_pretrained(
+                source, dtype=target.dtype, output_loading_info=True, ignore_mismatched_sizes=True, attn_implementation="sdpa",
+                **files,
             )  # fmt: skip
+        except OutriderError:
+            raise
         except Exception as error:
             raise CheckpointError(f"{what} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
     if lacking := sorted(report["missing_keys"]):

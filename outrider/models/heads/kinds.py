@@ -11,7 +11,7 @@ from typing import Any
 
 from outrider.models.gguf.names import gguf_in
 from outrider.models.heads.acceptance import KIND as ACCEPTANCE_FILES
-from outrider.models.heads.assistant import ASSISTANTS
+from outrider.models.heads.assistant import ASSISTANTS, is_assistant
 from outrider.models.heads.block_names import rename_parts
 from outrider.models.heads.exit import KIND as EXIT_FILES
 from outrider.models.heads.gguf_heads import gguf_head_kind
@@ -31,6 +31,8 @@ def head_kind(folder: Path) -> str | None:
     Also of a GGUF file. Raises CheckpointError for files that cannot be read.
     """
     if (file := gguf_in(str(folder))) is not None:
+        if is_assistant(folder):
+            return "mtp"
         nextn = find_nextn(file)
         return "mtp" if nextn is not None and nextn.is_alone else gguf_head_kind(file)
     if folder.is_file():

@@ -116,6 +116,9 @@ def weigh_mtp(name: str, config: Any, dtype: torch.dtype) -> ModelMemory:
     """What the head in a checkpoint or folder takes in memory; nothing is known of one that is still on the hub. Raises as
     `load_mtp`."""
     if name and (file := gguf_in(name)) is not None:
+        if is_assistant(file.path):
+            check_fits(file.path, config)
+            return ModelMemory(name, sum(tensor.num_weights for tensor in file.tensors) * dtype.itemsize, 0)
         nextn = _nextn(file, config)
         return ModelMemory(name, nextn.bytes_of(dtype), layer_kv_bytes(config, dtype) * len(nextn.layers))
     folder = checkpoint_folder(name, None, fetches=False)

@@ -21,6 +21,8 @@ from outrider.models.heads.assistant import Assistant, every_layer_shares, read_
 from outrider.models.heads.kinds import head_kind
 from outrider.models.loading.load import build_lm
 from outrider.sampling.params import SamplingParams
+from tests.gguf_files import Kind
+from tests.gguf_heads import round_matrices, write_assistant
 from tests.helpers import make_row, run_to_end, tiny_llama, word_tokenizer
 from tests.mtp_heads import WEIGHTS
 from tests.older_transformers import skip_older
@@ -210,3 +212,23 @@ def test_it_is_found_by_its_config(tmp_path: Path) -> None:
     with pytest.raises(CapabilityError, match="an assistant takes entropy and product"):
         built(tmp_path, drafter_options={"stop": "acceptance", "acceptance_head": str(tmp_path)})
     assert write(built(tmp_path, drafter_options={"stop": "product"}), PARAMS)
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0])
+def test_an_assistant_in_a_gguf_file(tmp_path: Path, kind: Kind) -> None:
+    """Catches norms and scales mixed up, another rotation of full attention, and tables that are not the file's."""
+    model, assistant = saved(tmp_path)
+    if kind is not Kind.F32:
+        round_matrices(assistant, kind)
+    path = write_assistant(tmp_path / "assistant.gguf", assistant, kind=kind)
+    assert head_kind(path) == "mtp"
+    made = built(tmp_path, head=path)
+    assert made.options.drafter == "mtp"
+    seen = watched(made)
+    write(made)
+    assert sum(len(draft) for _, draft in seen) > 60
+    assert all(draft == reference(model, assistant, text, len(draft)) for text, draft in seen)
+    with pytest.raises(CheckpointError, match=r"made for another target: backbone_hidden_size is 96, expected 64"):
+        built(tmp_path, head=write_assistant(path, assistant, changes={"embedding_length_out": 96}))
+    with pytest.raises(CheckpointError, match="holds a draft head and no model"):
+        build(Options(target=str(path)))
