@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,13 +103,11 @@ class GrpcServer:
             self._metrics.shutdown()
 
 
-async def until_signal(drain: Callable[[], object] | None = None) -> None:
-    """Return at the first SIGTERM or Ctrl-C, after `drain` was called; a second one ends the process at once."""
+async def until_signal() -> None:
+    """Return at the first SIGTERM or Ctrl-C; a second one ends the process at once."""
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     await stopped.wait()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)
-    if drain is not None:
-        drain()

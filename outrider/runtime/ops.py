@@ -122,11 +122,6 @@ class View:
     row_step: int = 0
     col_step: int = 1
 
-    @property
-    def is_dense(self) -> bool:
-        """Whether it is one stretch of memory."""
-        return (self.col_step == 1 or self.cols == 1) and (self.row_step == self.cols or self.rows == 1)
-
 
 @dataclass(frozen=True)
 class Op:

@@ -31,7 +31,6 @@ from outrider.models.loading.unsupported import refuse_failure, refuse_other_log
 from outrider.models.probes.reference import plain_logits
 from outrider.models.probes.sum_order import AttentionKind
 from outrider.models.quantised.scheme import has_experts
-from outrider.models.signals import AFTER_NORM
 
 SHAPES = "outrider-shapes"
 NUM_ROUNDINGS = 3
@@ -164,23 +163,6 @@ def probe_logits(lm: LM) -> Tensor:
         lm.kv.advance(0, 6)
         behind = lm.forward(tokens[:, 6:])
     return torch.cat([prefix, behind], dim=1)
-
-
-@torch.inference_mode()
-def find_signals(lm: LM) -> tuple[int, ...]:
-    """Keys of `signals.py` for all hidden states that one pass can give; none where its layers cannot be identified."""
-    layers = range(lm.shape.num_layers + 1)
-    for keys in ((AFTER_NORM, *layers), tuple(layers)):
-        lm.capture = keys
-        try:
-            with _row_of_its_own(lm):
-                lm.forward(probe_tokens(lm.shape.vocab_size, 2, lm.device))
-            return keys
-        except CapabilityError:
-            continue
-        finally:
-            lm.capture = ()
-    return ()
 
 
 def check_same_logits(lm: LM, expected: Tensor, module: Any, *, picks_experts: bool = False) -> None:

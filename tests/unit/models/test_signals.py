@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outrider.errors import ConfigError
+from outrider.errors import CapabilityError, ConfigError
 from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.models.loading.load import build_lm
-from outrider.models.probes.probe import find_signals
 from tests.contract.test_architectures import CONFIGS, make_module
 from tests.helpers import tiny_llama
 
@@ -134,17 +133,14 @@ def test_keys_that_name_nothing_are_refused() -> None:
         lm.forward(torch.tensor([[3, 4]]))
 
 
-def test_all_hidden_states_are_found() -> None:
-    lm = build_lm(tiny_llama(96, num_hidden_layers=3), "tiny", torch.float32, CPU)
-    assert find_signals(lm) == (-1, 0, 1, 2, 3)
-    assert lm.capture == ()
-    assert lm.kv.num_rows == 0
-
-
-def test_no_hidden_states_are_found_where_layers_cannot_be_found() -> None:
-    """Catches an error instead of a program without them: such a target still decodes, with drafters that read none."""
+def test_a_model_whose_layers_cannot_be_found_still_decodes() -> None:
+    """Catches an error for drafters that read no hidden states, and a wrong layer for those that do."""
     module = tiny_llama(96, num_hidden_layers=2)
     module.model.other = torch.nn.ModuleList([torch.nn.Identity(), torch.nn.Identity()])
     lm = build_lm(module, "tiny", torch.float32, CPU)
-    assert find_signals(lm) == ()
-    assert lm.kv.num_rows == 0
+    lm.kv.add_row()
+    tokens = torch.tensor([text_of(4)])
+    assert lm.forward(tokens).shape[:2] == (1, 4)
+    lm.capture = (0,)
+    with pytest.raises(CapabilityError, match="2 lists"):
+        lm.forward(tokens)

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from outrider.models.lm import LM
 from outrider.models.loading.load import build_lm
-from outrider.models.probes.probe import find_signals, probe_logits
+from outrider.models.probes.probe import probe_logits
 from tests.helpers import tiny_llama
 
 
-@pytest.mark.parametrize("look", [probe_logits, find_signals])
-def test_a_pass_that_fails_leaves_no_row(look: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_fails_leaves_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device's kernels that did not run were followed by wrong first answers: the probe's row was still in the cache."""
     lm = build_lm(tiny_llama(50), "tiny", torch.float32, torch.device("cpu"))
     expected = probe_logits(lm)
@@ -24,6 +23,6 @@ def test_a_pass_that_fails_leaves_no_row(look: object, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(LM, "forward", broken)
         with pytest.raises(RuntimeError, match="kernel image"):
-            look(lm)  # type: ignore[operator]
+            probe_logits(lm)
     assert lm.kv.num_rows == 0
     assert torch.equal(probe_logits(lm), expected)
