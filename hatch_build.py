@@ -3,7 +3,6 @@
 An installation may be read-only, and its machine may have no compiler. Without one here, the wheel has no native runtime.
 """
 
-import platform
 import sys
 import sysconfig
 from pathlib import Path
@@ -29,9 +28,10 @@ class UnpackDemo(BuildHookInterface):
     def _compile(self, build_data: dict[str, Any]) -> None:
         """Shared libraries for every set of instructions, and a wheel that says for which system it is."""
         from outrider.errors import CapabilityError
+        from outrider.instructions import of_this_architecture
         from outrider.runtime.building import build_all
 
-        if sys.platform != "linux" or platform.machine() != "x86_64":
+        if not of_this_architecture():
             return
         try:
             build_all()

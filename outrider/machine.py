@@ -22,7 +22,7 @@ from outrider.cpus import usable_cpus
 from outrider.lazy import torch
 
 PACKAGES = ("outrider", "torch", "transformers", "tokenizers", "safetensors", "gguf", "numpy")
-FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8")
+FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8", "asimddp", "i8mm", "bf16", "sve")
 
 
 def cpu_name() -> str:
@@ -42,7 +42,7 @@ def cpu_flags() -> list[str]:
     except OSError:
         return []
     found = next(
-        (line.split(":", 1)[1].split() for line in text.splitlines() if line.startswith("flags")), []
+        (line.split(":", 1)[1].split() for line in text.splitlines() if line.startswith(("flags", "Features"))), []
     )
     return [flag for flag in FLAGS if flag in found]
 
@@ -131,8 +131,9 @@ def unavailable() -> list[dict[str, str]]:
     if not torch.backends.mkldnn.is_available():
         say("packed CPU weights", "this torch was built without oneDNN", "use the wheels of PyTorch")
     flags = cpu_flags()
-    if flags and "avx512f" not in flags and ("avx2" not in flags or compiler() is None):
-        why = "the CPU has no AVX2" if "avx2" not in flags else "without AVX-512 it needs a C++ compiler, and there is none"
+    has_kernels = "avx2" in flags or "asimddp" in flags
+    if flags and "avx512f" not in flags and not (has_kernels and compiler()):
+        why = "without AVX-512 it needs a C++ compiler, and there is none" if has_kernels else "the CPU has no AVX2"
         say("fast bfloat16 on CPU", why, "checkpoints in it run as float32, of twice the size")
     return found
 

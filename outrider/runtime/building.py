@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from outrider.errors import CapabilityError
-from outrider.instructions import INSTRUCTIONS
+from outrider.instructions import INSTRUCTIONS, of_this_architecture
 
 HERE = Path(__file__).parent
 PREBUILT = HERE / "lib"  # a wheel or an editable install has libraries there
@@ -52,9 +52,11 @@ def build(path: Path, kind: str) -> None:
 
 
 def build_all(folder: Path = PREBUILT) -> list[Path]:
-    """A library for each of INSTRUCTIONS, those of other sources deleted; the files. Raises CapabilityError as `build` does."""
-    wanted = [folder / file_name(kind) for kind in INSTRUCTIONS]
-    for path, kind in zip(wanted, INSTRUCTIONS, strict=True):
+    """A library for each set of instructions of this architecture, those of other sources deleted; the files. Raises
+    CapabilityError as `build` does."""
+    kinds = of_this_architecture()
+    wanted = [folder / file_name(kind) for kind in kinds]
+    for path, kind in zip(wanted, kinds, strict=True):
         if not path.exists():
             build(path, kind)
     for old in set(folder.glob("runtime-*.so")) - set(wanted):

@@ -18,7 +18,7 @@ from outrider.lazy import filelock
 from outrider.runtime.building import PREBUILT, build, compiler, file_name
 
 log = logging.getLogger("outrider.runtime")
-NO_INSTRUCTIONS = "the CPU has neither AVX2 nor AVX-512 with bf16"
+NO_INSTRUCTIONS = "the CPU has neither AVX2 nor AVX-512 with bf16, nor ARM's NEON with byte products, on Linux"
 
 
 def find(cache: Path) -> Path:

@@ -18,8 +18,6 @@
 
 #pragma once
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -216,22 +214,16 @@ void multiply(
     at += F::CODES;
     const uint8_t* next = at + AHEAD;
     for (int64_t m = 0; m < rows; ++m) {
-      for (int64_t line = 0; line < each; ++line, next += 64) _mm_prefetch(next, _MM_HINT_T1);
+      for (int64_t line = 0; line < each; ++line, next += 64) fetch_far(next);
       multiply_row<F>(x[m * blocks + block], codes, factors, sums + m * PANEL);
     }
   }
 }
 
-// The value itself: keeps a compiler from joining a product and the sum it goes into, which gguf rounds apart.
-inline float settled(float x) {
-  asm("" : "+x"(x));
-  return x;
-}
-
 inline float half_at(const uint8_t* at, int64_t place) {
   uint16_t half;
   std::memcpy(&half, at + 2 * place, sizeof half);
-  return _cvtsh_ss(half);
+  return widen_half(half);
 }
 
 inline float brain_at(const uint8_t* at, int64_t place) {

@@ -112,7 +112,7 @@ WITH_BYTE_TILES void multiply_by_tiles(
         at += F::FACTORS;
       }
       if (fetch)
-        for (int64_t byte = 0; byte < F::FACTORS + F::STEPS + F::CODES; byte += 64) _mm_prefetch(at + AHEAD + byte, _MM_HINT_T0);
+        for (int64_t byte = 0; byte < F::FACTORS + F::STEPS + F::CODES; byte += 64) fetch_near(at + AHEAD + byte);
       tiled.read(i, at, current);
       at += F::STEPS + F::CODES;
     }

@@ -8,8 +8,6 @@
 
 #pragma once
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -62,6 +60,35 @@ inline void interleave(const bf16* first, const bf16* second, int64_t count, bf1
   _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, from_low, b));
   _mm512_storeu_si512(to + 32, _mm512_permutex2var_epi16(a, _mm512_add_epi16(from_low, _mm512_set1_epi16(16)), b));
 }
+#elif defined(__ARM_NEON)
+inline void transpose(const uint32_t* const* rows, int64_t count, uint32_t* to) {
+  for (int64_t begin = 0; begin < count; begin += 4)
+    for (int64_t first = 0; first < 16; first += 4) {  // four rows, four words of each
+      const int64_t words = std::min<int64_t>(4, count - begin);
+      uint32_t found[4][4] = {};
+      for (int r = 0; r < 4; ++r) std::memcpy(found[r], rows[first + r] + begin, 4 * words);
+      const uint32x4x2_t a = vtrnq_u32(vld1q_u32(found[0]), vld1q_u32(found[1])), b = vtrnq_u32(vld1q_u32(found[2]), vld1q_u32(found[3]));
+      const uint64x2_t halves[4] = {
+          vreinterpretq_u64_u32(a.val[0]), vreinterpretq_u64_u32(a.val[1]), vreinterpretq_u64_u32(b.val[0]), vreinterpretq_u64_u32(b.val[1])};
+      for (int64_t c = 0; c < words; ++c) {
+        const uint64x2_t x = halves[c % 2], y = halves[2 + c % 2];
+        vst1q_u32(to + (begin + c) * WIDTH + first, vreinterpretq_u32_u64(c < 2 ? vzip1q_u64(x, y) : vzip2q_u64(x, y)));
+      }
+    }
+}
+
+inline void interleave(const bf16* first, const bf16* second, int64_t count, bf16* to) {
+  const Pairs x = load_pairs(first, count), y = load_pairs(second, count);
+  const auto both = [&](uint32x4_t x, uint32x4_t y, bf16* to) {
+    const uint16x8_t a = vreinterpretq_u16_u32(x), b = vreinterpretq_u16_u32(y);
+    vst1q_u16(to, vzip1q_u16(a, b));
+    vst1q_u16(to + 8, vzip2q_u16(a, b));
+  };
+  both(x.a, y.a, to);
+  both(x.b, y.b, to + 16);
+  both(x.c, y.c, to + 32);
+  both(x.d, y.d, to + 48);
+}
 #else
 inline void transpose(const uint32_t* const* rows, int64_t count, uint32_t* to) {
   for (int64_t begin = 0; begin < count; begin += 8)
@@ -100,7 +127,7 @@ inline void interleave(const bf16* first, const bf16* second, int64_t count, bf1
 #endif
 
 // Rows of the cache that come next, brought to the second level a line at a time, between products: all at once, they would keep
-// other loads waiting. As assembly, since compilers drop what does nothing but fetch.
+// other loads waiting.
 struct Fetch {
   const char* row;
   int64_t apart, bytes, left;  // from row to row; of a row; lines
@@ -114,7 +141,7 @@ struct Fetch {
 
   void step() {
     for (int64_t i = 0; i < each && left > 0; ++i, --left) {
-      asm volatile("prefetcht1 %0" : : "m"(row[at]));
+      fetch_far(row + at);
       if ((at += 64) < bytes) continue;
       at = 0;
       row += apart;

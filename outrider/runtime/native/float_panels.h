@@ -37,8 +37,8 @@ struct Four {
 struct Stored {
   const uint8_t* at;
   void fetch(int64_t four) const {
-    _mm_prefetch(at + four * LINES + AHEAD, _MM_HINT_T0);
-    _mm_prefetch(at + four * LINES + AHEAD + 64, _MM_HINT_T0);
+    fetch_near(at + four * LINES + AHEAD);
+    fetch_near(at + four * LINES + AHEAD + 64);
   }
   Four read(int64_t four) const {
     const Bytes low = load_bytes(at + four * LINES), high = load_bytes(at + four * LINES + 64);

@@ -2,20 +2,10 @@
 
 #pragma once
 
-#include <immintrin.h>
-
 #include <cmath>
 #include <limits>
 
 #include "lanes.h"
-
-inline Floats root(Floats x) {
-#ifdef __AVX512BF16__
-  return _mm512_sqrt_ps(x);
-#else
-  return {_mm256_sqrt_ps(x.low), _mm256_sqrt_ps(x.high)};
-#endif
-}
 
 constexpr float LOG2_E = 1.44269504f;
 

@@ -1,5 +1,5 @@
-// Sixteen numbers at a time: the words all kernels are written in, for AVX-512 (`lanes_avx512.h`) and for pairs of AVX2's registers
-// (`lanes_avx2.h`), and what is built from them.
+// Sixteen numbers at a time: the words all kernels are written in, for AVX-512 (`lanes_avx512.h`), for pairs of AVX2's registers
+// (`lanes_avx2.h`) and for fours of NEON's (`lanes_neon.h`), and what is built from them.
 //
 //     Floats    16 fp32              Doubles   8 fp64             Ints   16 int32
 //     Pairs     16 pairs of bf16     Bytes     16 fours of bytes
@@ -16,6 +16,8 @@ using HalfMask = uint8_t;  // of eight lanes
 
 #ifdef __AVX512BF16__
 #include "lanes_avx512.h"
+#elif defined(__ARM_NEON)
+#include "lanes_neon.h"
 #else
 #include "lanes_avx2.h"
 #endif

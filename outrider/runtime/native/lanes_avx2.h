@@ -2,11 +2,11 @@
 
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 #include <cstring>
 #include <limits>
+
+#include "x86.h"
 
 inline constexpr bool IS_WIDE = false;  // 16 registers of 32 bytes
 
@@ -65,6 +65,7 @@ inline Floats rounded(Floats x) {
   constexpr int to_nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(x.low, to_nearest), _mm256_round_ps(x.high, to_nearest)};
 }
+inline Floats root(Floats x) { return {_mm256_sqrt_ps(x.low), _mm256_sqrt_ps(x.high)}; }
 inline float sum_of(Floats x) {
   const __m256 eight = x.low + x.high;
   const __m128 four = _mm256_castps256_ps128(eight) + _mm256_extractf128_ps(eight, 1);

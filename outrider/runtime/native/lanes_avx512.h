@@ -2,10 +2,10 @@
 
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 #include <cstring>
+
+#include "x86.h"
 
 inline constexpr bool IS_WIDE = true;  // 32 registers of 64 bytes
 
@@ -30,6 +30,7 @@ inline Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 inline Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 inline Floats absolute(Floats x) { return _mm512_abs_ps(x); }
 inline Floats rounded(Floats x) { return _mm512_roundscale_ps(x, 0); }
+inline Floats root(Floats x) { return _mm512_sqrt_ps(x); }
 inline Floats times_power_of_two(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }  // n whole
 inline float sum_of(Floats x) { return _mm512_reduce_add_ps(x); }
 inline float largest_of(Floats x) { return _mm512_reduce_max_ps(x); }

@@ -102,7 +102,7 @@ WITH_TILES void multiply(const bf16* x, int64_t K, const bf16* panel, bool fetch
   const bf16 *weights = panel, *const all = x + K / STEP * STEP;
   for (; x < all; x += STEP, weights += STEP * PANEL) {
     if (fetch)
-      for (int64_t line = 0; line < STEP * PANEL; line += LINE) _mm_prefetch(weights + AHEAD + line, _MM_HINT_T0);
+      for (int64_t line = 0; line < STEP * PANEL; line += LINE) fetch_near(weights + AHEAD + line);
     multiply_step<TWICE>(x, K * sizeof(bf16), weights);
   }
   if (K % STEP) multiply_step<TWICE>(tail.x[0], sizeof tail.x[0], tail.weights[0]);

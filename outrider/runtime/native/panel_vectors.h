@@ -56,7 +56,7 @@ void multiply(const bf16* x, int64_t K, const Part& part, float* sums, const Out
   const bf16* const all = x + part.end;
   const bf16* const fetched = x + part.begin + 2 * part.ahead;
   for (x += part.begin; x < fetched; x += 2, weights += 2 * PANEL, next += LINE) {
-    _mm_prefetch(next, _MM_HINT_T1);  // to where it does not drive out the activations
+    fetch_far(next);  // to where it does not drive out the activations
     multiply_pair<M>(x, K, weights, low, high);
   }
   for (; x < all; x += 2, weights += 2 * PANEL) multiply_pair<M>(x, K, weights, low, high);

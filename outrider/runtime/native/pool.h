@@ -7,8 +7,6 @@
 
 #pragma once
 
-#include <immintrin.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -16,6 +14,8 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "lanes.h"
 
 class Pool {
  public:
@@ -66,7 +66,7 @@ class Pool {
   class Patience {
    public:
     bool has_some() {
-      for (int i = 0; i < 8; ++i) _mm_pause();
+      for (int i = 0; i < 8; ++i) relax();
       return std::chrono::steady_clock::now() < end_;
     }
 
