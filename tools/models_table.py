@@ -24,7 +24,7 @@ from outrider.models.stateful.lm import StateLM
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.own_states import native_states
 from outrider.runtime.run import use_native_run
-from tests.contract import own_cache_families
+from tests.contract import multimodal_families, own_cache_families
 from tests.mtp_heads import SHIPPED
 from tests.unit.runtime import families
 
@@ -52,6 +52,7 @@ def makers() -> dict[str, Callable[[], Any]]:
     """By family, what makes a random model of it."""
     ours = {name: families.make for name in (*families.FAMILIES, *families.NOT_LOWERED)}
     every = ours | {name: own_cache_families.make for name in own_cache_families.FAMILIES}
+    every |= {name: multimodal_families.make_text for name in multimodal_families.FAMILIES}
     return {name: partial(make, name) for name, make in sorted(every.items())}
 
 

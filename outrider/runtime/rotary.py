@@ -66,8 +66,11 @@ def real_tables(out: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def positions_for(part: Any, positions: Tensor) -> Tensor:
-    """Positions (B, T) as a rotary module takes them: (3, B, T) where it counts time, height and width, equal in texts."""
-    return positions.expand(3, -1, -1) if hasattr(part, "mrope_section") else positions
+    """Positions (B, T) as a rotary module takes them: (axes, B, T) where it counts time, height, width, equal in texts."""
+    if not hasattr(part, "mrope_section"):
+        return positions
+    axes = len(part.mrope_section) if isinstance(part.mrope_section, list) else 3  # else by kind of layer
+    return positions.expand(axes, -1, -1)
 
 
 def rotary_of(module: Any, program: Program) -> Rotary:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outrider.models.probes.probe import AttentionCall
 
 CHANGING_ROPES = ("dynamic", "longrope")  # whose frequencies change with the longest position of a pass
 UNKNOWN_CONTEXT = 1 << 20  # tokens, for a config that names no limit
@@ -26,6 +30,28 @@ def context_length(config: Any) -> int:
             original = one.get("original_max_position_embeddings")
             longest = min(longest, original or getattr(config, "original_max_position_embeddings", None) or longest)
     return longest
+
+
+def reaches(config: Any, layers: Sequence[AttentionCall]) -> list[int]:
+    """Numbers of tokens beyond which Outrider makes another model of it. `layers`: none on transformers' own cache.
+
+    A window that is in transformers' mask alone (Phi MoE, Qwen2 MoE with windows) hides nothing from our attention. Where layers
+    keep a prompt whole and forget the answer behind a window (Unlimited OCR), a row must not ask which is which.
+    """
+    window, kinds = sliding_window(config), getattr(config, "layer_types", None)
+    if window and "reference_sliding_attention" in (kinds or ()):
+        return [window]
+    if kinds is None:
+        kinds = [] if any(layer.window for layer in layers) else ["sliding_attention"]
+    slide = [kind == "sliding_attention" and not layer.window for kind, layer in zip(kinds, layers, strict=False)]
+    return [window] if window and any(slide) else []
+
+
+def sliding_window(config: Any) -> int | None:
+    """The window that the config names, unless it says that none is used."""
+    if getattr(config, "use_sliding_window", True) is False:
+        return None
+    return getattr(config, "sliding_window", None)
 
 
 def hold_positions(module: nn.Module) -> None:

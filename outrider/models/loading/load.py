@@ -33,16 +33,21 @@ from outrider.models.linear.pack import can_pack, has_fast_bf16, pack_linears, p
 from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import about_base, adapter_in
-from outrider.models.loading.context import context_length, hold_positions
+from outrider.models.loading.context import context_length, hold_positions, reaches, sliding_window
 from outrider.models.loading.multimodal import auto_classes, text_part
 from outrider.models.loading.older_code import hand_over
 from outrider.models.loading.own_code import refuse_untrusted
-from outrider.models.loading.unsupported import OwnCacheNeededError, refuse_both_directions, refuse_other_caches
+from outrider.models.loading.unsupported import (
+    OwnCacheNeededError,
+    refuse_both_directions,
+    refuse_other_caches,
+    refuse_without_vocabulary,
+)
 from outrider.models.probes.pass_limits import find_pass_limits
 from outrider.models.probes.probe import AttentionCall, check_against_plain, find_layers
 from outrider.models.quantised import checkpoint
-from outrider.models.quantised.load import quantised_module
-from outrider.models.quantised.scheme import scheme_of
+from outrider.models.quantised.load import quantised_module, widened_module
+from outrider.models.quantised.scheme import is_stacked, scheme_of
 from outrider.models.stateful.check import UNKNOWN_LAYER, find_state_limits, state_lm
 from outrider.models.stateful.lm import StateLM
 from outrider.models.tokens.token_bytes import special_ids
@@ -204,7 +209,11 @@ def load_config(name: str, trust_remote_code: bool = False, revision: str | None
 def _decoder(name: str, config: Any) -> Any:
     if getattr(config, "is_encoder_decoder", False):
         raise CapabilityError(f"'{name}' ({config.model_type}) is an encoder-decoder; a decoder-only model is needed.")
-    return config
+    writing = getattr(config, "thinker_config", None)  # of Qwen Omni, whose whole checkpoint also speaks
+    if writing is None:
+        return config
+    writing.name_or_path = config.name_or_path
+    return writing
 
 
 def load_tokenizer(
@@ -245,14 +254,14 @@ def load_module(
         return made.eval().requires_grad_(False).to(device)
     if (scheme := scheme_of(config, device)) is not None:
         return text_part(quantised_module(name, config, dtype, scheme, revision).eval().requires_grad_(False)).to(device)
-    widened = checkpoint.is_widened(config, device)
+    widened, stacked = checkpoint.is_widened(config, device), is_stacked(config, device)
     checkpoint.widen_on_cpu(config, device)
     hf_logging = transformers.utils.logging
     bars = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()  # callers have a status line of their own
     try:
         for kind in auto_classes(config):
-            module, report = kind.from_pretrained(
+            module, report = widened_module(name, config, dtype, revision) if stacked else kind.from_pretrained(
                 name, config=config, dtype=dtype, trust_remote_code=trust_remote_code, revision=revision,
                 output_loading_info=True, ignore_mismatched_sizes=True,  # which are refused below, by name
                 local_files_only=hub.only_cached(name),
@@ -300,6 +309,7 @@ def build_lm(
     """
     attention.register()
     refuse_both_directions(module, name)
+    refuse_without_vocabulary(module, name)
     hand_over(module)
     hold_positions(module)
     if kernels is not None and any(True for _ in block_layers(module)):
@@ -338,9 +348,9 @@ def _shape_of(module: Any, layers: Sequence[AttentionCall], device: torch.device
     kept = (*(layer.kept(device) for layer in layers), *indexer_layers(module)) if layers else ()
     return LMShape(
         vocab_size=_num_outputs(module.get_output_embeddings()),
-        context_length=min([context_length(config), *(_reaches(config, layers) if layers else [])]),
+        context_length=min([context_length(config), *reaches(config, layers)]),
         layers=kept or (UNKNOWN_LAYER,) * getattr(config, "num_hidden_layers", 1),
-        sliding_window=next((layer.window for layer in layers if layer.window), _sliding_window(config)),
+        sliding_window=next((layer.window for layer in layers if layer.window), sliding_window(config)),
         num_parameters=sum(p.numel() for p in module.parameters()) + sum(layer.num_weights for layer in block_layers(module)),
         chunked=any(layer.chunked for layer in layers),
     )
@@ -374,23 +384,6 @@ def _eos_ids(source: Any, vocab_size: int) -> frozenset[int]:
     value = getattr(source, "eos_token_id", None)
     ids = [value] if isinstance(value, int) else value or []
     return frozenset(token for token in ids if 0 <= token < vocab_size)
-
-
-def _reaches(config: Any, layers: Sequence[AttentionCall]) -> list[int]:
-    """Numbers of tokens beyond which our attention makes another model of it. A window that is in transformers' mask alone
-    (Phi MoE, Qwen2 MoE with windows) hides nothing from ours."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:
-        kinds = [] if any(layer.window for layer in layers) else ["sliding_attention"]
-    slide = [kind == "sliding_attention" and not layer.window for kind, layer in zip(kinds, layers, strict=False)]
-    window = _sliding_window(config)
-    return [window] if window and any(slide) else []
-
-
-def _sliding_window(config: Any) -> int | None:
-    if getattr(config, "use_sliding_window", True) is False:
-        return None
-    return getattr(config, "sliding_window", None)
 
 
 def first_line(error: BaseException) -> str:

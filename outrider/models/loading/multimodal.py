@@ -14,31 +14,74 @@ from outrider.lazy import transformers
 from outrider.models.probes.probe import difference, probe_tokens, tolerance
 from outrider.models.quantised.scheme import has_experts
 
+SENSES = ("vision", "visual", "image", "audio")
+
 
 def auto_classes(config: Any) -> list[Any]:
-    """transformers' loaders for a config: of language models, then of models that take pictures, too (Emu3 is saved as these).
+    """transformers' loaders for a config: of language models, then of ones that also take pictures or sounds (Emu3).
 
     Raises CapabilityError for a family that has neither there, such as Step 3.5.
     """
     kind, own_code = type(config), getattr(config, "auto_map", None)
-    mixed, plain = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    if kind not in mixed and kind not in plain and not own_code:
+    if own_code:
+        return [transformers.AutoModelForCausalLM]
+    found = [loader for mapping, loader in _loaders() if kind in mapping][:2]
+    if not found:
         named, version = config.name_or_path or "the model", transformers.__version__
         raise CapabilityError(f"{named}: transformers {version} has no language model of model_type '{config.model_type}'.")
-    if kind not in mixed or own_code:
-        return [transformers.AutoModelForCausalLM]
-    return [transformers.AutoModelForCausalLM] * (kind in plain) + [transformers.AutoModelForImageTextToText]
+    return found
+
+
+def _loaders() -> list[tuple[Any, Any]]:
+    return [
+        (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.AutoModelForCausalLM),
+        (transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, transformers.AutoModelForImageTextToText),
+        (transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING, transformers.AutoModelForMultimodalLM),
+    ]
 
 
 def text_part(module: Any) -> Any:
     """The language model inside a model that takes pictures, too; a plain language model as it is.
 
-    It is of transformers' class for it, else the whole model without what a text never passes through.
+    It is the whole one that some are built around, or of transformers' class for it, else the whole model without what a text
+    never passes through.
     """
-    if module.config.get_text_config() is module.config:
-        return module
+    config = module.config
+    if config.get_text_config() is config:
+        also_senses = any(
+            getattr(config, name, None) is not None for name in ("vision_config", "audio_config")
+        )  # Phi 4's, GIT's
+        return _without_other_senses(module) if also_senses else module
+    if (inner := _inner(module)) is not None and _has_its_logits(inner, module):
+        return text_part(_with_ends(inner, module))
     alone = _alone(module)
     return alone if alone is not None and _has_its_logits(alone, module) else _without_other_senses(module)
+
+
+def _inner(module: Any) -> Any | None:
+    """The part that is a language model with its output layer (Nemotron 3 Omni, BLIP-2, Kosmos-2); None where there is none.
+
+    Raises CapabilityError where that part is an encoder-decoder.
+    """
+    kind = type(module.config.get_text_config())
+    for part in module.children():
+        is_model = isinstance(part, transformers.PreTrainedModel) and type(part.config.get_text_config()) is kind
+        if is_model and part.can_generate() and part.get_output_embeddings() is not None:
+            if getattr(part.config, "is_encoder_decoder", False):
+                raise CapabilityError(
+                    f"{module.name_or_path} ({module.config.model_type}): its language model ({part.config.model_type}) is an "
+                    "encoder-decoder; a decoder-only model is needed."
+                )
+            return part
+    return None
+
+
+def _with_ends(part: Any, module: Any) -> Any:
+    """A part that knows how its whole generates, and which tokens end a text."""
+    part.generation_config = module.generation_config
+    if part.config.eos_token_id is None:
+        part.config.eos_token_id = getattr(module.config, "eos_token_id", None)
+    return part.eval()
 
 
 def _alone(module: Any) -> Any | None:
@@ -53,10 +96,7 @@ def _alone(module: Any) -> Any | None:
         return None
     setattr(alone, alone.base_model_prefix, inner)
     alone.lm_head = module.lm_head
-    alone.generation_config = module.generation_config
-    if text.eos_token_id is None:
-        text.eos_token_id = module.config.eos_token_id
-    return alone.eval()
+    return _with_ends(alone, module)
 
 
 @torch.inference_mode()
@@ -92,11 +132,11 @@ def _one_layer(decoder: Any) -> Iterator[None]:
 
 @torch.inference_mode()
 def _without_other_senses(module: Any) -> Any:
-    """The model without vision towers and projectors: parts that a pass over a text did not call."""
+    """The model without vision towers, projectors and experts for pictures: parts that a pass over a text did not call."""
     base = getattr(module, "model", module)
-    parts = [(name, part) for name, part in base.named_children() if any(True for _ in part.parameters())]
+    named = {name: part for name, part in base.named_modules() if any(True for _ in part.parameters())}
     called: set[str] = set()
-    hooks = [part.register_forward_pre_hook(lambda *_, name=name: called.add(name)) for name, part in parts]
+    hooks = [part.register_forward_pre_hook(lambda *_, name=name: called.add(name)) for name, part in named.items()]
     try:
         module(input_ids=torch.zeros(1, 2, dtype=torch.int64, device=next(module.parameters()).device), use_cache=False)
     except Exception:  # noqa: BLE001  foreign code: the checks that follow will tell
@@ -104,7 +144,14 @@ def _without_other_senses(module: Any) -> Any:
     finally:
         for hook in hooks:
             hook.remove()
-    for name, part in parts:
-        if name not in called and not isinstance(part, nn.Embedding):
-            setattr(base, name, None)
+    for name, part in named.items():
+        is_silent = not any(f"{one}.".startswith(f"{name}.") for one in called)  # nor is any part of it called
+        if is_silent and _may_be_left_out(name) and not isinstance(part, nn.Embedding):
+            owner, _, last = name.rpartition(".")
+            setattr(named[owner], last, None)
     return module
+
+
+def _may_be_left_out(name: str) -> bool:
+    """Whether a part is one of the whole's own, or is named after another sense deeper within (ERNIE's experts for pictures)."""
+    return bool(name) and ("." not in name or any(word in name.rpartition(".")[2] for word in SENSES))

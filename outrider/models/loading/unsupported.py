@@ -38,6 +38,15 @@ def refuse_both_directions(module: Any, name: str) -> None:
         )
 
 
+def refuse_without_vocabulary(module: Any, name: str) -> None:
+    """Raise CapabilityError for a model that has no output layer over a vocabulary (Pi 0 moves robots)."""
+    if module.get_output_embeddings() is None:
+        raise CapabilityError(
+            f"{name} ({module.config.model_type}): {type(module).__name__} in transformers has no output layer over a "
+            "vocabulary, so it writes no text. A language model is needed."
+        )
+
+
 def refuse_other_caches(module: Any, device: torch.device) -> None:
     """Raise OwnCacheNeededError where transformers' own cache keeps more of a layer than keys and values.
 

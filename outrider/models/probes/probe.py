@@ -2,7 +2,7 @@
 
 1. `find_layers`: one plain pass with a recording attention. A layer that never calls it keeps a state instead of keys and
    values, or has attention code of its own: not for our cache (`unsupported.py`). One that is windowed must tell its attention:
-   a window in transformers' mask alone is lost on ours (`load._reaches`).
+   a window in transformers' mask alone is lost on ours (`context.reaches`).
 2. `check_against_plain`: prefill, chain and tree passes against transformers' own forward of the same tokens. Catches
    what a list of names cannot: an ignored mask, position ids that are not used, ALiBi.
 

@@ -14,7 +14,7 @@ from outrider.lazy import transformers
 from outrider.models.quantised.scheme import KNOWN, scheme_of
 
 COMPRESSED = "compressed-tensors"
-SCALES_OF_WEIGHTS = (".weight_scale", ".weight_scale_inv", ".scales")  # endings of what only quantised checkpoints have
+SCALES_OF_WEIGHTS = (".weight_scale", "_scale_inv", ".scales")  # endings of what only quantised checkpoints have
 
 
 def quantisation_of(config: Any) -> str | None:
@@ -33,12 +33,17 @@ def how_quantised(config: Any) -> str:
 
 
 def refuse_unused_scales(name: str, config: Any, unused: Iterable[str]) -> None:
-    """Raise CheckpointError for quantised weights whose config does not say so: their codes would be taken for weights.
+    """Raise CheckpointError for quantised weights whose scales were left out: their codes would be taken for weights.
 
     `unused`: tensors that the module has no place for.
     """
     found = sorted(tensor for tensor in unused if tensor.endswith(SCALES_OF_WEIGHTS))
-    if found and quantisation_of(config) is None:
+    if found and (method := quantisation_of(config)) is not None:
+        raise CheckpointError(
+            f"'{name}': transformers leaves out {len(found)} scales of its weights ({method}), first '{found[0]}', and would "
+            f"make another model of it. Use a checkpoint in bf16. What can be read: {KNOWN}."
+        )
+    if found:
         raise CheckpointError(
             f"'{name}' has quantised weights (scales such as '{found[0]}'), and its config.json does not say how: it has no "
             f"quantization_config. Use a checkpoint that has one. What can be read: {KNOWN}."

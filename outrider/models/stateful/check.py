@@ -48,6 +48,10 @@ def state_lm(module: Any, name: str, shape: LMShape, dtype: torch.dtype, device:
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
+        if module.config.get_text_config() is not module.config:
+            raise CapabilityError(
+                f"{name} ({module.config.model_type}): its code reads no text without a picture or a sound: {message(error)}"
+            ) from error
         raise CapabilityError(f"{name}: {why}. And its own code fails in a pass over a few tokens: {message(error)}") from error
     if not torch.isfinite(plain).all():
         raise NumericalError(

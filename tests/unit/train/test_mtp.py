@@ -18,7 +18,7 @@ from outrider.models.loading.multimodal import text_part
 from outrider.settings import parse_settings
 from outrider.train.mtp import MtpRecipe
 from outrider.train.recipe import RecipeSetup
-from tests.contract.test_multimodal import random_whole
+from tests.contract.multimodal_families import make_whole
 from tests.helpers import tiny_llama
 from tests.mtp_heads import MTP_LAYOUTS, WEIGHTS, MtpReference, save_with_mtp
 from tests.older_transformers import skip_older
@@ -110,7 +110,7 @@ def test_a_tuned_head_of_several_blocks_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_moe_text", "qwen3_vl"])
 def test_a_new_head_is_one_more_layer_of_the_target(tmp_path: Path, family: str) -> None:
     """With its experts, or of a family whose class is a model that takes pictures, too; saved in a form that is read again."""
-    target: Any = text_part(random_whole(family)).requires_grad_(False) if family == "qwen3_vl" else random_model(family, 0)
+    target: Any = text_part(make_whole(family)).requires_grad_(False) if family == "qwen3_vl" else random_model(family, 0)
     recipe = MtpRecipe.build(setup_of(target))
     recipe.save(tmp_path)
     head = load_mtp(str(tmp_path), target.config, torch.float32, torch.device("cpu"))

@@ -28,7 +28,6 @@ from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
 from tests.contract.own_cache_families import FAMILIES as ON_THEIR_OWN
 from tests.contract.own_cache_families import NATIVE
-from tests.contract.test_multimodal import PICTURES
 from tests.contract.test_multimodal import saved as saved_whole
 from tests.helpers import make_row, run_to_end, tiny_llama, word_tokenizer
 from tests.mtp_heads import SHIPPED, WEIGHTS, MtpReference, save_with_mtp
@@ -75,9 +74,10 @@ def random_step(seed: int, *, num_sliding_attention_heads: int = 2) -> Any:
     text = {key: value for key, value in SIZES.items() if key != "bos_token_id"}
     text |= {**EXPERTS, **SHORT_WINDOW, "n_routed_experts": 4, "share_expert_dim": 32, "pad_token_id": 0, "moe_layers_enum": "0"}
     text |= {"layer_types": kinds, "num_nextn_predict_layers": 2, "num_sliding_attention_heads": num_sliding_attention_heads}
+    pictures = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = AutoConfig.for_model("step3p7", text_config=text, vision_config=PICTURES, image_token_id=90)
+        config = AutoConfig.for_model("step3p7", text_config=text, vision_config=pictures, image_token_id=90)
         return AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
 
 
