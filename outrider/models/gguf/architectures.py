@@ -21,10 +21,12 @@ from outrider.models.gguf.routed import (
     SIGMOID,
     deepseek,
     ernie_moe,
+    exaone_moe,
     glm_moe,
     ling,
     ling_lite,
     llama4,
+    mimo,
     unknown_gate,
 )
 
@@ -117,7 +119,7 @@ def _exaone(file: GgufFile) -> dict[str, Any]:
 
 
 def _layers(file: GgufFile) -> range:
-    return range(file.of_model("block_count"))
+    return range(file.of_model("block_count") - file.of_model("nextn_predict_layers", 0))
 
 
 def _granite_hybrid(file: GgufFile) -> dict[str, Any]:
@@ -289,6 +291,7 @@ ARCHITECTURES = {
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe", ERNIE | {"interleave_moe_layer_step": "moe_layer_interval"}, more=ernie_moe
     ),
+    "exaone-moe": Architecture("exaone_moe", EXPERTS, ("expert_gating_func",), more=exaone_moe),
     "exaone4": Architecture("exaone4", more=_exaone),
     "gemma": Architecture("gemma"),
     "gemma3n": Architecture(
@@ -323,6 +326,11 @@ ARCHITECTURES = {
         "expert_feed_forward_length": "intermediate_size", "feed_forward_length": "intermediate_size_mlp",
         "interleave_moe_layer_step": "interleave_moe_layer_step",
     }, more=llama4),
+    "mimo2": Architecture("mimo_v2_flash", {
+        "expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size", "attention.value_length": "v_head_dim",
+    }, ("attention.sliding_window", "attention.sliding_window_pattern", "attention.head_count_kv", "attention.key_length",
+        "rope.dimension_count", "rope.freq_base"), more=mimo),
     "mistral3": Architecture("ministral3", more=_ministral),
     "nemotron_h": NEMOTRON_H,
     "nemotron_h_moe": NEMOTRON_H,

@@ -40,7 +40,7 @@ SAMPLING = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
 }  # fmt: skip
 SHAPED_ELSEWHERE = (  # by the tables of metadata
-    "gemma3n", "gemma4", "granitehybrid", "lfm2", "lfm2moe", "mamba", "nemotron_h", "nemotron_h_moe",
+    "gemma3n", "gemma4", "granitehybrid", "lfm2", "lfm2moe", "mamba", "mimo2", "nemotron_h", "nemotron_h_moe",
 )  # fmt: skip
 PARTLY_ROTATED = (  # by a factor in config
     "bailingmoe2", "glm4", "glm4moe", "nemotron", "phi2", "phi3", "qwen35", "qwen35moe", "qwen3next", "stablelm",

@@ -11,6 +11,7 @@ from typing import Any
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.gguf.header import GgufFile
 
+FULL, SLIDING = "full_attention", "sliding_attention"
 SOFTMAX, SIGMOID = 1, 2  # functions that choose experts
 ERNIE = {
     "expert_count": "moe_num_experts", "expert_used_count": "moe_k", "expert_feed_forward_length": "moe_intermediate_size",
@@ -89,6 +90,59 @@ def ernie_moe(file: GgufFile) -> dict[str, Any]:
         "moe_layer_end_index": max(routed), "moe_num_shared_experts": shared // file.of_model("expert_feed_forward_length"),
         "use_bias": "blk.0.attn_q.bias" in rows,
     }  # fmt: skip
+
+
+def exaone_moe(file: GgufFile) -> dict[str, Any]:
+    """EXAONE with experts, most of whose layers have a window; the others rotate nothing."""
+    if file.of_model("expert_gating_func") != SIGMOID:
+        raise unknown_gate(file)
+    count, dense = _num_layers(file), file.of_model("leading_dense_block_count", 0)
+    slides = file.of_model("attention.sliding_window_pattern") or [(number + 1) % 4 != 0 for number in range(count)]
+    return {
+        "layer_types": _kinds(slides[:count]), "sliding_window": file.of_model("attention.sliding_window"),
+        "mlp_layer_types": ["dense"] * dense + ["sparse"] * (count - dense),
+        "num_shared_experts": file.of_model("expert_shared_count", 1),
+        "norm_topk_prob": file.of_model("expert_weights_norm", False),
+        "routed_scaling_factor": file.of_model("expert_weights_scale", 1.0),
+        "n_group": file.of_model("expert_group_count", 1), "topk_group": file.of_model("expert_group_used_count", 1),
+    }  # fmt: skip
+
+
+def mimo(file: GgufFile) -> dict[str, Any]:
+    """MiMo-V2, whose layers with a window have twice the key heads; a window counts the token itself beside those before it."""
+    count, rotated, size = _num_layers(file), file.of_model("rope.dimension_count"), file.of_model("attention.key_length")
+    kinds, kept = _kinds(file.of_model("attention.sliding_window_pattern")[:count]), file.of_model("attention.head_count_kv")
+    full = kept[kinds.index(FULL)] if FULL in kinds else kept[0] // 2
+    if any(heads != full * (1 if kind == FULL else 2) for heads, kind in zip(kept, kinds, strict=False)):
+        raise CapabilityError(
+            f"'{file.path}' has {kept[:count]} key heads in its layers, and transformers' MiMo-V2 has twice as many where there "
+            "is a window. Use the original checkpoint: a folder with config.json and *.safetensors."
+        )
+    names, bases = {tensor.name for tensor in file.tensors}, {FULL: "rope.freq_base", SLIDING: "rope.freq_base_swa"}
+    return {
+        "layer_types": kinds, "num_key_value_heads": full, "sliding_window": file.of_model("attention.sliding_window") + 1,
+        "mlp_layer_types": [
+            "sparse" if f"blk.{number}.ffn_gate_inp.weight" in names else "dense" for number in range(count)
+        ],
+        "attention_value_scale": file.of_model("attention.value_scale"), "norm_topk_prob": True,
+        "routed_scaling_factor": file.of_model("expert_weights_scale", 1.0),
+        "n_group": file.of_model("expert_group_count", 1), "topk_group": file.of_model("expert_group_used_count", 1),
+        "rope_parameters": {
+            kind: {
+                "rope_type": "default", "rope_theta": file.of_model(base, file.of_model("rope.freq_base")),
+                "partial_rotary_factor": (rotated + 0.5) / size,  # of which the code takes the whole part
+            } for kind, base in bases.items()
+        },
+    }  # fmt: skip
+
+
+def _num_layers(file: GgufFile) -> int:
+    """Layers of the model, without those that predict further tokens."""
+    return int(file.of_model("block_count")) - int(file.of_model("nextn_predict_layers", 0) or 0)
+
+
+def _kinds(slides: list[Any]) -> list[str]:
+    return [SLIDING if slide else FULL for slide in slides]
 
 
 def llama4(file: GgufFile) -> dict[str, Any]:

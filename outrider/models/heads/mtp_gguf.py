@@ -40,6 +40,7 @@ OUTPUT_NORM = "output_norm.weight"
 EVERYWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # tensors of no layer
 LAYOUTS = {  # what the layout is called in the safetensors checkpoints of these architectures; others: deepseek
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next", "exaone4", "exaone-moe"), "qwen"), "nemotron_h_moe": "nemotron",
+    "mimo2": "megatron",
 }  # fmt: skip
 TWO_BLOCKS = "nemotron"  # a layout whose layer is two of the family's, which lie in one block
 SECOND = re.compile(r"ffn_|exp_probs_b|post_attention_norm")  # beginnings of what belongs to the second one
@@ -103,7 +104,7 @@ class NextnHead:
         lacking = []
         for index, layer in enumerate(self.layers):
             needed = [name for name in (PROJECTION, *NORMS) if self.beside(index, name) is None]
-            needed += ["attn_norm.weight"] if "attn_norm.weight" not in layer else []
+            needed += ["attn_output.weight"] if "attn_output.weight" not in layer else []
             lacking += [f"blk.{self.first + index}.{name}" for name in needed]
         return lacking
 

@@ -12,11 +12,13 @@ from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
     Ernie4_5_MoeConfig,
+    ExaoneMoeConfig,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GraniteMoeHybridConfig,
     Lfm2MoeConfig,
     Llama4TextConfig,
+    MiMoV2FlashConfig,
     NemotronHConfig,
     Qwen3NextConfig,
 )
@@ -64,6 +66,30 @@ ERNIE = {
     "num_hidden_layers": 3, "moe_num_experts": EXPERTS, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 2,
     "moe_layer_start_index": 1, "moe_layer_interval": 1, "initializer_range": 0.1,
 }  # fmt: skip
+EXAONE = {
+    "num_hidden_layers": 3, "first_k_dense_replace": 1, "num_experts": EXPERTS, "num_experts_per_tok": 2, "head_dim": 16,
+    "moe_intermediate_size": 32, "num_shared_experts": 2, "sliding_window": 16, "initializer_range": 0.1,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}  # fmt: skip
+EXAONE_KEYS = {
+    "expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_shared_count": 2,
+    "leading_dense_block_count": 1, "expert_weights_norm": True, "expert_weights_scale": 2.5, "expert_gating_func": 2,
+    "attention.sliding_window": 16, "attention.sliding_window_pattern": [True, False, True], "attention.key_length": 16,
+}  # fmt: skip
+MIMO = {
+    "num_hidden_layers": 3, "n_routed_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 32,
+    "v_head_dim": 16, "sliding_window": 17, "initializer_range": 0.1, "num_key_value_heads": 1, "rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.334}
+        for kind, theta in (("full_attention", 5e6), ("sliding_attention", 1e4))
+    }, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"], "attention_value_scale": 0.5,
+}  # fmt: skip
+MIMO_KEYS = {
+    "expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": 32, "attention.sliding_window": 16,
+    "attention.sliding_window_pattern": [0, 1, 1], "attention.head_count_kv": [1, 2, 2], "attention.key_length": 32,
+    "attention.value_length": 16, "rope.dimension_count": 10, "rope.freq_base": 5e6, "rope.freq_base_swa": 1e4,
+    "attention.value_scale": 0.5,
+}  # fmt: skip
 NEWER: dict[str, tuple[str, type, dict[str, Any], dict[str, Any]]] = {  # architecture, config, sizes, metadata
     "ernie": ("ernie4_5-moe", Ernie4_5_MoeConfig, ERNIE, {
         "expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": 32, "interleave_moe_layer_step": 1,
@@ -73,6 +99,8 @@ NEWER: dict[str, tuple[str, type, dict[str, Any], dict[str, Any]]] = {  # archit
         "expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_weights_scale": 1.0,
         "leading_dense_block_count": 0, "expert_shared_count": 2, "expert_weights_norm": True,
     }),
+    "exaone": ("exaone-moe", ExaoneMoeConfig, EXAONE, EXAONE_KEYS),
+    "mimo": ("mimo2", MiMoV2FlashConfig, MIMO, MIMO_KEYS),
     "llama 4": ("llama4", Llama4TextConfig, {
         "num_hidden_layers": 4, "intermediate_size": 32, "intermediate_size_mlp": 96, "num_local_experts": EXPERTS,
         "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "head_dim": 16, "initializer_range": 0.1, "rope_parameters": {
@@ -149,15 +177,20 @@ def test_other_mixtures(name: str, kind: Kind, tmp_path: Path, library_path: Pat
     """ERNIE's choice is corrected by a row of its own; Llama 4's experts are given their share of the input."""
     architecture, config, sizes, changes = NEWER[name]
     if kind is not Kind.F32:  # all experts: rounded activations would choose others
-        used = "num_experts_per_tok" if name == "llama 4" else "moe_k"
+        used = "moe_k" if name in ("ernie", "ling-lite") else "num_experts_per_tok"
         sizes, changes = {**sizes, used: EXPERTS}, {**changes, "expert_used_count": EXPERTS}
     model = made(config, **sizes)
     with torch.no_grad():
         for path, parameter in model.named_parameters():
             if "e_score_correction_bias" in path and name == "ernie":
                 parameter.copy_(torch.rand(parameter.shape) / 4)
+            if "sinks" in path:
+                parameter.copy_(torch.randn(parameter.shape))
             if path.endswith(("mlp.gate.weight", "router.weight")):
                 parameter.copy_(torch.randn(parameter.shape))
+        for path, buffer in model.named_buffers():
+            if path.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape) / 10)
     path = write_model(
         tmp_path / "m.gguf", model, architecture, changes={f"{architecture}.{key}": value for key, value in changes.items()},
         kind=lambda name: Kind.F32 if "ffn_gate_inp" in name else kind, tensors=divisors(model) if name == "llama 4" else None,
