@@ -209,6 +209,7 @@ def load_config(name: str, trust_remote_code: bool = False, revision: str | None
 def _decoder(name: str, config: Any) -> Any:
     if getattr(config, "is_encoder_decoder", False):
         raise CapabilityError(f"'{name}' ({config.model_type}) is an encoder-decoder; a decoder-only model is needed.")
+    checkpoint.name_quantisation(config)
     writing = getattr(config, "thinker_config", None)  # of Qwen Omni, whose whole checkpoint also speaks
     if writing is None:
         return config

@@ -26,6 +26,16 @@ def quantisation_of(config: Any) -> str | None:
     return str(getattr(method, "value", method) or "unknown")
 
 
+def name_quantisation(config: Any) -> None:
+    """Name the method of a model's text where the whole's is looked for: Kimi K2.5's config has it in `text_config` alone."""
+    text = config.get_text_config()
+    found = getattr(text, "quantization_config", None)
+    if text is not config and found is not None:
+        if getattr(config, "quantization_config", None) is None:
+            config.quantization_config = found
+        del text.quantization_config
+
+
 def how_quantised(config: Any) -> str:
     """Words for an error: the method, and what is read without a library of another's; empty for plain weights."""
     method = quantisation_of(config)
@@ -63,7 +73,7 @@ def is_widened(config: Any, device: torch.device) -> bool:
     False where it cannot say: loading then names what is missing."""
     method, found = quantisation_of(config), getattr(config, "quantization_config", None)
     if (scheme := scheme_of(config, device)) is not None:
-        return scheme.is_nvfp4
+        return scheme.is_widened
     if method is None or (method == COMPRESSED and device.type == "cpu"):
         return method is not None
     try:

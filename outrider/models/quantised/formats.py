@@ -60,6 +60,15 @@ def bits_of(parts: Mapping[str, Tensor]) -> int:
     return words * WORD // outputs
 
 
+def bits_in_words(parts: Mapping[str, Tensor]) -> int:
+    """Bits of a code in compressed-tensors' words, which each layer may have its own of: by the words that its inputs take."""
+    words, inputs = wanted(parts, "weight_packed").shape[1], int(wanted(parts, "weight_shape")[1])
+    found = next((bits for bits in (4, 8) if words == -(-inputs * bits // WORD)), None)
+    if found is None:
+        raise MalformedError(f"its codes take {words * WORD / inputs:g} bits each; 4 and 8 can be read")
+    return found
+
+
 def gptq(parts: Mapping[str, Tensor], bits: int, *, zeros_are_less: bool) -> Codes:
     """`zeros_are_less`: stored one smaller than they are, as all but gptq_v2 do."""
     words, scales = wanted(parts, "qweight"), wanted(parts, "scales")

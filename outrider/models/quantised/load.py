@@ -114,27 +114,33 @@ class _Tensors:
         scales = self[scale].float()
         return (values.float().unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]).flatten(-2).to(dtype)
 
-    def is_coded(self, name: str, scheme: Scheme) -> bool:
-        """Whether a tensor holds codes. Raises CheckpointError for floats of 8 bits that are none of this scheme."""
+    def scheme_of(self, name: str, schemes: Sequence[Scheme]) -> Scheme | None:
+        """The scheme of a tensor's codes, if it holds any. Raises CheckpointError for floats of 8 bits that are of none."""
         dtype = str(self._files[name].get_slice(name).get_dtype())
-        if dtype.startswith("F8_E") and dtype not in (*scheme.dtypes, SCALES) and name.endswith(WEIGHT):
+        found = next((each for each in schemes if name.endswith(f".{each.main}") and dtype in each.dtypes), None)
+        if found is None and dtype.startswith("F8_E") and dtype != SCALES and name.endswith(WEIGHT):
             raise CheckpointError(f"'{name}' is stored as {dtype}, which cannot be read. What can: {KNOWN}.")
-        return dtype in scheme.dtypes
+        return found
 
 
 class _Loading:
     """Loads each tensor into its parameter of one module."""
 
     def __init__(self, name: str, module: Any, scheme: Scheme, tensors: _Tensors) -> None:
-        self._name, self._module, self._scheme, self._tensors = name, module, scheme, tensors
+        self._name, self._module, self._tensors = name, module, tensors
         self._targets = TensorTargets(module)
+        self._schemes = (scheme, *scheme.others)
+        self._coded: dict[str, Scheme] = {}  # by the paths of layers whose weights are codes
 
     def run(self, dtype: torch.dtype) -> None:
-        main, widened = f".{self._scheme.main}", 0
+        mains, widened = {f".{each.main}" for each in self._schemes}, 0
         names = [name for name in self._tensors if not self._targets.is_unused(name)]
-        coded = [name.removesuffix(main) for name in names if name.endswith(main) and self._tensors.is_coded(name, self._scheme)]
-        merged = self._targets.merged(name.removesuffix(end) for end in {main, WEIGHT} for name in names if name.endswith(end))
-        beside = tuple(f".{each}" for each in self._scheme.beside)
+        for name in names:
+            if (scheme := self._tensors.scheme_of(name, self._schemes)) is not None:
+                self._coded[name.removesuffix(f".{scheme.main}")] = scheme
+        coded, ends = self._coded, {*mains, WEIGHT}
+        merged = self._targets.merged(name.removesuffix(end) for end in ends for name in names if name.endswith(end))
+        beside = {f".{part}": f".{each.main}" for each in self._schemes for part in each.beside}
         of_experts = {part.path for parts in merged.values() for part in parts}
         for target, parts in merged.items():
             widened += self._experts(target, parts, dtype, in_codes=any(part.path in coded for part in parts))
@@ -146,7 +152,7 @@ class _Loading:
             if last.endswith(BLOCKS):
                 widened += self._stacked(name.removesuffix(BLOCKS), dtype)
             elif path not in coded and path not in of_experts:
-                if name.endswith(beside):
+                if (main := beside.get(f".{last}")) is not None:
                     raise CheckpointError(f"'{self._name}': '{name}' belongs to a layer whose '{path}{main}' is missing.")
                 self._put(name)
         self._tie()
@@ -174,10 +180,11 @@ class _Loading:
 
     def _read(self, path: str) -> Codes | SmallFloats:
         """A layer's codes."""
-        names = (self._scheme.main, *self._scheme.beside)
+        scheme = self._coded.get(path, self._schemes[0])
+        names = (scheme.main, *scheme.beside)
         parts = {each: self._tensors[f"{path}.{each}"] for each in names if f"{path}.{each}" in self._tensors}
         try:
-            return self._scheme.read(parts)
+            return scheme.read(parts)
         except MalformedError as error:
             raise CheckpointError(f"'{self._name}': layer '{path}' cannot be read: {error}.") from error
 
@@ -258,7 +265,10 @@ class _Loading:
         owner._parameters[last] = nn.Parameter(values.to(there.dtype), requires_grad=False)
 
     def _tie(self) -> None:
+        """Share the embeddings with the output layer, unless the files have another one, as transformers does."""
         table, output = self._module.get_input_embeddings(), self._module.get_output_embeddings()
+        whole = self._module.config
         is_plain = isinstance(output, nn.Linear) and not isinstance(table, BlockEmbedding)
-        if is_plain and getattr(self._module.config.get_text_config(), "tie_word_embeddings", False):
+        is_tied = is_plain and any(getattr(each, "tie_word_embeddings", False) for each in (whole, whole.get_text_config()))
+        if is_tied and (output.weight.is_meta or (not table.weight.is_meta and torch.equal(output.weight, table.weight))):
             output.weight = table.weight

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,16 +11,18 @@ from torch import Tensor
 
 from outrider.errors import CapabilityError
 from outrider.lazy import transformers
-from outrider.models.quantised.floats import SmallFloats, fp8, nvfp4
-from outrider.models.quantised.formats import Codes, awq, bits_of, gptq, integers, packed
+from outrider.models.quantised.floats import SmallFloats, fp8, mxfp4, nvfp4
+from outrider.models.quantised.formats import Codes, awq, bits_in_words, bits_of, gptq, integers, packed, wanted
 
 BITS, MXFP4 = (4, 8), "mxfp4"
+WORDS, SCALE, ZERO = "weight_packed", "weight_scale", "weight_zero_point"  # tensors of compressed-tensors, and its formats
+PACKED, INTEGERS, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # what configs call them
 STACKED = ("inkling2",)  # models whose experts are one tensor in fp8, gate and up in turns: these are widened
 AUTO_ROUND = ("auto-round", "intel/auto-round", "inc")  # what its versions, and vLLM, call it
 KNOWN = (
     "GPTQ in 4 and 8 bits, AutoRound in 4 and 8, AWQ (gemm) in 4, compressed-tensors pack-quantized and int-quantized in 4 and "
-    "8, fp8, mxfp4, NVFP4 (widened)"
+    "8, fp8, mxfp4, NVFP4 (widened), and groups of these"
 )
 
 
@@ -36,17 +38,31 @@ class Scheme:
     is_mixed: bool = False  # layers may have their own bits
     is_float: bool = False  # fp8
     is_nvfp4: bool = False  # of which loading makes plain weights
+    is_mxfp4: bool = False  # of single layers
     is_awq: bool = False  # the order of what its words hold
     block: tuple[int, int] | None = None  # outputs and inputs that share a scale, of floats in blocks
+    others: tuple[Scheme, ...] = ()  # of layers that are stored otherwise
 
     @property
     def dtypes(self) -> tuple[str, ...]:
         """What codes are stored as, in the words of safetensors."""
-        return ("F8_E4M3",) if self.is_float else ("I8", "U8", "I32")
+        if self.is_float:
+            return ("F8_E4M3",)
+        if self.main == WORDS:
+            return ("U8",) if self.is_nvfp4 or self.is_mxfp4 else ("I32",)
+        return ("I8", "U8", "I32")
+
+    @property
+    def is_widened(self) -> bool:
+        """Whether loading makes plain weights of some layers because of their format."""
+        return any(each.is_nvfp4 for each in (self, *self.others))
 
     @property
     def note(self) -> str:
         """How its weights are kept and multiplied."""
+        if self.others:
+            kept = "the weights of each layer in the format that it is stored in"
+            return f"{kept} ({self.method}); activations are rounded to 8 bits, but for layers in fp8"
         if self.is_nvfp4:
             return "no weights in 4 bits: groups of 16 that share a scale (NVFP4) fit no layout of ours"
         if self.method == MXFP4:
@@ -61,11 +77,24 @@ class Scheme:
             return fp8(parts, next((name for name in self.beside if name in parts), self.beside[0]), self.block)
         if self.is_nvfp4:
             return nvfp4(parts, self.main)
+        if self.is_mxfp4:
+            return mxfp4(wanted(parts, WORDS).unflatten(-1, (-1, 16)), wanted(parts, SCALE))
         if self.is_awq:
             return awq(parts, self.bits)
         if self.main == "qweight":
             return gptq(parts, bits_of(parts) if self.is_mixed else self.bits, zeros_are_less=self.zeros_are_less)
-        return packed(parts, self.bits) if self.main == "weight_packed" else integers(parts)
+        if self.main == WORDS:
+            return packed(parts, bits_in_words(parts) if self.is_mixed else self.bits)
+        return integers(parts)
+
+
+COMPRESSED = {  # by format; those that stay as they are stored first
+    PACKED: Scheme("compressed-tensors", WORDS, (SCALE, ZERO, "weight_shape", "weight_g_idx"), 4),
+    INTEGERS: Scheme("compressed-tensors", "weight", (SCALE, ZERO), 8),
+    FLOATS: Scheme("compressed-tensors", "weight", (SCALE,), 8, is_float=True),
+    "mxfp4-pack-quantized": Scheme("compressed-tensors", WORDS, (SCALE,), 4, is_mxfp4=True),
+    "nvfp4-pack-quantized": Scheme("compressed-tensors", WORDS, (SCALE, "weight_global_scale"), 4, is_nvfp4=True),
+}
 
 
 def scheme_of(config: Any, device: torch.device) -> Scheme | None:
@@ -147,28 +176,30 @@ def _in_words(method: str, bits: Any, *, is_awq: bool, zeros_are_less: bool, is_
 
 
 def _compressed(settings: Mapping[str, Any]) -> Scheme | None:
-    groups: list[dict[str, Any]] = [group.get("weights") or {} for group in (settings.get("config_groups") or {}).values()]
-    layout, bits = settings.get("format"), {group.get("num_bits") for group in groups}
-    kinds, zero, scale = {group.get("type", "int") for group in groups}, "weight_zero_point", "weight_scale"
-    if len(bits) != 1 or not bits <= set(BITS) or len(kinds) != 1:
-        return None
+    """Its groups of layers may each have bits and a format of their own. None where one of them is not read here."""
     if (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
         return None
     if (settings.get("transform_config") or {}).get("config_groups"):  # activations are rotated before they are multiplied
         return None
-    if kinds == {"float"}:
-        if layout == "nvfp4-pack-quantized" and bits == {4}:
-            return Scheme("compressed-tensors", "weight_packed", (scale, "weight_global_scale"), 4, is_nvfp4=True)
-        if layout != "float-quantized" or bits != {8}:
-            return None
-        block = _pair(groups[0].get("block_structure"))
-        return Scheme("compressed-tensors", "weight", (scale,), 8, is_float=True, block=block)
-    if layout == "pack-quantized":
-        beside = (scale, zero, "weight_shape", "weight_g_idx")
-        return Scheme("compressed-tensors", "weight_packed", beside, 4 if bits == {4} else 8)
-    if layout == "int-quantized" and bits == {8}:
-        return Scheme("compressed-tensors", "weight", (scale, zero), 8)
-    return None
+    groups = [group for group in (settings.get("config_groups") or {}).values() if group.get("weights")]
+    kinds = [_kind(group.get("format") or settings.get("format"), group["weights"]) for group in groups]
+    blocks = {block for group in groups if (block := _pair(group["weights"].get("block_structure"))) is not None}
+    if not kinds or None in kinds or len(blocks) > 1:
+        return None
+    bits = {each["num_bits"] for group, kind in zip(groups, kinds, strict=True) if kind == PACKED and (each := group["weights"])}
+    schemes = [
+        replace(scheme, bits=min(bits), is_mixed=len(bits) > 1) if kind == PACKED
+        else replace(scheme, block=next(iter(blocks), None)) if kind == FLOATS else scheme
+        for kind, scheme in COMPRESSED.items() if kind in kinds
+    ]  # fmt: skip
+    return replace(schemes[0], others=tuple(schemes[1:]))
+
+
+def _kind(layout: str | None, weights: Mapping[str, Any]) -> str | None:
+    """The format of one group, where we read it."""
+    bits = {PACKED: BITS, INTEGERS: (8,), FLOATS: (8,)}.get(layout or "", (4,))
+    fits = weights.get("type", "int") == ("int" if layout in (PACKED, INTEGERS) else "float") and weights.get("num_bits") in bits
+    return layout if layout in COMPRESSED and fits else None
 
 
 def has_experts(config: Any) -> bool:

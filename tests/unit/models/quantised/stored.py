@@ -97,6 +97,10 @@ def compressed(layout: str, bits: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+IN_4_AND_8 = compressed("pack-quantized", 4)
+IN_4_AND_8["config_groups"] |= {"group_1": {"targets": ["re:.*down_proj"], "weights": {"num_bits": 8, "type": "int"}}}
+
+
 @dataclass(frozen=True)
 class Stored:
     """A format: how a layer is made, and what config.json says."""
@@ -149,6 +153,12 @@ FORMATS = {
     ),
     "compressed-4-zeros": Stored(
         lambda o, i, s: some(o, i, 64, dtype=torch.bfloat16, seed=s), packed, compressed("pack-quantized", 4)
+    ),
+    "compressed-4-and-8": Stored(  # groups of layers with bits of their own
+        lambda o, i, s: some(o, i, 32, bits=4 if s % 2 else 8, symmetric=True, seed=s), packed, IN_4_AND_8
+    ),
+    "compressed-8-in-32": Stored(
+        lambda o, i, s: some(o, i, 32, bits=8, symmetric=True, seed=s), packed, compressed("pack-quantized", 8)
     ),
     "compressed-8": Stored(lambda o, i, s: some(o, i, 64, bits=8, seed=s), packed, compressed("pack-quantized", 8)),
     "compressed-int8": Stored(

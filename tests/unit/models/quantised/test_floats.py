@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from outrider.errors import CheckpointError
 from outrider.llm import LLM
@@ -33,6 +33,7 @@ from outrider.runtime.lower import lower
 from outrider.runtime.ops import Code
 from outrider.runtime.run import NativeRun
 from outrider.sampling.params import SamplingParams
+from tests.contract.multimodal_families import make_whole
 from tests.helpers import save_checkpoint, word_tokenizer
 from tests.reference_run import ReferenceRun
 from tests.unit.models.quantised import stored
@@ -76,12 +77,51 @@ def whole(weight: Tensor, number: int) -> Parts:
     return {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor(0.5)}, codes.float() * scale
 
 
+def as_mxfp4(weight: Tensor, number: int) -> Parts:
+    """As compressed-tensors has single layers: 32 inputs share an exponent."""
+    generator = torch.Generator().manual_seed(number)
+    packed = torch.randint(0, 256, (len(weight), weight.shape[1] // 2), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(118, 122, (len(weight), weight.shape[1] // 32), dtype=torch.uint8, generator=generator)
+    codes = torch.stack([packed & 15, packed >> 4], dim=-1).view(len(weight), -1, 32)
+    values = torch.tensor(E2M1_LEVELS)[codes.long()] * torch.exp2(scales.float() - 127)[..., None]
+    return {"weight_packed": packed, "weight_scale": scales}, values.view(weight.shape)
+
+
+def as_compressed(name: str) -> Callable[[Tensor, int], Parts]:
+    """A writer of weights as random integers in this format."""
+    def write(weight: Tensor, number: int) -> Parts:
+        own = stored.FORMATS[name].make(*weight.shape, number)
+        own = replace(own, scales=own.scales / (16 if own.bits == 4 else 256))
+        return stored.FORMATS[name].write(own), own.weight()
+
+    return write
+
+
+GROUPS: list[tuple[Callable[[Tensor, int], Parts], str, dict[str, Any]]] = [  # of layers: formats, and bits, of their own
+    (as_compressed("compressed-4"), "pack-quantized", {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}),
+    (by_output, "float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+    (as_compressed("compressed-int8"), "int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}),
+    (as_mxfp4, "mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}),
+    (as_compressed("compressed-8-in-32"), "pack-quantized", {"num_bits": 8, "type": "int", "group_size": 32}),
+]
+
+
+def by_turns(weight: Tensor, number: int) -> Parts:
+    return GROUPS[number % len(GROUPS)][0](weight, number)
+
+
+MIXED = {
+    "quant_method": "compressed-tensors", "format": "mixed-precision", "ignore": ["lm_head"], "config_groups": {
+        f"group_{number}": {"targets": [f"re:group {number}"], "format": layout, "weights": weights}
+        for number, (_, layout, weights) in enumerate(GROUPS)}}  # fmt: skip
 FP8 = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic"}
 COMPRESSED = stored.compressed("float-quantized", 8)
 COMPRESSED["config_groups"]["group_0"]["weights"] |= {"type": "float", "strategy": "channel"}
 SCHEMES: dict[str, tuple[str, Callable[[Tensor, int], Parts], dict[str, Any]]] = {
     "fp8": ("qwen3", in_blocks, FP8),
     "compressed-fp8": ("llama", by_output, COMPRESSED),
+    "compressed-mxfp4": ("llama", as_mxfp4, {**MIXED, "config_groups": {"group_3": MIXED["config_groups"]["group_3"]}}),
+    "compressed-mixed": ("llama", by_turns, MIXED),
     "auto-fp8": ("llama", whole, {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]}),
     "modelopt-fp8": ("llama", whole, {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]}),
     "fp8-experts": ("qwen3_moe", in_blocks, FP8),
@@ -116,11 +156,11 @@ def checkpoint(folder: Path, name: str) -> tuple[Path, Any]:
     return folder / "own", AutoModelForCausalLM.from_pretrained(folder / "plain", dtype=torch.float32).eval()
 
 
-def gpt_oss(folder: Path) -> tuple[Path, Any]:
-    """Experts in mxfp4 as gpt-oss has them, the rest in bf16."""
-    model = make("gpt_oss", torch.bfloat16).float()
-    save_checkpoint(folder / "own", model, word_tokenizer(97))
-    model = AutoModelForCausalLM.from_pretrained(folder / "own", dtype=torch.float32).eval()  # its rotary tables in fp32
+def gpt_oss(folder: Path, whole: Any = None) -> tuple[Path, Any]:
+    """Experts in mxfp4 as gpt-oss has them, the rest in bf16. `whole`: a model that takes pictures around one."""
+    save_checkpoint(folder / "own", whole or make("gpt_oss", torch.bfloat16).float(), word_tokenizer(97))
+    loader = AutoModelForCausalLM if whole is None else AutoModelForImageTextToText
+    model = loader.from_pretrained(folder / "own", dtype=torch.float32).eval()  # its rotary tables in fp32
     tensors = {key: tensor.bfloat16() for key, tensor in load_file(folder / "own" / "model.safetensors").items()}
     torch.manual_seed(0)
     with torch.no_grad():
@@ -134,9 +174,24 @@ def gpt_oss(folder: Path) -> tuple[Path, Any]:
             codes = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-2)
             values = torch.tensor(E2M1_LEVELS)[codes.long()] * torch.exp2(scales.float() - 127)[..., None]
             there.copy_(values.flatten(2).transpose(1, 2))
+            key = next(name for name in tensors if name.endswith(key[key.index("layers.") :]))  # as it is saved
             del tensors[key]
             tensors |= {f"{key}_blocks": blocks, f"{key}_scales": scales}
     return rewritten(folder / "own", tensors, quantization_config={"quant_method": "mxfp4"}), model
+
+
+def test_experts_in_mxfp4_of_a_model_that_takes_pictures(tmp_path: Path) -> None:
+    """InternVL 3.5 is published around gpt-oss."""
+    text = make("gpt_oss", torch.bfloat16).config
+    folder, reference = gpt_oss(tmp_path, make_whole("internvl", text_config=text.to_dict()))
+    module: Any = load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+    assert sum(isinstance(layer, BlockExperts) for layer in block_layers(module)) == 4
+    assert not [path for path, _ in module.named_parameters() if "vision" in path]
+    tokens = torch.arange(3, 40)[None]
+    with torch.inference_mode():
+        ours, theirs = (each(input_ids=tokens).logits for each in (module, reference))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4)
+    assert model_memory(str(folder), load_config(str(folder)), torch.bfloat16).quantised_bytes > 0
 
 
 def any_checkpoint(folder: Path, name: str) -> tuple[Path, Any]:

@@ -164,6 +164,18 @@ def test_layers_may_be_left_plain(settings: dict[str, Any], tmp_path: Path) -> N
     assert torch.equal(module.get_submodule(Q).weight, plain[f"{Q}.weight"])
 
 
+def test_an_output_layer_of_its_own_stays(tmp_path: Path) -> None:
+    """A fine-tune whose config.json still ties it to the embeddings: transformers takes what the files have."""
+    folder, plain = checkpoint(tmp_path, "gptq-4")
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"]
+    own = -plain["model.embed_tokens.weight"]
+    module: Any = load_module(str(broken(folder, {"lm_head.weight": own})), load_config(str(folder)), torch.bfloat16, CPU)
+    assert torch.equal(module.lm_head.weight, own)
+    same = broken(folder, {"lm_head.weight": -own})
+    module = load_module(str(same), load_config(str(folder)), torch.bfloat16, CPU)
+    assert module.lm_head.weight is module.model.embed_tokens.weight
+
+
 def test_a_layer_in_other_bits_is_refused_by_name(tmp_path: Path) -> None:
     folder, _ = checkpoint(tmp_path, "gptq-dynamic")
     few = {f"{Q}.{part}": tensor for part, tensor in gptq(some(128, 128, 32, bits=2)).items()}
@@ -181,10 +193,14 @@ def test_quantised_weights_that_the_config_does_not_name_are_refused(tmp_path: P
         load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq-4", "auto-round", "compressed-4", "compressed-int8", "fp8", "compressed-fp8"])
-def test_the_text_of_a_quantised_multimodal_model_runs(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "nested"), [
+    ("awq", False), ("gptq-4", False), ("auto-round", False), ("compressed-4", False), ("compressed-4", True),
+    ("compressed-int8", False), ("fp8", False), ("fp8", True), ("compressed-fp8", False),
+])  # fmt: skip
+def test_the_text_of_a_quantised_multimodal_model_runs(name: str, nested: bool, tmp_path: Path) -> None:
     """In its own format, though its vision tower has more layers than it. Qwen2.5-VL's AWQ folder ended in a traceback of
-    transformers, which has no language model of such a config; fp8 and compressed-tensors were widened."""
+    transformers, which has no language model of such a config; fp8 and compressed-tensors were widened. `nested`: the config of
+    the text alone says how (Kimi K2.5)."""
     write, settings = WRITERS[name]
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "vocab_size": 96}
     text = {**sizes, "num_hidden_layers": 2, "num_key_value_heads": 2, "bos_token_id": None, "eos_token_id": 2}
@@ -196,7 +212,10 @@ def test_the_text_of_a_quantised_multimodal_model_runs(name: str, tmp_path: Path
     model = Qwen2_5_VLForConditionalGeneration(config).eval()
     model.save_pretrained(tmp_path)
     _store_text(tmp_path, model, write)
-    change(tmp_path, quantization_config=settings)
+    stated: dict[str, Any] = {"quantization_config": settings}
+    if nested:
+        stated = {"text_config": {**json.loads((tmp_path / "config.json").read_text())["text_config"], **stated}}
+    change(tmp_path, **stated)
     read = load_config(str(tmp_path))
     module: Any = load_module(str(tmp_path), read, torch.float32, CPU)
     assert not any("visual" in path for path, _ in module.named_parameters())
