@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, JsonValue, model_validator
@@ -114,31 +115,15 @@ class GenerationFields(Body):
         """The sampling options of answer number `choice` of a prompt; the model's `defaults` fill in what the body leaves out.
         Raises ConfigError.
         """
-        return SamplingParams(
-            temperature=_or(self.temperature, defaults.get("temperature", 1.0)),
-            top_k=_or(self.top_k, defaults.get("top_k", 0)),
-            top_p=_or(self.top_p, defaults.get("top_p", 1.0)),
-            min_p=_or(self.min_p, defaults.get("min_p", 0.0)),
-            repetition_penalty=_or(self.repetition_penalty, defaults.get("repetition_penalty", 1.0)),
-            presence_penalty=_or(self.presence_penalty, 0.0),
-            frequency_penalty=_or(self.frequency_penalty, 0.0),
-            logit_bias=None if self.logit_bias is None else _bias(self.logit_bias),
-            allowed_token_ids=self.allowed_token_ids,
-            seed=None if self.seed is None else (self.seed + choice) % 2**64,
-            max_tokens=max_tokens,
-            stop=[self.stop] if isinstance(self.stop, str) else list(self.stop or []),
-            stop_token_ids=list(self.stop_token_ids or []),
-            ignore_eos=bool(self.ignore_eos),
-            min_tokens=_or(self.min_tokens, 0),
-            bad_words=list(self.bad_words or []),
-            skip_special_tokens=_or(self.skip_special_tokens, True),
-            include_stop_str_in_output=bool(self.include_stop_str_in_output),
-            logprobs=logprobs,
-        )
+        given = self.model_dump(include=COPIED, exclude_none=True)
+        if self.logit_bias is not None:
+            given["logit_bias"] = _bias(self.logit_bias)
+        own = {"temperature": 1.0, **defaults, **given, "max_tokens": max_tokens, "logprobs": logprobs}
+        return SamplingParams(**own).answer(choice)
 
 
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
+OTHERWISE = {"n", "logit_bias", "structured_outputs"}  # named as in SamplingParams, and read in a way of their own
+COPIED = {field.name for field in fields(SamplingParams) if field.name in GenerationFields.model_fields} - OTHERWISE
 
 
 def _bias(given: dict[str, float]) -> dict[int, float]:
