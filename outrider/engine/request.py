@@ -17,8 +17,9 @@ start behind them; `stats` count this engine's part alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 from torch import Tensor
@@ -117,6 +118,20 @@ class Update:
     prompt_logprobs: list[dict[int, float] | None] | None = None  # once, with the first update; None for the first token
     finish: Finish | None = None
     drafted: int = 0  # draft tokens that the steps behind `token_ids` submitted
+
+    @classmethod
+    def joined(cls, updates: Sequence[Update]) -> Update:
+        """Several updates of one answer, in their order, as one."""
+        return cls(
+            text="".join(one.text for one in updates),
+            token_ids=list(chain.from_iterable(one.token_ids for one in updates)),
+            origins=list(chain.from_iterable(one.origins for one in updates)),
+            pieces=list(chain.from_iterable(one.pieces for one in updates)),
+            logprobs=list(chain.from_iterable(one.logprobs for one in updates)),
+            prompt_logprobs=next((one.prompt_logprobs for one in updates if one.prompt_logprobs is not None), None),
+            finish=next((one.finish for one in updates if one.finish is not None), None),
+            drafted=sum(one.drafted for one in updates),
+        )
 
 
 Listener = Callable[[Update], None]  # called in the engine's thread: hand over and return

@@ -19,16 +19,6 @@ MAX_COUNT = 2**63  # of anything in an answer's stats
 ORIGINS = ("accepted", "correction", "bonus", "plain")
 
 
-def joined(first: Update, second: Update) -> Update:
-    """Two updates of one answer as one."""
-    return Update(
-        text=first.text + second.text, token_ids=first.token_ids + second.token_ids, origins=first.origins + second.origins,
-        pieces=first.pieces + second.pieces, logprobs=first.logprobs + second.logprobs,
-        prompt_logprobs=second.prompt_logprobs if first.prompt_logprobs is None else first.prompt_logprobs,
-        finish=second.finish, drafted=first.drafted + second.drafted,
-    )  # fmt: skip
-
-
 def to_messages(update: Update, base_length: int) -> Iterator[messages.GenerateReply]:
     """The messages that carry an update; `base_length`: output tokens before it. The finish comes with the last one."""
     for all_logprobs in _cut(update.prompt_logprobs or []):

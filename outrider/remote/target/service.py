@@ -21,7 +21,7 @@ from outrider.grammar import Grammars
 from outrider.remote.identity import check_protocol, check_tokenizer
 from outrider.remote.protocol import PROTOCOL, messages
 from outrider.remote.target.refusals import TAKEN, status_of
-from outrider.remote.target.replies import joined, to_messages
+from outrider.remote.target.replies import to_messages
 from outrider.remote.target.requests import from_message
 from outrider.serve.served import Serves
 from outrider.version import __version__
@@ -203,5 +203,5 @@ class Outbox:
         return update
 
     def _add(self, update: Update) -> None:
-        self._pending = update if self._pending is None else joined(self._pending, update)
+        self._pending = update if self._pending is None else Update.joined([self._pending, update])
         self._filled.set()

@@ -37,7 +37,7 @@ class Chat(Answering):
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
-        answers = await self._dialogue.answers()
+        answers = await self._exchange.answers()
         choices = [choice.message(answer) for choice, answer in zip(self._choices, answers, strict=True)]
         found = {**self._exchange.head(WHOLE), "choices": choices, **self._dialogue.bill()}
         if self._body.return_token_ids:

@@ -75,9 +75,9 @@ class CompletionRequest:
         for start in range(0, len(answers), per_prompt):
             numbers = list(range(start, start + per_prompt))
             if self._body.is_ranked:
-                numbers.sort(key=lambda number: -answers[number].likelihood)
+                numbers.sort(key=lambda number: -_likelihood(answers[number]))
             for number in numbers[: self._body.num_choices]:
-                choices.append({**self._choices[number].render(answers[number].whole()), "index": len(choices)})
+                choices.append({**self._choices[number].render(answers[number]), "index": len(choices)})
         return {**self._exchange.head(KIND), "choices": choices, **self._bill()}
 
     def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
@@ -162,6 +162,12 @@ class CompletionChoiceWriter:
         end = None if update.finish is None else self._length
         parts.append(self._logprobs.answer(update.token_ids, update.logprobs, end))
         return joined(parts)
+
+
+def _likelihood(answer: Update) -> float:
+    """Mean log-probability of its tokens: by this `best_of` ranks, as OpenAI documents it."""
+    chosen = [logprobs[token] for logprobs, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+    return sum(chosen) / len(chosen) if chosen else 0.0
 
 
 async def _tokens(served: Served, prompt: str | list[int], body: CompletionBody) -> list[int]:

@@ -104,10 +104,6 @@ class Dialogue:
         """The body of the chat completion, for the log of requests."""
         return self.body.model_dump(exclude_none=True, by_alias=True)
 
-    async def answers(self) -> list[Update]:
-        """All of them, each as one update."""
-        return [answer.whole() for answer in await self.exchange.answers()]
-
     def updates(self) -> AsyncGenerator[tuple[int, Update], None]:
         """(number of the answer, update), as they come. What the engine refuses is raised here, before the first of them."""
         return self.exchange.updates(self.exchange.launch())

@@ -13,7 +13,7 @@ from outrider.engine.request import Request, Update
 from outrider.grammar import Spec
 from outrider.sampling.params import SamplingParams
 from outrider.serve import request_ids
-from outrider.serve.api.answer import Answer, check
+from outrider.serve.api.answer import check
 from outrider.serve.api.response_format import constraints
 from outrider.serve.api.usage import Cost, metrics, so_far, usage
 from outrider.serve.bridge import Bridge
@@ -63,14 +63,14 @@ class Exchange:
         if self._bridge is not None:
             self._bridge.cancel()
 
-    async def answers(self) -> list[Answer]:
-        """All of them, whole. Cancels what runs when it is cancelled itself. Raises ApiError where the engine gave one up."""
-        found = [Answer() for _ in self.requests]
+    async def answers(self) -> list[Update]:
+        """Each as one update. Cancels what runs when it is cancelled itself. Raises ApiError where the engine gave one up."""
+        found: list[list[Update]] = [[] for _ in self.requests]
         bridge = self.launch()
         await bridge.settle()
         async for number, update in self.updates(bridge):
-            found[number].take(update)
-        return found
+            found[number].append(update)
+        return [Update.joined(updates) for updates in found]
 
     async def updates(self, bridge: Bridge) -> AsyncGenerator[tuple[int, Update], None]:
         """(number of the answer, update), as they come; what they cost is noted."""

@@ -43,7 +43,7 @@ class Messages(Answering):
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
-        [answer] = await self._dialogue.answers()
+        [answer] = await self._dialogue.exchange.answers()
         for _ in [*self._blocks.push(self._dialogue.replies[0].push(answer)), *self._blocks.end()]:
             pass
         bill = self._dialogue.bill()

@@ -66,7 +66,7 @@ class Responses(Answering):
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
-        [answer] = await self._dialogue.answers()
+        [answer] = await self._dialogue.exchange.answers()
         for _ in self._items.push(self._dialogue.replies[0].push(answer)):
             pass
         for _ in self._items.end(self._status):
