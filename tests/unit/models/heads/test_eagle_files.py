@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.heads.eagle import EagleHead, Kind
@@ -90,6 +93,30 @@ def test_several_layers_by_the_names_of_sglang(prefix: str, tmp_path: Path) -> N
     found = load_eagle(write(tmp_path, raw_config(head), tensors), "eagle3", SIZES)
     assert found.config.num_layers == 3
     same(found, head)
+
+
+def causal(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    out = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    return out.transpose(1, 2)
+
+
+@torch.inference_mode()
+def test_layers_behind_the_first_are_ordinary_ones() -> None:
+    """The residual goes on from layer to layer, as SpecForge and speculators train them. Catches one that begins anew."""
+    head = random_eagle("eagle3", TARGET, draft_vocab=15, signals=(2, 4, 5), num_layers=3)
+    sizes = ("hidden_size", "intermediate_size", "rms_norm_eps", "num_attention_heads", "num_key_value_heads", "head_dim")
+    config = LlamaConfig(**{name: getattr(head.config, name) for name in sizes}, attn_implementation="eager")
+    embeds, features = torch.randn(2, 1, 7, head.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(7)[None]
+    rotation = head.rotary(features, positions)
+    first: Any = head.layers[0]
+    expected = first(features, embeds, rotation, causal)
+    mask = torch.full((7, 7), -torch.inf).triu(1)[None, None]
+    for number in (1, 2):
+        ordinary = LlamaDecoderLayer(config, number)
+        ordinary.load_state_dict(head.layers[number].state_dict())
+        expected = ordinary(expected, attention_mask=mask, position_embeddings=rotation)
+    torch.testing.assert_close(head.states(embeds, features, positions, causal), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_smallest_config_of_the_original_code(tmp_path: Path) -> None:
