@@ -12,9 +12,8 @@ from outrider.cli.prompting import (
     BaselineOptions,
     ConversationOptions,
     PromptOptions,
-    endpoints_for,
+    ask_server,
     is_server,
-    measure_server,
     refuse_for_server,
     refuse_without_server,
 )
@@ -28,14 +27,13 @@ with deferred():
     from outrider.lab.bench.plan import Plan, default_configurations
     from outrider.lab.bench.run import run_bench
     from outrider.lab.configuration import Configuration, parse_configurations
-    from outrider.lab.server.study import bench_servers
 
 COMPARED, ENOUGH = "What is compared", "When it is enough"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedOptions:
-    """Configurations and cells."""
+class BenchOptions:
+    """Configurations and cells, and when they are measured well enough."""
 
     drafters: list[str] | None = option(
         None, COMPARED,
@@ -53,26 +51,36 @@ class ComparedOptions:
         metavar="N,...", show_default="prompts as they are",
     )  # fmt: skip
     grid: bool = option(False, COMPARED, "Each context length at each batch size, not at the first one only.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnoughOptions:
-    """When to stop."""
-
     interval: float = option(0.05, ENOUGH, "Stop when each speedup's 95 % interval is as narrow, relative to it.")
     budget: float = option(20.0, ENOUGH, "Minutes of measuring, loading aside.")
     min_rounds: int = option(2, ENOUGH, "At least as many rounds over the prompts, budget permitting.")
     max_rounds: int = option(10, ENOUGH, "Maximum number of rounds.")
     max_other_cpu: float = option(0.1, ENOUGH, "Repeat a run while others used more than this share of the processors.")
 
+    def plan(self, target: str, machine: MachineOptions, prompts: PromptOptions, answers: AnswerOptions) -> Plan:
+        """Raises ConfigError."""
+        has_draft = machine.draft is not None or target == "demo"
+        named = parse_configurations(self.drafters) if self.drafters else default_configurations(has_draft)
+        if self.draft_endpoint is not None:
+            named = _with_endpoint(named, self.draft_endpoint, is_named=bool(self.drafters))
+        return Plan(
+            configurations=tuple(named),
+            temperatures=tuple(numbers("--temperature", answers.temperature, float)),
+            batch_sizes=tuple(numbers("--batch-size", self.batch_size, int)),
+            context_lengths=tuple(numbers("--context-lengths", self.context_lengths or "", int)),
+            grid=self.grid,
+            prompts=prompts.limit, sampling=answers.params(), seed=answers.seed, rounds=self.min_rounds,
+            max_rounds=self.max_rounds, budget_s=60 * self.budget, precision=self.interval, max_other_cpu=self.max_other_cpu,
+            lossy=self.lossy,
+        )  # fmt: skip
+
 
 @with_groups
 def bench(
     target: ServerTarget,
-    compared: ComparedOptions,
+    options: BenchOptions,
     prompts: ConversationOptions,
     answers: AnswerOptions,
-    enough: EnoughOptions,
     machine: MachineOptions,
     servers: BaselineOptions,
     output: OutputOptions,
@@ -81,45 +89,13 @@ def bench(
     """Measure plain against speculative decoding on the same prompts."""
     output.check()
     if is_server(target):
-        refuse_for_server(given(compared, enough, machine), resume=resume)
-        return _bench_server(target, prompts, answers, servers, output)
+        refuse_for_server(given(options, machine), resume=resume)
+        return ask_server("bench", target, servers, answers.one_temperature(), prompts, output)
     refuse_without_server(servers)
-    plan = make_plan(target, machine, compared, prompts, answers, enough)
-    workload = prompts.load(target)
-    options = replace(machine.options(target), lossy=compared.lossy)
-    run = partial(run_bench, options, plan, workload, on_bad=prompts.on_bad, chat_template=prompts.chat_template)
+    plan, workload = options.plan(target, machine, prompts, answers), prompts.load(target)
+    asked = replace(machine.options(target), lossy=options.lossy)
+    run = partial(run_bench, asked, plan, workload, on_bad=prompts.on_bad, chat_template=prompts.chat_template)
     return measure("bench", output, run, resume=resume)
-
-
-def _bench_server(
-    url: str, prompts: ConversationOptions, answers: AnswerOptions, servers: BaselineOptions, output: OutputOptions
-) -> int:
-    endpoints, workload = endpoints_for(url, servers, prompts), prompts.load(url)
-    options = servers.load_options(answers.one_temperature())
-    return measure_server(
-        lambda progress: bench_servers(endpoints, workload, options, prompts=prompts.limit, progress=progress), output
-    )
-
-
-def make_plan(
-    target: str, machine: MachineOptions, compared: ComparedOptions, prompts: PromptOptions, answers: AnswerOptions,
-    enough: EnoughOptions,
-) -> Plan:  # fmt: skip
-    """Raises ConfigError."""
-    has_draft = machine.draft is not None or target == "demo"
-    named = parse_configurations(compared.drafters) if compared.drafters else default_configurations(has_draft)
-    if compared.draft_endpoint is not None:
-        named = _with_endpoint(named, compared.draft_endpoint, is_named=bool(compared.drafters))
-    return Plan(
-        configurations=tuple(named),
-        temperatures=tuple(numbers("--temperature", answers.temperature, float)),
-        batch_sizes=tuple(numbers("--batch-size", compared.batch_size, int)),
-        context_lengths=tuple(numbers("--context-lengths", compared.context_lengths or "", int)),
-        grid=compared.grid,
-        prompts=prompts.limit, sampling=answers.params(), seed=answers.seed, rounds=enough.min_rounds,
-        max_rounds=enough.max_rounds, budget_s=60 * enough.budget, precision=enough.interval,
-        max_other_cpu=enough.max_other_cpu, lossy=compared.lossy,
-    )  # fmt: skip
 
 
 def _with_endpoint(named: list[Configuration], endpoint: str, *, is_named: bool) -> list[Configuration]:

@@ -9,7 +9,7 @@ from typing import Literal
 from outrider.cli import typed
 from outrider.cli.lab import OutputOptions, command_line, deliver
 from outrider.cli.options import RemoteOptions
-from outrider.cli.verbs import option, with_groups
+from outrider.cli.verbs import option, refuse_unused, with_groups, written
 from outrider.demo import demo_paths
 from outrider.errors import ConfigError
 from outrider.lazy import deferred
@@ -35,8 +35,8 @@ DEMO = "demo"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AcceptanceOptions:
-    """How far drafts survive."""
+class EstimateOptions:
+    """How far drafts survive; what drafting costs, from times, a result or sizes; which draft lengths."""
 
     alpha: float | None = option(None, ACCEPTANCE, "Accepted / tested draft tokens, the same everywhere: 0.8.")
     acceptance: str | None = option(
@@ -44,12 +44,6 @@ class AcceptanceOptions:
         "By position, each if the one before was kept: 0.9,0.85,0.8. The last one goes on.",
         metavar="P,P,...",
     )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimeOptions:
-    """Costs as they were measured, or their ratio."""
-
     c: float | None = option(None, TIMES, "Seconds of a draft token / seconds of a target pass.")
     draft_ms: float | None = option(None, TIMES, "Milliseconds of one draft token.")
     target_ms: float | None = option(None, TIMES, "Milliseconds of one target pass.")
@@ -58,12 +52,6 @@ class TimeOptions:
         "Times by query tokens, drafting and overhead, as JSON (docs/algorithms/estimate.md).",
         metavar="FILE",
     )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResultOptions:
-    """Both from a run that was measured."""
-
     result: Path | None = option(
         None, RESULT, "A result of bench or tune: costs and, where not given otherwise, acceptance.", metavar="FILE"
     )
@@ -71,21 +59,6 @@ class ResultOptions:
         None, RESULT, "Which of its configurations.", metavar="LABEL", show_default="the fastest chain"
     )
     cell: str | None = option(None, RESULT, "Which of its cells or tasks.", metavar="LABEL", show_default="the first")
-
-    def known(self) -> Known | None:
-        """Raises ConfigError for what the file does not have."""
-        if self.result is None:
-            for name, value in (("configuration", self.configuration), ("cell", self.cell)):
-                if value is not None:
-                    raise ConfigError(f"--set {name} means nothing without --result FILE")
-            return None
-        return read_known(self.result, self.configuration, self.cell)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SizeOptions:
-    """Sizes of the models, speed of the machine."""
-
     target: str | None = option(None, SIZES, "Folder with config.json, or demo: its size.", metavar="FOLDER")
     draft: str | None = option(None, SIZES, "The same for the draft.", metavar="FOLDER")
     target_params: str | None = option(None, SIZES, "Parameters of the target instead: 8B.")
@@ -98,6 +71,16 @@ class SizeOptions:
     )
     batch_size: int | None = option(None, SIZES, "Rows decoded together.", show_default="1")
     context: int | None = option(None, SIZES, "Tokens per row in the KV cache.", show_default="4096")
+    num_draft_tokens: int | None = option(None, LENGTHS, "The draft length to judge.", show_default="the best")
+    max_draft_tokens: int | None = option(None, LENGTHS, "The longest one to try.", show_default="12")
+
+    def known(self) -> Known | None:
+        """Raises ConfigError for what the file does not have."""
+        if self.result is None:
+            named = [name for name in ("configuration", "cell") if getattr(self, name) is not None]
+            refuse_unused([written(name) for name in named], "without --result FILE")
+            return None
+        return read_known(self.result, self.configuration, self.cell)
 
     def model(self, who: str, dtype: DtypeName) -> ModelSize | None:
         """The size of "target" or "draft"; None where no option names it. Raises ConfigError, CheckpointError,
@@ -121,72 +104,58 @@ class SizeOptions:
         rate = None if self.flops is None else typed.flops("--set flops", self.flops)
         return Machine(bandwidth=typed.bandwidth("--bandwidth", self.bandwidth), flops=rate)
 
+    @property
+    def has_acceptance(self) -> bool:
+        """Whether the user says how far drafts survive."""
+        return self.alpha is not None or self.acceptance is not None
 
-@dataclass(frozen=True, kw_only=True)
-class LengthOptions:
-    """Draft lengths."""
-
-    num_draft_tokens: int | None = option(None, LENGTHS, "The draft length to judge.", show_default="the best")
-    max_draft_tokens: int | None = option(None, LENGTHS, "The longest one to try.", show_default="12")
+    def question(self, known: Known | None, remote: RemoteOptions) -> EstimateInput:
+        """For the library. Raises ConfigError for what cannot be read or changes nothing."""
+        dtype = self.dtype or DEFAULT_DTYPE
+        target, draft = self.model("target", dtype), self.model("draft", self.draft_dtype or dtype)
+        if self.dtype is not None and target is None and draft is None:
+            raise ConfigError(
+                "--dtype changes nothing without the size of a model: add --target-params or --target FOLDER, or leave it out"
+            )
+        if self.draft_dtype is not None and draft is None:
+            raise ConfigError(
+                "--set draft_dtype changes nothing without the draft's size: add --draft-params or --draft FOLDER, or leave it "
+                "out"
+            )
+        if known is not None and self.costs is not None:
+            raise ConfigError("--costs and --result both say what steps cost; give one of them")
+        survived = None if known is None or self.has_acceptance else known.acceptance
+        return EstimateInput(
+            alpha=self.alpha,
+            acceptance=survived if self.acceptance is None else typed.probabilities("--acceptance", self.acceptance),
+            c=self.c,
+            target_pass_s=_seconds(self.target_ms),
+            draft_token_s=_seconds(self.draft_ms),
+            target=target,
+            draft=draft,
+            hardware=self.machine(),
+            costs=known.costs if known is not None else None if self.costs is None else read_costs(self.costs),
+            num_draft_tokens=self.num_draft_tokens,
+            max_draft_tokens=self.max_draft_tokens,
+            num_rows=self.batch_size,
+            context=self.context,
+            remote_rtt_s=_seconds(remote.remote_rtt_ms),
+            hit_rate=remote.hit_rate,
+        )
 
 
 @with_groups
-def estimate(
-    acceptance: AcceptanceOptions, times: TimeOptions, measured: ResultOptions, sizes: SizeOptions, remote: RemoteOptions,
-    lengths: LengthOptions, output: OutputOptions,
-) -> int:  # fmt: skip
+def estimate(options: EstimateOptions, remote: RemoteOptions, output: OutputOptions) -> int:
     """Predict the speedup from acceptance and costs, without running anything."""
     output.check()
-    known = measured.known()
-    result = answer(asked(acceptance, times, sizes, lengths, known, remote))
+    known = options.known()
+    result = answer(options.question(known, remote))
     if known is not None:
-        result.notes.append(f"costs{'' if _names(acceptance) else ' and acceptance'} from {measured.result} ({known.source})")
+        both = "costs" if options.has_acceptance else "costs and acceptance"
+        result.notes.append(f"{both} from {options.result} ({known.source})")
     result.command = command_line()
     deliver(result, output)
     return 0
-
-
-def asked(
-    acceptance: AcceptanceOptions, times: TimeOptions, sizes: SizeOptions, lengths: LengthOptions, known: Known | None,
-    remote: RemoteOptions,
-) -> EstimateInput:  # fmt: skip
-    """The options as the library's question. Raises ConfigError for what cannot be read or changes nothing."""
-    dtype = sizes.dtype or DEFAULT_DTYPE
-    target, draft = sizes.model("target", dtype), sizes.model("draft", sizes.draft_dtype or dtype)
-    if sizes.dtype is not None and target is None and draft is None:
-        raise ConfigError(
-            "--dtype changes nothing without the size of a model: add --target-params or --target FOLDER, or leave it out"
-        )
-    if sizes.draft_dtype is not None and draft is None:
-        raise ConfigError(
-            "--set draft_dtype changes nothing without the draft's size: add --draft-params or --draft FOLDER, or leave it out"
-        )
-    if known is not None and times.costs is not None:
-        raise ConfigError("--costs and --result both say what steps cost; give one of them")
-    by_position = acceptance.acceptance
-    survived = None if known is None or _names(acceptance) else known.acceptance
-    return EstimateInput(
-        alpha=acceptance.alpha,
-        acceptance=survived if by_position is None else typed.probabilities("--acceptance", by_position),
-        c=times.c,
-        target_pass_s=_seconds(times.target_ms),
-        draft_token_s=_seconds(times.draft_ms),
-        target=target,
-        draft=draft,
-        hardware=sizes.machine(),
-        costs=known.costs if known is not None else None if times.costs is None else read_costs(times.costs),
-        num_draft_tokens=lengths.num_draft_tokens,
-        max_draft_tokens=lengths.max_draft_tokens,
-        num_rows=sizes.batch_size,
-        context=sizes.context,
-        remote_rtt_s=_seconds(remote.remote_rtt_ms),
-        hit_rate=remote.hit_rate,
-    )
-
-
-def _names(acceptance: AcceptanceOptions) -> bool:
-    """Whether the user says how far drafts survive."""
-    return acceptance.alpha is not None or acceptance.acceptance is not None
 
 
 def _folder_size(who: str, folder: str, dtype: DtypeName) -> ModelSize:

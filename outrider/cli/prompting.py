@@ -1,4 +1,4 @@
-"""Which prompts are asked, and a server as the target: options, and `explain` and `tune` of one by its counters and clocks."""
+"""Which prompts are asked, and a server as the target: options, and what its counters and clocks say."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,14 +15,13 @@ from outrider.cli.options import MIN_P, SAMPLING, TOP_K, TOP_P
 from outrider.cli.typed import numbers
 from outrider.cli.verbs import given, option, refuse_unused
 from outrider.errors import ConfigError
-from outrider.lab.progress import Progress
 from outrider.lazy import deferred
 
 with deferred():
     from outrider.lab.bench.bench_result import BenchResult
     from outrider.lab.server.options import LoadOptions, ServerEndpoint, key_from
     from outrider.lab.server.server_result import ServerResult
-    from outrider.lab.server.study import study
+    from outrider.lab.server.study import bench_servers, study
     from outrider.lab.workload.load import load_workload
     from outrider.lab.workload.types import Workload
     from outrider.sampling.params import SamplingParams
@@ -155,21 +155,16 @@ def endpoints_for(url: str, servers: ServerOptions, prompts: ConversationOptions
 
 
 def ask_server(
-    question: Literal["explain", "tune"], url: str, servers: ServerOptions, sampling: SamplingParams,
+    question: Literal["bench", "explain", "tune"], url: str, servers: ServerOptions, sampling: SamplingParams,
     prompts: ConversationOptions, output: OutputOptions,
 ) -> int:  # fmt: skip
-    """Measure, show, write; the exit code. Raises what `study` raises."""
+    """Measure, show, write. The exit code is 1 where a request has no answer that a later run could get. Raises what `study`
+    raises."""
     endpoints, options, workload = endpoints_for(url, servers, prompts), servers.load_options(sampling), prompts.load(url)
-    return measure_server(
-        lambda progress: study(question, endpoints, workload, options, prompts=prompts.limit, progress=progress), output
-    )
-
-
-def measure_server(run: Callable[[Progress], BenchResult | ServerResult], output: OutputOptions) -> int:
-    """Show and write what `run` measures; exit code 1 where a request has no answer that a later run could get."""
+    ask: Callable[..., BenchResult | ServerResult] = bench_servers if question == "bench" else partial(study, question)
     try:
         with shown_progress() as progress:
-            result = run(progress)
+            result = ask(endpoints, workload, options, prompts=prompts.limit, progress=progress)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return INTERRUPTED

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.build import Options
-from outrider.cli.bench import ComparedOptions, EnoughOptions, make_plan
+from outrider.cli.bench import BenchOptions
 from outrider.cli.options import MachineOptions
 from outrider.cli.prompting import AnswerOptions, ConversationOptions
 from outrider.lab.bench import run
@@ -84,7 +84,7 @@ def test_defaults_follow_the_target(cli: Callable[..., Any], asked: list[dict[st
 
 
 def test_defaults_of_options_are_those_of_the_library() -> None:
-    plan = make_plan("demo", MachineOptions(), ComparedOptions(), ConversationOptions(), AnswerOptions(), EnoughOptions())
+    plan = BenchOptions().plan("demo", MachineOptions(), ConversationOptions(), AnswerOptions())
     for field in dataclasses.fields(Plan):
         if field.name not in ("configurations", "sampling"):
             assert getattr(plan, field.name) == field.default, field.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.build import choose, with_endpoint
-from outrider.cli.bench import ComparedOptions, _with_endpoint
+from outrider.cli.bench import BenchOptions, _with_endpoint
 from outrider.cli.options import ModelOptions
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
@@ -61,7 +61,7 @@ def test_contradictions(options: dict[str, object], message: str) -> None:
 
 def test_bench_gives_it_to_configurations_that_ask() -> None:
     """Beside others, which it does not concern; without a list one is added."""
-    assert ComparedOptions().draft_endpoint is None
+    assert BenchOptions().draft_endpoint is None
     both = [Configuration("ngram"), Configuration("remote", 5)]
     labels = [one.label for one in _with_endpoint(both, "grpc://a:1", is_named=True)]
     assert labels == ["ngram", "remote k=5 endpoint=grpc://a:1"]
