@@ -38,8 +38,8 @@ Tokenizer = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogOptions:
-    """How the log is read."""
+class ReplayOptions:
+    """How the log is read; what is replayed, and how."""
 
     limit: int | None = option(None, LOG, "Only so many texts.", min=1, show_default="all")
     data: Path | None = option(None, LOG, "Folder with the files of named workloads.")
@@ -49,12 +49,6 @@ class LogOptions:
     )
     turns: Literal["first", "all"] = option("first", LOG, "Of ShareGPT conversations: which answers.")
     trust_remote_code: bool = option(False, LOG, "Run code that comes with the tokenizer.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrafterOptions:
-    """What is replayed, and how."""
-
     drafters: list[str] | None = option(
         None, DRAFTERS,
         "Configurations, with commas between: 'ngram k=8, suffix max_depth=32'; may be given again.",
@@ -91,18 +85,17 @@ class DrafterOptions:
 def replay(
     workload: WorkloadName,
     tokenizer: Tokenizer,
-    log: LogOptions,
-    drafters: DrafterOptions,
+    options: ReplayOptions,
     output: OutputOptions,
     resume: Resume = False,
 ) -> int:
     """Predict acceptance of model-free drafters from logged answers, without a model."""
     output.check()
-    return measure("replay", output, partial(_replayed, workload, tokenizer, log, drafters.plan()), resume=resume)
+    return measure("replay", output, partial(_replayed, workload, tokenizer, options, options.plan()), resume=resume)
 
 
 def _replayed(
-    name: str, tokenizer: str, options: LogOptions, plan: ReplayPlan, path: Path, *, resume: bool, progress: Progress
+    name: str, tokenizer: str, options: ReplayOptions, plan: ReplayPlan, path: Path, *, resume: bool, progress: Progress
 ) -> tuple[ReplayResult, Journal]:
     workload = load_workload(name, limit=options.limit, on_bad=options.on_bad, data=options.data, turns=options.turns)
     target = load_text_target(str(demo_paths().target) if tokenizer == "demo" else tokenizer, options.trust_remote_code)
