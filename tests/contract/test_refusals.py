@@ -5,6 +5,7 @@ Small random models of transformers' own classes, read as a user's would be.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import transformers
 from torch import nn
 
+from outrider.cli.app import run
 from outrider.errors import CapabilityError
 from outrider.llm import LLM
 from outrider.models.loading.load import build_lm, load_module
@@ -63,6 +65,18 @@ def test_a_family_without_a_language_model_is_named(tmp_path: Path) -> None:
     config = transformers.AutoConfig.for_model("step3p5", pad_token_id=0)
     with pytest.raises(CapabilityError, match="has no language model of model_type 'step3p5'"):
         load_module(str(tmp_path), config, torch.float32, torch.device("cpu"))
+
+
+def test_kinds_of_layers_that_nobody_knows_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """transformers writes all layers of a model into one line, however many these are."""
+    folder = save_checkpoint(tmp_path, make_module("Llama", GROUPED), word_tokenizer(VOCAB))
+    settings = json.loads((folder / "config.json").read_text())
+    kinds = ["full_attention", *["warp_attention"] * (settings["num_hidden_layers"] - 1)]
+    (folder / "config.json").write_text(json.dumps({**settings, "layer_types": kinds}))
+    capsys.readouterr()
+    assert run(["generate", str(folder), "the cat"]) == 2
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert "does not know (layer_types: 'warp_attention'). It knows full_attention, sliding_attention" in error
 
 
 class BrokenLlama(transformers.LlamaForCausalLM):

@@ -41,6 +41,7 @@ from outrider.models.loading.unsupported import (
     OwnCacheNeededError,
     refuse_both_directions,
     refuse_other_caches,
+    refuse_unknown_kinds,
     refuse_without_vocabulary,
 )
 from outrider.models.probes.pass_limits import find_pass_limits
@@ -202,6 +203,7 @@ def load_config(name: str, trust_remote_code: bool = False, revision: str | None
         if offline and hub.is_absent(error):
             raise CheckpointError(hub.not_found(name)) from error
         refuse_untrusted(name, "model", error)
+        refuse_unknown_kinds(name, error)
         raise CheckpointError(f"cannot read the config of '{name}': {first_line(error)}") from error
     return _decoder(name, config)
 

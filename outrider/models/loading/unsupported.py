@@ -5,7 +5,9 @@ Such a model runs on transformers' own cache (`stateful/`). What no cache helps 
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -36,6 +38,19 @@ def refuse_both_directions(module: Any, name: str) -> None:
             f"{name} ({module.config.model_type}): tokens of a prompt also attend to later ones (use_bidirectional_attention in "
             "its config), which no cache of Outrider's does. A decoder of one direction is needed."
         )
+
+
+def refuse_unknown_kinds(name: str, error: Exception) -> None:
+    """Raise CapabilityError where reading a config failed because transformers does not know its kinds of layers."""
+    found = re.search(r"The `(\w+)` entries must be in (\(.*\)) but got (\[.*\])", str(error))
+    if found is None:
+        return
+    known, kinds = (ast.literal_eval(found[group]) for group in (2, 3))
+    unknown = ", ".join(f"'{kind}'" for kind in dict.fromkeys(kinds) if kind not in known)
+    raise CapabilityError(
+        f"'{name}': its config.json has layers of a kind that transformers {transformers.__version__} does not know ({found[1]}: "
+        f"{unknown}). It knows {', '.join(known)}. A newer transformers may know more."
+    ) from error
 
 
 def refuse_without_vocabulary(module: Any, name: str) -> None:
