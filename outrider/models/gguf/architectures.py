@@ -23,6 +23,7 @@ from outrider.models.gguf.routed import (
     ernie_moe,
     exaone_moe,
     glm_moe,
+    glm_sparse,
     ling,
     ling_lite,
     llama4,
@@ -273,6 +274,7 @@ GRANITE = {
     "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
 }  # fmt: skip
+LATENTS = {"attention.kv_lora_rank": "kv_lora_rank", "rope.dimension_count": "qk_rope_head_dim"}
 NEMOTRON_H = Architecture("nemotron_h", {
     "attention.layer_norm_rms_epsilon": "layer_norm_epsilon", "ssm.conv_kernel": "conv_kernel",
     "ssm.state_size": "ssm_state_size", "ssm.group_count": "n_groups", "ssm.time_step_rank": "mamba_num_heads",
@@ -284,8 +286,7 @@ ARCHITECTURES = {
     "cohere2": Architecture("cohere2", {"logit_scale": "logit_scale", "attention.sliding_window": "sliding_window"}),
     "command-r": Architecture("cohere", {"logit_scale": "logit_scale"}),
     "deepseek2": Architecture(
-        "deepseek_v3", ROUTED | {"attention.kv_lora_rank": "kv_lora_rank", "rope.dimension_count": "qk_rope_head_dim"},
-        ("attention.key_length", "attention.value_length"), more=deepseek,
+        "deepseek_v3", ROUTED | LATENTS, ("attention.key_length", "attention.value_length"), more=deepseek,
     ),
     "ernie4_5": Architecture("ernie4_5"),
     "ernie4_5-moe": Architecture(
@@ -310,6 +311,10 @@ ARCHITECTURES = {
             "rope.freq_base"), more=_gemma4,
     ),
     "glm4": Architecture("glm4", more=_glm4),
+    "glm-dsa": Architecture("glm_moe_dsa", ROUTED | LATENTS | {
+        "attention.indexer.head_count": "index_n_heads", "attention.indexer.key_length": "index_head_dim",
+        "attention.indexer.top_k": "index_topk",
+    }, more=glm_sparse),
     "glm4moe": Architecture("glm4_moe", ROUTED, more=glm_moe),
     "granite": Architecture("granite", GRANITE),
     "granitehybrid": Architecture("granitemoehybrid", GRANITE | {

@@ -45,6 +45,7 @@ SHAPED_ELSEWHERE = (  # by the tables of metadata
 PARTLY_ROTATED = (  # by a factor in config
     "bailingmoe2", "glm4", "glm4moe", "nemotron", "phi2", "phi3", "qwen35", "qwen35moe", "qwen3next", "stablelm",
 )  # fmt: skip
+LATENTS = ("deepseek2", "glm-dsa")  # which heads are made of
 YARN = {"attn_factor": "attention_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
 DRAFT_HEADS = ("eagle3", "dflash", "gemma4-assistant")  # which `models/heads/` reads
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose queries are scaled by another number
@@ -200,7 +201,7 @@ def _complete(config: dict[str, Any], file: GgufFile) -> None:
         config["final_logit_softcapping"] = file.of_model("final_logit_softcapping")
     if architecture in SHAPED_ELSEWHERE:
         return
-    if architecture != "deepseek2":  # whose heads are of latents
+    if architecture not in LATENTS:
         _complete_heads(config, file)
     if theta := file.of_model("rope.freq_base"):
         config["rope_theta"] = theta
@@ -267,7 +268,7 @@ def rope_scaling(file: GgufFile) -> dict[str, Any] | None:
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn" and original:
         found = {name: file.of_model(f"rope.scaling.yarn_{theirs}") for theirs, name in YARN.items()}
-        if file.architecture == "deepseek2" and (scale := file.of_model("rope.scaling.yarn_log_multiplier")):
+        if file.architecture in LATENTS and (scale := file.of_model("rope.scaling.yarn_log_multiplier")):
             found |= {"mscale": 10 * scale, "mscale_all_dim": 10 * scale}  # stored as a tenth of it
         if file.architecture == "mistral3":
             found |= {"mscale": 1.0, "mscale_all_dim": file.of_model("rope.scaling.yarn_log_multiplier")}

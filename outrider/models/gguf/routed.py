@@ -19,6 +19,7 @@ ERNIE = {
 }  # fmt: skip
 UNNORMED = 128  # experts of Llama 4 Maverick
 GROUPS = {256: (8, 4), 160: (8, 3)}  # of DeepSeek V3's and V2's experts, and how many are used: older files do not say
+MILLION = 1 << 20  # tokens of a text, since GLM-5.2
 ROUTED = {
     "expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok", "expert_shared_count": "n_shared_experts",
     "expert_feed_forward_length": "moe_intermediate_size", "leading_dense_block_count": "first_k_dense_replace",
@@ -53,6 +54,22 @@ def deepseek(file: GgufFile) -> dict[str, Any]:
         "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
         "routed_scaling_factor": file.of_model("expert_weights_scale", 1.0),
         "norm_topk_prob": file.of_model("expert_weights_norm", False),
+    }  # fmt: skip
+
+
+def glm_sparse(file: GgufFile) -> dict[str, Any]:
+    """GLM-5, whose indexers pick the keys of each token; since 5.2 some layers share the choice of one before them."""
+    if file.of_model("expert_gating_func", SIGMOID) != SIGMOID:
+        raise unknown_gate(file)
+    count, shares = _num_layers(file), file.of_model("context_length") >= MILLION
+    full = file.of_model("attention.indexer.types")  # older files do not say
+    if not isinstance(full, list):
+        full = [not shares or max(number - 2, 0) % 4 == 0 for number in range(count)]
+    found = deepseek(file)
+    return found | {
+        "model_type": "glm_moe_dsa", "mlp_layer_types": None, "n_group": file.of_model("expert_group_count", 1),
+        "topk_group": file.of_model("expert_group_used_count", 1),
+        "indexer_types": ["full" if own else "shared" for own in full[:count]],
     }  # fmt: skip
 
 

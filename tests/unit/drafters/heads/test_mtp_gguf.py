@@ -16,6 +16,7 @@ from transformers import (
     ExaoneMoeConfig,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GlmMoeDsaConfig,
     MiMoV2FlashConfig,
     NemotronHConfig,
     Qwen3_5MoeTextConfig,
@@ -41,6 +42,7 @@ from tests.unit.models.gguf.test_routed import (
     EXAONE,
     EXAONE_KEYS,
     EXPERTS,
+    INDEXER,
     LATENTS,
     LING,
     LING_KEYS,
@@ -78,6 +80,7 @@ FAMILIES: dict[str, tuple[str, str, type, dict[str, Any], dict[str, Any]]] = {  
     }, {}),
     "deepseek v3": ("deepseek2", "deepseek", DeepseekV3Config, {**EVEN, **LATENTS, "norm_topk_prob": True}, {}),
     "glm 4.7 flash": ("deepseek2", "deepseek", Glm4MoeLiteConfig, {**EVEN, **LATENTS, "norm_topk_prob": True}, {}),
+    "glm 5": ("glm-dsa", "deepseek", GlmMoeDsaConfig, {**EVEN, **LATENTS, **INDEXER}, {}),
     "ling": ("bailingmoe2", "deepseek", Glm4MoeConfig, {**LING, "num_hidden_layers": 2}, LING_KEYS),
     "qwen35": ("qwen35", "qwen", Qwen3_5TextConfig, HYBRID, DELTA_NET_KEYS),
     "qwen35moe": (

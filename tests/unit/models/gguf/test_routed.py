@@ -1,4 +1,4 @@
-"""GGUF files of models with routed and shared experts, first layers without, latents, states: GLM 4.5, DeepSeek, Qwen3-Next."""
+"""GGUF files of models with routed and shared experts, first layers without, latents, states: GLM, DeepSeek, Qwen3-Next."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from transformers import (
     ExaoneMoeConfig,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GlmMoeDsaConfig,
     GraniteMoeHybridConfig,
     Lfm2MoeConfig,
     Llama4TextConfig,
@@ -44,6 +45,7 @@ LATENTS = {
     "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24,
     "num_key_value_heads": 4,
 }  # fmt: skip
+INDEXER = {"index_topk": 8, "index_n_heads": 16, "index_head_dim": 16, "norm_topk_prob": True}  # fewer heads: ties
 YARN = {
     "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128, "mscale": 0.7,
     "mscale_all_dim": 0.7, "beta_fast": 16.0,
@@ -59,6 +61,7 @@ MODELS: dict[str, Any] = {
     "deepseek v3": ("deepseek2", lambda: made(DeepseekV3Config, **ROUTED, **LATENTS, norm_topk_prob=True, rope_parameters=YARN)),
     "deepseek v2 lite": ("deepseek2", lambda: made(DeepseekV2Config, **ROUTED, **{**LATENTS, "q_lora_rank": None})),
     "glm 4.7 flash": ("deepseek2", lambda: made(Glm4MoeLiteConfig, **ROUTED, **LATENTS, norm_topk_prob=True)),
+    "glm 5": ("glm-dsa", lambda: made(GlmMoeDsaConfig, **ROUTED, **LATENTS, **INDEXER, index_topk_freq=2)),
 }  # fmt: skip
 
 
@@ -139,6 +142,11 @@ def metadata(architecture: str, config: Any) -> dict[str, Any]:
             "attention.value_length": 32, "attention.key_length_mla": 24, "attention.value_length_mla": 24,
             "attention.head_count_kv": 1, "rope.dimension_count": 8,
         }  # fmt: skip
+    if architecture == "glm-dsa":
+        found |= {
+            "attention.indexer.head_count": 16, "attention.indexer.key_length": 16, "attention.indexer.top_k": config.index_topk,
+            "attention.indexer.types": [kind == "full" for kind in config.indexer_types], "expert_gating_func": 2,
+        }  # fmt: skip
     if (config.rope_parameters or {}).get("rope_type") == "yarn":
         found |= {
             "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128,
@@ -163,6 +171,15 @@ def test_a_file_says_what_its_model_says(name: str, tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", model, architecture, changes=metadata(architecture, model.config))
     expected = logits(model)
     assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize(("context", "expected"), [(1 << 20, "FFFSSSF"), (1 << 17, "FFFFFFF")])
+def test_layers_that_share_a_choice_of_keys(context: int, expected: str, tmp_path: Path) -> None:
+    """Files of GLM-5 whose metadata does not say which do have them as 5.2 or as 5 has."""
+    model = made(GlmMoeDsaConfig, **{**ROUTED, "num_hidden_layers": 7}, **LATENTS, **INDEXER)
+    changes = metadata("glm-dsa", model.config) | {"glm-dsa.attention.indexer.types": None, "glm-dsa.context_length": context}
+    config = load_config(str(write_model(tmp_path / "m.gguf", model, "glm-dsa", changes=changes)))
+    assert "".join(kind[0].upper() for kind in config.indexer_types) == expected
 
 
 def divisors(model: Any) -> dict[str, np.ndarray]:
