@@ -77,8 +77,8 @@ class EstimateOptions:
     def known(self) -> Known | None:
         """Raises ConfigError for what the file does not have."""
         if self.result is None:
-            named = [name for name in ("configuration", "cell") if getattr(self, name) is not None]
-            refuse_unused([written(name) for name in named], "without --result FILE")
+            unused = [written(name) for name in ("configuration", "cell") if getattr(self, name) is not None]
+            refuse_unused(unused, "without --result FILE")
             return None
         return read_known(self.result, self.configuration, self.cell)
 

@@ -124,7 +124,7 @@ class ModelOptions(MachineOptions):
 
     def llm_arguments(self) -> dict[str, Any]:
         """Keyword arguments of `outrider.LLM`. One prompt at a time. Raises ConfigError for a bad settings file."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = dict(vars(self))
         for part in ("drafter", "verifier"):
             values[f"{part}_options"] = dict(
                 name_and_value(written(f"{part}_option"), text) for text in values.pop(f"{part}_option") or []
@@ -189,7 +189,7 @@ class SamplingOptions:
 
     def params(self, logprobs: int | None = None, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
         """The library's form; `defaults` fill in what was not given. Raises ConfigError for a value out of range."""
-        given = {field.name: value for field in dataclasses.fields(self) if (value := getattr(self, field.name)) is not None}
+        given = {name: value for name, value in vars(self).items() if value is not None}
         if "max_tokens" in given:
             given["max_tokens"] = _length(given["max_tokens"])
         return SamplingParams(**{**(defaults or {}), **given, "logprobs": logprobs})

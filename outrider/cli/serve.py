@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -81,7 +81,7 @@ class ListenOptions:
 
     def given(self) -> dict[str, Any]:
         """Fields of `ServerSettings` that the command line or the environment sets."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values = dict(vars(self))
         keys = list(values.pop("api_key") or [])
         if KEY_VARIABLE in os.environ:
             keys.append(os.environ[KEY_VARIABLE])

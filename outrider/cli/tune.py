@@ -50,8 +50,8 @@ class TunedModels(MachineOptions):
 
     def options(self, target: str) -> Options:
         """The options without the drafts, which are distinguished later (lab/tune/drafts.py)."""
-        names = [field.name for field in fields(MachineOptions) if field.name != "draft"]
-        return Options(target=target, **{name: getattr(self, name) for name in names})
+        values = {field.name: getattr(self, field.name) for field in fields(MachineOptions) if field.name != "draft"}
+        return Options(target=target, **values)
 
 
 @dataclass(frozen=True, kw_only=True)
