@@ -42,6 +42,7 @@ OWN = {  # what llama.cpp's converter writes for any model, where transformers h
     "attention.layer_norm_epsilon": "layer_norm_eps", "attention.key_length": "head_dim", "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size",
 }  # fmt: skip
+NAMED_LIKE = {"hy_v3": "glm4moe"}
 CONFIGS = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}  # what transformers calls them
 
 
@@ -133,7 +134,7 @@ def stored_tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
     """Tensors by GGUF's names, arranged as llama.cpp keeps them."""
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
     state, found = model.state_dict(), {}
-    for theirs, ours in get_gguf_hf_weights_map(model, processor, architecture).items():
+    for theirs, ours in get_gguf_hf_weights_map(model, processor, NAMED_LIKE.get(architecture, architecture)).items():
         if ours in state and not (ours == "lm_head.weight" and model.config.tie_word_embeddings):
             named = f"{theirs}.weight" if theirs.endswith(("attn_sinks", "layer_output_scale", "altup_correct_scale")) else theirs
             found[named] = _arranged(theirs, state[ours].float(), architecture, model.config).numpy()
@@ -142,7 +143,7 @@ def stored_tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
         for name, value in state.items() if name.endswith(".linear_attn.dt_bias")
     }  # fmt: skip
     found |= {
-        f"blk.{name.split('.')[2]}.exp_probs_b.bias": value.float().numpy()
+        f"blk.{name.split('.')[2]}.exp_probs_b{'' if architecture == 'hy_v3' else '.bias'}": value.float().numpy()
         for name, value in state.items() if name.endswith(("e_score_correction_bias", "expert_bias"))
     }  # fmt: skip
     for name in [name for name in found if "attn_kv_b" in name]:

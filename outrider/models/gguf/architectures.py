@@ -24,6 +24,7 @@ from outrider.models.gguf.routed import (
     exaone_moe,
     glm_moe,
     glm_sparse,
+    hunyuan,
     ling,
     ling_lite,
     llama4,
@@ -322,6 +323,7 @@ ARCHITECTURES = {
         "ssm.time_step_rank": "mamba_n_heads",
     }, ("attention.head_count_kv", "ssm.inner_size", "feed_forward_length"), more=_granite_hybrid),
     "hunyuan-dense": Architecture("hunyuan_v1_dense"),
+    "hy_v3": Architecture("hy_v3", EXPERTS, more=hunyuan),
     "lfm2moe": Architecture("lfm2_moe", EXPERTS | {
         "attention.layer_norm_rms_epsilon": "norm_eps", "leading_dense_block_count": "num_dense_layers",
         "shortconv.l_cache": "conv_L_cache",

@@ -34,7 +34,15 @@ from outrider.models.gguf.linear import (
     put_experts,
 )
 from outrider.models.gguf.packing import Packer, panels_in
-from outrider.models.gguf.rearranging import GATE_UP, joined_latents, order_of, other_paths, processor_of, qkvz_order
+from outrider.models.gguf.rearranging import (
+    GATE_UP,
+    NAMED_LIKE,
+    joined_latents,
+    order_of,
+    other_paths,
+    processor_of,
+    qkvz_order,
+)
 from outrider.models.linear.panel import is_plain, is_transposed
 
 HEAD_NORM = re.compile(r"\.layers\.(?P<layer>\d+)\.self_attn\.(?P<kind>[qk])_layernorm\.norms\.\d+\.weight$")
@@ -139,7 +147,8 @@ class GgufLoading:
         transformers also asks every submodule under its own name, for models that were converted without their head, and makes
         gguf's table of names for each (397 times, 8 s, for 30 layers): done only where a tensor has no path otherwise.
         """
-        model_type = self.file.architecture  # gguf's name, which transformers' own is not always
+        named = self.file.architecture  # gguf's name, which transformers' own is not always
+        model_type = NAMED_LIKE.get(named, named)
         find = transformers.modeling_gguf_pytorch_utils.get_gguf_hf_weights_map
         whole = SimpleNamespace(config=self.module.config, state_dict=self.module.state_dict, named_children=tuple)
         try:

@@ -21,9 +21,11 @@ LIKE = {  # architectures whose tensors differ as those of another one do, which
     "qwen3vlmoe": "qwen3moe",
 }  # fmt: skip
 
+NAMED_LIKE = {"hy_v3": "glm4moe"}  # architectures of which gguf has no table of names, and one with the same
 GATE_UP = "ffn_gate_up_shexp.weight"  # files have its halves
 OTHER_NAMES = {  # ends of parameters' names in a layer, and the tensors of files that gguf's table has under another name
     ".linear_attn.dt_bias": "ssm_dt.bias", ".feed_forward.expert_bias": "exp_probs_b.bias",
+    ".mlp.e_score_correction_bias": "exp_probs_b",
     ".mlp.gate.e_score_correction_bias": "exp_probs_b.bias", ".mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     **{f".self_attn.{part}_proj.{end}": f"attn_{part}.{end}" for part in "qkv" for end in ("weight", "bias")},  # Ling's
     **{f".mixer.{ours}": theirs for ours, theirs in {  # Nemotron-H's
@@ -72,7 +74,8 @@ def other_paths(parameters: Iterable[str]) -> dict[str, str]:
     """The parameters of `OTHER_NAMES`, by their names in the file."""
     found = ((LAYER.search(path), path) for path in parameters)
     known = ((one["layer"], OTHER_NAMES.get(one["end"]), path) for one, path in found if one is not None)
-    return {f"blk.{layer}.{stored}": path for layer, stored, path in known if stored is not None}
+    own = {f"blk.{layer}.{stored}": path for layer, stored, path in known if stored is not None}
+    return own | {f"{name}.bias": path for name, path in own.items() if name.endswith(".exp_probs_b")}  # some files say so
 
 
 def order_of(tensor: TensorInfo, processor: Any, *, is_transposed: bool, of_inputs: bool = False) -> np.ndarray | None:

@@ -125,6 +125,17 @@ def exaone_moe(file: GgufFile) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def hunyuan(file: GgufFile) -> dict[str, Any]:
+    """Hunyuan 3: which layers have experts, and how many are shared, tell tensors and sizes."""
+    if file.of_model("expert_gating_func", SIGMOID) != SIGMOID or not file.of_model("expert_weights_norm", True):
+        raise unknown_gate(file)
+    size = file.of_model("expert_feed_forward_length")
+    return {
+        "mlp_layer_types": _networks(file), "router_scaling_factor": file.of_model("expert_weights_scale", 1.0),
+        "num_shared_experts": file.of_model("expert_shared_feed_forward_length", size) // size,
+    }  # fmt: skip
+
+
 def mimo(file: GgufFile) -> dict[str, Any]:
     """MiMo-V2, whose layers with a window have twice the key heads; a window counts the token itself beside those before it."""
     count, rotated, size = _num_layers(file), file.of_model("rope.dimension_count"), file.of_model("attention.key_length")
@@ -135,13 +146,11 @@ def mimo(file: GgufFile) -> dict[str, Any]:
             f"'{file.path}' has {kept[:count]} key heads in its layers, and transformers' MiMo-V2 has twice as many where there "
             "is a window. Use the original checkpoint: a folder with config.json and *.safetensors."
         )
-    names, bases = {tensor.name for tensor in file.tensors}, {FULL: "rope.freq_base", SLIDING: "rope.freq_base_swa"}
+    bases = {FULL: "rope.freq_base", SLIDING: "rope.freq_base_swa"}
     return {
         "layer_types": kinds, "num_key_value_heads": full, "sliding_window": file.of_model("attention.sliding_window") + 1,
-        "mlp_layer_types": [
-            "sparse" if f"blk.{number}.ffn_gate_inp.weight" in names else "dense" for number in range(count)
-        ],
-        "attention_value_scale": file.of_model("attention.value_scale"), "norm_topk_prob": True,
+        "mlp_layer_types": _networks(file), "norm_topk_prob": True,
+        "attention_value_scale": file.of_model("attention.value_scale"),
         "routed_scaling_factor": file.of_model("expert_weights_scale", 1.0),
         "n_group": file.of_model("expert_group_count", 1), "topk_group": file.of_model("expert_group_used_count", 1),
         "rope_parameters": {
@@ -156,6 +165,11 @@ def mimo(file: GgufFile) -> dict[str, Any]:
 def _num_layers(file: GgufFile) -> int:
     """Layers of the model, without those that predict further tokens."""
     return int(file.of_model("block_count")) - int(file.of_model("nextn_predict_layers", 0) or 0)
+
+
+def _networks(file: GgufFile) -> list[str]:
+    names = {tensor.name for tensor in file.tensors}
+    return ["sparse" if f"blk.{number}.ffn_gate_inp.weight" in names else "dense" for number in range(_num_layers(file))]
 
 
 def _kinds(slides: list[Any]) -> list[str]:

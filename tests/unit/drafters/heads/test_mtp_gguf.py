@@ -17,6 +17,7 @@ from transformers import (
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GlmMoeDsaConfig,
+    HYV3Config,
     MiMoV2FlashConfig,
     NemotronHConfig,
     Qwen3_5MoeTextConfig,
@@ -42,6 +43,8 @@ from tests.unit.models.gguf.test_routed import (
     EXAONE,
     EXAONE_KEYS,
     EXPERTS,
+    HUNYUAN,
+    HUNYUAN_KEYS,
     INDEXER,
     LATENTS,
     LING,
@@ -101,6 +104,9 @@ FAMILIES: dict[str, tuple[str, str, type, dict[str, Any], dict[str, Any]]] = {  
     }, {f"exaone-moe.{key}": value for key, value in EXAONE_KEYS.items()} | {
         "exaone-moe.attention.sliding_window_pattern": [True, False], "exaone-moe.attention.sliding_window": 64,
     }),  # longer than the texts: the reference takes it for the head's, too
+    "hunyuan": ("hy_v3", "deepseek", HYV3Config, {**HUNYUAN, "num_hidden_layers": 2}, {
+        f"hy_v3.{key}": value for key, value in HUNYUAN_KEYS.items()
+    }),
     "mimo": ("mimo2", "megatron", MiMoV2FlashConfig, {
         **MIMO, "num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"],
         "mlp_layer_types": ["sparse", "dense"],

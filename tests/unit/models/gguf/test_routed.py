@@ -17,6 +17,7 @@ from transformers import (
     Glm4MoeLiteConfig,
     GlmMoeDsaConfig,
     GraniteMoeHybridConfig,
+    HYV3Config,
     Lfm2MoeConfig,
     Llama4TextConfig,
     MiMoV2FlashConfig,
@@ -93,6 +94,15 @@ MIMO_KEYS = {
     "attention.value_length": 16, "rope.dimension_count": 10, "rope.freq_base": 5e6, "rope.freq_base_swa": 1e4,
     "attention.value_scale": 0.5,
 }  # fmt: skip
+HUNYUAN = {
+    "num_hidden_layers": 3, "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16,
+    "num_shared_experts": 2, "initializer_range": 0.1,
+}  # fmt: skip
+HUNYUAN_KEYS = {
+    "expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": 32, "expert_shared_feed_forward_length": 64,
+    "expert_weights_norm": True, "expert_weights_scale": 2.826, "expert_gating_func": 2, "attention.key_length": 16,
+    "rope.freq_base": 11_158_840.0,
+}  # fmt: skip
 NEWER: dict[str, tuple[str, type, dict[str, Any], dict[str, Any]]] = {  # architecture, config, sizes, metadata
     "ernie": ("ernie4_5-moe", Ernie4_5_MoeConfig, ERNIE, {
         "expert_count": EXPERTS, "expert_used_count": 2, "expert_feed_forward_length": 32, "interleave_moe_layer_step": 1,
@@ -103,6 +113,7 @@ NEWER: dict[str, tuple[str, type, dict[str, Any], dict[str, Any]]] = {  # archit
         "leading_dense_block_count": 0, "expert_shared_count": 2, "expert_weights_norm": True,
     }),
     "exaone": ("exaone-moe", ExaoneMoeConfig, EXAONE, EXAONE_KEYS),
+    "hunyuan": ("hy_v3", HYV3Config, HUNYUAN, HUNYUAN_KEYS),
     "mimo": ("mimo2", MiMoV2FlashConfig, MIMO, MIMO_KEYS),
     "llama 4": ("llama4", Llama4TextConfig, {
         "num_hidden_layers": 4, "intermediate_size": 32, "intermediate_size_mlp": 96, "num_local_experts": EXPERTS,
