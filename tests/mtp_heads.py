@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -27,9 +28,9 @@ WEIGHTS = "model.safetensors"
 SHIPPED = {  # by family, the layout of the head in its checkpoints, where that is read
     "bailing_hybrid": "deepseek", "deepseek_v3": "deepseek", "deepseek_v32": "deepseek", "ernie4_5_moe": "ernie",
     "exaone_moe": "qwen", "glm4_moe": "deepseek", "glm4_moe_lite": "deepseek", "glm_moe_dsa": "deepseek", "hy_v3": "deepseek",
-    "longcat_flash": "megatron", "mellum": "qwen", "mimo_v2_flash": "megatron", "minimax_m3_vl_text": "megatron",
-    "nemotron_h": "nemotron", "qwen3_5_moe_text": "qwen", "qwen3_5_text": "qwen", "qwen3_next": "qwen",
-    "qwen4_exp_text": "streams",
+    "inkling_text": "inkling", "longcat_flash": "megatron", "mellum": "qwen", "mimo_v2_flash": "megatron",
+    "minimax_m3_vl_text": "megatron", "nemotron_h": "nemotron", "qwen3_5_moe_text": "qwen", "qwen3_5_text": "qwen",
+    "qwen3_next": "qwen", "qwen4_exp_text": "streams",
 }  # fmt: skip
 
 
@@ -55,7 +56,8 @@ class MtpReference:
             layer = self.layers[step % len(self.layers)]
             states = self._states(layer, tokens, features)
             output = layer.get("output") or self.target.get_output_embeddings()
-            logits = output(layer["norm"](states[:, -1:]))[0, 0]
+            divisor = getattr(self.target.config.get_text_config(), "logits_mup_width_multiplier", 1.0)
+            logits = output(layer["norm"](states[:, -1:]) / divisor)[0, 0]
             drafted.append(int(logits.argmax()))
             scores.append(logits)
             carried = states if self.layout in UNNORMED else layer["norm"](states)
@@ -66,13 +68,15 @@ class MtpReference:
         return drafted, torch.stack(scores)
 
     def _states(self, layer: dict[str, Any], tokens: list[int], features: Tensor) -> Tensor:
-        embeds = layer["embed_norm"](self.target.get_input_embeddings()(torch.tensor([tokens])))
+        table = self.target.get_input_embeddings()
+        embeds = table(torch.tensor([tokens])) if self.layout != "inkling" else F.embedding(torch.tensor([tokens]), table.weight)
+        embeds = layer["embed_norm"](embeds)
         pair = [embeds, layer["hidden_norm"](features)]
         if self.layout == "streams":
             every = pair[1].unflatten(-1, (-1, embeds.shape[-1]))
             x = (layer["projection"](every) + layer["embed_projection"](embeds)[:, :, None]).flatten(-2)
         else:
-            x = layer["projection"](torch.cat(pair[::-1] if self.layout == "mimo" else pair, dim=-1))
+            x = layer["projection"](torch.cat(pair[::-1] if self.layout in ("mimo", "inkling") else pair, dim=-1))
         count = x.shape[1]
         positions = torch.arange(count)[None]
         for block in layer["blocks"]:
@@ -189,7 +193,8 @@ def _num_blocks(layout: str) -> int:
 def _block_tensors(donor: Any, folder: Path, layout: str) -> dict[str, Tensor]:
     """A donor's last layer as checkpoints have it (experts one by one); of several blocks, with their numbers."""
     family = donor.config.model_type
-    donor.config.model_type = "minimax_m3_vl" if family == "minimax_m3_vl_text" else family  # by whose rules its names change
+    whole = {"minimax_m3_vl_text": "minimax_m3_vl", "inkling_text": "inkling_mm_model"}  # by whose rules its names change
+    donor.config.model_type = whole.get(family, family)
     donor.save_pretrained(folder / "donor")
     donor.config.model_type = family
     many, found = _num_blocks(layout), dict[str, Tensor]()
@@ -216,11 +221,15 @@ NAMES = {
     ),
     "ernie": (*(f"model.mtp_{part}.{{k}}" for part in ("emb_norm", "hidden_norm", "linear_proj")), "model.norm"),
     "megatron": tuple(f"model.mtp.layers.{{k}}.{part}" for part in ("enorm", "hnorm", "eh_proj", "final_layernorm")),
+    "inkling": (
+        *(f"model.mtp.layers.{{k}}.{part}" for part in ("embed_norm", "hidden_norm", "input_proj")), "model.mtp.chain_norm"
+    ),
     "nemotron": (*(f"mtp.layers.0.{part}" for part in ("enorm", "hnorm", "eh_proj")), "mtp.layers.1.final_layernorm"),
 }
 BLOCKS = {
     "qwen": "mtp.layers.{k}.", "deepseek": "model.layers.{n}.", "mimo": "model.mtp_layers.{k}.", "ernie": "model.mtp_block.{k}.",
     "nemotron": "mtp.layers.", "streams": "mtp.layers.{k}.", "megatron": "model.mtp.layers.{k}.",
+    "inkling": "model.mtp.layers.{k}.transformer_block.",
 }  # fmt: skip
 
 

@@ -43,6 +43,8 @@ class MtpConfig:
     carries_normed: bool = True  # the pair that follows takes the state behind the final norm
     max_position_embeddings: int | None = None  # by its own files; None: as far as the target
     trained_for: str = ""  # name of the target, of a head that was trained here
+    divisor: float = 1.0  # of states before the output head, as the target's are divided
+    vocab_size: int | None = None  # of the target, where its output head is wider
 
     @property
     def feature_size(self) -> int:
@@ -116,6 +118,9 @@ class MtpHead(nn.Module):
 
     def bind(self, embedding: nn.Module, output: nn.Module) -> MtpHead:
         """The target's embedding, tokens to (..., H), and output head, (..., H) to (..., V)."""
+        if self.config.layout == "inkling":  # whose embedding ends with a norm, and the head has one of its own
+            table: Any = embedding.weight
+            embedding = nn.Embedding.from_pretrained(table)
         self._shared = (embedding, output)
         return self
 
@@ -202,10 +207,12 @@ class MtpHead(nn.Module):
         """(..., H) -> (..., V)."""
         own = self.layer(layer)
         states, output = own.norm(states), self.shared[1] if own.output is None else own.output
+        states = states if self.config.divisor == 1.0 else states / self.config.divisor
         table = getattr(output, "weight", None)
         if states.dtype != torch.float32 or not isinstance(table, Tensor) or table.dtype not in (torch.bfloat16, torch.float16):
-            return output(states)
-        return output(states.to(table.dtype)).to(states.dtype)  # in training the head is fp32, whatever the target is
+            return output(states)[..., : self.config.vocab_size]
+        logits = output(states.to(table.dtype)).to(states.dtype)  # in training the head is fp32, whatever the target is
+        return logits[..., : self.config.vocab_size]
 
     def in_full(self, logits: Tensor) -> Tensor:
         """The logits are over the target's whole vocabulary."""

@@ -35,12 +35,14 @@ EXPERT_FIELDS: dict[str, tuple[Any, Any]] = {
 FULL = "full_attention"
 KINDS = {"mimo_v2_flash": "sliding_attention", "minimax_m3_vl_text": "minimax_m3_sparse"}  # of MTP layers
 COUNTS = ("num_mtp_layers", "num_nextn_predict_layers")  # what configs call the number of MTP layers
-NAMED_BY = {"minimax_m3_vl_text": "minimax_m3_vl"}  # families whose tensors transformers renames by the rules of another
+NAMED_BY = {  # families whose tensors transformers renames by the rules of another
+    "minimax_m3_vl_text": "minimax_m3_vl", "inkling_text": "inkling_mm_model",
+}  # fmt: skip
 Body = tuple[nn.Module, nn.Module, LayerShape | None, int | None]  # what `make_body` gives
 
 
-def one_layer_config(config: Any, *, has_experts: bool, stacked: bool = False) -> Any:
-    """A target's config for one more of its layers, with full attention unless the config says otherwise of MTP layers.
+def one_layer_config(config: Any, *, has_experts: bool, stacked: bool = False, index: int = 0) -> Any:
+    """A target's config for one more of its layers, with full attention unless the config says otherwise of MTP layer `index`.
 
     `stacked`: a layer is several blocks, whose kinds the config names.
     """
@@ -51,7 +53,7 @@ def one_layer_config(config: Any, *, has_experts: bool, stacked: bool = False) -
         own = ["sliding_attention"]  # older transformers does not fill in what the files leave out
     if kinds:
         usual = FULL if FULL in kinds else kinds[-1]
-        text.layer_types = [own[0] if own else KINDS.get(text.model_type, usual)]
+        text.layer_types = [own[min(index, len(own) - 1)] if own else KINDS.get(text.model_type, usual)]
     if heads := getattr(text, "num_sliding_attention_heads", None):  # Step
         text.per_layer_config = {0: {"num_attention_heads": heads}} if text.layer_types == ["sliding_attention"] else None
     if getattr(text, "ple_layer_ids", None):
@@ -71,15 +73,16 @@ def one_layer_config(config: Any, *, has_experts: bool, stacked: bool = False) -
 
 
 def make_body(
-    what: str, config: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, *, stacked: bool = False
-) -> Body:
+    what: str, config: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, *, stacked: bool = False,
+    index: int = 0,
+) -> Body:  # fmt: skip
     """A decoder of one layer that ends without a norm; that norm; what our cache keeps of a token; its window.
 
     The third is None for a layer that needs transformers' own cache. `tensors`: of the layer (`block.*`, with `stacked` blocks
     `block.N.*`) and the norm. Raises CheckpointError, beginning with `what`, where they are not what a layer of this family has,
     CapabilityError for a layer that no cache serves.
     """
-    text = one_layer_config(config, has_experts=any(".experts." in name for name in tensors), stacked=stacked)
+    text = one_layer_config(config, has_experts=any(".experts." in name for name in tensors), stacked=stacked, index=index)
     if text.model_type == "longcat_flash":
         text, tensors = _as_deepseek(text, tensors)
     text.model_type = NAMED_BY.get(text.model_type, text.model_type)

@@ -58,7 +58,7 @@ from outrider.models.signals import AFTER_NORM
 
 NOT_READ = {  # families, and what is not read of their heads
     "dots3_note": "an embedding of the head's own", "glm5_next": "a layer without the target's hyper-connections",
-    "hy_v4": "a layer without the target's hyper-connections", "inkling": "several layers with convolutions",
+    "hy_v4": "a layer without the target's hyper-connections",
 }  # fmt: skip
 INSTEAD = "Use --drafter ngram, or train a head: outrider train mtp"
 
@@ -166,7 +166,10 @@ def load_mtp(
     own, known = stored.get("outrider"), (stored.get("text_config") or stored).get("max_position_embeddings")
     trained_for = str(own.get("target", "")) if isinstance(own, dict) else ""
     width = text.hidden_size * (text.hc_count if layout.streams else 1)
-    made = MtpConfig(layout.name, width, (signal,), layout.hidden_first, layout.reads_normed, known, trained_for)
+    made = MtpConfig(
+        layout.name, width, (signal,), layout.hidden_first, layout.reads_normed, known, trained_for,
+        getattr(text, "logits_mup_width_multiplier", None) or 1.0, getattr(text, "unpadded_vocab_size", None),
+    )  # fmt: skip
     return MtpHead(made, [_layer(files, index, config, dtype, device) for index in range(len(layout.layers))]).eval()
 
 
@@ -174,8 +177,11 @@ def _layer(files: MtpFiles, index: int, config: Any, dtype: torch.dtype, device:
     what = f"the MTP head in '{files.folder}' ({files.layout.name} layout), layer {index},"
     tensors = _read(files, index)
     size, bias = config.get_text_config().hidden_size, f"{PROJECTION}.bias" in tensors
-    body = make_body(what, config, tensors, dtype, device, stacked=files.layout.stacked)
+    ends = {} if files.layout.has_norm else {f"{NORM}.weight": torch.ones(size)}  # of which there is none
+    body = make_body(what, config, tensors | ends, dtype, device, stacked=files.layout.stacked, index=index)
     layer = (StreamsLayer if files.layout.streams else MtpLayer)(*body, size, bias=bias)
+    if ends:
+        layer.norm = nn.Identity()
     with torch.no_grad():
         for part in (EMBED_NORM, HIDDEN_NORM, PROJECTION, *((EMBED_PROJECTION,) if files.layout.streams else ())):
             for name, own in getattr(layer, part).named_parameters():

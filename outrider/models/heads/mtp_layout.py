@@ -9,6 +9,8 @@
     ernie      model.mtp_{emb_norm, hidden_norm, linear_proj, block}.K: ERNIE 4.5
     megatron   mtp.layers.K.{enorm, hnorm, eh_proj, final_layernorm} and a decoder layer's, some under transformer_layer: MiMo-V2,
                MiniMax M3; LongCat Flash has its last norm in mtp.norm
+    inkling    model.mtp.layers.K.{embed_norm, hidden_norm, input_proj} and a decoder layer's under transformer_block, without a
+               last norm of each layer; one for all of them in model.mtp.chain_norm, where there is one: Inkling
     nemotron   mtp.layers.B, blocks of the family (attention, experts) that make one layer: the first block has enorm, hnorm and
                eh_proj beside its own tensors, the last one final_layernorm: Nemotron-H
 
@@ -25,7 +27,7 @@ from dataclasses import dataclass, field
 EMBED_NORM, HIDDEN_NORM, PROJECTION, NORM, BLOCK = "embed_norm", "hidden_norm", "projection", "norm", "block"  # parts of a layer
 OUTPUT, EMBED_PROJECTION = "output", "embed_projection"  # parts that few layers have: an output head, a second projection
 ROLES = {
-    **dict.fromkeys(("enorm", "enorm.m", "pre_fc_norm_embedding", "token_layernorm", "emb_norm"), EMBED_NORM),
+    **dict.fromkeys(("enorm", "enorm.m", "pre_fc_norm_embedding", "token_layernorm", "emb_norm", "embed_norm"), EMBED_NORM),
     **dict.fromkeys(("hnorm", "hnorm.m", "pre_fc_norm_hidden", "hidden_layernorm", "hidden_norm"), HIDDEN_NORM),
     **dict.fromkeys(("eh_proj", "fc", "input_proj", "linear_proj"), PROJECTION),
     **dict.fromkeys(("shared_head.norm", "norm", "final_layernorm"), NORM), "shared_head.output": OUTPUT,
@@ -42,6 +44,7 @@ _STREAMS = {
     "pre_fc_norm_hidden": HIDDEN_NORM, "hyper_connection_mixer": NORM, "layers.0": BLOCK,
 }  # fmt: skip
 _QWEN_SHARED = re.compile(r"mtp\.((?:fc|pre_fc_norm_embedding|pre_fc_norm_hidden|norm)\.\w+)")
+_INKLING = re.compile(r"mtp\.layers\.(\d+)\.(transformer_block\.)?(.+)")
 _MIMO = re.compile(r"mtp_layers\.(\d+)\.(.+)")
 _ERNIE = re.compile(r"mtp_(block|emb_norm|hidden_norm|linear_proj)\.(\d+)\.(.+)")
 _PART = re.compile(rf"({'|'.join(map(re.escape, ROLES))})\.(\w+)")
@@ -58,6 +61,7 @@ class MtpLayout:
     reads_normed: bool = True  # the target's hidden state behind its final norm; else that before it
     streams: bool = False  # it reads all residual streams of the target
     stacked: bool = False  # a layer is several blocks of the family, by their numbers: `block.0.mixer.q_proj.weight`
+    has_norm: bool = True  # between a layer and the output head
     copies: tuple[str, ...] = field(default=(), compare=False)  # of the target's tables
 
     @property
@@ -68,7 +72,8 @@ class MtpLayout:
     @property
     def lacking(self) -> list[str]:
         """Parts that a layer must have and that are not there."""
-        needed = (EMBED_NORM, HIDDEN_NORM, PROJECTION, NORM, *((EMBED_PROJECTION,) if self.streams else ()))
+        needed = (EMBED_NORM, HIDDEN_NORM, PROJECTION, *((EMBED_PROJECTION,) if self.streams else ()))
+        needed = (*needed, NORM) if self.has_norm else needed
         lacking = [
             f"{part}.weight of layer {index}"
             for index, layer in enumerate(self.layers)
@@ -88,7 +93,7 @@ def find_layout(names: Iterable[str], num_layers: int) -> MtpLayout | None:
     `num_layers`: decoder layers of the target.
     """
     short = {OUTER.sub("", name): name for name in names}
-    for find in (_qwen, _streams, _nemotron, _megatron, _deepseek, _mimo, _ernie):
+    for find in (_qwen, _streams, _inkling, _nemotron, _megatron, _deepseek, _mimo, _ernie):
         found = find(short, num_layers)
         if found is not None:
             return found
@@ -121,6 +126,18 @@ def _streams(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
         if match is not None and "mixer.block_inject" not in name:  # which a last mixer has no use for
             own[f"{_STREAMS[match[1]]}.{match[2]}"] = there
     return MtpLayout("streams", (own,), reads_normed=False, streams=True)
+
+
+def _inkling(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
+    if "mtp.layers.0.input_proj.weight" not in short:
+        return None
+    layers, chain = _Layers(), short.get("mtp.chain_norm.weight")
+    for name, there in short.items():
+        if match := _INKLING.fullmatch(name):
+            layers.add(int(match[1]), f"{BLOCK}.{match[3]}" if match[2] else _in_our_words(match[3]), there)
+    shared = {} if chain is None else {f"{NORM}.weight": chain}
+    found = tuple({**shared, **layer} for layer in layers.in_order())
+    return MtpLayout("inkling", found, hidden_first=True, has_norm=chain is not None)
 
 
 def _nemotron(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:

@@ -348,9 +348,10 @@ def _num_outputs(layer: Any) -> int:
 def _shape_of(module: Any, layers: Sequence[AttentionCall], device: torch.device) -> LMShape:
     """`layers`: what our attention saw of them; none for a model on transformers' own cache, which knows shapes and windows."""
     config = module.config.get_text_config()
+    outputs = _num_outputs(module.get_output_embeddings())
     kept = (*(layer.kept(device) for layer in layers), *indexer_layers(module)) if layers else ()
     return LMShape(
-        vocab_size=_num_outputs(module.get_output_embeddings()),
+        vocab_size=min(outputs, getattr(config, "unpadded_vocab_size", None) or outputs),  # Inkling cuts its logits off
         context_length=min([context_length(config), *reaches(config, layers)]),
         layers=kept or (UNKNOWN_LAYER,) * getattr(config, "num_hidden_layers", 1),
         sliding_window=next((layer.window for layer in layers if layer.window), sliding_window(config)),

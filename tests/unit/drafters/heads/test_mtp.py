@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, modeling_layers
 from transformers.generation import candidate_generator
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -26,6 +26,7 @@ from outrider.models.loading.load import load_config, load_module
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
+from tests.contract.multimodal_families import make_whole
 from tests.contract.own_cache_families import FAMILIES as ON_THEIR_OWN
 from tests.contract.own_cache_families import NATIVE
 from tests.contract.test_multimodal import saved as saved_whole
@@ -44,6 +45,9 @@ ON_THEIR_OWN_CACHE = [each for each in SHIPPED.items() if each not in (*ON_OUR_C
 SEVERAL = [("glm4_moe", "deepseek", 3), ("qwen3_5_text", "qwen", 2), ("mimo_v2_flash", "megatron", 3), ("step3p7", "deepseek", 2)]
 SEVERAL += [("deepseek_v32", "deepseek", 3), ("minimax_m3_vl_text", "megatron", 2)]
 CHANGED: dict[str, dict[str, Any]] = {
+    "inkling_text": {
+        "mlp_layer_types": ["sparse", "dense"], "layer_types": ["hybrid", "hybrid_sliding"], "sliding_window_size": 8,
+        "num_mtp_layers": 2, "mtp_local_layer_ids": [0, 1]},
     "mimo_v2_flash": {"mlp_layer_types": ["sparse", "dense"]},  # the head's layer is dense
     "mellum": {**HALF_WINDOWED, "num_mtp_layers": 1, "layer_types": ["full_attention", "sliding_attention"]},
 }  # fmt: skip
@@ -79,6 +83,17 @@ def random_step(seed: int, *, num_sliding_attention_heads: int = 2) -> Any:
         torch.manual_seed(seed)
         config = AutoConfig.for_model("step3p7", text_config=text, vision_config=pictures, image_token_id=90)
         return AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+
+
+def random_inkling(seed: int, *, has_norm: bool) -> Any:
+    """Inkling with its senses, as it is published. `has_norm`: one stands behind each layer of its head. Windows are longer than
+    texts: transformers 5.23 leaves them out of the head's masks."""
+    text = {**CHANGED["inkling_text"], "chain_hidden_post_norm": has_norm, "sliding_window_size": 64, "unpadded_vocab_size": 90}
+    whole = make_whole("inkling_mm_model", text_config=text)
+    generator = torch.Generator().manual_seed(seed)
+    for weight in whole.parameters():
+        weight += 0.5 * weight.std() * torch.randn(weight.shape, generator=generator) if weight.numel() > 1 else 0
+    return whole
 
 
 def random_text(config: Any, seed: int) -> Any:
@@ -338,6 +353,38 @@ def test_drafts_are_those_of_transformers(
     compared = [(theirs[tokens], draft) for tokens, draft in whole if theirs.get(tokens)]
     assert len(compared) >= 5
     assert all(one == other for one, other in compared)
+
+
+@pytest.mark.skipif(not hasattr(candidate_generator, "MTPCandidateGenerator"), reason="transformers 5.23 has it")
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_drafts_of_inkling_are_those_of_transformers(tmp_path: Path, has_norm: bool) -> None:
+    """Against its layers in one pass over every text.
+
+    In half of the cases no norm stands between the layers, nor before the output head."""
+    saved(tmp_path, partial(random_inkling, has_norm=has_norm), "inkling", num_layers=2)
+    if not has_norm:
+        tensors = load_file(tmp_path / WEIGHTS)
+        del tensors["model.mtp.chain_norm.weight"]
+        save_file(tensors, tmp_path / WEIGHTS, metadata={"format": "pt"})
+    model: Any = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    layers = modeling_layers.MtpModel.from_pretrained(model).eval()
+
+    @torch.inference_mode()
+    def expected(text: list[int], count: int) -> list[int]:
+        states = model(input_ids=torch.tensor([text[:-1]]), output_hidden_states=True, use_cache=False).hidden_states[-1]
+        found, _, _ = layers(
+            input_ids=torch.tensor([text[1:]]), last_hidden_states=states, attention_mask=None,
+            position_ids=torch.arange(1, len(text))[None], mtp_cache=None,
+        )  # fmt: skip
+        return found[0, :count].tolist()
+
+    made = built(tmp_path)
+    assert made.options.drafter == "mtp"
+    seen = watched(made)
+    rows = write(made)
+    assert sum(len(draft) for _, draft in seen) > 40
+    assert all(draft == expected(text, len(draft)) for text, draft in seen if draft)
+    assert [row.output for row in rows] == [row.output for row in write(built(tmp_path, drafter="none"))]
 
 
 @pytest.mark.parametrize("runtime", ["eager", "native"])

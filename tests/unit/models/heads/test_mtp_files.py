@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from outrider.build import named_drafter
 from outrider.errors import CapabilityError, CheckpointError, OutriderError
@@ -231,3 +232,13 @@ def test_the_head_that_mellum_ships_is_windowed(count: str | None) -> None:
     assert one_layer_config(config, has_experts=True).layer_types == [kind]
     config.mtp_layer_types = ["full_attention"]
     assert one_layer_config(config, has_experts=True).layer_types == ["full_attention"]
+
+
+def test_each_layer_has_the_kind_that_the_config_names() -> None:
+    """Inkling's `local_layer_ids`: catches a window over all layers of a head, or over none."""
+    options = {"num_hidden_layers": 2, "num_mtp_layers": 3, "mtp_local_layer_ids": [1], "vocab_size": 40}
+    if "inkling_text" not in CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no Inkling")
+    config = AutoConfig.for_model("inkling_text", **options)
+    kinds = [one_layer_config(config, has_experts=False, index=index).layer_types for index in range(3)]
+    assert kinds == [["hybrid"], ["hybrid_sliding"], ["hybrid"]]
