@@ -42,7 +42,7 @@ OWN = {  # what llama.cpp's converter writes for any model, where transformers h
     "attention.layer_norm_epsilon": "layer_norm_eps", "attention.key_length": "head_dim", "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size",
 }  # fmt: skip
-NAMED_LIKE = {"hy_v3": "glm4moe"}
+NAMED_LIKE = {"deepseek32": "glm-dsa", "hy_v3": "glm4moe"}
 CONFIGS = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}  # what transformers calls them
 
 

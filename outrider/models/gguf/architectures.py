@@ -20,6 +20,7 @@ from outrider.models.gguf.routed import (
     ROUTED,
     SIGMOID,
     deepseek,
+    deepseek_sparse,
     ernie_moe,
     exaone_moe,
     glm_moe,
@@ -276,6 +277,10 @@ GRANITE = {
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
 }  # fmt: skip
 LATENTS = {"attention.kv_lora_rank": "kv_lora_rank", "rope.dimension_count": "qk_rope_head_dim"}
+INDEXER = {
+    "attention.indexer.head_count": "index_n_heads", "attention.indexer.key_length": "index_head_dim",
+    "attention.indexer.top_k": "index_topk",
+}  # fmt: skip
 NEMOTRON_H = Architecture("nemotron_h", {
     "attention.layer_norm_rms_epsilon": "layer_norm_epsilon", "ssm.conv_kernel": "conv_kernel",
     "ssm.state_size": "ssm_state_size", "ssm.group_count": "n_groups", "ssm.time_step_rank": "mamba_num_heads",
@@ -289,6 +294,7 @@ ARCHITECTURES = {
     "deepseek2": Architecture(
         "deepseek_v3", ROUTED | LATENTS, ("attention.key_length", "attention.value_length"), more=deepseek,
     ),
+    "deepseek32": Architecture("deepseek_v32", ROUTED | LATENTS | INDEXER, more=deepseek_sparse),
     "ernie4_5": Architecture("ernie4_5"),
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe", ERNIE | {"interleave_moe_layer_step": "moe_layer_interval"}, more=ernie_moe
@@ -312,10 +318,7 @@ ARCHITECTURES = {
             "rope.freq_base"), more=_gemma4,
     ),
     "glm4": Architecture("glm4", more=_glm4),
-    "glm-dsa": Architecture("glm_moe_dsa", ROUTED | LATENTS | {
-        "attention.indexer.head_count": "index_n_heads", "attention.indexer.key_length": "index_head_dim",
-        "attention.indexer.top_k": "index_topk",
-    }, more=glm_sparse),
+    "glm-dsa": Architecture("glm_moe_dsa", ROUTED | LATENTS | INDEXER, more=glm_sparse),
     "glm4moe": Architecture("glm4_moe", ROUTED, more=glm_moe),
     "granite": Architecture("granite", GRANITE),
     "granitehybrid": Architecture("granitemoehybrid", GRANITE | {

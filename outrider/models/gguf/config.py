@@ -45,7 +45,7 @@ SHAPED_ELSEWHERE = (  # by the tables of metadata
 PARTLY_ROTATED = (  # by a factor in config
     "bailingmoe2", "glm4", "glm4moe", "nemotron", "phi2", "phi3", "qwen35", "qwen35moe", "qwen3next", "stablelm",
 )  # fmt: skip
-LATENTS = ("deepseek2", "glm-dsa")  # which heads are made of
+LATENTS = ("deepseek2", "deepseek32", "glm-dsa")  # which heads are made of
 YARN = {"attn_factor": "attention_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
 DRAFT_HEADS = ("eagle3", "dflash", "gemma4-assistant")  # which `models/heads/` reads
 LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose queries are scaled by another number

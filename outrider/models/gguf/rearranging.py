@@ -21,7 +21,7 @@ LIKE = {  # architectures whose tensors differ as those of another one do, which
     "qwen3vlmoe": "qwen3moe",
 }  # fmt: skip
 
-NAMED_LIKE = {"hy_v3": "glm4moe"}  # architectures of which gguf has no table of names, and one with the same
+NAMED_LIKE = {"deepseek32": "glm-dsa", "hy_v3": "glm4moe"}  # gguf has no table of these names; one that has the same
 GATE_UP = "ffn_gate_up_shexp.weight"  # files have its halves
 OTHER_NAMES = {  # ends of parameters' names in a layer, and the tensors of files that gguf's table has under another name
     ".linear_attn.dt_bias": "ssm_dt.bias", ".feed_forward.expert_bias": "exp_probs_b.bias",

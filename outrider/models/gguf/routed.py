@@ -73,6 +73,11 @@ def glm_sparse(file: GgufFile) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def deepseek_sparse(file: GgufFile) -> dict[str, Any]:
+    """DeepSeek V3.2: V3 with an indexer in each layer."""
+    return deepseek(file) | {"model_type": "deepseek_v32"}
+
+
 def ling(file: GgufFile) -> dict[str, Any]:
     """Ling 2 and Ring 2, in the words of GLM 4.5; both have norms of queries and keys, and groups of experts."""
     if file.of_model("expert_gating_func") != SIGMOID:

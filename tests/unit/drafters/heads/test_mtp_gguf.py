@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import (
     DeepseekV3Config,
+    DeepseekV32Config,
     Exaone4Config,
     ExaoneMoeConfig,
     Glm4MoeConfig,
@@ -82,6 +83,7 @@ FAMILIES: dict[str, tuple[str, str, type, dict[str, Any], dict[str, Any]]] = {  
         **EVEN, "head_dim": 16, "partial_rotary_factor": 0.5, "attention_bias": True, "use_qk_norm": True, "norm_topk_prob": True,
     }, {}),
     "deepseek v3": ("deepseek2", "deepseek", DeepseekV3Config, {**EVEN, **LATENTS, "norm_topk_prob": True}, {}),
+    "deepseek v3.2": ("deepseek32", "deepseek", DeepseekV32Config, {**EVEN, **LATENTS, **INDEXER}, {}),
     "glm 4.7 flash": ("deepseek2", "deepseek", Glm4MoeLiteConfig, {**EVEN, **LATENTS, "norm_topk_prob": True}, {}),
     "glm 5": ("glm-dsa", "deepseek", GlmMoeDsaConfig, {**EVEN, **LATENTS, **INDEXER}, {}),
     "ling": ("bailingmoe2", "deepseek", Glm4MoeConfig, {**LING, "num_hidden_layers": 2}, LING_KEYS),

@@ -11,6 +11,7 @@ import torch
 from transformers import (
     DeepseekV2Config,
     DeepseekV3Config,
+    DeepseekV32Config,
     Ernie4_5_MoeConfig,
     ExaoneMoeConfig,
     Glm4MoeConfig,
@@ -60,6 +61,7 @@ MODELS: dict[str, Any] = {
         Glm4MoeConfig, **ROUTED, head_dim=16, partial_rotary_factor=0.5, attention_bias=False, norm_topk_prob=False
     )),
     "deepseek v3": ("deepseek2", lambda: made(DeepseekV3Config, **ROUTED, **LATENTS, norm_topk_prob=True, rope_parameters=YARN)),
+    "deepseek v3.2": ("deepseek32", lambda: made(DeepseekV32Config, **ROUTED, **LATENTS, **INDEXER, rope_parameters=YARN)),
     "deepseek v2 lite": ("deepseek2", lambda: made(DeepseekV2Config, **ROUTED, **{**LATENTS, "q_lora_rank": None})),
     "glm 4.7 flash": ("deepseek2", lambda: made(Glm4MoeLiteConfig, **ROUTED, **LATENTS, norm_topk_prob=True)),
     "glm 5": ("glm-dsa", lambda: made(GlmMoeDsaConfig, **ROUTED, **LATENTS, **INDEXER, index_topk_freq=2)),
@@ -153,11 +155,13 @@ def metadata(architecture: str, config: Any) -> dict[str, Any]:
             "attention.value_length": 32, "attention.key_length_mla": 24, "attention.value_length_mla": 24,
             "attention.head_count_kv": 1, "rope.dimension_count": 8,
         }  # fmt: skip
-    if architecture == "glm-dsa":
+    if architecture in ("glm-dsa", "deepseek32"):
         found |= {
             "attention.indexer.head_count": 16, "attention.indexer.key_length": 16, "attention.indexer.top_k": config.index_topk,
-            "attention.indexer.types": [kind == "full" for kind in config.indexer_types], "expert_gating_func": 2,
+            "expert_gating_func": 2,
         }  # fmt: skip
+    if architecture == "glm-dsa":
+        found["attention.indexer.types"] = [kind == "full" for kind in config.indexer_types]
     if (config.rope_parameters or {}).get("rope_type") == "yarn":
         found |= {
             "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128,
