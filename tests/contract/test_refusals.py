@@ -60,6 +60,14 @@ def test_what_cannot_continue_a_text_is_refused(name: str, words: str, tmp_path:
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_a_classifier_is_no_language_model(tmp_path: Path) -> None:
+    """Its embeddings are tied to an output layer that its files do not have, so it would write something."""
+    module = transformers.Qwen2ForSequenceClassification(transformers.Qwen2Config(**GROUPED, tie_word_embeddings=True))
+    folder = save_checkpoint(tmp_path, module, word_tokenizer(VOCAB))
+    with pytest.raises(CapabilityError, match="is a Qwen2ForSequenceClassification, which has no output layer over"):
+        LLM(folder, drafter="none", dtype="float32", threads=1)
+
+
 def test_a_family_without_a_language_model_is_named(tmp_path: Path) -> None:
     """Step 3.5 is text alone, and transformers has its config for the text of Step 3.7 only."""
     config = transformers.AutoConfig.for_model("step3p5", pad_token_id=0)

@@ -41,6 +41,7 @@ from outrider.models.loading.unsupported import (
     OwnCacheNeededError,
     refuse_both_directions,
     refuse_other_caches,
+    refuse_other_heads,
     refuse_unknown_kinds,
     refuse_without_vocabulary,
 )
@@ -209,8 +210,7 @@ def load_config(name: str, trust_remote_code: bool = False, revision: str | None
 
 
 def _decoder(name: str, config: Any) -> Any:
-    if getattr(config, "is_encoder_decoder", False):
-        raise CapabilityError(f"'{name}' ({config.model_type}) is an encoder-decoder; a decoder-only model is needed.")
+    refuse_other_heads(name, config)
     checkpoint.name_quantisation(config)
     writing = getattr(config, "thinker_config", None)  # of Qwen Omni, whose whole checkpoint also speaks
     if writing is None:

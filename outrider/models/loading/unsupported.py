@@ -22,6 +22,7 @@ from outrider.models.quantised.checkpoint import quantisation_of
 from outrider.models.quantised.scheme import has_experts
 
 STATEFUL_KINDS = ("linear_attention", "mamba", "conv", "recurrent")  # values of a config's `layer_types`
+OTHER_HEADS = re.compile(r"For\w*(Classification|QuestionAnswering|MultipleChoice|RewardModel\w*)$")  # names of classes
 OWN_CACHE_ROUNDS = "on transformers' own cache a token rounds with the number of tokens in its pass"
 ENCODER = "Its tokens also attend to later ones (an encoder such as BERT), so it cannot continue a text."
 PLAIN_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")  # transformers' that hold keys and values, or nothing
@@ -38,6 +39,17 @@ def refuse_both_directions(module: Any, name: str) -> None:
             f"{name} ({module.config.model_type}): tokens of a prompt also attend to later ones (use_bidirectional_attention in "
             "its config), which no cache of Outrider's does. A decoder of one direction is needed."
         )
+
+
+def refuse_other_heads(name: str, config: Any) -> None:
+    """Raise CapabilityError for an encoder-decoder, and for a checkpoint that was trained to classify or to point at answers.
+
+    The latter's tied embeddings would pass for an output layer.
+    """
+    if getattr(config, "is_encoder_decoder", False):
+        raise CapabilityError(f"'{name}' ({config.model_type}) is an encoder-decoder; a decoder-only model is needed.")
+    if kind := next((each for each in getattr(config, "architectures", None) or () if OTHER_HEADS.search(each)), None):
+        raise CapabilityError(f"'{name}' is a {kind}, which has no output layer over the vocabulary. A language model is needed.")
 
 
 def refuse_unknown_kinds(name: str, error: Exception) -> None:
