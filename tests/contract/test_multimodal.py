@@ -20,7 +20,7 @@ from outrider.sampling.params import SamplingParams
 from tests.contract.family_reference import one_thread
 from tests.contract.multimodal_families import FAMILIES, PICTURES_FIRST, make_config, make_whole
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
-from tests.unit.runtime.families import SIZES
+from tests.unit.runtime.families import SIZES, make
 
 OTHER_SENSES = ("vision", "visual", "projector", "audio", "sound")
 SOME = (
@@ -84,6 +84,25 @@ def test_drafts_write_what_the_whole_model_writes(name: str, tmp_path: Path) -> 
                 max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0,
             )  # fmt: skip
             assert found.token_ids == theirs[0, len(prompt) :].tolist()
+
+
+def test_a_vision_tower_of_another_package_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gemma 3n's takes timm, without which transformers makes no whole: the text is loaded alone."""
+    text: Any = make("gemma3n_text")
+    save_checkpoint(tmp_path, text, word_tokenizer(SIZES["vocab_size"]))
+    stored = {name.replace("model.", "model.language_model."): tensor for name, tensor in load_file(tmp_path / WEIGHTS).items()}
+    save_file({**stored, "model.vision_tower.stem.weight": torch.ones(2)}, tmp_path / WEIGHTS, metadata={"format": "pt"})
+    transformers.Gemma3nConfig(text_config=text.config.to_dict()).save_pretrained(tmp_path)
+
+    def lacking(*_: Any, **__: Any) -> None:
+        raise ImportError("TimmWrapperModel requires the timm library")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lacking)
+    module: Any = load_module(str(tmp_path), load_config(str(tmp_path)), torch.float32, torch.device("cpu"))
+    tokens = torch.randint(3, 80, (1, 12), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        ours, theirs = (each(input_ids=tokens, use_cache=False).logits for each in (module, text))
+    assert torch.equal(ours, theirs)
 
 
 def test_inkling_2_as_it_is_published(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import about_base, adapter_in
 from outrider.models.loading.context import context_length, hold_positions, reaches, sliding_window
-from outrider.models.loading.multimodal import auto_classes, text_part
+from outrider.models.loading.multimodal import auto_classes, loaded, text_part
 from outrider.models.loading.older_code import hand_over
 from outrider.models.loading.own_code import refuse_untrusted
 from outrider.models.loading.unsupported import (
@@ -264,10 +264,9 @@ def load_module(
     hf_logging.disable_progress_bar()  # callers have a status line of their own
     try:
         for kind in auto_classes(config):
-            module, report = widened_module(name, config, dtype, revision) if stacked else kind.from_pretrained(
-                name, config=config, dtype=dtype, trust_remote_code=trust_remote_code, revision=revision,
-                output_loading_info=True, ignore_mismatched_sizes=True,  # which are refused below, by name
-                local_files_only=hub.only_cached(name),
+            module, report = widened_module(name, config, dtype, revision) if stacked else loaded(
+                kind, name, config, dtype=dtype, trust_remote_code=trust_remote_code, revision=revision,
+                ignore_mismatched_sizes=True, local_files_only=hub.only_cached(name),  # sizes are refused below, by name
             )  # fmt: skip
             if not (absent := _absent(report)):
                 break

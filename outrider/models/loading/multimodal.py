@@ -14,6 +14,7 @@ from outrider.lazy import transformers
 from outrider.models.probes.probe import difference, probe_tokens, tolerance
 from outrider.models.quantised.scheme import has_experts
 
+TEXT_NAMES = {r"^(model\.)?language_model\.(model\.)?": "model."}  # of weights in a whole's files
 SENSES = ("vision", "visual", "image", "audio")
 
 
@@ -38,6 +39,24 @@ def _loaders() -> list[tuple[Any, Any]]:
         (transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, transformers.AutoModelForImageTextToText),
         (transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING, transformers.AutoModelForMultimodalLM),
     ]
+
+
+def loaded(kind: Any, name: str, config: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A model by one of transformers' loaders, and its report of the weights.
+
+    Where the whole takes a package that is not here (timm, for the vision tower of Gemma 3n), the language model inside it alone.
+    """
+    try:
+        found: tuple[Any, dict[str, Any]] = kind.from_pretrained(name, config=config, output_loading_info=True, **options)
+    except ImportError:
+        text = config.get_text_config()
+        if text is config or type(text) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise
+        alone = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(text)]
+        if text.eos_token_id is None:
+            text.eos_token_id = config.eos_token_id
+        found = alone.from_pretrained(name, config=text, key_mapping=TEXT_NAMES, output_loading_info=True, **options)
+    return found
 
 
 def text_part(module: Any) -> Any:
