@@ -36,6 +36,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "aria_text": {**EXPERTS, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1, "head_dim": 16},
     "axk1": {**GROUPS, **LATENT},
     "axk2": {**GROUPS, **SPARSE},
+    "beam": {**GROUPS, **HALF_WINDOWED, "head_dim": 16, "mlp_layer_types": ["dense", "sparse"]},
     "bert-generation": DECODER,
     "biogpt": {},
     "bitnet": {},
