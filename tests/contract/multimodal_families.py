@@ -9,7 +9,6 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
 import torch
 import transformers
 from transformers.models.auto import modeling_auto
@@ -17,6 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from outrider.models.loading.multimodal import text_part
 from tests.contract import own_cache_families
+from tests.older_transformers import skip_unless_lowered
 from tests.unit.runtime import families
 
 VOCAB = families.SIZES["vocab_size"]
@@ -119,8 +119,7 @@ PICTURES_FIRST = (
 
 def make_config(family: str, **changes: Any) -> Any:
     """A small config of this family."""
-    if family not in CONFIG_MAPPING:
-        pytest.skip(f"transformers {transformers.__version__} has no {family}")
+    skip_unless_lowered(family)
     kind = CONFIG_MAPPING[family]
     named = _small(kind().to_dict(), of_text=True)
     return kind.from_dict(_changed(_changed(named, {**FAMILIES, **REFUSED}[family]), changes))

@@ -32,6 +32,7 @@ EXPERT_FIELDS: dict[str, tuple[Any, Any]] = {
     "first_k_dense_replace": (0, 1), "mlp_only_layers": ([], [0]), "decoder_sparse_step": (1, 1), "moe_layer_start_index": (0, 1),
     "moe_layer_end_index": (0, 0), "moe_layer_interval": (1, 1), "mlp_layer_types": (["sparse"], ["dense"]),
 }  # fmt: skip
+EMBED_NORM = "embed_norm"  # of Inkling's decoder in older transformers; of its embedding in newer
 FULL = "full_attention"
 KINDS = {"mimo_v2_flash": "sliding_attention", "minimax_m3_vl_text": "minimax_m3_sparse"}  # of MTP layers
 COUNTS = ("num_mtp_layers", "num_nextn_predict_layers")  # what configs call the number of MTP layers
@@ -175,6 +176,8 @@ def _without_norm(module: Any, norm: str) -> tuple[nn.Module, nn.Module]:
     if norm == MIXER:
         as_one_stream(decoder)
     decoder.set_input_embeddings(nn.Identity())
+    if hasattr(decoder, EMBED_NORM):
+        setattr(decoder, EMBED_NORM, nn.Identity())
     return decoder, last
 
 
@@ -221,7 +224,8 @@ def _norm_name(code: Any, text: Any) -> str:
     with torch.device("meta"):
         whole = code(copy.deepcopy(text))
     decoder = whole.base_model
-    found = [name for name, part in decoder.named_children() if "norm" in name and getattr(part, "weight", None) is not None]
+    parts = [(name, part) for name, part in decoder.named_children() if name != EMBED_NORM]
+    found = [name for name, part in parts if "norm" in name and getattr(part, "weight", None) is not None]
     found = [MIXER] if hasattr(decoder, MIXER) else found
     if len(found) != 1 or not hasattr(decoder, "layers"):
         raise CapabilityError(f"MTP heads of {code.__name__} are not read: its final norm or its layers were not found")

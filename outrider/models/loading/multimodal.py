@@ -152,8 +152,7 @@ def _one_layer(decoder: Any) -> Iterator[None]:
 @torch.inference_mode()
 def _without_other_senses(module: Any) -> Any:
     """The model without vision towers, projectors and experts for pictures: parts that a pass over a text did not call."""
-    base = getattr(module, "model", module)
-    named = {name: part for name, part in base.named_modules() if any(True for _ in part.parameters())}
+    named = {name: part for name, part in module.named_modules() if any(True for _ in part.parameters())}
     called: set[str] = set()
     hooks = [part.register_forward_pre_hook(lambda *_, name=name: called.add(name)) for name, part in named.items()]
     try:
@@ -173,4 +172,5 @@ def _without_other_senses(module: Any) -> Any:
 
 def _may_be_left_out(name: str) -> bool:
     """Whether a part is one of the whole's own, or is named after another sense deeper within (ERNIE's experts for pictures)."""
+    name = name.removeprefix("model.")
     return bool(name) and ("." not in name or any(word in name.rpartition(".")[2] for word in SENSES))
