@@ -223,7 +223,9 @@ class Goodput:
     def _crowd(self, num_rows: int) -> Crowd:
         """Crowds that differ little are one. One that was never timed compares sizes as the nearest one does."""
         near = num_rows - num_rows % (1 << max(0, num_rows.bit_length() - 4))
-        crowd = self._crowds.setdefault(near, Crowd(LengthCosts(self.max_nodes), settled=max(1, self.max_nodes // 3)))
+        crowd = self._crowds.get(near)
+        if crowd is None:  # making one takes longer than a step's other arithmetic
+            crowd = self._crowds[near] = Crowd(LengthCosts(self.max_nodes), settled=max(1, self.max_nodes // 3))
         if not crowd.costs.times:
             timed = [rows for rows, other in self._crowds.items() if other.costs.times]
             nearest = min(timed, key=lambda rows: abs(rows - near), default=None)

@@ -10,7 +10,8 @@ from statistics import mean
 
 import pytest
 
-from outrider.draft_length import Goodput
+from outrider.draft_length import Goodput, goodput
+from outrider.draft_length.costs import LengthCosts
 from outrider.draft_length.goodput import MAX_PLAN, ObservedStep
 from outrider.draft_length.survival import Phase
 from outrider.types import VerdictLists
@@ -308,6 +309,14 @@ def test_a_crowd_never_seen_compares_sizes_as_the_nearest_one_does() -> None:
     Run(control).steps(World(0.5, linear(0.01)), 50)  # half of the nodes are kept
     assert [control.next_size(7, {Phase(): 1.0}, 7), control.settled(7)] == [0, 0]
     assert control.settled(1) > 2
+
+
+def test_costs_are_made_once_for_each_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making them takes as long as a tenth of a small model's step."""
+    made: list[int] = []
+    monkeypatch.setattr(goodput, "LengthCosts", lambda max_nodes: made.append(max_nodes) or LengthCosts(max_nodes))
+    chain().steps(World(0.5, linear(0.01)), 100)
+    assert made == [8]
 
 
 def test_a_tree_that_says_which_node_came_when_is_known_at_every_size() -> None:
