@@ -128,8 +128,7 @@ def folder() -> Path:
     return cache_folder() / "step-costs"
 
 
-BUDGET_S = 4.0  # of one start, for which somebody waits: the next start times what is missing
-BUDGET_ALONE_S = 2.0  # the same where there is no server that starts, only a user who waits
+BUDGET_S = 2.0  # of one start, for which somebody waits: the next start of a server times what is missing
 WARM_UP, REPEATS, REPEATS_ALONE = 2, 4, 30  # steps per number of rows; per size, in a crowd and of one row
 REPEATS_ON_CUDA = 12  # of one row: where its text outgrows a recording, steps are recorded anew and say little
 RECORDED = 2  # steps more of every size on CUDA: the first runs as it is, the second is recorded (`models/graphs.py`)
@@ -178,7 +177,7 @@ def calibrate_alone(built: Built, decoder: Decoder, parts: Parts, status: Say = 
         if drafter.learns:  # what it learned from this text is no user's
             drafter = parts.make_drafter(built.target, built.draft if parts.requirements.draft else None)
         trial = Decoder(decoder.target, drafter, decoder.verifier, control)
-        costs.add(1, _times(trial, built, None, 1, _sizes(goodput, 1), BUDGET_ALONE_S))
+        costs.add(1, _times(trial, built, None, 1, _sizes(goodput, 1), BUDGET_S))
     goodput.learn_costs(1, costs.seconds.get(1, {}))
 
 

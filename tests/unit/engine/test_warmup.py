@@ -134,7 +134,7 @@ def test_other_kernels_are_timed_anew(models: Models, monkeypatch: pytest.Monkey
 
 def test_a_second_start_takes_no_time(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one times every length; the second one reads the file and makes no step."""
-    monkeypatch.setattr(warmup, "BUDGET_ALONE_S", 600.0)  # on a busy machine the usual one is over before all lengths were
+    monkeypatch.setattr(warmup, "BUDGET_S", 600.0)  # on a busy machine the usual one is over before all lengths were
     lines: list[str] = []
     arguments = {"draft": str(models.draft), "num_draft_tokens": "auto:4"}
     first = LLM(str(models.target), status=lines.append, **arguments)  # type: ignore[arg-type]
