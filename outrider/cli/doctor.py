@@ -22,6 +22,7 @@ with deferred():
     from outrider.report.document import facts_table
     from outrider.runtime import library
 
+
 @with_groups
 def doctor(json: Json = False) -> int:
     """Say what this machine and installation can do, and what they cannot and why."""

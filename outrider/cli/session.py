@@ -18,6 +18,7 @@ from outrider.settings_file import read_settings
 with deferred():
     from outrider.llm import LLM
 
+
 def load_llm(target: str, options: ModelOptions, generation_config: str = "none") -> LLM:
     """The model, ready. Raises the library's errors as they are."""
     with progress(f"starting {target}") as status:
