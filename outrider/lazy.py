@@ -31,7 +31,7 @@ class Package:
             return importlib.import_module(f"{self._name}.{name}")
 
 
-class Part:
+class Deferred:
     """Stands for a function, class or module of a package until it is called or something of it is used."""
 
     def __init__(self, package: str, name: str) -> None:
@@ -50,13 +50,13 @@ class Part:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Inside, `from PACKAGE import NAME` imports nothing yet.
+    """Inside, `from PACKAGE import NAME` imports nothing yet, as `lazy from` of Python 3.15 (PEP 810) will.
 
     For functions, modules, and classes to be called; not for constants, nor for classes of `isinstance` and `except`.
     """
 
     def parts_of(package: str, _globals: Any, _locals: Any, names: tuple[str, ...], _level: int) -> SimpleNamespace:
-        return SimpleNamespace(**{name: Part(package, name) for name in names})
+        return SimpleNamespace(**{name: Deferred(package, name) for name in names})
 
     own, builtins.__import__ = builtins.__import__, parts_of  # type: ignore[assignment]
     try:

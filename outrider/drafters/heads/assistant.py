@@ -15,7 +15,7 @@ from outrider.drafters.heads.last_state import LastState
 from outrider.drafters.model.draft_tree import DraftModelSettings
 from outrider.drafters.requirements import Requirements, context_notes
 from outrider.errors import CapabilityError
-from outrider.models.heads.assistant import Assistant, Seen, load_assistant
+from outrider.models.heads.assistant import Assistant, Attended, load_assistant
 from outrider.models.lm import LM
 from outrider.rows import Rows
 from outrider.trees.plan import TreePlan
@@ -25,7 +25,7 @@ from outrider.types import Draft
 class _Passes:
     """`Guesses` of an assistant: a pass for every level, each token beside the state that its parent's pass gave."""
 
-    def __init__(self, assistant: Assistant, states: Tensor, seen: Seen, num_levels: int) -> None:
+    def __init__(self, assistant: Assistant, states: Tensor, seen: Attended, num_levels: int) -> None:
         self.num_levels = num_levels
         self._assistant, self._seen = assistant, seen
         self._states = states[:, None]  # (B, M, H) of the level's parents

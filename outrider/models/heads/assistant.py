@@ -76,7 +76,7 @@ def check_fits(folder: Path, target_config: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Attended:
     """What one draft attends to: by kind of attention, keys and values (B, KV heads, S, D), and which of them (B, 1, 1, S)."""
 
     shared: Mapping[str, tuple[Tensor, Tensor]]
@@ -94,7 +94,7 @@ class Assistant:
         self._window: int = text.sliding_window
         self.max_positions: int = text.max_position_embeddings
 
-    def look(self, lengths: Sequence[int]) -> Seen:
+    def look(self, lengths: Sequence[int]) -> Attended:
         """What rows see whose caches hold this many committed tokens."""
         kv, device = self._target.kv, self._target.device
         shared, masks = dict[str, tuple[Tensor, Tensor]](), dict[str, Tensor]()
@@ -108,9 +108,9 @@ class Assistant:
             masks[kind] = ((positions >= begins[:, None]) & (positions < ends[:, None]))[:, None, None]
             keys, values = (store[layer][: len(lengths), low:high].transpose(1, 2) for store in (kv.keys, kv.values))
             shared[kind] = keys, values
-        return Seen(shared, masks, torch.tensor(lengths, device=device)[:, None])
+        return Attended(shared, masks, torch.tensor(lengths, device=device)[:, None])
 
-    def step(self, tokens: Tensor, states: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
+    def step(self, tokens: Tensor, states: Tensor, seen: Attended) -> tuple[Tensor, Tensor]:
         """Logits (B, M, V) behind tokens (B, M) and states (B, M, H) of the target's width, and the states that follow."""
         module, width = self._module, tokens.shape[1]
         inputs = module.pre_projection(torch.cat([self._embedding(tokens).to(states.dtype), states], dim=-1))

@@ -7,34 +7,34 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 
-class Part(BaseModel):
+class Answer(BaseModel):
     """Base: nothing is answered that is not written here."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class ErrorDetail(Part):
+class ErrorDetail(Answer):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class ErrorAnswer(Part):
+class ErrorAnswer(Answer):
     error: ErrorDetail
 
 
-class AnthropicErrorDetail(Part):
+class AnthropicErrorDetail(Answer):
     type: str
     message: str
 
 
-class AnthropicError(Part):
+class AnthropicError(Answer):
     type: Literal["error"]
     error: AnthropicErrorDetail
 
 
-class TokenCount(Part):
+class TokenCount(Answer):
     input_tokens: int
 
 
@@ -42,11 +42,11 @@ class InputTokens(TokenCount):
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
-class PromptTokensDetails(Part):
+class PromptTokensDetails(Answer):
     cached_tokens: int
 
 
-class CompletionTokensDetails(Part):
+class CompletionTokensDetails(Answer):
     """Token counts of thoughts, where they are separated, and of requests with a prediction."""
 
     reasoning_tokens: int | None = None
@@ -54,7 +54,7 @@ class CompletionTokensDetails(Part):
     rejected_prediction_tokens: int | None = None
 
 
-class Usage(Part):
+class Usage(Answer):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -62,7 +62,7 @@ class Usage(Part):
     completion_tokens_details: CompletionTokensDetails | None = None
 
 
-class SpeculativeDecoding(Part):
+class SpeculativeDecoding(Answer):
     """vLLM's names."""
 
     mean_acceptance_length: float
@@ -74,7 +74,7 @@ class SpeculativeDecoding(Part):
     num_spec_tokens: int | None
 
 
-class Timing(Part):
+class Timing(Answer):
     queued_s: float
     prefill_s: float
     ttft_s: float
@@ -84,7 +84,7 @@ class Timing(Part):
     tokens_per_s: float | None
 
 
-class Metrics(Part):
+class Metrics(Answer):
     speculative_decoding: SpeculativeDecoding | None
     timing: Timing
     lossless: bool
@@ -94,7 +94,7 @@ class Metrics(Part):
     preemptions: int
 
 
-class Choice(Part):
+class Choice(Answer):
     """What choices of both endpoints share."""
 
     index: int
@@ -104,7 +104,7 @@ class Choice(Part):
     token_origins: list[tuple[str, Literal["accepted", "correction", "bonus", "plain"]]] | None = None
 
 
-class CompletionLogprobs(Part):
+class CompletionLogprobs(Answer):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
@@ -118,7 +118,7 @@ class CompletionChoice(Choice):
     prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
-class Head(Part):
+class Head(Answer):
     id: str
     created: int
     model: str
@@ -132,7 +132,7 @@ class CompletionAnswer(Head):
     choices: list[CompletionChoice]
 
 
-class LogprobEntry(Part):
+class LogprobEntry(Answer):
     token: str
     logprob: float
     bytes: list[int]
@@ -142,24 +142,24 @@ class TokenLogprob(LogprobEntry):
     top_logprobs: list[LogprobEntry]
 
 
-class ChatLogprobs(Part):
+class ChatLogprobs(Answer):
     content: list[TokenLogprob] | None
     refusal: None
 
 
-class CalledFunction(Part):
+class CalledFunction(Answer):
     name: str | None = None
     arguments: str | None = None
 
 
-class CalledTool(Part):
+class CalledTool(Answer):
     id: str | None = None
     type: Literal["function"] | None = None
     function: CalledFunction
     index: int | None = None
 
 
-class AnswerMessage(Part):
+class AnswerMessage(Answer):
     role: Literal["assistant"] | None = None
     content: str | None = None
     refusal: str | None = None
@@ -190,7 +190,7 @@ class ChatChunk(Head):
     prompt_token_ids: list[int] | None = None
 
 
-class ModelCard(Part):
+class ModelCard(Answer):
     """One model. What comes after `owned_by` is vLLM's and ours."""
 
     id: str
@@ -205,12 +205,12 @@ class ModelCard(Part):
     lossless: bool | None = None
 
 
-class ModelList(Part):
+class ModelList(Answer):
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
-class AnthropicModel(Part):
+class AnthropicModel(Answer):
     """One model, as Anthropic's clients read it."""
 
     id: str
@@ -221,7 +221,7 @@ class AnthropicModel(Part):
     max_input_tokens: int | None = None
 
 
-class AnthropicModels(Part):
+class AnthropicModels(Answer):
     """All of them on one page."""
 
     data: list[AnthropicModel]
@@ -230,14 +230,14 @@ class AnthropicModels(Part):
     has_more: Literal[False] = False
 
 
-class Health(Part):
+class Health(Answer):
     """`replicas`: by model, where answers come from other processes."""
 
     status: Literal["ok"] = "ok"
     replicas: dict[str, list[dict[str, Any]]] | None = None
 
 
-class Ready(Part):
+class Ready(Answer):
     """`self_tests`: by model, what was found when it was tried at the start."""
 
     status: Literal["ready"] = "ready"
@@ -245,5 +245,5 @@ class Ready(Part):
     replicas: dict[str, list[dict[str, Any]]] | None = None  # as in `Health`
 
 
-class Version(Part):
+class Version(Answer):
     version: str
