@@ -86,7 +86,10 @@ def choose_parts(
     drafter: str, drafter_options: dict[str, Any], verifier: str, verifier_options: dict[str, Any],
     num_draft_tokens: int | str | None, *, lossy: bool,
 ) -> Parts:  # fmt: skip
-    """Raises ConfigError for unknown names, options or values, CapabilityError where two parts do not fit."""
+    """Drafter, verifier and draft length by their names.
+
+    Raises ConfigError for unknown names, options or values, CapabilityError where two parts do not fit.
+    """
     drafter_class: type[Drafter] = DRAFTERS.load(drafter)
     settings = parse_settings(drafter_class.Settings, drafter_options, f"drafter '{drafter}'")
     requirements, is_verifier_named = drafter_class.requirements(settings), verifier != "auto"

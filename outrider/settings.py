@@ -73,7 +73,7 @@ def describe_settings(kind: type) -> dict[str, str]:
 
 
 def _convert(value: Any, wanted: Any) -> Any:
-    """Raises ValueError with what was expected in words."""
+    """A value of the setting's type from its text. Raises ValueError with what was expected in words."""
     if get_origin(wanted) in (Union, types.UnionType):
         return _first_that_fits(value, get_args(wanted))
     if get_origin(wanted) is Literal:
@@ -102,7 +102,7 @@ def _first_that_fits(value: Any, options: tuple[Any, ...]) -> Any:
 
 
 def to_bool(value: Any) -> bool:
-    """Raises ValueError for what is no word for true or false."""
+    """True or false from a word. Raises ValueError for what is no word for true or false."""
     text = str(value).lower()
     if text not in TRUE + FALSE:
         raise ValueError("true or false")

@@ -47,7 +47,7 @@ class SettingsFile:
 
 
 def read_settings(path: Path) -> SettingsFile:
-    """Raises ConfigError that says what is wrong with the file."""
+    """The settings in a file. Raises ConfigError that says what is wrong with the file."""
     content = read_json(path, f"settings file {path}")
     if isinstance(content, dict) and "schema_version" in content:
         raise ConfigError(f"{path} is a result: --settings takes the file that 'outrider tune' writes to --settings-out")

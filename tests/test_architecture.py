@@ -233,6 +233,19 @@ def test_public_functions_are_annotated() -> None:
     assert not bare
 
 
+def test_a_docstring_says_what_comes_back_before_what_is_raised() -> None:
+    """A function with a result whose docstring begins with its errors says nothing of what it is for."""
+    silent = [
+        f"{name_of(file)}:{function.lineno} {function.name}"
+        for file in FILES
+        for function in ast.walk(parsed(file))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        and function.returns is not None and ast.unparse(function.returns) != "None"
+        and (ast.get_docstring(function) or "").startswith("Raises")
+    ]  # fmt: skip
+    assert not silent
+
+
 NEEDS_ITS_NEIGHBOURS = re.compile(r"^(See the module|Of|The same|Where|Who|Whose|Whom|Those|That of|Likewise|As)\b")
 MAX_WORDS = 25
 PRIVATE_WORDS = re.compile(

@@ -58,7 +58,7 @@ class BenchOptions:
     max_other_cpu: float = option(0.1, ENOUGH, "Repeat a run while others used more than this share of the processors.")
 
     def plan(self, target: str, machine: MachineOptions, prompts: PromptOptions, answers: AnswerOptions) -> Plan:
-        """Raises ConfigError."""
+        """What the options ask to be measured. Raises ConfigError."""
         has_draft = machine.draft is not None or target == "demo"
         named = parse_configurations(self.drafters) if self.drafters else default_configurations(has_draft)
         if self.draft_endpoint is not None:

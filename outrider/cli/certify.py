@@ -47,7 +47,10 @@ class EvidenceOptions(PromptOptions):
     samples: int = option(4000, EVIDENCE, "Sampled continuations: more find smaller deviations.", min=1)
 
     def plan(self, sampling: CertifySampling, form: FormOptions) -> CertifyPlan:
-        """Raises ConfigError for sampling options out of range, and as `structured_outputs`."""
+        """What the options ask to be certified.
+
+        Raises ConfigError for sampling options out of range, and as `structured_outputs`.
+        """
         params = dataclasses.replace(sampling.params(), seed=None, structured_outputs=form.structured_outputs())
         return CertifyPlan(self.samples, params, sampling.seed)
 

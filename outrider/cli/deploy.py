@@ -96,7 +96,7 @@ def deploy(engine: Engine, settings: Settings, options: DeployOptions, out: Out 
 
 
 def _deployment(source: DraftSource, options: DeployOptions) -> Deployment:
-    """Raises ConfigError for values out of range."""
+    """The deployment that the options describe. Raises ConfigError for values out of range."""
     target = source.settings.target
     return Deployment(
         source=source, advice=_advice(source, options),

@@ -75,7 +75,7 @@ class EstimateOptions:
     max_draft_tokens: int | None = option(None, LENGTHS, "The longest one to try.", show_default="12")
 
     def known(self) -> Known | None:
-        """Raises ConfigError for what the file does not have."""
+        """What a stored result tells; None where no result is given. Raises ConfigError for what the file does not have."""
         if self.result is None:
             unused = [written(name) for name in ("configuration", "cell") if getattr(self, name) is not None]
             refuse_unused(unused, "without --result FILE")
@@ -110,7 +110,7 @@ class EstimateOptions:
         return self.alpha is not None or self.acceptance is not None
 
     def question(self, known: Known | None, remote: RemoteOptions) -> EstimateInput:
-        """For the library. Raises ConfigError for what cannot be read or changes nothing."""
+        """The estimate's input. Raises ConfigError for what cannot be read or changes nothing."""
         dtype = self.dtype or DEFAULT_DTYPE
         target, draft = self.model("target", dtype), self.model("draft", self.draft_dtype or dtype)
         if self.dtype is not None and target is None and draft is None:

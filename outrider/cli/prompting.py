@@ -87,7 +87,7 @@ class AnswerOptions:
         return self.params(temperatures[0])
 
     def params(self, temperature: float = 0.0) -> SamplingParams:
-        """Raises ConfigError for a value out of range."""
+        """The sampling options as parameters of a request. Raises ConfigError for a value out of range."""
         return SamplingParams(
             temperature=temperature, max_tokens=self.max_tokens, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
             ignore_eos=self.ignore_eos,
@@ -105,7 +105,7 @@ class ServerOptions:
     stall_timeout: float = option(300.0, SERVERS, "Seconds without a sign of life.")
 
     def load_options(self, sampling: SamplingParams) -> LoadOptions:
-        """Raises ConfigError."""
+        """How the options load a server. Raises ConfigError."""
         levels = tuple(numbers("--concurrency", self.concurrency, int))
         return LoadOptions(concurrency=levels, sampling=sampling, api=self.api, timeout_s=self.stall_timeout)
 

@@ -71,7 +71,7 @@ class ReplayOptions:
     seed: int = option(0, DRAFTERS, "Of the search and of order=shuffled.", min=0)
 
     def plan(self) -> ReplayPlan:
-        """Raises ConfigError and CapabilityError."""
+        """What the options ask to be replayed. Raises ConfigError and CapabilityError."""
         named = parse_configurations(self.drafters) if self.drafters else default_configurations()
         plan = ReplayPlan(
             tuple(named), sweep=self.sweep, trials=self.search, order=self.order, max_num_seqs=self.max_num_seqs, seed=self.seed,

@@ -112,7 +112,7 @@ class EngineOptions:
     )
 
     def served(self, target: str, model: ModelOptions, max_num_seqs: int, reasoning_parser: str = "auto") -> ServedModel:
-        """Raises ConfigError for values out of range."""
+        """How the options let a model be served. Raises ConfigError for values out of range."""
         engine = EngineSettings(
             max_num_seqs=max_num_seqs, max_queue=self.max_queue, prefix_share=self.prefix_share,
             kv_memory=None if self.kv_memory is None else memory("--kv-memory", self.kv_memory),

@@ -112,7 +112,7 @@ class CallOptions:
     tls_server_name: str | None = option(None, CALLING, "Name in their certificates, where it is not the address.")
 
     def security(self, token: str | None = None) -> ClientSecurity:
-        """Raises ConfigError for files that do not fit."""
+        """How calls are secured. Raises ConfigError for files that do not fit."""
         return ClientSecurity(
             ca=self.tls_ca, certificate=self.tls_cert, key=self.tls_key, token=token, server_name=self.tls_server_name
         )
@@ -156,7 +156,7 @@ class LimitOptions:
     idle_timeout: float = option(600.0, LIMITS, "Seconds after which a text that nobody asks about is forgotten.")
 
     def limits(self) -> DraftLimits:
-        """Raises ConfigError for what cannot be."""
+        """What a draft service lets its callers do. Raises ConfigError for what cannot be."""
         return DraftLimits(
             max_draft_tokens=self.max_draft_tokens, batch_size=self.batch_size, max_rows=self.max_rows,
             max_instances=self.max_instances, memory_bytes=memory("--memory", self.memory), idle_timeout_s=self.idle_timeout,
@@ -198,7 +198,7 @@ def draft(
 
 
 def _one(option_name: str, given: str | None, named: str) -> str:
-    """Raises ConfigError where two models were named for one place."""
+    """The one name that was given. Raises ConfigError where two models were named for one place."""
     if given not in (None, named):
         raise ConfigError(f"two models were named: {named} and {option_name} {given}; give one")
     return named
@@ -292,7 +292,7 @@ def coordinator(
 
 
 def _settings(replicas: ReplicaOptions, listen: ListenOptions, config: Path | None) -> CoordinatorSettings:
-    """Raises ConfigError, before anything is loaded."""
+    """A coordinator's settings, from options and a file. Raises ConfigError, before anything is loaded."""
     given = listen.given()
     if given.pop("self_test", None) is not None:
         raise ConfigError("--set self_test: a coordinator tries nothing at its start; the target services have that option")

@@ -38,7 +38,7 @@ def _order(class_path: ClassPath) -> list[ClassPath]:
 
 
 def _name(base: ast.expr) -> str:
-    """Raises KeyError for a base that is not written as a name."""
+    """The name that a base class is written as. Raises KeyError for a base that is not written as a name."""
     word = base.value if isinstance(base, ast.Subscript) else base
     if not isinstance(word, ast.Name):
         raise KeyError(ast.unparse(base))

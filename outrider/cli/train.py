@@ -74,7 +74,7 @@ class TextOptions:
     )
 
     def material(self, out: Path) -> TrainingData:
-        """Raises ConfigError."""
+        """The texts to train on. Raises ConfigError."""
         match = GENERATED.fullmatch(self.prompts or "")
         prompts = str(_generated(int(match[1]), out)) if match else self.prompts
         return TrainingData(
@@ -112,7 +112,7 @@ class ResponseOptions:
     max_num_seqs: int = option(8, SAMPLING, "Responses made at once.", min=1)
 
     def plan(self, seed: int) -> ResponsePlan:
-        """Raises ConfigError."""
+        """How the target's answers are made. Raises ConfigError."""
         return ResponsePlan(
             temperatures=tuple(numbers("--temperature", self.temperature, float)), samples=self.responses_per_prompt,
             max_tokens=self.max_tokens, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=seed,
@@ -155,7 +155,7 @@ class MeasuringOptions:
     measure_tokens: int = option(128, MEASURING, "Max tokens of an answer.", min=1)
 
     def plan(self, seed: int) -> MeasurePlan:
-        """Raises ConfigError."""
+        """How the trained drafter is measured. Raises ConfigError."""
         temperatures = tuple(numbers("--set measure_temperature", self.measure_temperature, float))
         return MeasurePlan(self.measure_limit, temperatures, self.measure_tokens, seed=seed)
 

@@ -80,7 +80,7 @@ class TuneOptions(AnswerOptions):
     temperature: float = option(0.0, SAMPLING, "0 is greedy.", min=0.0)  # type: ignore[assignment]
 
     def request(self, prompts: int, drafts: list[str]) -> TuneRequest:
-        """Raises ConfigError for values out of range."""
+        """What the options ask to be tuned. Raises ConfigError for values out of range."""
         loads = numbers("--batch-size", self.batch_size, int)
         if not loads:
             raise ConfigError("--batch-size takes at least one number of requests")

@@ -49,7 +49,7 @@ class Grammars:
         return compiled
 
     def _compile(self, library: Any, spec: Spec) -> Compiled:
-        """Raises RequestError."""
+        """The grammar that a request asks for, compiled. Raises RequestError."""
         text = _checked(library, spec, self._index)
         return Compiled(spec.name, lambda: library.LLMatcher(self._index, text, log_level=0))
 

@@ -87,7 +87,7 @@ class Comparison:
 
 
 def compare(old: Result, new: Result) -> Comparison:
-    """Raises ConfigError for results of two kinds, or without a number in common."""
+    """Two results side by side. Raises ConfigError for results of two kinds, or without a number in common."""
     if old.kind != new.kind:
         raise ConfigError(f"a result of '{old.kind}' cannot be compared with one of '{new.kind}': both must be of one kind")
     before, after = comparables(old), comparables(new)

@@ -217,5 +217,5 @@ class Runner:
 
 
 def _is_lossy(configuration: Configuration) -> bool:
-    """Raises ConfigError for a verifier that does not exist."""
+    """Whether a verifier changes the distribution. Raises ConfigError for a verifier that does not exist."""
     return configuration.verifier != "auto" and not VERIFIERS.load(configuration.verifier).lossless

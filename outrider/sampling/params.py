@@ -56,7 +56,7 @@ class SamplingParams:
     thinking: ThinkingMarks | None = None  # where thoughts stand: stop strings and grammars are about the answer behind them
 
     def __new__(cls, *_: Any, **named: Any) -> Self:
-        """Raises TypeError for an argument of another engine, with ours."""
+        """Checks the arguments' names. Raises TypeError for an argument of another engine, with ours."""
         check_arguments(cls, named)
         return super().__new__(cls)
 

@@ -34,7 +34,7 @@ class Tail:
     starts: bytes = b""
 
     def then(self, token: bytes, size: int) -> Tail:
-        """With one more token, cut to the last `size` bytes."""
+        """This tail with one more token, cut to the last `size` bytes."""
         starts = b"\x01" + bytes(len(token) - 1) if token else b""
         return Tail((self.text + token)[-size:], (self.starts + starts)[-size:])
 

@@ -68,7 +68,7 @@ class Served:
 
     @classmethod
     def of(cls, engine: Serves, created: int, reasoning_parser: str = AUTO) -> Served:
-        """Raises ConfigError for a parser that does not fit the model."""
+        """How a model is served. Raises ConfigError for a parser that does not fit the model."""
         texts = SharedTokenizer(engine.tokenizer, engine.name)
         grammars = Grammars(texts.tokenizer, engine.vocab_size, engine.eos_token_ids)
         return cls(engine, texts, grammars, created, Reasoning.of(texts, reasoning_parser))

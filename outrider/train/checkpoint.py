@@ -43,7 +43,7 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
-    """Raises CheckpointError when it is damaged."""
+    """A training checkpoint from its file. Raises CheckpointError when it is damaged."""
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:

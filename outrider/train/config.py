@@ -53,7 +53,7 @@ class TrainConfig:
         self.adam_betas()
 
     def adam_betas(self) -> tuple[float, float]:
-        """Raises ConfigError when they are no two numbers below 1."""
+        """AdamW's two betas. Raises ConfigError when they are no two numbers below 1."""
         try:
             first, second = (float(word) for word in self.betas.split(","))
         except ValueError as error:

@@ -106,7 +106,11 @@ class RecipeKind(Protocol):
 
     @classmethod
     def build(cls, setup: RecipeSetup) -> Recipe:
-        """Raises ConfigError or CapabilityError: settings that do not fit the target, a target without the needed features."""
+        """The recipe for a target.
+
+        Raises ConfigError or CapabilityError: settings that do not fit the target, a target without the needed
+        features.
+        """
 
 
 @runtime_checkable

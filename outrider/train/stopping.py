@@ -34,7 +34,7 @@ class Saving:
 
     @property
     def tau(self) -> float:
-        """With as many tokens drafted as by the fixed length."""
+        """Tokens per pass, with as many tokens drafted as by the fixed length."""
         return 1.0 + sum(self.survival)
 
 

@@ -185,7 +185,7 @@ class LookaheadDrafter(Drafter):
 
     @classmethod
     def build(cls, setup: DraftSetup) -> LookaheadDrafter:
-        """Raises ConfigError when nothing could ever be drafted."""
+        """The drafter of these settings. Raises ConfigError when nothing could ever be drafted."""
         settings: LookaheadSettings = setup.settings
         if setup.num_draft_tokens < settings.ngram - 2 and not settings.pool_from_text:
             raise ConfigError(

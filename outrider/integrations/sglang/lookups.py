@@ -87,7 +87,7 @@ class Lookups:
         return 0
 
     def load_external_corpus_named(self, corpus_id: str, chunks: Any) -> int:
-        """Raises CapabilityError: SGLang answers the request for it with that."""
+        """Refuses a corpus. Raises CapabilityError: SGLang answers the request for it with that."""
         raise CapabilityError(CORPORA)
 
     def commit_external_corpus_load(self, corpus_id: str, loaded_token_count: int) -> None:

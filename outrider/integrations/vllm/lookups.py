@@ -43,7 +43,11 @@ class LookupPlan:
 
     @classmethod
     def choose(cls, chosen: Chosen) -> LookupPlan:
-        """Raises ConfigError for unknown names and options, CapabilityError for a drafter that needs more than token ids."""
+        """The drafter that vLLM's settings name.
+
+        Raises ConfigError for unknown names and options, CapabilityError for a drafter that needs more than token
+        ids.
+        """
         name = chosen.drafter
         if name == "none":
             raise ConfigError("drafter 'none' drafts nothing: leave --speculative-config out instead")

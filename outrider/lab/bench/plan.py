@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def all_configurations(self) -> list[Configuration]:
-        """With the baselines, which come first."""
+        """All configurations, baselines first."""
         wanted = [one for one in self.configurations if not one.is_plain]
         baselines = [baseline_of(one) for one in wanted] or [Configuration()]
         everyone = [*sorted(baselines, key=lambda one: one.label), *wanted]

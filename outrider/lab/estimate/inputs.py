@@ -53,7 +53,10 @@ def longest(asked: EstimateInput) -> int:
 
 
 def acceptance_of(asked: EstimateInput, length: int) -> AssumedAcceptance:
-    """Raises ConfigError where there is none, two, or a value outside 0..1."""
+    """How far drafts survive, from whichever way it was given.
+
+    Raises ConfigError where there is none, two, or a value outside 0..1.
+    """
     if asked.alpha is not None and asked.acceptance is not None:
         raise ConfigError("--alpha and --acceptance both say how often draft tokens are accepted; give one of them")
     if asked.acceptance is not None:
@@ -94,7 +97,7 @@ def knows_kv(asked: EstimateInput) -> bool:
 
 
 def costs_of(asked: EstimateInput, length: int, load: DecodeLoad) -> Costs:
-    """Raises ConfigError where costs are missing, contradictory or unused."""
+    """What steps cost, from whichever way it was given. Raises ConfigError where costs are missing, contradictory or unused."""
     if asked.target is not None and asked.target.params_per_pass == 0:
         raise ConfigError("--target-params must be above 0")
     if asked.costs is not None:

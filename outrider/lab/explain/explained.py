@@ -153,7 +153,7 @@ class Explained:
         return max(LONGEST, self.length + BEYOND)
 
     def walks(self) -> list[TextWalk]:
-        """With the draft's own guesses or draws."""
+        """The texts step by step, with the draft's own guesses or draws."""
         return [walk_of(one.positions, self.mode, one.text.limit, self.stop) for one in self.texts]
 
 

@@ -49,7 +49,7 @@ class TextLM(LM):
     def forward(
         self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None, first_row: int = 0
     ) -> Tensor:
-        """Raises CapabilityError."""
+        """Refuses a pass: this target has no weights. Raises CapabilityError."""
         raise CapabilityError(NO_MODEL)
 
     def catch_up(self, rows: Sequence[Sequence[int]], read: Reader | None = None) -> None:

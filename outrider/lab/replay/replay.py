@@ -151,7 +151,9 @@ def replay(
     texts: Sequence[Text], configuration: Configuration, *, target: LoadedModel | None = None, order: Order = "logged",
     seed: int = 0, max_num_seqs: int = 1, progress: Progress = QUIET,
 ) -> Replay:  # fmt: skip
-    """Raises ConfigError and CapabilityError for what cannot be replayed, before the first text.
+    """Replays texts through one configuration.
+
+    Raises ConfigError and CapabilityError for what cannot be replayed, before the first text.
 
     `target`: `load_text_target`, for drafters that ask for a tokenizer or keep files per vocabulary.
     """

@@ -26,7 +26,11 @@ UNTITLED = "FastAPI"  # what FastAPI calls an API that was given no title
 
 
 async def discover(client: Client) -> ServerInfo:
-    """Raises ServerError when there is no server or it refuses, ConfigError when it does not have the model that was named."""
+    """What a server says of itself.
+
+    Raises ServerError when there is no server or it refuses, ConfigError when it does not have the model that was
+    named.
+    """
     models, owner, instead = await _models(client)
     model = _chosen(models, client.endpoint, instead)
     reading, reason = await read(client, model, owner)

@@ -221,7 +221,10 @@ class _Measuring:
                     return
 
     def results(self) -> list[ServerMeasurement]:
-        """Raises the first failure when there is nothing else to tell, or when a server refused everything."""
+        """The measurements of all servers.
+
+        Raises the first failure when there is nothing else to tell, or when a server refused everything.
+        """
         loads = [load for several in self.levels for load in several]
         failures = [*(one for load in loads for one in load.failures), *(load.cold for load in loads if load.cold)]
         if failures and not self.has_answers:

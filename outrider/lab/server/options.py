@@ -123,7 +123,7 @@ class LoadOptions:
         return engine in SALTED_ENGINES and SALT not in self.extra
 
     def salted(self, engine: str) -> LoadOptions:
-        """With a salt that no request had before, so that a level's prompts are not found in the cache of an earlier one."""
+        """These options with a salt that no request had before, so that no prompt is found in a cache."""
         if not self.is_salted(engine):
             return self
         return replace(self, extra={**self.extra, SALT: secrets.token_hex(8)})

@@ -159,7 +159,7 @@ def _own_weights(options: SpaceOptions) -> Iterator[Family]:
 
 
 def _when_named(names: Sequence[str], options: SpaceOptions) -> Iterator[Family]:
-    """With its own settings as they are; nothing for one that needs what is not there."""
+    """A family that the user named, with its own settings as they are; nothing for one that needs what is not there."""
     for name in names:
         if name in (PLAIN, "retrieval"):
             continue

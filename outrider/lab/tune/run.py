@@ -106,7 +106,7 @@ def run_tune(
 
 
 def choose_space(options: Options, request: TuneRequest, drafts: Drafts) -> list[Family]:
-    """Raises ConfigError when the user's wishes leave nothing, or leave out a head that was named."""
+    """The families to be tried. Raises ConfigError when the user's wishes leave nothing, or leave out a head that was named."""
     _check_wishes(request.drafters, drafts)
     wishes = SpaceOptions(
         has_draft=drafts.model is not None or options.target == DEMO, heads=drafts.heads, corpus=request.corpus,

@@ -120,7 +120,10 @@ class Tuner:
             self._progress.advance()
 
     def _probe_until(self, found: Findings, family: Family, until: float) -> Probe:
-        """Raises OutriderError where it cannot be run, or no time is left to begin with it."""
+        """A configuration measured until a time.
+
+        Raises OutriderError where it cannot be run, or no time is left to begin with it.
+        """
         if time.perf_counter() >= until:
             raise OutriderError("no time was left to probe it (--drafters NAME,... probes only some)")
         return self._probe(family, self._plan.batch_size, partial(self._is_enough, found, family, until))

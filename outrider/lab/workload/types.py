@@ -85,7 +85,7 @@ class BadLines:
                 self._kept.append(one)
 
     def lines_of(self, name: str | None) -> list[BadLine]:
-        """With the name of the part in front, in a mix: a number alone would not say in which file."""
+        """The bad lines, with the name of the part in front in a mix: a number alone would not say in which file."""
         return [line if name is None else replace(line, reason=f"{name}: {line.reason}") for line in self._kept]
 
     def message(self, name: str, num_good: int) -> str:

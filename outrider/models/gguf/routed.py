@@ -27,7 +27,7 @@ ROUTED = {
 
 
 def glm_moe(file: GgufFile) -> dict[str, Any]:
-    """GLM 4.5 and later, but for Flash."""
+    """Config values of GLM 4.5 to 4.7, Flash excepted. Raises CapabilityError for another function that chooses experts."""
     if file.of_model("expert_gating_func", SIGMOID) != SIGMOID:
         raise unknown_gate(file)
     norms = any(tensor.name == "blk.0.attn_q_norm.weight" for tensor in file.tensors)
@@ -38,7 +38,10 @@ def glm_moe(file: GgufFile) -> dict[str, Any]:
 
 
 def deepseek(file: GgufFile) -> dict[str, Any]:
-    """DeepSeek V2 and V3, GLM 4.7 Flash, Kimi: the gate says which. Files before 2025-04 name the sizes of whole heads."""
+    """Config values of DeepSeek V2 and V3, GLM 4.7 Flash and Kimi.
+
+    A bias of the gate tells V3 from V2. Files from before April 2025 name the sizes of whole heads.
+    """
     biased = any(".exp_probs_b." in tensor.name for tensor in file.tensors)
     if file.of_model("expert_gating_func", SIGMOID if biased else SOFTMAX) != (SIGMOID if biased else SOFTMAX):
         raise unknown_gate(file)
@@ -58,7 +61,10 @@ def deepseek(file: GgufFile) -> dict[str, Any]:
 
 
 def glm_sparse(file: GgufFile) -> dict[str, Any]:
-    """GLM-5, whose indexers pick the keys of each token; since 5.2 some layers share the choice of one before them."""
+    """Config values of GLM-5, whose indexers pick the keys of each token.
+
+    Since GLM-5.2 some layers share the choice of a layer before them.
+    """
     if file.of_model("expert_gating_func", SIGMOID) != SIGMOID:
         raise unknown_gate(file)
     count, shares = _num_layers(file), file.of_model("context_length") >= MILLION
@@ -74,12 +80,12 @@ def glm_sparse(file: GgufFile) -> dict[str, Any]:
 
 
 def deepseek_sparse(file: GgufFile) -> dict[str, Any]:
-    """DeepSeek V3.2: V3 with an indexer in each layer."""
+    """Config values of DeepSeek V3.2, which is V3 with an indexer in each layer."""
     return deepseek(file) | {"model_type": "deepseek_v32"}
 
 
 def ling(file: GgufFile) -> dict[str, Any]:
-    """Ling 2 and Ring 2, in the words of GLM 4.5; both have norms of queries and keys, and groups of experts."""
+    """Config values with which Ling 2 and Ring 2 run as GLM 4.5."""
     if file.of_model("expert_gating_func") != SIGMOID:
         raise unknown_gate(file)
     groups, used = GROUPS.get(file.of_model("expert_count"), (1, 1))
@@ -92,7 +98,10 @@ def ling(file: GgufFile) -> dict[str, Any]:
 
 
 def ling_lite(file: GgufFile) -> dict[str, Any]:
-    """Ling-lite and Ling-plus, in the words of ERNIE 4.5, whose experts' shares are always made to sum to one."""
+    """Config values with which Ling-lite and Ling-plus run as ERNIE 4.5.
+
+    Raises CapabilityError where the shares of the chosen experts are not made to sum to one, as ERNIE always does.
+    """
     if not file.of_model("expert_weights_norm") or file.of_model("expert_weights_scale", 1.0) != 1.0:
         raise CapabilityError(
             f"'{file.path}' scales the shares of its experts in a way that its architecture 'bailingmoe' is not known with. "
@@ -102,7 +111,7 @@ def ling_lite(file: GgufFile) -> dict[str, Any]:
 
 
 def ernie_moe(file: GgufFile) -> dict[str, Any]:
-    """ERNIE 4.5 with experts: which layers have them, and how many are shared, tell the tensors."""
+    """Config values of ERNIE 4.5 with experts. The tensors tell which layers have experts, and how many of them are shared."""
     rows = {tensor.name: tensor.shape[0] for tensor in file.tensors}
     routed = [int(name.split(".")[1]) for name in rows if name.endswith(".ffn_gate_inp.weight")]
     if not routed:
@@ -115,7 +124,7 @@ def ernie_moe(file: GgufFile) -> dict[str, Any]:
 
 
 def exaone_moe(file: GgufFile) -> dict[str, Any]:
-    """EXAONE with experts, most of whose layers have a window; the others rotate nothing."""
+    """Config values of EXAONE with experts. Most of its layers have a window; the others have no rotary positions."""
     if file.of_model("expert_gating_func") != SIGMOID:
         raise unknown_gate(file)
     count, dense = _num_layers(file), file.of_model("leading_dense_block_count", 0)
@@ -131,7 +140,7 @@ def exaone_moe(file: GgufFile) -> dict[str, Any]:
 
 
 def hunyuan(file: GgufFile) -> dict[str, Any]:
-    """Hunyuan 3: which layers have experts, and how many are shared, tell tensors and sizes."""
+    """Config values of Hunyuan 3. Tensors tell which layers have experts, and sizes how many experts are shared."""
     if file.of_model("expert_gating_func", SIGMOID) != SIGMOID or not file.of_model("expert_weights_norm", True):
         raise unknown_gate(file)
     size = file.of_model("expert_feed_forward_length")
@@ -142,7 +151,10 @@ def hunyuan(file: GgufFile) -> dict[str, Any]:
 
 
 def mimo(file: GgufFile) -> dict[str, Any]:
-    """MiMo-V2, whose layers with a window have twice the key heads; a window counts the token itself beside those before it."""
+    """Config values of MiMo-V2, whose layers with a window have twice as many key heads as the others.
+
+    The window of the file leaves out the token itself, which transformers' window counts.
+    """
     count, rotated, size = _num_layers(file), file.of_model("rope.dimension_count"), file.of_model("attention.key_length")
     kinds, kept = _kinds(file.of_model("attention.sliding_window_pattern")[:count]), file.of_model("attention.head_count_kv")
     full = kept[kinds.index(FULL)] if FULL in kinds else kept[0] // 2
@@ -182,7 +194,7 @@ def _kinds(slides: list[Any]) -> list[str]:
 
 
 def llama4(file: GgufFile) -> dict[str, Any]:
-    """Llama 4: that of 128 experts norms no queries and keys; models without chunks rotate every layer."""
+    """Config values of Llama 4. The one with 128 experts has no norms of queries and keys."""
     found: dict[str, Any] = {"use_qk_norm": file.of_model("expert_count") != UNNORMED}
     if file.of_model("attention.sliding_window") == 0:
         count = file.of_model("block_count")
@@ -191,6 +203,7 @@ def llama4(file: GgufFile) -> dict[str, Any]:
 
 
 def unknown_gate(file: GgufFile) -> CapabilityError:
+    """The error for a file whose experts are chosen by a function that its architecture does not have."""
     return CapabilityError(
         f"'{file.path}' chooses its experts by function {file.of_model('expert_gating_func')}, which its architecture "
         f"'{file.architecture}' is not known with. Use the original checkpoint: a folder with config.json and *.safetensors."

@@ -71,7 +71,7 @@ class ExitHead(nn.Module):
 
     @classmethod
     def load(cls, folder: Path) -> ExitHead:
-        """Raises CheckpointError: nothing there, another kind of head, a tensor that does not fit."""
+        """The head in a folder. Raises CheckpointError: nothing there, another kind of head, a tensor that does not fit."""
         try:
             found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             tensors = load_file(folder / "model.safetensors")

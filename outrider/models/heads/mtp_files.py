@@ -197,7 +197,7 @@ def _layer(files: MtpFiles, index: int, config: Any, dtype: torch.dtype, device:
 
 
 def _found(folder: Path, config: Any) -> MtpFiles:
-    """Raises CheckpointError, saying what was looked for, where there is no head."""
+    """The files of a head in a checkpoint. Raises CheckpointError, saying what was looked for, where there is no head."""
     num_layers = config.get_text_config().num_hidden_layers
     if what := _not_read(config.model_type):
         raise CapabilityError(f"'{folder}': MTP heads of {config.model_type} are not read, which have {what}. {INSTEAD}.")

@@ -329,7 +329,7 @@ def build_lm(
 
 
 def _on_our_cache(module: Any, name: str, dtype: torch.dtype, device: torch.device) -> LM:
-    """Raises OwnCacheNeededError where our cache cannot serve the model."""
+    """The model on our cache. Raises OwnCacheNeededError where our cache cannot serve the model."""
     config = module.config.get_text_config()
     layers = find_layers(module, config.num_hidden_layers)
     if len(windows := sorted({layer.window for layer in layers if layer.window})) > 1:

@@ -208,7 +208,7 @@ class RemoteEngine:
 
 
 def _object(text: str, name: str) -> dict[str, Any]:
-    """Raises ConfigError for what is no JSON object."""
+    """A JSON object. Raises ConfigError for what is no JSON object."""
     try:
         found = json.loads(text or "{}")
     except ValueError as error:

@@ -149,7 +149,7 @@ async def make_exchange(
 
 
 async def predicted_tokens(prediction: Prediction | None, served: Served) -> list[int] | None:
-    """Raises ApiError for more than an answer could have."""
+    """The tokens of a predicted output. Raises ApiError for more than an answer could have."""
     if prediction is None:
         return None
     tokens, context = await served.texts.encode(prediction.text, special=False), served.engine.context

@@ -23,7 +23,10 @@ SAMPLING = ("temperature", "top_p", "top_k", "seed", "priority", "stream")
 
 
 def chat_of(body: CountBody) -> ChatBody:
-    """Raises RequestError where the two together make no request."""
+    """The body of a chat completion that a body of /v1/messages means.
+
+    Raises RequestError where the two together make no request.
+    """
     messages = [*_system(body), *(message for turn in body.messages for message in _messages(turn))]
     fields: dict[str, Any] = {
         "model": body.model, "messages": messages, "tools": [_tool(tool) for tool in body.tools or []] or None,

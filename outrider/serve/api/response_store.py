@@ -48,7 +48,10 @@ class ResponseStore:
         self._held: WeakSet[Stored] = WeakSet()  # those, and forgotten ones that they went on from
 
     def find(self, name: str, *, to_go_on: bool = True) -> Stored:
-        """Raises ApiError for one that is not here, or not any more. `to_go_on`: a request names it as the one before."""
+        """A stored response.
+
+        Raises ApiError for one that is not here, or not any more. `to_go_on`: a request names it as the one before.
+        """
         if name not in self._kept:
             kept = f"the last {self._max_responses}" if self._max_responses else "none"
             if not to_go_on:

@@ -29,7 +29,7 @@ class SpeculationFields(Body):
     lossy: str | None = Field(None, description="A verifier that may change the text, where the operator allows it.")
 
     def merged(self, defaults: dict[str, Any]) -> Speculation:
-        """With a route's defaults for what the client left out. Raises ConfigError for a contradiction."""
+        """These wishes with a route's defaults for what the client left out. Raises ConfigError for a contradiction."""
         own = self.model_dump(exclude_none=True)
         if own.get("mode") == "off":
             defaults = {}
