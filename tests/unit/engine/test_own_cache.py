@@ -5,7 +5,9 @@ On the native runtime its states are in our cache, on torch's modules in transfo
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 from outrider.build import Options
+from outrider.drafters import composite as composite_drafter
 from outrider.engine.engine import make_engine
 from outrider.engine.request import EngineSettings
 from outrider.errors import CapabilityError
@@ -84,8 +87,12 @@ def test_a_prompt_seen_before_is_not_read_again(engine_of: MakeEngine, plain: LL
     assert engine.snapshot().prefix_pages > 0
 
 
-def test_a_draft_model_and_a_look_up_take_turns_in_one_batch(models: Models, plain: LLM) -> None:
+def test_a_draft_model_and_a_look_up_take_turns_in_one_batch(
+    models: Models, plain: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server's rows change their drafter as they do in the library: chains only, so states need not branch."""
+    clock = count()  # with a real one, a busy machine decides which part is worth its time
+    monkeypatch.setattr(composite_drafter, "time", SimpleNamespace(perf_counter=lambda: 0.001 * next(clock)))
     options = Options(
         target=str(models.target), draft=str(models.draft), drafter="composite", threads=1, runtime=plain.config["runtime"],
         drafter_options={"parts": "draft-model,ngram", "mode": "best"}, num_draft_tokens=4,
