@@ -53,8 +53,8 @@ def grow_trees(
     """
     program, num_rows, num_nodes = bound.executor.program, len(budgets), max(budgets)
     assert program.logits is not None
-    levels, max_fed = min(limits.max_depth, num_nodes), limits.max_fed(num_nodes)
-    max_tokens, max_columns = max(first.ids.shape[1], max_fed), min(limits.top_k, num_nodes)
+    levels, max_expanded = min(limits.max_depth, num_nodes), min(limits.top_k, num_nodes)
+    max_tokens = max(first.ids.shape[1], max_expanded)
     carried = torch.empty(num_rows, max_tokens, program.hidden_size, dtype=kv.dtype) if first.inputs else None
     asked, heat = torch.tensor(budgets), rows.soft_sampling.options[:, 0].contiguous()
     noise = noise_tables(rows, levels)
@@ -70,7 +70,7 @@ def grow_trees(
     )  # fmt: skip
     rotary = bound.rotary.up_to(int(first.positions.max()) + limits.max_depth)
     bases = torch.tensor(kv.bases) if kv.is_short else None
-    found = bound.executor.grow(first, kv.keys, kv.values, rotary, carried, struct, (max_tokens, max_columns), bases)
+    found = bound.executor.grow(first, kv.keys, kv.values, rotary, carried, struct, (max_tokens, max_expanded), bases)
     if not found:
         return None
     width = int(lengths.max())

@@ -150,7 +150,7 @@ class Executor:
         arena = self._arena  # of this pass, whatever a pass of another thread may need: their turns follow one another
         made = PassStruct(
             num_rows, num_tokens, keys[self._whole or 0].shape[1] if keys else 0, _address(ids), _address(positions),
-            _address(starts), _address(depths), _address(paths), *(ctypes.addressof(each) for each in lists), _address(moves),
+            _address(starts), _address(depths), _address(paths), 0, *(ctypes.addressof(each) for each in lists), _address(moves),
             num_records, ctypes.addressof(signal_table), _address(columns), num_columns, rows_differ, _address(bases),
             0 if bases is None else keys[self._short].shape[1], _address(logits), -(-arena.data_ptr() // 64) * 64,
         )  # fmt: skip

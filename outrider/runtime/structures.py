@@ -53,7 +53,9 @@ class ProgramStruct(ctypes.Structure):
 class PassStruct(ctypes.Structure):
     _fields_ = [
         *_numbers("rows tokens capacity"),
-        *_pointers("ids positions starts depths paths keys values tables inputs states records moves"),
+        *_pointers("ids positions starts depths paths"),
+        *_numbers("known"),
+        *_pointers("keys values tables inputs states records moves"),
         *_numbers("num_records"),
         *_pointers("signals columns"),
         *_numbers("num_columns rows_differ"),

@@ -281,7 +281,7 @@ struct Block {
       for (int64_t query = 0; query < count;) {  // each token's own path
         const int64_t t = token(query), next = std::min(count, (t + 1) * group() - first);
         const int64_t own = std::min(num_keys, start() + depth(t) + 1 - at);
-        const int32_t* path = pass.paths + (row * pass.tokens + t) * pass.tokens;
+        const int32_t* const path = pass.path(row, t);
         const auto place = [&](int64_t j) { return at + j < start() ? at + j : start() + path[at + j - start()]; };
         if (own > 0) range(at, own, place, query, next, state);
         query = next;
@@ -345,7 +345,7 @@ void run(const Op& op, const Pass& pass, const char* queries, const char* sinks,
   const int64_t all = pass.tokens * (op.heads / op.kv_heads), blocks = (all + QUERIES - 1) / QUERIES;
   const int64_t units = pass.rows * op.kv_heads * blocks, size = State::floats(op) * sizeof(float);
   int64_t longest = 0;
-  for (int64_t b = 0; b < pass.rows; ++b) longest = std::max(longest, pass.starts[b] + pass.tokens);
+  for (int64_t b = 0; b < pass.rows; ++b) longest = std::max(longest, pass.end(b));
   const int64_t spans = (longest + SPAN - 1) / SPAN;
   const auto block = [&](int64_t unit) {  // those of one row and block follow one another by KV head, as the cache does
     const int64_t b = unit / op.kv_heads / blocks, n = unit / op.kv_heads % blocks, begin = all * n / blocks;

@@ -158,7 +158,7 @@ class Execution {
       }
       case STORE: {
         void* const cache = (op.is_value ? pass_.values : pass_.keys)[op.layer];
-        const int64_t bytes = op.cols * width(op.in[0]), place = pass_.origin(op, b) + pass_.starts[b] + t;
+        const int64_t bytes = op.cols * width(op.in[0]), place = pass_.origin(op, b) + pass_.starts[b] + pass_.known + t;
         for (int64_t r = 0; r < op.rows; ++r)
           std::memcpy(static_cast<char*>(cache) + (place * op.rows + r) * bytes,
                       block(op.in[0], m) + (op.in[0].offset + r * op.in[0].row_step) * width(op.in[0]), bytes);

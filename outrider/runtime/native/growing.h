@@ -39,10 +39,9 @@ namespace growing {
 class Tree {
  public:
   std::vector<int64_t> tokens, parents, depths;
-  std::vector<int64_t> fed;         // nodes that passes were fed, in order
-  std::vector<int64_t> fed_at;      // of every node, its index among them; -1: it was not fed
+  std::vector<int64_t> fed_at;       // of every node, which of the tokens behind the first pass it was; -1: it was not fed
   std::vector<int64_t> frontier{0};  // outputs that get children
-  std::vector<char> features;       // of every fed node, what it was given
+  std::vector<char> features;        // of the nodes that are fed now, what they are given
   int64_t top_k;
 
   Tree(const Growing& g, int64_t budget)
@@ -73,14 +72,14 @@ class Tree {
     if (best_sum() - before < min_gain_) levels_left_ = 0;
   }
 
-  // The frontier's nodes are fed from now on
-  void feed(const Growing& g, const char* row_states, const char* pending_state) {
+  // The frontier's nodes are fed next, from token `known` on; what the pass before left of its own, from token `before` on, is in `states`
+  void feed(const Growing& g, int64_t known, int64_t before, const char* states, const char* pending_state) {
+    features.clear();
     for (const int64_t output : frontier) {
       const int64_t node = output - 1, parent = parents[node];
-      const char* const state = parent < 0 ? pending_state : row_states + fed_at[parent] * g.carried_bytes;
+      const char* const state = parent < 0 ? pending_state : states + (fed_at[parent] - before) * g.carried_bytes;
       if (g.carried) features.insert(features.end(), state, state + g.carried_bytes);
-      fed_at[node] = int64_t(fed.size());
-      fed.push_back(node);
+      fed_at[node] = known++;
     }
   }
 
@@ -113,33 +112,33 @@ class Tree {
   double min_gain_;
 };
 
-// The passes behind the first one feed every row's fed nodes anew, at depths and on paths of their own.
+// A pass behind the first one: every row's frontier, at depths and on paths of its own, behind `known` nodes that the cache holds.
 struct Feed {
   std::vector<int64_t> ids, positions, columns;
   std::vector<int32_t> depths, paths;
   std::vector<char> features;
 
-  void lay_out(const Growing& g, const std::vector<Tree>& trees, const std::vector<int64_t>& starts, int64_t T, int64_t K) {
+  void lay_out(const Growing& g, const std::vector<Tree>& trees, const std::vector<int64_t>& starts, int64_t known, int64_t T) {
     const int64_t B = int64_t(trees.size());
-    ids.assign(B * T, 0), positions.assign(B * T, 0), columns.assign(B * K, 0), depths.assign(B * T, 0), paths.assign(B * T * T, 0);
+    ids.assign(B * T, 0), positions.assign(B * T, 0), columns.assign(B * T, 0), depths.assign(B * T, 0);
+    paths.assign(B * T * (known + T), 0);
     features.assign(g.carried ? B * T * g.carried_bytes : 0, 0);
     for (int64_t b = 0; b < B; ++b) {
       const Tree& tree = trees[b];
       for (int64_t t = 0; t < T; ++t) {
         const int64_t m = b * T + t;
-        int32_t* const path = paths.data() + m * T;
+        int32_t* const path = paths.data() + m * (known + T);
         positions[m] = std::min(starts[b], g.last_position);
-        path[0] = int32_t(t);  // of what stands in for a node
-        if (t >= int64_t(tree.fed.size())) continue;
-        int64_t node = tree.fed[t];
+        path[0] = int32_t(known + t);  // of what stands in for a node
+        if (!tree.wants() || t >= int64_t(tree.frontier.size())) continue;
+        int64_t node = tree.frontier[t] - 1;
+        columns[m] = t;
         ids[m] = tree.tokens[node];
         depths[m] = int32_t(tree.depths[node]);
         positions[m] = std::min(starts[b] + depths[m], g.last_position);
         for (int64_t d = depths[m]; d >= 0; --d, node = tree.parents[node]) path[d] = int32_t(tree.fed_at[node]);
       }
-      std::copy(tree.features.begin(), tree.features.end(), features.begin() + b * T * g.carried_bytes);
-      if (!tree.wants()) continue;
-      for (int64_t c = 0; c < int64_t(tree.frontier.size()); ++c) columns[b * K + c] = tree.fed_at[tree.frontier[c] - 1];
+      if (tree.wants()) std::copy(tree.features.begin(), tree.features.end(), features.begin() + b * T * g.carried_bytes);
     }
   }
 };
@@ -208,21 +207,21 @@ bool run_trees(const Growing& g, const Pass& first, int64_t vocab, Pool& pool, c
         starts[b] += ends[b] + 1;
         if (g.carried) std::memcpy(pending.data() + b * g.carried_bytes, g.carried + (b * pass.tokens + ends[b]) * g.carried_bytes, g.carried_bytes);
       }
-    int64_t T = 0, widest = 0;
+    const int64_t known = level ? pass.known + pass.tokens : 0;
+    int64_t T = 0;
     for (int64_t b = 0; b < B; ++b) {
       Tree& tree = trees[b];
       if (tree.wants()) tree.add(ids.data() + b * K * g.top_k, shares.data() + b * K * g.top_k);
       if (tree.wants()) {
         const char* const states = level ? g.carried + b * pass.tokens * g.carried_bytes : nullptr;
-        tree.feed(g, states, pending.data() + b * g.carried_bytes);
-        widest = std::max(widest, int64_t(tree.frontier.size()));
+        tree.feed(g, known, pass.known, states, pending.data() + b * g.carried_bytes);
+        T = std::max(T, int64_t(tree.frontier.size()));
       }
-      T = std::max(T, int64_t(tree.fed.size()));
     }
-    if (!widest) break;
-    feed.lay_out(g, trees, starts, T, widest);
+    if (!T) break;
+    feed.lay_out(g, trees, starts, known, T);
     inputs[0] = feed.features.data();
-    pass.tokens = T, pass.num_columns = widest, pass.rows_differ = 1;
+    pass.tokens = T, pass.num_columns = T, pass.rows_differ = 1, pass.known = known;
     pass.ids = feed.ids.data(), pass.positions = feed.positions.data(), pass.starts = starts.data(), pass.columns = feed.columns.data();
     pass.depths = feed.depths.data(), pass.paths = feed.paths.data();
     if (g.carried) pass.inputs = inputs;

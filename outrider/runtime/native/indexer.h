@@ -63,7 +63,7 @@ struct Scoring {
     Number* const panel = reinterpret_cast<Number*>(at);
     float* const products = reinterpret_cast<float*>(at + packed);
     const Number* const keys = static_cast<const Number*>(pass.keys[op.layer]) + pass.origin(op, b) * op.size;
-    const int64_t start = pass.starts[b], longest = start + pass.tokens;
+    const int64_t start = pass.starts[b], longest = pass.end(b);
     const auto is_wanted = [&](int64_t t, int64_t from) { return num_seen(pass, b, t) > std::max(from, op.cols); };
     for (int64_t from = begin; from < std::min(begin + SPAN, longest); from += RANGE) {
       const bool is_shared = !pass.paths || from + RANGE <= start;
@@ -101,7 +101,7 @@ inline void choose(const float* scores, int64_t count, const Op& op, char* out) 
 
 template <typename Number>
 void run(const Op& op, const Pass& pass, const char* queries, const char* weights, char* out, Pool& pool, std::vector<char>& found) {
-  const int64_t longest = *std::max_element(pass.starts, pass.starts + pass.rows) + pass.tokens;
+  const int64_t longest = *std::max_element(pass.starts, pass.starts + pass.rows) + pass.known + pass.tokens;
   const int64_t spans = (longest + SPAN - 1) / SPAN, step = spans * SPAN, tokens = pass.rows * pass.tokens;
   float* scores = nullptr;
   if (longest > op.cols) {

@@ -83,7 +83,8 @@ struct Pass {
   int64_t rows, tokens, capacity;      // B, T, positions of a slot
   const int64_t *ids, *positions;      // (B, T)
   const int64_t* starts;               // (B,) positions in front of the pass
-  const int32_t *depths, *paths;       // (B, T), and (B, T, T): tokens on the way to each one; null: chains
+  const int32_t *depths, *paths;       // (B, T), and (B, T, known + T): tree tokens on the way to each one; null: chains
+  int64_t known;                       // tokens of each row's tree that the cache holds behind `starts`, in front of the pass's own
   void* const* keys;                   // of each layer
   void* const* values;
   const void* const* tables;           // rotary, by position
@@ -100,15 +101,19 @@ struct Pass {
   float* logits;                       // (B, K, V)
   char* arena;                         // of the body's values, then the head's, then what attention leaves
 
+  // The tokens of its tree on the way to a token
+  const int32_t* path(int64_t row, int64_t token) const { return paths + (row * tokens + token) * (known + tokens); }
+  // The place behind the last token of a row
+  int64_t end(int64_t row) const { return starts[row] + known + tokens; }
   // The token that a token of a tree follows; none where it follows what the cache holds
   int64_t parent(int64_t row, int64_t token) const {
     const int64_t m = row * tokens + token;
-    return depths[m] ? paths[m * tokens + depths[m] - 1] : -1;
+    return depths[m] ? path(row, token)[depths[m] - 1] : -1;
   }
   // Where a position on a token's own path lies in its slot
   int64_t place(int64_t row, int64_t token, int64_t position) const {
     const int64_t inside = position - starts[row];
-    return paths && inside >= 0 ? starts[row] + paths[(row * tokens + token) * tokens + inside] : position;
+    return paths && inside >= 0 ? starts[row] + path(row, token)[inside] : position;
   }
   // Where position 0 of a row lies in a layer, in positions; in front of a short slot, of which nobody reads
   int64_t origin(const Op& op, int64_t row) const {
