@@ -25,6 +25,7 @@ from outrider.train.recipe import FeatureBatch, LossReport
 from outrider.train.run import TrainSpec, own_device, run_training
 from outrider.train.texts import TrainingText
 from outrider.train.train_result import TrainResult
+from tests.unit.lab.test_claim import another_process_with
 from tests.unit.train.material import Interrupting, save_responses, spec_for
 
 
@@ -204,6 +205,15 @@ def test_a_resumed_run_must_be_the_same(tmp_path: Path) -> None:
     assert finished(replace(spec, resume=True, config=replace(spec.config, log_every=7))).steps == 6
     with pytest.raises(ConfigError, match="no run to resume"):
         run_training(replace(spec, out=tmp_path / "nothing", resume=True))
+
+
+def test_a_folder_in_which_another_process_trains(tmp_path: Path) -> None:
+    """Refused without a trace; the folder is free again afterwards."""
+    spec = spec_for(tmp_path)
+    with another_process_with(spec.out), pytest.raises(ConfigError, match=r"another run writes .*--out"):
+        run_training(spec)
+    assert not spec.out.exists()
+    assert finished(spec).steps == 6
 
 
 def test_a_damaged_checkpoint(tmp_path: Path) -> None:

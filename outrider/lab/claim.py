@@ -1,0 +1,31 @@
+"""A file or folder that one run at a time writes: two that share one would mix, or write twice, what they find."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from outrider.cache import cache_folder
+from outrider.errors import ConfigError
+from outrider.lazy import filelock
+
+log = logging.getLogger("outrider.lab")
+
+
+def claim(path: Path) -> Callable[[], None]:
+    """Make `path` this process's own until the function that this returns is called or dropped, or the process ends.
+
+    Raises ConfigError where another process has it. A machine on which no lock can be kept has none.
+    """
+    name = hashlib.blake2b(str(path.absolute()).encode(), digest_size=16).hexdigest()
+    lock = filelock.FileLock(cache_folder() / "locks" / f"{name}.lock", timeout=0, is_singleton=True)
+    try:
+        Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise ConfigError(f"another run writes {path}: wait for its end, or give this one another --out") from error
+    except OSError as error:
+        log.info("%s is not locked against other runs: %s", path, error)
+    return lambda: lock.release()
