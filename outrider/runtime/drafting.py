@@ -121,13 +121,14 @@ def first_pass(
 ) -> FirstPass:
     """The pass that feeds what each row's cache lacks, one token at least; the cache gets room for it and `num_behind` tokens
     more. `inputs` (B, T, size): of these tokens."""
-    width, starts = max(map(len, pending)), np.array(kv.lengths)
-    kv.reserve(len(pending), int(starts.max()) + width + num_behind)
+    width, lengths = max(map(len, pending)), kv.lengths
+    kv.reserve(len(pending), max(lengths) + width + num_behind)
     kv.make_room(0, len(pending), width + num_behind)
-    ids = torch.tensor([tokens + tokens[-1:] * (width - len(tokens)) for tokens in pending])
-    positions = np.minimum(starts[:, None] + np.arange(width), last_position)
-    columns = np.array([len(tokens) - 1 for tokens in pending])
-    return FirstPass(ids.clamp(max=vocab_size - 1), positions, starts, columns, inputs)
+    # Lists: an operation of torch or NumPy costs ten of these where a pass has driven everything out of the processor's caches.
+    known = [[min(token, vocab_size - 1) for token in tokens] for tokens in pending]
+    ids = torch.tensor([tokens + tokens[-1:] * (width - len(tokens)) for tokens in known])
+    positions = np.array([[min(place, last_position) for place in range(start, start + width)] for start in lengths])
+    return FirstPass(ids, positions, np.array(lengths), np.array([len(tokens) - 1 for tokens in pending]), inputs)
 
 
 def draft_chains(

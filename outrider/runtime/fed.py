@@ -106,6 +106,8 @@ class FedTrees:
 
 def _side_by_side(features: Sequence[Tensor]) -> Tensor:
     """(B, T, H) of each row's (k, H), zero behind."""
+    if len(features) == 1:
+        return features[0][None]
     return nn.utils.rnn.pad_sequence(list(features), batch_first=True)
 
 

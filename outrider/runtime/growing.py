@@ -68,12 +68,12 @@ def grow_trees(
         carried_bytes=0 if carried is None else carried.shape[2] * carried.itemsize, lengths=lengths.data_ptr(),
         tokens=tokens.data_ptr(), parents=parents.data_ptr(), fed=fed.data_ptr(),
     )  # fmt: skip
-    rotary = bound.rotary.up_to(int(first.positions.max()) + limits.max_depth)
+    rotary = bound.rotary.up_to(max(map(max, first.positions.tolist())) + limits.max_depth)
     bases = torch.tensor(kv.bases) if kv.is_short else None
     found = bound.executor.grow(first, kv.keys, kv.values, rotary, carried, struct, (max_tokens, max_expanded), bases)
     if not found:
         return None
-    width = int(lengths.max())
+    width = max(lengths.tolist())
     return GrownTrees(lengths, tokens[:, :width].contiguous(), parents[:, :width].contiguous(), fed.tolist())
 
 

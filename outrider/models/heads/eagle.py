@@ -207,7 +207,9 @@ class EagleHead(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.layers.parameters()).dtype
+        layer: Any = self.layers[0]
+        dtype: torch.dtype = layer.post_attention_layernorm.weight.dtype  # a norm's: linears may be packed
+        return dtype
 
     @property
     def layer_shapes(self) -> list[LayerShape]:

@@ -143,6 +143,8 @@ class HeadLM:
     def fused(self, joined: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The features (k, H) of the target's hidden states (k, F) side by side (`FedHead.join`), of several rows in one go."""
         sizes = [len(part) for part in joined]
+        if self.run is not None and len(joined) == 1:
+            return (self.run.fuse(joined[0]),)
         if self.run is not None:
             return self.run.fuse(torch.cat(list(joined))).split(sizes)
         table = F.pad(torch.cat(list(joined)), (0, 0, 0, max(0, 2 - sum(sizes))))  # a single position takes other kernels
