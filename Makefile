@@ -39,7 +39,7 @@ QUICK := tests/test_architecture.py tests/contract/test_drafters.py \
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
-demo: $(STAMP) ## answer a few problems with the embedded pair, then measure every drafter
+demo: $(STAMP) ## answer a few problems with the embedded pair, then measure nine drafters
 	@$(BIN)/outrider demo $(ARGS)
 
 quick: $(TOOLS) ## the core, and the contract with three drafters: less than a minute

@@ -215,6 +215,15 @@ def test_settings_of_drafters_are_described(name: str) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", sorted(set(pages_of_drafters().values())), ids=name_of)
+def test_settings_in_tables_exist(page: Path) -> None:
+    """A row of a table of settings names one that a drafter of that page has."""
+    known = {setting for name, where in pages_of_drafters().items() if where == page for setting in _settings(DRAFTERS, name)}
+    tables = re.findall(r"^\| setting \|.*\n\|[-|: ]+\n((?:\|.*\n)+)", text_of(page), re.MULTILINE)
+    named = {name for table in tables for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert not named - known
+
+
 @pytest.mark.parametrize("name", VERIFIERS.names())
 def test_verifiers_and_their_settings_are_described(name: str) -> None:
     pages = set((ROOT / "docs" / "algorithms").glob("*.md"))

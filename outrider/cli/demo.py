@@ -1,4 +1,4 @@
-"""`outrider demo`: the embedded pair answers a few problems, drafts marked, then every drafter is measured as `bench` does it."""
+"""`outrider demo`: the embedded pair answers a few problems, drafts marked, then `bench` measures nine drafters on others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CONFIGURATIONS = (
     "draft-model, draft-model k=auto, draft-model k=7 tree=best-first, ngram, suffix, recycling, lookahead, composite, medusa, "
     "eagle3 k=7, block k=7"
 )
-Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="torch's choice")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="as many as this process may use")]
 Runtime = Annotated[RuntimeName, typer.Option(help="How passes run; auto takes the fastest that this machine allows.")]
 Questions = Annotated[int, typer.Option(help="Problems answered before the table.", min=0, max=6)]
 Limit = Annotated[int, typer.Option(help="Held-out problems per round of the table; 0 skips it.", min=0)]
@@ -55,7 +55,7 @@ def demo(
     rounds: Rounds = 3,
     json: Json = False,
 ) -> int:
-    """Answer a few problems with the embedded model pair, then measure every drafter on it."""
+    """Answer a few problems with the embedded model pair, then measure nine drafters on it."""
     known = len(load_workload("demo").requests)
     if limit > known:
         raise ConfigError(f"there are {known} held-out problems, got --limit {limit}; --rounds measures them again")

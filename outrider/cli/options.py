@@ -103,7 +103,9 @@ class ModelOptions(MachineOptions):
         None, DRAFTING, "Options from a file of 'outrider tune'; options given here win.", metavar="FILE"
     )
     drafter: str = option(
-        "auto", DRAFTING, "Who drafts: see 'outrider ls drafters'. auto: what drafts with --draft, else ngram."
+        "auto", DRAFTING,
+        "Who drafts: see 'outrider ls drafters'. auto: what drafts with --draft, else the head in the target's checkpoint "
+        "(mtp, block), else ngram.",
     )
     num_draft_tokens: str | None = option(
         None, DRAFTING,

@@ -15,7 +15,7 @@ DRAFTERS = Registry(
         "early-exit": Entry(f"{MODEL}.early_exit:EarlyExitDrafter", "the target's own first layers, or all but a few"),
         "eagle": Entry(f"{HEADS}.eagle:EagleDrafter", "an EAGLE head: one layer that continues the target's last state"),
         "eagle3": Entry(f"{HEADS}.eagle:Eagle3Drafter", "an EAGLE-3 head: one layer on three of the target's states"),
-        "mtp": Entry(f"{HEADS}.mtp:MtpDrafter", "the multi-token-prediction head in the target's own checkpoint"),
+        "mtp": Entry(f"{HEADS}.mtp:MtpDrafter", "a multi-token-prediction head, most often in the target's own checkpoint"),
         "lookahead": Entry(f"{LOOKUP}.lookahead:LookaheadDrafter", "Jacobi guesses in the target's own passes"),
         "ngram-cache": Entry(f"{LOOKUP}.ngram_cache:NgramCacheDrafter", "what followed the same words in any text yet"),
         "recycling": Entry(f"{LOOKUP}.recycling:RecyclingDrafter", "the target's likeliest next tokens when last there"),

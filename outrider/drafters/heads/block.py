@@ -125,7 +125,7 @@ def confident_lengths(head: BlockHead, states: Tensor, pending: Tensor, tokens: 
 class BlockDrafter(Drafter):
     """Chains and trees from a block head."""
 
-    needs = "a block head (DFlash, DFlash2, DSpark) trained for the target (--draft FOLDER)"
+    needs = "a block head (DFlash, DFlash2, DSpark) trained for the target (--draft FOLDER or GGUF file)"
     requires = Requirements(head=True)
     trained = True
     shape = "chain or tree"

@@ -81,7 +81,7 @@ class EagleDrafter(FedTree):
 class Eagle3Drafter(EagleDrafter):
     """The registered "eagle3"."""
 
-    needs = "an EAGLE-3 head trained for the target (--draft FOLDER)"
+    needs = "an EAGLE-3 head trained for the target (--draft FOLDER or GGUF file)"
     kind: Kind = "eagle3"
 
 

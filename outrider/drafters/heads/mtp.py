@@ -52,7 +52,7 @@ class MtpSettings(DraftModelSettings):
 class MtpDrafter(FedTree):
     """The registered "mtp": chains unless the `tree` setting says otherwise."""
 
-    needs = "a target whose checkpoint has an MTP head"
+    needs = "a target whose checkpoint has an MTP head, or --draft FOLDER or GGUF file of one"
     requires = Requirements(head=True, head_in_target=True)
     Settings = MtpSettings
 

@@ -41,7 +41,7 @@ def test_ls_of_a_name_shows_its_settings(cli: Callable[..., Any]) -> None:
     assert "stop_below" in out
     assert "block verification" in out
     assert "suffix" not in out
-    assert "(--draft FOLDER)" in out, "piped, a table is as wide as it must be"
+    assert "(--draft FOLDER or GGUF file)" in out, "piped, a table is as wide as it must be"
     out = cli("ls", "typical").out
     assert "settings of verifier typical" in out
     assert "epsilon" in out
