@@ -125,7 +125,7 @@ def render(
         raise ConfigError(f"chat_template_kwargs cannot set {', '.join(taken)}: they are arguments of their own")
     for name in [*variables, *(["tools"] if tools else [])]:
         if not reads(template, name):
-            raise ConfigError(f"the chat template of '{model}' knows no '{name}'")
+            raise ConfigError(f"the chat template of '{model}' knows no '{name}': leave it out")
     begins = not continue_final_message if add_generation_prompt is None else add_generation_prompt
     try:
         encoded = tokenizer.apply_chat_template(

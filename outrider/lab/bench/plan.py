@@ -174,7 +174,7 @@ def runnable_cells(plan: Plan, material: Material) -> tuple[list[CellKey], list[
         if key not in able
     ]
     if not able:
-        raise ConfigError(f"{notes[0].removesuffix('; left out')}: raise --prompts, or take a smaller batch size")
+        raise ConfigError(f"{notes[0].removesuffix('; left out')}: raise --limit, or take a smaller --batch-size")
     return able, list(dict.fromkeys(notes))
 
 

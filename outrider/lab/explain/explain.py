@@ -53,7 +53,7 @@ def explain(
     _check_children(found)
     asked = questions(runner)
     if not asked:
-        raise ConfigError("there is no prompt to explain")
+        raise ConfigError("there is no prompt to explain: give one, or --prompts FILE")
     journal = Journal.open(journal_path, _identity(options, configuration, asked, params), resume=resume)
     stopped = False
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.gguf import library
-from outrider.models.gguf.header import Count, GgufFile
+from outrider.models.gguf.header import ORIGINAL, Count, GgufFile
 from outrider.models.gguf.routed import (
     ERNIE,
     ROUTED,
@@ -129,8 +129,7 @@ def _granite_hybrid(file: GgufFile) -> dict[str, Any]:
     """Granite 4's hybrids, with experts or without."""
     if file.of_model("rope.scaling.finetuned"):
         raise CapabilityError(
-            f"'{file.path}' is a hybrid with rotary positions (Bamba), which cannot be read from GGUF. "
-            "Use the original checkpoint: a folder with config.json and *.safetensors."
+            f"'{file.path}' is a hybrid with rotary positions (Bamba), which cannot be read from GGUF. {ORIGINAL}"
         )
     kept, inner = file.of_model("attention.head_count_kv"), file.of_model("ssm.inner_size")
     names = [tensor.name for tensor in file.tensors]
@@ -260,8 +259,7 @@ def _glm4(file: GgufFile) -> dict[str, Any]:
     """GLM-4; the text part of its vision models has its heads in another order."""
     if file.of_model("rope.dimension_sections"):
         raise CapabilityError(
-            f"'{file.path}' is the text part of a GLM-4 that sees, which cannot be read from GGUF. "
-            "Use the original checkpoint: a folder with config.json and *.safetensors."
+            f"'{file.path}' is the text part of a GLM-4 that sees, which cannot be read from GGUF. {ORIGINAL}"
         )
     return {}
 

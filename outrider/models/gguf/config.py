@@ -20,7 +20,7 @@ from outrider.errors import CapabilityError, CheckpointError
 from outrider.lazy import transformers
 from outrider.models.gguf import library
 from outrider.models.gguf.architectures import ARCHITECTURES, TOKENS, own_config
-from outrider.models.gguf.header import Count, GgufFile, long_list
+from outrider.models.gguf.header import ORIGINAL, Count, GgufFile, long_list
 
 if TYPE_CHECKING:
     from gguf import GGUFValueType
@@ -133,8 +133,7 @@ def _by_transformers(file: GgufFile) -> dict[str, Any]:
                 known = ", ".join(sorted(name for name in read if name not in ("general", "tokenizer")))
                 raise CapabilityError(
                     f"'{file.path}' is a model of architecture '{file.architecture}', which transformers does not read from GGUF "
-                    f"(it reads {known}; Outrider adds {', '.join(ARCHITECTURES)}). "
-                    "Use the original checkpoint: a folder with config.json and *.safetensors."
+                    f"(it reads {known}; Outrider adds {', '.join(ARCHITECTURES)}). {ORIGINAL}"
                 ) from error
             reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise CheckpointError(f"cannot read the config of '{file.path}': {reason}") from error
@@ -233,7 +232,7 @@ def _complete_heads(config: dict[str, Any], file: GgufFile) -> None:
     if file.architecture not in PARTLY_ROTATED:
         raise CapabilityError(
             f"'{file.path}' rotates {rotated} of the {size} numbers of a head, which transformers' {file.architecture} does not. "
-            "Use the original checkpoint: a folder with config.json and *.safetensors."
+            f"{ORIGINAL}"
         )
     config["partial_rotary_factor"] = rotated / size
 
@@ -275,8 +274,7 @@ def rope_scaling(file: GgufFile) -> dict[str, Any] | None:
         said = {name: value for name, value in found.items() if value is not None}
         return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **said}
     raise CapabilityError(
-        f"'{file.path}' scales its positions by '{kind}', which a GGUF file does not describe fully. "
-        "Use the original checkpoint: a folder with config.json and *.safetensors."
+        f"'{file.path}' scales its positions by '{kind}', which a GGUF file does not describe fully. {ORIGINAL}"
     )
 
 

@@ -31,6 +31,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_LIST = 4096  # entries of a list that is kept; of longer ones only the number is
 MAX_DIMENSIONS = 4
+ORIGINAL = "Use the original checkpoint: a folder with config.json and *.safetensors."  # the remedy in messages
 ALIGNMENT = 32  # of tensor data, where the file names none
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # value types
 STRING, LIST = 8, 9

@@ -24,7 +24,7 @@ from outrider.models.gguf import library
 from outrider.models.gguf.config import rope_factors
 from outrider.models.gguf.experts import OTHERS, SAME, Experts, experts_in
 from outrider.models.gguf.formats import FORMS
-from outrider.models.gguf.header import GgufFile, TensorInfo
+from outrider.models.gguf.header import ORIGINAL, GgufFile, TensorInfo
 from outrider.models.gguf.linear import (
     BlockEmbedding,
     BlockExperts,
@@ -82,7 +82,9 @@ def divide_frequencies(module: nn.Module, file: GgufFile) -> None:
         return
     parts: list[Any] = [part for part in module.modules() if isinstance(getattr(part, "inv_freq", None), Tensor)]
     if not parts or any(part.inv_freq.shape != factors.shape for part in parts):
-        raise CapabilityError(f"'{file.path}' scales its rotary frequencies (rope_freqs), which this architecture does not take.")
+        raise CapabilityError(
+            f"'{file.path}' scales its rotary frequencies (rope_freqs), which this architecture does not take. {ORIGINAL}"
+        )
     for part in parts:
         part.inv_freq.div_(factors)
         if isinstance(getattr(part, "original_inv_freq", None), Tensor):
@@ -131,14 +133,16 @@ class GgufLoading:
         if unknown:
             raise CapabilityError(
                 f"'{self.file.path}' has {len(unknown)} tensors that transformers' {type(self.module).__name__} has no place "
-                f"for, first '{unknown[0]}': it is another model than its architecture '{self.file.architecture}' says."
+                f"for, first '{unknown[0]}': it is another model than its architecture '{self.file.architecture}' says. "
+                f"{ORIGINAL}"
             )
         self._tie()
         self._correct_nothing()
         absent = sorted(name for name, parameter in self.module.named_parameters() if parameter.is_meta)
         if absent:
             raise CheckpointError(
-                f"'{self.file.path}' lacks {len(absent)} weights, first '{absent[0]}': incomplete, or of another architecture."
+                f"'{self.file.path}' lacks {len(absent)} weights, first '{absent[0]}': incomplete, or of another architecture. "
+                "Fetch it again, or convert the model again."
             )
 
     def _paths(self, processor: Any, others: Collection[str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.errors import CapabilityError, CheckpointError
-from outrider.models.gguf.header import GgufFile
+from outrider.models.gguf.header import ORIGINAL, GgufFile
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 SOFTMAX, SIGMOID = 1, 2  # functions that choose experts
@@ -105,7 +105,7 @@ def ling_lite(file: GgufFile) -> dict[str, Any]:
     if not file.of_model("expert_weights_norm") or file.of_model("expert_weights_scale", 1.0) != 1.0:
         raise CapabilityError(
             f"'{file.path}' scales the shares of its experts in a way that its architecture 'bailingmoe' is not known with. "
-            "Use the original checkpoint: a folder with config.json and *.safetensors."
+            f"{ORIGINAL}"
         )
     return ernie_moe(file)
 
@@ -161,7 +161,7 @@ def mimo(file: GgufFile) -> dict[str, Any]:
     if any(heads != full * (1 if kind == FULL else 2) for heads, kind in zip(kept, kinds, strict=False)):
         raise CapabilityError(
             f"'{file.path}' has {kept[:count]} key heads in its layers, and transformers' MiMo-V2 has twice as many where there "
-            "is a window. Use the original checkpoint: a folder with config.json and *.safetensors."
+            f"is a window. {ORIGINAL}"
         )
     bases = {FULL: "rope.freq_base", SLIDING: "rope.freq_base_swa"}
     return {
@@ -206,5 +206,5 @@ def unknown_gate(file: GgufFile) -> CapabilityError:
     """The error for a file whose experts are chosen by a function that its architecture does not have."""
     return CapabilityError(
         f"'{file.path}' chooses its experts by function {file.of_model('expert_gating_func')}, which its architecture "
-        f"'{file.architecture}' is not known with. Use the original checkpoint: a folder with config.json and *.safetensors."
+        f"'{file.architecture}' is not known with. {ORIGINAL}"
     )

@@ -194,7 +194,7 @@ def load_config(name: str, trust_remote_code: bool = False, revision: str | None
             f"no model folder at '{name}'.{near_path(path)} Give a folder with config.json, a .gguf file, a hub id, or 'demo'."
         )
     if looks_local and not (path / "config.json").exists():
-        raise CheckpointError(f"'{name}' has no config.json, so it is no transformers checkpoint.")
+        raise CheckpointError(f"'{name}' has no config.json, so it is no transformers checkpoint. Give a folder that has one.")
     offline = hub.only_cached(name)
     try:
         config = transformers.AutoConfig.from_pretrained(

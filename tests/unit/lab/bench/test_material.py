@@ -106,7 +106,7 @@ def test_tasks_with_too_few_prompts_for_a_batch_are_left_out_by_name() -> None:
     keys, notes = runnable_cells(plan(batch_sizes=(1, 2)), found)
     assert [(key.task, key.batch_size) for key in keys] == [("a", 1), ("a", 2), ("b", 1)]
     assert notes == ["b: 1 prompts are no batch of 2; left out"]
-    with pytest.raises(ConfigError, match="raise --prompts"):
+    with pytest.raises(ConfigError, match="raise --limit"):
         runnable_cells(plan(batch_sizes=(4,)), found)
 
 
