@@ -10,9 +10,10 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from outrider.errors import OutriderError
+from outrider.serve.api.sse import dumped
 from outrider.serve.departure import ClientLeftError
 from outrider.serve.errors import INVALID, SERVER, ApiError, as_api_error
 from outrider.serve.schema.base import describe
@@ -31,11 +32,11 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ClientLeftError, _left)
 
 
-def answer(error: ApiError, scope: MutableMapping[str, Any]) -> JSONResponse:
+def answer(error: ApiError, scope: MutableMapping[str, Any]) -> Response:
     """The refusal of the request in `scope`, in the shape that its clients read; the log finds the reason in the scope."""
     scope.setdefault("state", {})["reason"] = _reason(error)
     body = error.anthropic_body() if asks_as_anthropic(scope) else error.body()
-    return JSONResponse(body, error.status, headers=error.headers)
+    return Response(dumped(body), error.status, error.headers, media_type="application/json")
 
 
 def asks_as_anthropic(scope: MutableMapping[str, Any]) -> bool:

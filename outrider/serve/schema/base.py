@@ -24,8 +24,12 @@ LOOKED_AT = 16  # unknown names that are compared with what is missing: a body m
 
 
 def refusal(param: str, message: str) -> PydanticCustomError:
-    """To be raised by validators: `message` about field `param`."""
-    return PydanticCustomError("refused", "{message}", {"message": message, "param": param})
+    """To be raised by validators: `message` about field `param`. Half a surrogate pair in them is written as JSON escapes it."""
+    return PydanticCustomError("refused", "{message}", {"message": _encodable(message), "param": _encodable(param)})
+
+
+def _encodable(text: str) -> str:
+    return text if is_text(text) else text.encode(errors="backslashreplace").decode()  # pydantic encodes its errors
 
 
 @dataclass(frozen=True)

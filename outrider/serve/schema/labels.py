@@ -21,7 +21,7 @@ def _check(metadata: dict[str, Any]) -> dict[str, Any]:
         if len(name) > MAX_NAME:
             raise ValueError(f"should have names of at most {MAX_NAME} characters, not {len(name)}")
         if isinstance(value, str) and len(value) > MAX_VALUE:
-            raise ValueError(f"should have values of at most {MAX_VALUE} characters, not {len(value)} ('{name}')")
+            raise ValueError(f"should have values of at most {MAX_VALUE} characters, not {len(value)} ({name!r})")
     return metadata
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 from typing import Any
 
 import httpx2
@@ -244,6 +245,18 @@ def test_half_a_character_is_no_text() -> None:
     with serving(FakeEngine()) as client:
         error = error_of(client.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"}), 400)
     assert error["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("logit_bias", 1), ("chat_template_kwargs", 1), ("structured_outputs", 1), ("speculation", 1), ("metadata", "x" * 513)],
+)
+def test_half_a_character_in_a_name_is_refused_by_that_name(name: str, value: Any) -> None:
+    """The refusal names what was sent, and must be something that can be sent back."""
+    content = json.dumps(chat(**{name: {"\ud800": value}})).encode()
+    with serving(FakeEngine()) as client:
+        error = error_of(client.post(CHAT, content=content, headers={"Content-Type": "application/json"}), 400)
+    assert "\ud800" in error["message"].replace("\\ud800", "\ud800")
 
 
 def test_null_is_the_same_as_leaving_a_field_out() -> None:
