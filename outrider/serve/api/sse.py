@@ -22,6 +22,7 @@ from outrider.serve.errors import ApiError, as_api_error
 from outrider.wellformed import is_text
 
 log = logging.getLogger("outrider.serve")
+LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}  # for Python's splitlines, and so for httpx's iter_lines
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass events on as they come
 
 
@@ -86,7 +87,9 @@ class EventStream(Response):
 
 
 def dumped(content: Any) -> str:
-    """Compact JSON; raises ValueError for what is no number, which no client could read. Half a surrogate pair, which a client's
-    own metadata or tools may hold, is escaped as it was sent."""
+    """Compact JSON in one line; raises ValueError for what is no number, which no client could read. Half a surrogate pair, which
+    a client's own metadata or tools may hold, is escaped as it was sent."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text if is_text(text) else json.dumps(content, separators=(",", ":"), allow_nan=False)
+    if text.isascii():
+        return text
+    return text.translate(LINE_ENDS) if is_text(text) else json.dumps(content, separators=(",", ":"), allow_nan=False)

@@ -176,6 +176,16 @@ class TestStream:
         assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "timeout")
 
 
+def test_an_event_is_one_line_for_clients_that_split_as_python_does() -> None:
+    """httpx's `iter_lines` ends a line at these characters, too, and would cut an event in two."""
+    text = "a\u2028b\u2029c\x85d \u00e9"
+    with serving(FakeEngine(reply=text)) as client:
+        lines = client.post(URL, json=chat(stream=True)).text.splitlines()
+        whole = client.post(URL, json=chat()).json()["choices"][0]["message"]["content"]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line and not line.endswith("[DONE]")]
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == whole == text
+
+
 @pytest.mark.parametrize("role", ["user", "tool"])
 def test_template_that_raises_is_a_400(role: str) -> None:
     engine = FakeEngine()
