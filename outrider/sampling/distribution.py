@@ -89,7 +89,7 @@ class BatchSampling:
             greedy_rows=torch.tensor(greedy, dtype=torch.int64, device=device),
             sampled_rows=torch.tensor(sampled, dtype=torch.int64, device=device),
             warpers=Warpers.of([params[row] for row in sampled], vocab_size, device),
-            options=torch.tensor([_options(p) for p in params], dtype=torch.float64),
+            options=torch.tensor([_options(p, vocab_size) for p in params], dtype=torch.float64),
             constraints=tuple(constraints) if any(c is not None for c in constraints) else None,
         )
 
@@ -262,11 +262,11 @@ def _refuse(witness: Tensor, draft: Draft | None, first_node: int) -> Tensor:
     return broken
 
 
-def _options(params: SamplingParams) -> tuple[float, int, float, float]:
+def _options(params: SamplingParams, vocab_size: int) -> tuple[float, int, float, float]:
     # as `Warpers` has them
     if params.is_greedy:
         return 0.0, 0, 1.0, 0.0
-    return params.temperature, max(params.top_k, 0), params.top_p, params.min_p
+    return params.temperature, min(max(params.top_k, 0), vocab_size), params.top_p, params.min_p
 
 
 def _column(values: list[float], off: float, device: torch.device | str) -> Tensor | None:

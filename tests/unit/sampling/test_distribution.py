@@ -257,6 +257,13 @@ def test_ids_outside_the_vocabulary_are_refused(options: dict) -> None:
         BatchSampling.of([SamplingParams(**options)], 6)
 
 
+def test_a_top_k_that_no_number_of_the_batch_holds_keeps_the_whole_vocabulary() -> None:
+    """A client may send whole numbers of any size."""
+    logits = torch.randn(1, 1, 6)
+    huge, off = (BatchSampling.of([SamplingParams(temperature=1.0, top_k=k)], 6) for k in (10**400, 0))
+    assert torch.equal(distribution(logits, huge), distribution(logits, off))
+
+
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1.0, top_p=0.5, top_k=3)])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_broken_logits_are_refused_by_row_but_not_in_padding(params: SamplingParams, value: float) -> None:
