@@ -16,7 +16,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.engine.request import Listener, Request
+from outrider.engine.request import Listener, Request, Update
 from outrider.serve.observability.tracing import Tracing
 from outrider.serve.observability.traffic import TrafficLog
 from outrider.serve.observability.transcript import Decode, Transcript
@@ -117,10 +117,16 @@ class Traced:
         return getattr(self._engine, name)
 
     def submit(self, request: Request, listener: Listener) -> None:
-        """Raises what the engine raises."""
+        """Raises what the engine raises. One that ends before it is queued, as replicas may refuse it, leaves nothing behind."""
+
+        def listen(update: Update) -> None:
+            if update.finish is not None:
+                self._tracing.refused(request)
+            listener(update)
+
         self._tracing.arrived(request)
         try:
-            self._engine.submit(request, listener)
+            self._engine.submit(request, listen)
         except BaseException:
             self._tracing.refused(request)
             raise

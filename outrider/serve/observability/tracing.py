@@ -102,7 +102,7 @@ class Tracing:
             self._parents[request.id] = get_current()
 
     def refused(self, request: Request) -> None:
-        """The engine did not take it."""
+        """The engine did not take it, or is done with it."""
         self.parent_of(request)
 
     def parent_of(self, request: Request) -> Context | None:

@@ -192,6 +192,16 @@ def test_refused_request_leaves_nothing_behind(recorded: Recorded) -> None:
     assert recorded.tracing.parent_of(one) is None
 
 
+def test_request_that_ends_before_it_is_queued_leaves_nothing_behind(recorded: Recorded) -> None:
+    """Replicas refuse later than `submit`, and nobody observes the request then."""
+    fake, ended = FakeEngine(reply=RequestError("no such thing")), threading.Event()
+    one = request()
+    Traced(fake, recorded.tracing).submit(one, lambda update: ended.set())
+    assert ended.wait(10)
+    fake.stop()
+    assert recorded.tracing.parent_of(one) is None
+
+
 class _Collector(BaseHTTPRequestHandler):
     """Keeps what is posted."""
 
