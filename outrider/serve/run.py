@@ -39,6 +39,7 @@ HINTS = {
 }
 KEEP_ALIVE_S = 65  # longer than the idle time of common proxies
 LAST_WORDS_S = 5.0  # for connections whose requests were cut off
+LAST_TURN_S = 10.0  # for an engine whose requests are cut off; one that hangs would keep the process for ever
 Status = Callable[[str], None]
 Load = Callable[[ServerState, Monitoring, Status], Sequence[Serves]]
 
@@ -95,7 +96,7 @@ class Process(uvicorn.Server):
         try:
             super().run(sockets=[listener])
         finally:
-            self._stop_engines()
+            self._stop_engines(LAST_TURN_S if self.force_exit else None)
         if self._failure is not None:
             raise self._failure
 
@@ -146,14 +147,21 @@ class Process(uvicorn.Server):
         finished = [engine.drain(max(0.0, limit - time.monotonic())) for engine in self._engines]
         if not all(finished):
             log.warning("time is up: what still runs is cut off")
-            self._stop_engines()
+            self._stop_engines(LAST_TURN_S)
         self.should_exit = True
 
-    def _stop_engines(self) -> None:
-        """Once each: what still runs ends as "abort", and drafters save what they learned."""
+    def _stop_engines(self, timeout_s: float | None) -> None:
+        """Once each: what still runs ends as "abort", and drafters save what they learned. One that takes longer than `timeout_s`
+        is left behind."""
         engines, self._engines = self._engines, ()
-        for engine in engines:
-            engine.stop()
+        threads = [threading.Thread(target=engine.stop, name=f"stopping {engine.name}", daemon=True) for engine in engines]
+        for thread in threads:
+            thread.start()
+        limit = None if timeout_s is None else time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(None if limit is None else max(0.0, limit - time.monotonic()))
+            if thread.is_alive():
+                log.error("%s takes more than %g s: the process ends without it", thread.name, timeout_s)
 
 
 def listen(settings: ServerSettings) -> socket.socket:

@@ -29,6 +29,7 @@ from outrider.serve.observability.logs import Logging
 from outrider.serve.observability.metrics import ServerMetrics
 from outrider.serve.observability.metrics_families import PREFIX
 from outrider.serve.observability.monitoring import Monitoring
+from outrider.serve.run import LAST_TURN_S
 from outrider.serve.served import Serves
 from outrider.serve.settings import ServedModel
 
@@ -129,7 +130,9 @@ async def _run(
             await stopped
             await _drain(settings, service, server, loaded.engine)
         finally:
-            await asyncio.to_thread(loaded.engine.stop)
+            done, _ = await asyncio.wait({in_thread(loaded.engine.stop)}, timeout=LAST_TURN_S)
+            if not done:
+                log.error("stopping the engine takes more than %g s: the process ends without it", LAST_TURN_S)
             await service.close()
     finally:
         stopped.cancel()

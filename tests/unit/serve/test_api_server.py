@@ -24,6 +24,7 @@ from outrider.build import Options
 from outrider.engine.engine import make_engine
 from outrider.engine.request import EngineSettings
 from outrider.errors import ConfigError
+from outrider.serve import run
 from outrider.serve.app import make_app
 from outrider.serve.run import Process, listen
 from outrider.serve.served import ServerState
@@ -44,14 +45,14 @@ def process_of(load: Any, **settings: Any) -> Iterator[tuple[Process, str]]:
     process = Process(state, make_app(state), load)
     failures: list[BaseException] = []
 
-    def run() -> None:
+    def run_it() -> None:
         try:
             process.run()
         except BaseException as error:  # noqa: BLE001  looked at by the test
             failures.append(error)
 
     process.failures = failures
-    thread = threading.Thread(target=run)
+    process.thread = thread = threading.Thread(target=run_it)
     thread.start()
     try:
         yield process, f"http://127.0.0.1:{port}"
@@ -147,6 +148,27 @@ def test_what_does_not_finish_in_time_is_cut_off() -> None:
         asking.join(10)
     assert answers[0].status_code == 503
     assert answers[0].json()["error"]["code"] == "shutting_down"
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_an_engine_that_hangs_does_not_keep_the_process(signals: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that never returns cannot be ended: a supervisor would have to kill the process. Engines beside it still end."""
+    monkeypatch.setattr(run, "LAST_TURN_S", 0.3)
+    hung, other, free = FakeEngine(), FakeEngine(name="other"), threading.Event()
+    hung._alive.add("a request that never ends")
+    hung.stop = free.wait
+    try:
+        with process_of(lambda: [hung, other], drain_timeout_s=0.1 if signals == 1 else 60.0) as (process, url):
+            wait_for(f"{url}/ready")
+            for _ in range(signals):
+                process.handle_exit(signal.SIGTERM, None)
+            limit = time.monotonic() + 10
+            while process.thread.is_alive():
+                assert time.monotonic() < limit, "it waits for an engine that hangs"
+                time.sleep(0.01)
+    finally:
+        free.set()
+    assert other.stopped
 
 
 def test_failure_to_load_ends_the_process_with_its_error() -> None:
