@@ -84,6 +84,14 @@ def test_every_module_has_a_floor() -> None:
     assert {unit_of(file) for file in FILES} - {"__init__"} <= set(FLOORS)
 
 
+def test_the_page_of_the_architecture_names_the_floors() -> None:
+    """Whoever reads it looks for a module there."""
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) \| ([^|]+) \|", page, re.MULTILINE)
+    named = {unit: int(floor) for floor, units in rows for unit in re.findall(r"`(\w+)/?`", units)}
+    assert named == {unit: floor for unit, floor in FLOORS.items() if unit != "__main__"}
+
+
 def test_imports_are_absolute() -> None:
     """Relative imports would escape the floor test."""
     relative = [

@@ -17,6 +17,7 @@ import torch
 
 from outrider.build import Built
 from outrider.cache import cache_folder, keep_json, kept_json
+from outrider.models.gguf.header import read_gguf
 from outrider.models.lm import LM
 from outrider.models.loading.adapter import adapter_in
 from outrider.models.probes.probe import probe_tokens
@@ -48,13 +49,17 @@ def model_facts(built: Built) -> dict[str, str]:
 
 
 def weights_hash(name: str, config: Any) -> str:
-    """SHA-256 of the weight files of a folder, with those of its base where it holds an adapter; for a hub id its commit."""
+    """SHA-256 of the weight files of a folder, with those of its base where it holds an adapter, or of a GGUF file and its
+    shards; for a hub id its commit."""
     adapter = adapter_in(name)
     base = "" if adapter is None else weights_hash(adapter.base, config)
-    folder = Path(name)
-    if not folder.is_dir():
+    path = Path(name)
+    if path.is_file():
+        files = sorted(read_gguf(path).paths)
+    elif path.is_dir():
+        files = sorted({file for pattern in WEIGHTS for file in path.glob(pattern)})
+    else:
         return f"{name}@{getattr(config, '_commit_hash', None) or 'unknown'}"
-    files = sorted({file for pattern in WEIGHTS for file in folder.glob(pattern)})
     kept = cache_folder() / "weight-hashes" / "files.json"
     known = kept_json(kept) or {}
     hashes = [_file_hash(file, known) for file in files]
