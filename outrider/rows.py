@@ -158,6 +158,8 @@ class Rows:
         self.device = device
         self._coupled = coupled  # whether the decoder's own verifier is, for rows that name none
         self.coupled_rows: Tensor | None = None  # (B,) bool, None where no row is: see `coupled`
+        self.are_coupled: list[bool] = []  # the same on the host, also where no row is
+        self.racing_rows: list[int] = []  # coupled rows whose candidates noise ranks: greedy ones take the likeliest token anyway
         self.rows = PerRow[Row]()
         self.rng = KeyedStreams([], noise)
         self._sampling: BatchSampling | None = None
@@ -179,12 +181,6 @@ class Rows:
         """Whether all rows choose with keyed noise (drafter-invariant sampling), which their drafters then guess with;
         `coupled_rows` says which ones do. A drafter that looks at neither is right all the same, and accepted less."""
         return self._all_coupled
-
-    @property
-    def racing_rows(self) -> list[int]:
-        """Coupled rows whose candidates noise ranks: those that are sampled. Greedy rows take the likeliest token anyway."""
-        coupled = [] if self.coupled_rows is None else self.coupled_rows.nonzero()[:, 0].tolist()
-        return [row for row in coupled if not self.rows[row].params.is_greedy]
 
     @property
     def sampling(self) -> BatchSampling:
@@ -264,6 +260,8 @@ class Rows:
         coupled = [self._coupled if row.verifier is None else row.verifier.coupled for row in self.rows]
         self._all_coupled = all(coupled) if coupled else self._coupled
         self.coupled_rows = torch.tensor(coupled, device=self.device) if any(coupled) else None
+        self.are_coupled = coupled
+        self.racing_rows = [row for row, races in enumerate(coupled) if races and not params[row].is_greedy]
         if not any(p.needs_history for p in params):
             self.history = None
         elif self.history is None:

@@ -39,8 +39,7 @@ def row_trees(rows: Rows, budgets: Sequence[int], plan: TreePlan) -> list[RowTre
 
 def drawn_rows(rows: Rows, plan: TreePlan) -> list[bool]:
     """Per row, whether the nodes of its tree are drawn."""
-    raced = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
-    return [plan.samples(row.params) and not races for row, races in zip(rows, raced, strict=True)]
+    return [plan.samples(row.params) and not races for row, races in zip(rows, rows.are_coupled, strict=True)]
 
 
 def as_draft(growths: Sequence[Growth], chosen: Sequence[Sequence[int]], device: torch.device) -> Draft:

@@ -48,8 +48,7 @@ def bans_bite(rows: Rows, draft: Draft) -> bool:
 
 def _placed(rows: Rows) -> list[bool]:
     """Per row, whether its tokens are placed, not drawn."""
-    coupled = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
-    return [row.params.is_greedy or races for row, races in zip(rows, coupled, strict=True)]
+    return [row.params.is_greedy or races for row, races in zip(rows, rows.are_coupled, strict=True)]
 
 
 def _may_wait(row: Row, placed: bool) -> bool:

@@ -11,7 +11,7 @@ same bits whether it is alone, beside draft tokens, or beside other rows (probed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -55,6 +55,7 @@ class PassPlan:
     states: StatePass | None = None  # running states, of a model that has them
     parents: Tensor | None = None  # (B, T-1) as in `Draft`, of a tree over running states
     short: ShortSlots | None = None  # of layers with windows; None where they lie as the others do
+    starts: Sequence[int] | None = None  # (B,) positions in front of the pass, which the native runtime asks for
 
     @cached_property
     def mask(self) -> Tensor:

@@ -128,18 +128,22 @@ class LM:
         parts: list[Tensor] = []
         hidden: list[list[Tensor]] = []
         for start in range(0, num_rows, per_pass):
-            rows = slice(start, start + per_pass)
-            plan, positions = self._plan(tokens[rows], None if parents is None else parents[rows], first_row + start, reads=reads)
+            some, their_parents = tokens, parents
+            if per_pass < num_rows:
+                rows = slice(start, start + per_pass)
+                some, their_parents = tokens[rows], None if parents is None else parents[rows]
+            plan, positions = self._plan(some, their_parents, first_row + start, reads=reads)
             if self.capture:
-                logits, states = self.run.with_hidden(tokens[rows], positions, plan, columns, self.capture)
+                logits, states = self.run.with_hidden(some, positions, plan, columns, self.capture)
                 hidden.append(states)
             else:
-                logits = self.run(tokens[rows], positions, plan, columns)
+                logits = self.run(some, positions, plan, columns)
             parts.append(logits)
         self.hidden = {}
         if self.capture:
-            joined = (_joined(list(states))[:, :num_tokens] for states in zip(*hidden, strict=True))
-            self.hidden = dict(zip(self.capture, joined, strict=True))
+            joined = (_joined(list(states)) for states in zip(*hidden, strict=True))
+            cut = (states if width == num_tokens else states[:, :num_tokens] for states in joined)
+            self.hidden = dict(zip(self.capture, cut, strict=True))
         logits = _joined(parts)
         return logits[:, :num_tokens] if logits.shape[1] > num_tokens else logits
 

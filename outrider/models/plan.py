@@ -56,7 +56,8 @@ def plan_pass(
     indices = ((slots + starts)[:, None] + offsets).flatten()
     chain_keys = num_keys if parents is None else None
     whole = partial(mask, starts, num_keys, None)
-    return PassPlan(*_stores(kv, first_row), indices, whole, near, on_host, chain_keys, short=short), positions
+    stores = _stores(kv, first_row)
+    return PassPlan(*stores, indices, whole, near, on_host, chain_keys, short=short, starts=lengths), positions
 
 
 def _plan_one_chain(
@@ -68,7 +69,7 @@ def _plan_one_chain(
     indices = torch.arange(start, start + width, device=kv.device)  # its slot is the first of those the pass is given
     positions = indices if start + width <= last_position + 1 else indices.clamp(max=last_position)
     mask = partial(chain_mask, start, width, num_keys, kv.dtype, kv.device)
-    return PassPlan(*_stores(kv, first_row), indices, mask, chain_keys=num_keys), positions[None]
+    return PassPlan(*_stores(kv, first_row), indices, mask, chain_keys=num_keys, starts=[start]), positions[None]
 
 
 def _plan_trees(
@@ -80,11 +81,12 @@ def _plan_trees(
     """
     depths, sees = ancestors_on_host(parents)
     num_rows, width = depths.shape
-    starts = np.array(kv.lengths[first_row : first_row + num_rows])[:, None]
+    lengths = kv.lengths[first_row : first_row + num_rows]
+    starts = np.array(lengths)[:, None]
     indices = np.arange(num_rows)[:, None] * kv.capacity + starts + np.arange(width)
     positions = np.minimum(starts + depths, last_position)
-    mask = partial(tree_mask, starts[:, 0].tolist(), sees, num_keys, kv.dtype)
-    plan = PassPlan(*_stores(kv, first_row), torch.from_numpy(indices.ravel()), mask, sees=sees)
+    mask = partial(tree_mask, lengths, sees, num_keys, kv.dtype)
+    plan = PassPlan(*_stores(kv, first_row), torch.from_numpy(indices.ravel()), mask, sees=sees, starts=lengths)
     return plan, torch.from_numpy(positions)
 
 

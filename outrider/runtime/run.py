@@ -78,17 +78,11 @@ class Executor:
         call = self.call(
             num_rows, num_tokens, len(columns), keys=plan.keys, values=plan.values, tables=tables, inputs=inputs,
             signals=[hidden.get(layer) for layer in self.program.signals], ids=ids.contiguous(), positions=positions.contiguous(),
-            starts=self._starts(plan, num_rows), columns=columns.contiguous(), logits=logits, sees=plan.sees,
+            starts=np.array(plan.starts), columns=columns.contiguous(), logits=logits, sees=plan.sees,
             state_pass=plan.states, bases=None if plan.short is None else plan.short.bases,
         )  # fmt: skip
         self.make(call)
         return logits, [hidden[layer] for layer in layers]
-
-    def _starts(self, plan: PassPlan, num_rows: int) -> np.ndarray:
-        """Positions in front of a pass: it lies behind its row's prefix."""
-        if plan.short is None or self._whole is not None:
-            return plan.indices.view(num_rows, -1)[:, 0].numpy() % plan.keys[self._whole or 0].shape[1]
-        return plan.short.indices.view(num_rows, -1)[:, 0].numpy() % plan.keys[self._short].shape[1] + plan.short.bases.numpy()
 
     def draft(
         self, first: FirstPass, keys: Sequence[Tensor], values: Sequence[Tensor], tables: Sequence[Tensor],

@@ -112,7 +112,7 @@ class RemoteDrafter(Drafter):
     def propose(self, rows: Rows, gamma: list[int]) -> Draft:
         began = time.perf_counter()
         self._vocab_size = rows.vocab_size
-        coupled = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
+        coupled = rows.are_coupled
         self._read(self._box.take())
         all_wanted = [min(count, self._max_nodes(row)) for count, row in zip(gamma, rows, strict=True)]
         if any(gamma):
@@ -144,7 +144,7 @@ class RemoteDrafter(Drafter):
         if self._proposed_s is not None:
             self._patience.passes.add(time.perf_counter() - self._proposed_s)
             self._proposed_s = None
-        coupled = [False] * len(rows) if rows.coupled_rows is None else rows.coupled_rows.tolist()
+        coupled = rows.are_coupled
         self._read(self._box.take())
         asking = []
         for text, row, races in zip(self._texts, rows, coupled, strict=True):
