@@ -42,7 +42,8 @@ LIMITS = "Limits"
 Drafting = Annotated[
     str | None,
     typer.Argument(
-        help="The model that drafts: 'demo', a local folder, a .gguf file, or a hub id. For a look-up drafter: the target, as --model.",
+        help="The model that drafts: 'demo', a local folder, a .gguf file, or a hub id. For a look-up drafter: the target, as "
+        "--model.",
         envvar="MODEL", show_default=False, metavar="[MODEL]",
     ),
 ]  # fmt: skip
@@ -50,7 +51,9 @@ DRAFT_VARIABLE = "DRAFT_ENDPOINT"
 SPARE_CALLS = 64  # beside requests: those that watch, shake hands, or are refused
 Target = Annotated[
     str | None,
-    typer.Argument(help="'demo', a local folder, a .gguf file, or a hub id.", envvar="MODEL", show_default=False, metavar="[MODEL]"),
+    typer.Argument(
+        help="'demo', a local folder, a .gguf file, or a hub id.", envvar="MODEL", show_default=False, metavar="[MODEL]"
+    ),
 ]
 REPLICAS = "Replicas"
 STEPS_ARE_THERE = (
@@ -232,7 +235,7 @@ def target(
     Environment: MODEL, BATCH_SIZE, MAX_DRAFT_TOKENS (--num-draft-tokens), DRAFT_ENDPOINT, OUTRIDER_SERVICE_TOKEN.
     """
     if target is None:
-        raise ConfigError("name a model to run ('demo', a folder, a .gguf file or a hub id), or set the environment variable MODEL")
+        raise ConfigError("name a model to run ('demo', a folder, a .gguf file or a hub id), or set the variable MODEL")
     if model.num_draft_tokens is None and (max_tokens := os.environ.get("MAX_DRAFT_TOKENS")):
         model = dataclasses.replace(model, num_draft_tokens=max_tokens)
     if model.draft_endpoint is None and (address := os.environ.get(DRAFT_VARIABLE)):

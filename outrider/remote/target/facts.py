@@ -49,8 +49,8 @@ def model_facts(built: Built) -> dict[str, str]:
 
 
 def weights_hash(name: str, config: Any) -> str:
-    """SHA-256 of the weight files of a folder, with those of its base where it holds an adapter, or of a GGUF file and its
-    shards; for a hub id its commit."""
+    """SHA-256 of a folder's weight files, or of a GGUF file and its shards; for a hub id its commit. An adapter's has that of its
+    base."""
     adapter = adapter_in(name)
     base = "" if adapter is None else weights_hash(adapter.base, config)
     path = Path(name)

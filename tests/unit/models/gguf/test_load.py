@@ -498,7 +498,10 @@ def test_formats_that_no_kernel_has_are_widened_and_reported(tmp_path: Path) -> 
     [
         ({"changes": {"general.architecture": "rwkv6"}}, "architecture 'rwkv6', which transformers does not read from GGUF"),
         ({"leave_out": ("blk.1.ffn_up.weight",)}, "lacks 1 weights, first 'model.layers.1.mlp.up_proj.weight'.* Fetch it again"),
-        ({"tensors": {"blk.0.attn_q_norm.weight": np.ones(16)}}, "no place for, first 'blk.0.attn_q_norm.weight'.* Use the original checkpoint"),
+        (
+            {"tensors": {"blk.0.attn_q_norm.weight": np.ones(16)}},
+            "no place for, first 'blk.0.attn_q_norm.weight'.* Use the original checkpoint",
+        ),
         ({"changes": {"llama.feed_forward_length": 128}}, r"has shape \(.*96.*\), by its metadata it should have \(.*128.*\)"),
         ({"changes": {"llama.rope.scaling.type": "su", "llama.rope.scaling.factor": 4.0}}, "scales its positions by 'su'"),
         ({"changes": {"llama.rope.dimension_count": 8, "llama.attention.key_length": 16}}, "rotates 8 of the 16 numbers"),
