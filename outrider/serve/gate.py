@@ -57,7 +57,7 @@ class Gate:
         except ApiError as error:
             await answer(error, scope)(scope, receive, counting)
         except Exception:
-            log.exception("%s %s failed", scope["method"], scope["path"])
+            log.exception("%s %s failed", scope["method"], scope["path"], extra=request_ids.current())
             if not counting.begun:
                 await answer(FAILED, scope)(scope, receive, counting)
 

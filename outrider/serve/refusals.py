@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from outrider.errors import OutriderError
+from outrider.serve import request_ids
 from outrider.serve.api.sse import dumped
 from outrider.serve.departure import ClientLeftError
 from outrider.serve.errors import INVALID, SERVER, ApiError, as_api_error
@@ -59,7 +60,7 @@ async def _ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, OutriderError)
     refusal = as_api_error(error)
     if refusal.status >= 500 and refusal.status != 503:
-        log.error("%s %s failed: %s", request.method, request.url.path, refusal)
+        log.error("%s %s failed: %s", request.method, request.url.path, refusal, extra=request_ids.current())
     return answer(refusal, request.scope)
 
 

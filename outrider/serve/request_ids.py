@@ -29,6 +29,11 @@ def begin(scope: MutableMapping[str, Any]) -> str:
     return identity
 
 
+def current() -> dict[str, str]:
+    """The id of the request being answered, as a field of a log line."""
+    return {"request_id": _current.get(("", True))[0]}
+
+
 def fresh() -> str:
     """What ids of answers to the current request end with: nobody else's."""
     identity, is_given = _current.get(("", True))

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from outrider.errors import OutriderError
+from outrider.serve import request_ids
 from outrider.serve.departure import ClientLeftError, unless_gone
 from outrider.serve.errors import ApiError, as_api_error
 from outrider.wellformed import is_text
@@ -77,7 +78,7 @@ class EventStream(Response):
         except OSError:  # the connection, in servers that say so
             raise
         except Exception:
-            log.exception("a stream failed")
+            log.exception("a stream failed", extra=request_ids.current())
             failure = ApiError("the server failed while it answered; its log says more", status=500, kind="server_error")
             await event(self._framing.error(failure))
         finally:

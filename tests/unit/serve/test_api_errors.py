@@ -10,6 +10,8 @@ import httpx2
 import pytest
 from pydantic import ValidationError
 
+from outrider.errors import OutriderError
+from outrider.serve.api.chat import ChatChoiceWriter
 from outrider.serve.schema.anthropic import MessagesBody
 from outrider.serve.schema.base import Body
 from outrider.serve.schema.chat import ChatBody
@@ -368,7 +370,9 @@ def test_a_queue_that_fills_meanwhile_is_a_429_with_retry_after() -> None:
         assert len(engine.cancelled) > 0, "answers that were accepted before the refusal must not go on"
 
 
-def test_a_bug_is_a_500_and_the_server_goes_on() -> None:
+def test_a_bug_is_a_500_and_the_server_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """The line with its traceback has the id that the client was given."""
+
     def broken(request: Any) -> str:
         raise AssertionError
 
@@ -376,10 +380,29 @@ def test_a_bug_is_a_500_and_the_server_goes_on() -> None:
         served = client.state.models["fake"]
         served.engine.submit = broken
         for stream in (False, True):
-            error = error_of(client.post(CHAT, json=chat(stream=stream)), 500)
+            answer = client.post(CHAT, json=chat(stream=stream))
+            error = error_of(answer, 500)
             assert error["type"] == "server_error"
             assert "Assertion" not in error["message"]
+            assert caplog.records[-1].request_id == answer.headers["x-request-id"]
         assert client.get("/health").status_code == 200
+
+
+def test_what_goes_wrong_in_an_answer_is_logged_with_its_request(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise nobody can tell which of the lines of a busy server belongs to the client that complains."""
+    with serving(FakeEngine(reply=OutriderError("it failed"))) as client:
+        answer = client.post(CHAT, json=chat())
+        assert error_of(answer, 500)["message"] == "it failed"
+        assert [record.request_id for record in caplog.records] == [answer.headers["x-request-id"]]
+        caplog.clear()
+        client.state.models["fake"].engine.reply = "Hello"
+        monkeypatch.setattr(ChatChoiceWriter, "deltas", None)
+        answer = client.post(CHAT, json=chat(stream=True))
+        assert "its log says more" in answer.text
+        [line] = [record for record in caplog.records if record.getMessage() == "a stream failed"]
+        assert line.request_id == answer.headers["x-request-id"]
 
 
 class TestGate:
