@@ -57,7 +57,8 @@ class EngineLoop:
                     self._scheduler.reset()
                     self._end_all(error)
         except BaseException as error:
-            mailbox.failed = f"{type(error).__name__}: {error}"
+            with mailbox.lock:  # a request that is being submitted is in, and ends with the others, or is refused
+                mailbox.failed = f"{type(error).__name__}: {error}"
             log.exception("the engine's thread died")
             raise
         finally:
@@ -91,27 +92,24 @@ class EngineLoop:
         for active in [active for active in self._mailbox if active.is_late(now)]:
             self._end(active, "timeout")
         self._scheduler.admit()
-        self._read_prompts()
+        self._read_prompt()
         if len(self._scheduler.batch):
             self._scheduler.preempt_to_fit()
             self._account(self._scheduler.batch.step(self._scheduler.drafts))
         for active, error in self._scheduler.batch.take_failed():
             self._blame(active, error)
 
-    def _read_prompts(self) -> None:
-        """One chunk beside a running batch; without one, until somebody can join."""
-        batch, prefiller = self._scheduler.batch, self._scheduler.prefiller
-        while len(prefiller):
-            self._mailbox.heartbeat.beat()  # a long prompt is many passes
-            try:
-                ready = prefiller.advance()
-            except Exception as error:  # noqa: BLE001  whatever a model raises ends the prompt being read, nothing else
-                self._fail_prompts(error)
-                return
-            if ready is not None:
-                self._scheduler.join(ready)
-            if len(batch) or self._mailbox.has_commands:
-                return
+    def _read_prompt(self) -> None:
+        """One chunk of one prompt: a long one is many passes, and keeps neither commands nor time limits waiting."""
+        if not len(self._scheduler.prefiller):
+            return
+        try:
+            ready = self._scheduler.prefiller.advance()
+        except Exception as error:  # noqa: BLE001  whatever a model raises ends the prompt being read, nothing else
+            self._fail_prompts(error)
+            return
+        if ready is not None:
+            self._scheduler.join(ready)
 
     def _account(self, done: Stepped) -> None:
         """Tell everybody what a step brought."""
@@ -165,12 +163,12 @@ class EngineLoop:
 
     def _end_all(self, error: Exception | None) -> None:
         for active in self._mailbox:
-            self._end(active, "error" if error else "abort", _as_ours(error) if error else None)
+            self._end(active, "error" if error else "abort", _as_ours(error, active) if error else None)
 
     def _blame(self, active: ActiveRequest, error: Exception) -> None:
         if isinstance(error, NumericalError):
             self._scheduler.forget_texts()  # what its prompt shares with others may be broken
-        self._end(active, "error", _as_ours(error))
+        self._end(active, "error", _as_ours(error, active))
 
     def _fail_prompts(self, error: Exception) -> None:
         """Only the prompt whose turn it was is to blame; the others are read again from their beginning."""
@@ -187,11 +185,11 @@ class EngineLoop:
             self._mailbox.put(lambda: self.abort(active))
 
 
-def _as_ours(error: Exception) -> OutriderError:
+def _as_ours(error: Exception, active: ActiveRequest) -> OutriderError:
     """The error for a client: our own errors as they are, others by name (the log has the rest)."""
     if isinstance(error, OutriderError):
         return error
-    log.error("a request failed inside the engine", exc_info=error)
+    log.error("a request failed inside the engine", exc_info=error, extra={"request_id": active.request.id})
     return OutriderError(f"the request failed inside the engine ({type(error).__name__}); the server's log says more")
 
 

@@ -4,8 +4,8 @@ Other threads put commands here; the engine's takes them between two turns, and 
 All of it is under one lock.
 
 The heartbeat holds the time of the engine's last turn, so other threads can see whether it hangs. A turn that
-takes long is no hang as long as its parts come to an end: the loop beats at every turn, at every chunk of a prompt, and at every
-step of a batch that is made again row by row. While there is nothing to do it rests; a new command wakes it.
+takes long is no hang as long as its parts come to an end: the loop beats at every turn, which reads one chunk of a prompt, and at
+every step of a batch that is made again row by row. While there is nothing to do it rests; a new command wakes it.
 """
 
 from __future__ import annotations
@@ -74,11 +74,6 @@ class Mailbox:
     @property
     def is_closed(self) -> bool:
         return self.draining or self.stopping or self.failed is not None
-
-    @property
-    def has_commands(self) -> bool:
-        """Whether commands are waiting."""
-        return bool(self._commands)
 
     def find(self, request_id: str) -> ActiveRequest | None:
         """None: unknown, or over."""

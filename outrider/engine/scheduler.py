@@ -209,13 +209,15 @@ class Scheduler:
         return self.kv_budget.has_row(max(length, self.batch.longest + MARGIN), 0 if active.parked is not None else length)
 
     def _begin(self, active: ActiveRequest) -> None:
-        first = active.started is None
+        first, cached = active.started is None, active.cached_tokens
         active.started = active.started or time.perf_counter()
         if active.parked is not None:
             self.batch.join(active)
             return
         self.prefiller.begin(active)
-        if first:
+        if not first:
+            active.cached_tokens = cached  # what its own first reading kept was no gift
+        else:
             self._observer.admitted(active.request, active.started - active.submitted, active.cached_tokens)
 
     # ---------------------------------------------------------------- leaving

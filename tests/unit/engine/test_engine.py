@@ -12,6 +12,7 @@ import pytest
 from outrider import LLM
 from outrider.drafters.model.reading import Turns
 from outrider.engine import request as request_module
+from outrider.engine.prefill import Prefiller
 from outrider.engine.request import ActiveRequest, Speculation
 from outrider.errors import CapabilityError, ConfigError, QueueFullError, RequestError, UnavailableError
 from outrider.grammar import Grammars, regex
@@ -153,6 +154,20 @@ def test_a_late_request_keeps_what_it_has(engine_of: MakeEngine) -> None:
     answer = ask(engine_of(), request(prompt(9), max_tokens=1900, timeout_s=0.3))[0]
     assert answer.finish.reason == "timeout"
     assert answer.finish.stats.emitted == len(answer.token_ids)
+
+
+def test_time_limits_hold_while_a_long_prompt_is_read(engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a client that waits for as long as its prompt, or that of somebody else, takes to be read."""
+    engine, advance, chunks = engine_of(drafter="ngram", draft=False, max_prefills=1), Prefiller.advance, []
+
+    def slow(prefiller: Prefiller) -> Any:
+        chunks.append(time.sleep(0.1))
+        return advance(prefiller)
+
+    monkeypatch.setattr(Prefiller, "advance", slow)
+    asked = [request(prompt(1900), timeout_s=0.25), request(prompt(9), timeout_s=0.05)]
+    assert [answer.finish.reason for answer in ask(engine, *asked)] == ["timeout", "timeout"]
+    assert len(chunks) < 6  # of 8
 
 
 def test_text_held_back_for_a_stop_string_is_sent_when_time_is_up(engine_of: MakeEngine) -> None:

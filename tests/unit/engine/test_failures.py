@@ -12,7 +12,8 @@ from outrider.build import Options
 from outrider.drafters.lookup.ngram_cache import NgramCache
 from outrider.engine.batch import Batch
 from outrider.engine.engine import make_engine
-from outrider.engine.request import EngineSettings
+from outrider.engine.prefill import Prefiller
+from outrider.engine.request import EngineSettings, Request
 from outrider.errors import ConfigError, RequestError
 from outrider.grammar import Grammars, regex
 from outrider.rows import Row, Rows
@@ -109,6 +110,48 @@ def test_every_request_ends_when_the_device_is_broken(models: Models, monkeypatc
     engine.start()
     assert [answer.finish.reason for answer in answers] == ["error", "error"]
     assert "CUDA error" in (engine.snapshot().failed or "")
+
+
+def test_a_request_that_comes_in_while_the_thread_dies_ends_too(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a client that waits for ever: taken by an engine whose thread has just ended all requests, but this one."""
+    monkeypatch.setattr(threading, "excepthook", lambda death: None)
+    engine = make_engine(Options(target=str(models.target), drafter="ngram"), EngineSettings(kv_memory=64 << 20))
+    dies, refuse, late = threading.Event(), engine._refuse, Answer()
+
+    def die() -> None:
+        dies.wait(30)
+        raise SystemExit
+
+    def refuse_slowly(asked: Request) -> None:
+        refuse(asked)
+        dies.set()
+        assert engine._thread is not None
+        engine._thread.join(0.5)
+
+    monkeypatch.setattr(engine._loop, "_receive", die)
+    monkeypatch.setattr(engine, "_refuse", refuse_slowly)
+    engine.start()
+    engine.submit(request(prompt(5)), late)
+    assert late.over.wait(10)
+    assert late.finish.reason == "error"
+
+
+def test_a_prompt_that_is_read_again_found_nothing_at_first(engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its own first reading kept is in the prefix store by then; a bill that calls it cached is wrong."""
+    engine, advance = engine_of(drafter="ngram", draft=False, start=False), Prefiller.advance
+    turns: list[int] = []
+
+    def fails(prefiller: Prefiller) -> Any:
+        turns.append(1)
+        if len(turns) == 4:
+            raise RuntimeError("a bug of the model's")
+        return advance(prefiller)
+
+    monkeypatch.setattr(Prefiller, "advance", fails)
+    answers = ask(engine, request(prompt(600, 1)), request(prompt(600, 2)))
+    engine.start()
+    assert sorted(answer.finish.reason for answer in answers) == ["error", "length"]
+    assert [answer.finish.cached_tokens for answer in answers] == [0, 0]
 
 
 @pytest.mark.parametrize("beside", [False, True])

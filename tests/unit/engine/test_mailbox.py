@@ -62,7 +62,7 @@ def test_a_loop_that_rests_is_expected_back_from_when_there_is_work(clock: Simpl
 
 
 def test_every_chunk_of_a_prompt_counts(engine_of: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a batch beside it a long prompt is read in one turn."""
+    """A long prompt is many passes; one that takes long is no hang."""
     engine, advance, ages = engine_of(drafter="ngram", draft=False), Prefiller.advance, []
 
     def slow(prefiller: Prefiller) -> Any:
