@@ -17,6 +17,7 @@ from outrider.errors import ConfigError, did_you_mean
 from outrider.wellformed import read_json
 
 FORMAT = 1
+REMEDY = ". 'outrider tune --settings-out FILE' writes one"  # to append to a message
 OPTIONS = ("drafter", "draft", "num_draft_tokens", "drafter_options", "verifier", "verifier_options")
 
 
@@ -48,11 +49,11 @@ class SettingsFile:
 
 def read_settings(path: Path) -> SettingsFile:
     """The settings in a file. Raises ConfigError that says what is wrong with the file."""
-    content = read_json(path, f"settings file {path}")
+    content = read_json(path, f"settings file {path}", REMEDY)
     if isinstance(content, dict) and "schema_version" in content:
         raise ConfigError(f"{path} is a result: --settings takes the file that 'outrider tune' writes to --settings-out")
     if not isinstance(content, dict) or content.get("outrider_settings") != FORMAT:
-        raise ConfigError(f'{path} is no settings file of this version: it must have "outrider_settings": {FORMAT}')
+        raise ConfigError(f'{path} is no settings file of this version: it must have "outrider_settings": {FORMAT}{REMEDY}')
     options: Any = content.get("options")
     by_task, by_size = content.get("for_tasks") or {}, content.get("for_batch_sizes") or {}
     try:

@@ -11,7 +11,7 @@ from outrider.lab.result import read_result
 from outrider.lab.tune.export.choice import EngineAdvice, tuned
 from outrider.lab.tune.export.stated import stated
 from outrider.lab.tune.tune_result import TuneResult
-from outrider.settings_file import SettingsFile, read_settings
+from outrider.settings_file import REMEDY, SettingsFile, read_settings
 from outrider.wellformed import read_json
 
 NEITHER = "is neither a settings file (outrider tune --settings-out) nor a result of tune (--out)"
@@ -47,7 +47,7 @@ class DraftSource:
 
 def read_source(path: Path) -> DraftSource:
     """Read a file that `tune` wrote. Raises ConfigError in one line that names the mistake in the file."""
-    content = read_json(path, f"settings file {path}")
+    content = read_json(path, f"settings file {path}", REMEDY)
     if isinstance(content, dict) and "kind" in content:
         result = read_result(path)
         if not isinstance(result, TuneResult):

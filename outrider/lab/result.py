@@ -42,6 +42,7 @@ from outrider.wellformed import read_json
 
 SCHEMA_VERSION: Literal[2] = 2
 WRITER = "render it with the outrider that wrote it (see 'versions' in the file)"
+MADE_BY = ". A measurement writes a result to --out FILE.json"  # to append to a message
 KINDS = {
     "bench": "outrider.lab.bench.bench_result:BenchResult",
     "tune": "outrider.lab.tune.tune_result:TuneResult",
@@ -112,9 +113,9 @@ class Result(Record):
 
 def read_result(path: Path) -> Result:
     """The result in a file, as its own class. Raises ConfigError that says what is wrong with the file."""
-    content = read_json(path, str(path))
+    content = read_json(path, str(path), MADE_BY)
     if not isinstance(content, dict) or "kind" not in content:
-        raise ConfigError(f"{path} is no result of outrider: it has no field 'kind'")
+        raise ConfigError(f"{path} is no result of outrider: it has no field 'kind'{MADE_BY}")
     if str(content["kind"]) not in KINDS:
         raise ConfigError(f"{path} is of the unknown kind '{content['kind']}'.{did_you_mean(str(content['kind']), KINDS)}")
     if content.get("schema_version") != SCHEMA_VERSION:

@@ -389,9 +389,9 @@ def test_no_registry_is_named(cli: Run, settings: Run, engine: str) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "cannot be read"), ("{", "is not JSON"), ("[]", "neither a settings file"),
+        (None, "cannot be read"), ("{", "'outrider tune --settings-out FILE' writes one"), ("[]", "neither a settings file"),
         ('{"drafter": "ngram"}', "neither a settings file"),
-        ('{"outrider_settings": 9, "options": {}}', "no settings file of this version"),
+        ('{"outrider_settings": 9, "options": {}}', "must have \"outrider_settings\": 1. 'outrider tune"),
         ('{"outrider_settings": 1, "target": "x", "options": {"drafter": "ngrm"}}', "Did you mean 'ngram'?"),
         ('{"outrider_settings": 1, "target": "x", "options": {"draftr": "ngram"}}', "Did you mean 'drafter'?"),
         ('{"outrider_settings": 1, "target": "x", "options": {"drafter": ["ngram"]}}', "'drafter' and 'draft' are names"),

@@ -86,7 +86,8 @@ def test_what_is_wrong_is_named(one: ProbeResult, tmp_path: Path, change: dict[s
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [("{", "is not JSON"), ("[1]", "is no result"), ('{"a": 1}', "is no result")]
+    ("content", "words"),
+    [("{", "is not JSON.*--out FILE.json"), ("[1]", "is no result.*--out FILE.json"), ('{"a": 1}', "is no result")],
 )
 def test_files_that_are_no_results(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "r.json").write_text(content)
