@@ -59,7 +59,7 @@ class EstimateOptions:
         None, RESULT, "Which of its configurations.", metavar="LABEL", show_default="the fastest chain"
     )
     cell: str | None = option(None, RESULT, "Which of its cells or tasks.", metavar="LABEL", show_default="the first")
-    target: str | None = option(None, SIZES, "Folder with config.json, or demo: its size.", metavar="FOLDER")
+    target: str | None = option(None, SIZES, "Folder with config.json, a .gguf file, or demo: its size.", metavar="FOLDER")
     draft: str | None = option(None, SIZES, "The same for the draft.", metavar="FOLDER")
     target_params: str | None = option(None, SIZES, "Parameters of the target instead: 8B.")
     draft_params: str | None = option(None, SIZES, "Of the draft: 1B, 0 without a draft model.")
