@@ -245,9 +245,10 @@ class Scheduler:
         self.batch.reset()
 
     def forget_texts(self) -> None:
-        """All that is kept of texts seen before."""
+        """All that is kept of texts seen before, and what those that left were read into: a masked NaN still enters products."""
         self.pool.clear()
         self.drafts.clear()
+        self.prefiller.lm.kv.scrub()
 
     def _preempt(self, active: ActiveRequest) -> None:
         """Out of the batch, to come back as it was."""

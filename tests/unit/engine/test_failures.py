@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from outrider import LLM
 from outrider.build import Options
@@ -14,11 +17,11 @@ from outrider.engine.batch import Batch
 from outrider.engine.engine import make_engine
 from outrider.engine.prefill import Prefiller
 from outrider.engine.request import EngineSettings, Request
-from outrider.errors import ConfigError, RequestError
+from outrider.errors import ConfigError, NumericalError, RequestError
 from outrider.grammar import Grammars, regex
 from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
-from tests.helpers import EOS, byte_tokenizer
+from tests.helpers import EOS, byte_tokenizer, save_checkpoint, tiny_llama
 from tests.unit.engine.conftest import Answer, MakeEngine, Models, ask, prompt, request
 
 
@@ -152,6 +155,29 @@ def test_a_prompt_that_is_read_again_found_nothing_at_first(engine_of: MakeEngin
     engine.start()
     assert sorted(answer.finish.reason for answer in answers) == ["error", "length"]
     assert [answer.finish.cached_tokens for answer in answers] == [0, 0]
+
+
+@pytest.mark.parametrize("runtime", ["auto", "eager"])
+def test_broken_numbers_stay_with_their_request(tmp_path: Path, runtime: str) -> None:
+    """Catches a prompt whose NaN stays in memory, and ends the requests that are read into the same place later."""
+    model, broken = tiny_llama(257, sharpness=4.0, max_position_embeddings=2048), 255
+    with torch.no_grad():
+        model.get_input_embeddings().weight[broken] = torch.nan
+    target = save_checkpoint(tmp_path / "target", model, byte_tokenizer())
+    engine = make_engine(Options(target=str(target), drafter="ngram", runtime=runtime), EngineSettings(kv_memory=64 << 20))
+    engine.start()
+
+    def asked(length: int, **more: Any) -> Request:
+        return request(prompt(length, 4), allowed_token_ids=list(range(1, 251)), **more)
+
+    expected = [ask(engine, asked(length))[0].token_ids for length in (9, 5)]
+    guilty = replace(asked(700), prompt=[*prompt(20), broken, *prompt(680)])
+    beside, bad = ask(engine, asked(12, max_tokens=200), guilty)
+    assert (beside.finish.reason, bad.finish.reason) == ("length", "error")
+    assert isinstance(bad.finish.error, NumericalError)
+    assert [ask(engine, asked(length))[0].token_ids for length in (9, 5)] == expected
+    engine.stop()
+    engine.check_integrity()
 
 
 @pytest.mark.parametrize("beside", [False, True])
