@@ -118,7 +118,7 @@ def bad_words(target: LoadedModel, params: SamplingParams) -> BadWords | None:
     words = tuple(checked_text("bad_words", word.lstrip() or word) for word in params.bad_words)
     made = target.bad_words(words, shows_specials=not params.skip_special_tokens)
     if made.unwritten:
-        raise ConfigError(f"bad_words holds {made.unwritten[0]!r}, which no tokens of this model's vocabulary write")
+        raise ConfigError(f"bad_words must hold words that tokens of this model's vocabulary write, got {made.unwritten[0]!r}")
     return made
 
 
