@@ -18,6 +18,7 @@ import typer.main
 from outrider.cli.app import build_app
 from outrider.drafters import DRAFTERS
 from outrider.engine.request import EngineSettings
+from outrider.models.gguf.architectures import ARCHITECTURES
 from outrider.registry import Registry
 from outrider.serve.rules import Rule
 from outrider.settings import describe_settings
@@ -241,6 +242,12 @@ def test_settings_of_training_are_described(name: str) -> None:
 def _settings(registry: Registry, name: str) -> set[str]:
     found: Any = registry.load(name).Settings
     return set(describe_settings(found))
+
+
+def test_every_architecture_of_gguf_files_is_listed() -> None:
+    """Whoever has a file looks for what it calls itself."""
+    page = text_of(ROOT / "docs" / "models.md")
+    assert not sorted(name for name in ARCHITECTURES if f"`{name}`" not in page)
 
 
 def test_what_only_a_configuration_file_can_say_is_described() -> None:
