@@ -53,11 +53,11 @@ class RetryLimits:
 
 
 class LostError(Exception):
-    """A replica will not finish this request. `kind`: for the counter."""
+    """A replica will not finish this request. `kind`: for the counter; `goes_on`: with all others it does."""
 
-    def __init__(self, kind: str, reason: str, *, lies: bool = False) -> None:
+    def __init__(self, kind: str, reason: str, *, lies: bool = False, goes_on: bool = False) -> None:
         super().__init__(reason)
-        self.kind, self.lies = kind, lies
+        self.kind, self.lies, self.goes_on = kind, lies, goes_on
 
 
 class Journey:
@@ -129,6 +129,7 @@ class Journey:
     async def _travel(self) -> bool:
         """Until a replica has finished it; False: time is up. Raises what ends the request otherwise."""
         full: set[Replica] = set()
+        failed: set[Replica] = set()  # where it failed alone: asked again when nobody else is left
         waits_until = time.monotonic() + self._limits.wait_s
         while True:
             left_s = self._left_s()
@@ -136,11 +137,14 @@ class Journey:
                 return False
             until = waits_until if left_s is None else min(waits_until, time.monotonic() + left_s)
             try:
-                replica = await self.fleet.choose(self._beginning, self._needs, full, until)
+                replica = await self.fleet.choose(self._beginning, self._needs, full | failed, until)
             except UnavailableError as error:
                 if left_s is not None and until < waits_until:
                     return False
                 raise self._cut_off(error) from error
+            if replica is None and failed:
+                failed.clear()
+                continue
             if replica is None:
                 await self._wait_for_room(waits_until)
                 full.clear()
@@ -153,6 +157,7 @@ class Journey:
                 self._full = error
             except LostError as lost:
                 self._lose(replica, lost)
+                failed.update([replica] if lost.goes_on else ())
                 waits_until = time.monotonic() + self._limits.wait_s
             finally:
                 replica.in_flight -= 1
@@ -219,7 +224,8 @@ class Journey:
         finish = update.finish
         if finish is not None and (finish.reason == "abort" or _is_elsewhere_better(finish)):
             kind = "leaving" if finish.reason == "abort" else "failed"
-            raise LostError(kind, f"it gave the request up: {finish.error or 'it is ending'}")
+            goes_on = kind == "failed" and not isinstance(finish.error, UnavailableError)  # that is what a dead engine says
+            raise LostError(kind, f"it gave the request up: {finish.error or 'it is ending'}", goes_on=goes_on)
         tally.add(update)
         if update.token_ids or finish is not None:
             self._show(update, finish)
@@ -263,9 +269,11 @@ class Journey:
             replica.give_up("lied", "it went on after the end of an answer", lies=True)
 
     def _lose(self, replica: Replica, lost: LostError) -> None:
-        """Give the replica up, and the request too, when it lost too many. Raises UnavailableError."""
+        """Give the replica up, unless it goes on, and the request too, when it lost too many. Raises UnavailableError."""
         if lost.kind == "leaving":
             replica.is_leaving()
+        elif lost.goes_on:
+            replica.note_failure(lost.kind)
         else:
             replica.give_up(lost.kind, str(lost), lies=lost.lies)
         log.warning(

@@ -165,11 +165,15 @@ class Replica:
 
     def give_up(self, kind: str, reason: str, *, lies: bool = False) -> None:
         """Stop using the replica, which lost a request of ours, until it is reached again. `kind`: for the counter."""
-        self.failures[kind] = self.failures.get(kind, 0) + 1
+        self.note_failure(kind)
         self._stand("away", reason, self._patience.refused_s if lies else None)
         if self._watching is not None:
             watching, self._watching = self._watching, None
             watching.cancel()
+
+    def note_failure(self, kind: str) -> None:
+        """Count a request of ours that it lost."""
+        self.failures[kind] = self.failures.get(kind, 0) + 1
 
     def is_leaving(self) -> None:
         """Note that it refused a request because it drains; its next state tells whether it still does."""

@@ -12,7 +12,7 @@ import pytest
 from outrider.engine.request import Finish, Request
 from outrider.errors import CapabilityError, ConfigError, QueueFullError, RequestError, UnavailableError
 from outrider.remote.coordinator.journey import RetryLimits
-from outrider.remote.coordinator.replica import Timeouts
+from outrider.remote.coordinator.replica import Replica, Timeouts
 from outrider.remote.protocol import stubs
 from tests.unit.engine.conftest import Answer
 from tests.unit.remote.conftest import Coordinate, Coordinated, asked, until
@@ -160,6 +160,21 @@ def test_requests_that_are_given_up_go_on_elsewhere(coordinate: Coordinate, how:
     made = coordinate(ScriptedTarget(lies=[how]), ScriptedTarget(lies=[how]))
     check_whole(ask(made))
     assert (kind in failures(made)) == (kind == "failed")  # leaving is no failure
+
+
+def test_a_request_that_fails_everywhere_takes_no_replica_from_others(
+    coordinate: Coordinate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One broken prompt, sent again and again, would end everything that waits or is read at the replicas it meets."""
+    given_up: list[str] = []
+    monkeypatch.setattr(Replica, "give_up", lambda replica, kind, *_, **__: given_up.append(kind))
+    made = coordinate(ScriptedTarget(lies=["fails"] * 9), ScriptedTarget(lies=["fails"] * 9))
+    got = ask(made)
+    assert isinstance(got.finish.error, UnavailableError)
+    assert "a GPU fell off" in str(got.finish.error)
+    assert [len(target.seen) for target in made.targets] == [2, 2]  # each time where it has not failed yet
+    assert failures(made) == {"failed": 4}
+    assert not given_up
 
 
 def test_silence_is_noticed(coordinate: Coordinate) -> None:
