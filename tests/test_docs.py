@@ -20,6 +20,7 @@ from outrider.drafters import DRAFTERS
 from outrider.engine.request import EngineSettings
 from outrider.models.gguf.architectures import ARCHITECTURES
 from outrider.registry import Registry
+from outrider.serve.api.reasoning_formats import NAMES
 from outrider.serve.rules import Rule
 from outrider.settings import describe_settings
 from outrider.train.config import CONFIG_FIELDS
@@ -254,6 +255,12 @@ def test_what_only_a_configuration_file_can_say_is_described() -> None:
     """No `--help` lists it."""
     words = words_of({ROOT / "docs" / "serve.md"})
     missing = sorted({field.name for kind in (EngineSettings, Rule) for field in fields(kind)} - words)
+    assert not missing
+
+
+def test_names_of_reasoning_formats_are_listed() -> None:
+    """`--set reasoning_parser` takes them."""
+    missing = sorted(set(NAMES) - words_of({ROOT / "docs" / "serve.md"}))
     assert not missing
 
 
