@@ -220,6 +220,19 @@ def test_fields_of_other_servers_that_would_change_the_answer(path: str, body: d
             assert (error["param"], error["message"]) == (name, f"'{name}' is not supported: {why}")
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"t_max_predict_ms": 50}, {"n_cmpl": 3}, {"no_stop_trim": True}, {"reasoning_format": "none"}, {"lora": [{"id": 0}]}],
+    ids=str,
+)
+def test_what_llama_cpp_and_sglang_would_do_otherwise_is_not_ignored(fields: dict[str, Any]) -> None:
+    """Taken as unknown fields they would leave their client with another answer than it asked for."""
+    with serving(FakeEngine()) as client:
+        error = error_of(client.post(CHAT, json=chat(**fields)), 400)
+    assert error["param"] in fields
+    assert "is not supported: " in error["message"]
+
+
 @pytest.mark.parametrize("kind", [ChatBody, CompletionBody, Message, TokenizeBody])
 def test_the_tables_of_names_fit_together(kind: type[Body]) -> None:
     """A field that is both honoured and refused, or a neutral value of a field that nobody refuses, is a mistake in a table."""

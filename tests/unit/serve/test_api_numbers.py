@@ -75,7 +75,7 @@ def test_texts_and_truth_values_are_no_numbers(path: str, body: dict[str, Any], 
 NOTHING: list[dict[str, Any]] = [
     {"use_beam_search": False}, {"length_penalty": 1.0}, {"typical_p": 1}, {"repeat_penalty": 1.0}, {"do_sample": True},
     {"include_reasoning": True}, {"logits_processors": []}, {"store": False}, {"service_tier": "auto"}, {"extra_body": {}},
-    {"logit_bias": {}}, {"stop": []}, {"guidance_scale": 1.0}, {"mirostat": 0},
+    {"logit_bias": {}}, {"stop": []}, {"guidance_scale": 1.0}, {"mirostat": 0}, {"reasoning_format": "auto"}, {"lora": []},
 ]  # fmt: skip
 NOTHING_IN_CHAT: list[dict[str, Any]] = [
     {"top_logprobs": 0}, {"logprobs": False, "top_logprobs": 0}, {"parallel_tool_calls": True}, {"tool_choice": "auto"},
