@@ -36,7 +36,9 @@ def new_row(
     if not tokens:
         raise RequestError(f"{called} is empty: there is nothing to continue")
     if len(tokens) >= limit:
-        raise RequestError(f"{called} has {len(tokens)} tokens; the context holds {limit}, one must be left to answer")
+        raise RequestError(
+            f"{called} has {len(tokens)} tokens; the context holds {limit}, one must be left to answer: shorten it"
+        )
     outside = [t for t in tokens if not 0 <= t < vocab_size]
     if outside:
         raise RequestError(f"{called} has token id {outside[0]}, outside the vocabulary of {vocab_size}")
@@ -81,7 +83,9 @@ def resume(row: Row, committed: Sequence[int], vocab_size: int) -> None:
 def checked_prediction(tokens: Sequence[int], vocab_size: int, context: int) -> list[int]:
     """For `Row.prediction`: what an answer is expected to be. Raises RequestError for one that cannot come true."""
     if len(tokens) > context:
-        raise RequestError(f"the prediction has {len(tokens)} tokens; the context holds {context}, prompt and answer together")
+        raise RequestError(
+            f"the prediction has {len(tokens)} tokens; the context holds {context}, prompt and answer together: shorten it"
+        )
     outside = [t for t in tokens if not 0 <= t < vocab_size]
     if outside:
         raise RequestError(f"the prediction has token id {outside[0]}, outside the vocabulary of {vocab_size}")

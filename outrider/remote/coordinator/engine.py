@@ -194,7 +194,8 @@ class RemoteEngine:
         room = self.context - len(request.prompt)
         if room < 1:
             raise RequestError(
-                f"the prompt has {len(request.prompt)} tokens; the context holds {self.context}, one must be left to answer"
+                f"the prompt has {len(request.prompt)} tokens; the context holds {self.context}, one must be left to answer: "
+                "shorten it"
             )
         limit = request.params.limit(room)
         return replace(request.params, max_tokens=limit, min_tokens=min(request.params.min_tokens, limit))

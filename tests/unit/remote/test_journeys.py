@@ -354,7 +354,7 @@ def test_ids_and_lengths_are_checked_here(coordinate: Coordinate) -> None:
     ask(made, request)
     with pytest.raises(RequestError, match="running already"):
         made.engine.submit(request, Answer())
-    with pytest.raises(RequestError, match="one must be left to answer"):
+    with pytest.raises(RequestError, match="one must be left to answer: shorten it"):
         ask(made, asked([5] * 500))
     with pytest.raises(QueueFullError, match="under way"):
         made.engine.check_room(12)
