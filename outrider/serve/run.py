@@ -84,7 +84,7 @@ class Process(uvicorn.Server):
         self._failure: BaseException | None = None
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Until a signal. Raises what `load` raised."""
+        """Until a signal. Raises what `load` raised, or an engine that was stopped."""
         try:
             self.config.load()
         except (ssl.SSLError, OSError) as error:
@@ -154,7 +154,9 @@ class Process(uvicorn.Server):
         """Once each: what still runs ends as "abort", and drafters save what they learned. One that takes longer than `timeout_s`
         is left behind."""
         engines, self._engines = self._engines, ()
-        threads = [threading.Thread(target=engine.stop, name=f"stopping {engine.name}", daemon=True) for engine in engines]
+        threads = [
+            threading.Thread(target=self._stop, args=(engine,), name=f"stopping {engine.name}", daemon=True) for engine in engines
+        ]
         for thread in threads:
             thread.start()
         limit = None if timeout_s is None else time.monotonic() + timeout_s
@@ -162,6 +164,12 @@ class Process(uvicorn.Server):
             thread.join(None if limit is None else max(0.0, limit - time.monotonic()))
             if thread.is_alive():
                 log.error("%s takes more than %g s: the process ends without it", thread.name, timeout_s)
+
+    def _stop(self, engine: Serves) -> None:
+        try:
+            engine.stop()
+        except Exception as error:  # noqa: BLE001  raised again by `run`
+            self._failure = self._failure or error
 
 
 def listen(settings: ServerSettings) -> socket.socket:

@@ -130,13 +130,22 @@ async def _run(
             await stopped
             await _drain(settings, service, server, loaded.engine)
         finally:
-            done, _ = await asyncio.wait({in_thread(loaded.engine.stop)}, timeout=LAST_TURN_S)
-            if not done:
-                log.error("stopping the engine takes more than %g s: the process ends without it", LAST_TURN_S)
+            await stop(loaded.engine)
             await service.close()
     finally:
         stopped.cancel()
         await server.stop(LAST_WORDS_S)
+
+
+async def stop(engine: Serves) -> None:
+    """End what still runs. An engine that hangs is left behind. Raises what its `stop` raises."""
+    stopping = in_thread(engine.stop)
+    await asyncio.wait({stopping}, timeout=LAST_TURN_S)
+    if not stopping.done():
+        stopping.cancel()
+        log.error("stopping %s takes more than %g s: the process ends without it", engine.name, LAST_TURN_S)
+        return
+    stopping.result()
 
 
 def in_thread(work: Callable[[], Result]) -> asyncio.Future[Result]:

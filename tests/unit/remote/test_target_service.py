@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +22,7 @@ from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import check_model, model_identity
 from outrider.remote.protocol import PROTOCOL, messages, stubs
 from outrider.remote.security import ClientSecurity
+from outrider.remote.target import run
 from outrider.remote.target.facts import model_facts
 from outrider.remote.target.refusals import refusal_of
 from outrider.remote.target.replies import from_message
@@ -28,6 +31,7 @@ from outrider.remote.target.service import TargetService
 from outrider.serve.settings import ServedModel
 from tests.helpers import word_tokenizer
 from tests.unit.engine.conftest import MakeEngine, Models, ask, engine_of, models, prompt, request  # noqa: F401
+from tests.unit.serve.fake_engine import FakeEngine
 
 TOKENS = prompt(12, 4)
 
@@ -266,6 +270,27 @@ def test_long_reasons_arrive(served: Served) -> None:
         served.call(lambda stub: collect(stub, message(sampling={"temperatur" + "ä" * 20_000: 1})))
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "unknown field 'temperatur" in str(refusal_of(caught.value))
+
+
+def test_an_engine_that_hangs_does_not_keep_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that never returns cannot be ended; the loop's own threads would be waited for."""
+    monkeypatch.setattr(run, "LAST_TURN_S", 0.1)
+    hung, free, began = FakeEngine(), threading.Event(), time.monotonic()
+    hung.stop = lambda: free.wait(20)
+    asyncio.run(run.stop(hung))
+    free.set()
+    assert time.monotonic() - began < 15
+
+
+def test_what_goes_wrong_when_an_engine_stops_is_raised() -> None:
+    engine = FakeEngine()
+
+    def fails() -> None:
+        raise OSError("no space is left for what was learned")
+
+    engine.stop = fails
+    with pytest.raises(OSError, match="no space"):
+        asyncio.run(run.stop(engine))
 
 
 def test_watching_sees_the_drain_begin(served: Served) -> None:

@@ -171,6 +171,19 @@ def test_an_engine_that_hangs_does_not_keep_the_process(signals: int, monkeypatc
     assert other.stopped
 
 
+def test_failure_to_stop_ends_the_process_with_its_error() -> None:
+    engine = FakeEngine()
+
+    def fails() -> None:
+        raise OSError("no space is left for what was learned")
+
+    engine.stop = fails
+    with process_of(lambda: [engine]) as (process, url):
+        wait_for(f"{url}/ready")
+        process.handle_exit(signal.SIGTERM, None)
+    assert [str(error) for error in process.failures] == ["no space is left for what was learned"]
+
+
 def test_failure_to_load_ends_the_process_with_its_error() -> None:
     def load() -> list[FakeEngine]:
         raise ConfigError("no such model")
