@@ -13,6 +13,7 @@ prompt in one process, and a ratio compares two runs of one prompt.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,13 +36,14 @@ SETTINGS = {
 }
 DRAFTINGS = {
     "eagle3": (
+        "k=2 bits=4",
         "k=3 bits=4",
+        "k=5 tree=best-first bits=4 verifier=gumbel",
         "k=7 tree=best-first bits=4 verifier=gumbel",
-        "k=11 tree=best-first bits=4 verifier=gumbel",
-        "k=7 tree=best-first bits=4 verifier=traversal",
     ),
     "block": ("k=2",),
 }
+BESIDE_LOOKUPS = "composite k=7 parts=eagle3+suffix options=eagle3.bits=4;eagle3.head="  # a chain and copied texts in one tree
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 Out = Annotated[Path, typer.Argument(help="Folder of the whole experiment.")]
@@ -182,8 +184,9 @@ def _source() -> Path:
 
 def _found(out: Path) -> list[str]:
     """The ways of drafting with every head in `out`."""
-    heads = {kind: _head(out, kind) for kind in SETTINGS}
-    return [f"{kind} head={head} {how}" for kind, head in heads.items() if head.is_dir() for how in DRAFTINGS[kind]]
+    heads = {kind: head for kind in SETTINGS if (head := _head(out, kind)).is_dir()}
+    ways = [f"{kind} head={head} {how}" for kind, head in heads.items() for how in DRAFTINGS[kind]]
+    return [*ways, *([f"{BESIDE_LOOKUPS}{heads['eagle3']}"] if "eagle3" in heads else [])]
 
 
 def _head(out: Path, kind: str) -> Path:
@@ -192,7 +195,8 @@ def _head(out: Path, kind: str) -> Path:
 
 def _named(way: str) -> str:
     """Without the folder of the head."""
-    return " ".join(word for word in way.split() if not word.startswith("head="))
+    words = (re.sub(r";\w+\.head=.*", "", word) for word in way.split())
+    return " ".join(word for word in words if not word.startswith("head="))
 
 
 def _heads(out: Path) -> dict[str, Any]:
