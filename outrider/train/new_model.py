@@ -6,9 +6,11 @@ import copy
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from outrider.errors import CapabilityError, ConfigError
+from outrider.models.loading.load import first_line
 from outrider.models.signals import decoder_layers
 
 
@@ -38,7 +40,7 @@ def thinned_model(target: Any, text: str, owner: str) -> Any:
     module = AutoModelForCausalLM.from_config(config).float()
     new_number = {old: new for new, old in enumerate(kept)}
     state = {}
-    for name, value in target.state_dict().items():
+    for name, value in _plain_tensors(target).items():
         if name.startswith(f"{path}."):
             old, _, rest = name.removeprefix(f"{path}.").partition(".")
             if int(old) not in new_number:
@@ -48,8 +50,26 @@ def thinned_model(target: Any, text: str, owner: str) -> Any:
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
-        raise CapabilityError(f"{owner}: layers of {target.config.model_type} cannot be copied: {error}") from error
+        differing = sorted(set(state) ^ set(module.state_dict())) or [first_line(error)]
+        few = ", ".join(differing[:3]) + (", ..." if len(differing) > 3 else "")
+        raise CapabilityError(
+            f"{owner}: layers of {target.config.model_type} cannot be copied as they are stored ({few}); begin with a model of "
+            "your own (--init), or with random weights (--kind-option hidden_size=...)"
+        ) from error
     return module
+
+
+def _plain_tensors(module: Any) -> dict[str, Tensor]:
+    """A model's tensors by name, with the weights of layers that keep them in blocks as plain copies."""
+    found, packed = dict(module.state_dict()), list[str]()
+    for path, part in module.named_modules():
+        if not isinstance(getattr(type(part), "weight", None), property) or path.startswith(tuple(packed)):
+            continue
+        packed.append(f"{path}.")
+        bias = getattr(part, "bias", None)
+        found = {name: tensor for name, tensor in found.items() if not name.startswith(f"{path}.")}
+        found |= {f"{path}.weight": part.weight, **({} if bias is None else {f"{path}.bias": bias})}
+    return found
 
 
 def scratch_model(target: Any, sizes: dict[str, int], owner: str) -> Any:

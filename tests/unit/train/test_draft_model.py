@@ -24,6 +24,7 @@ from outrider.train.measure import MeasurePlan
 from outrider.train.new_model import chosen_layers, scratch_model, thinned_model
 from outrider.train.responses import ResponsePlan
 from outrider.train.run import TrainSpec, run_training
+from tests.gguf_files import VOCABULARY_SIZE, Kind, rounded, write_model
 from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama, word_tokenizer
 from tests.unit.train.material import save_responses, spec_for, texts
 
@@ -56,6 +57,23 @@ def test_thinned_layers_keep_their_weights_and_order() -> None:
     copy = thinned_model(target, "0,2", "x")
     assert copy.config.num_hidden_layers == 2
     assert torch.equal(copy.model.layers[1].mlp.up_proj.weight, target.model.layers[2].mlp.up_proj.weight)
+
+
+def test_layers_that_keep_their_weights_in_blocks_are_copied_as_plain_ones(tmp_path: Path) -> None:
+    """From a GGUF file: what is copied is what the file's blocks stand for, the output layer and embeddings included."""
+    target = tiny_llama(VOCABULARY_SIZE, hidden_size=64, intermediate_size=64, num_hidden_layers=3, tie_word_embeddings=False)
+    file = str(write_model(tmp_path / "target.gguf", target, "llama", kind=Kind.Q8_0))
+    module = load.load_module(file, load.load_config(file), torch.float32, torch.device("cpu"))
+    copy = thinned_model(module, "0,2", "x")
+    for layer, original in ((0, 0), (1, 2)):
+        own, theirs = copy.model.layers[layer].mlp.down_proj.weight, target.model.layers[original].mlp.down_proj.weight
+        assert torch.equal(own, rounded(theirs.detach(), Kind.Q8_0))
+    for own, theirs in ((copy.lm_head, target.lm_head), (copy.model.embed_tokens, target.model.embed_tokens)):
+        assert torch.equal(own.weight, rounded(theirs.weight.detach(), Kind.Q8_0))
+    whole = thinned_model(module, "3", "x")
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(whole(tokens).logits, module(tokens).logits, atol=2e-4, rtol=1e-3)
 
 
 def test_scratch_sizes() -> None:
