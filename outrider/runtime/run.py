@@ -70,6 +70,7 @@ class Executor:
     ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
         """Logits (B, K, V), fp32, and the hidden states (B, T, H) of these layers. `tables`: rotary, by position; `inputs`:
         (B, T, size) each."""
+        assert plan.starts is not None, "a plan of `plan_pass`"
         num_rows, num_tokens = ids.shape
         logits = self.logits(num_rows, len(columns))
         hidden = {
