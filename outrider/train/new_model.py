@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,15 +39,16 @@ def thinned_model(target: Any, text: str, owner: str) -> Any:
     path = next(name for name, part in target.named_modules() if part is layers)
     config = _with_layers(target.config, kept, len(layers))
     module = AutoModelForCausalLM.from_config(config).float()
-    new_number = {old: new for new, old in enumerate(kept)}
-    state = {}
-    for name, value in _plain_tensors(target).items():
-        if name.startswith(f"{path}."):
-            old, _, rest = name.removeprefix(f"{path}.").partition(".")
-            if int(old) not in new_number:
-                continue
-            name = f"{path}.{new_number[int(old)]}.{rest}"
-        state[name] = value.float()
+    new_number = {str(old): new for new, old in enumerate(kept)}
+
+    def renamed(name: str) -> str | None:
+        """The new name of a tensor or of a part with a point behind it; None: of a layer that is left out."""
+        if not name.startswith(f"{path}."):
+            return name
+        old, _, rest = name.removeprefix(f"{path}.").partition(".")
+        return f"{path}.{new_number[old]}.{rest}" if old in new_number else None
+
+    state = _plain_tensors(target, renamed)
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
@@ -59,16 +61,18 @@ def thinned_model(target: Any, text: str, owner: str) -> Any:
     return module
 
 
-def _plain_tensors(module: Any) -> dict[str, Tensor]:
-    """A model's tensors by name, with the weights of layers that keep them in blocks as plain copies."""
-    found, packed = dict(module.state_dict()), list[str]()
+def _plain_tensors(module: Any, renamed: Callable[[str], str | None]) -> dict[str, Tensor]:
+    """A model's tensors in fp32 by new name, weights in blocks as plain copies; without those that get no name."""
+    packed: dict[str, Any] = {}
     for path, part in module.named_modules():
-        if not isinstance(getattr(type(part), "weight", None), property) or path.startswith(tuple(packed)):
-            continue
-        packed.append(f"{path}.")
-        bias = getattr(part, "bias", None)
-        found = {name: tensor for name, tensor in found.items() if not name.startswith(f"{path}.")}
-        found |= {f"{path}.weight": part.weight, **({} if bias is None else {f"{path}.bias": bias})}
+        if isinstance(getattr(type(part), "weight", None), property) and not path.startswith(tuple(packed)):
+            packed[f"{path}."] = part
+    plain = {name: tensor for name, tensor in module.state_dict().items() if not name.startswith(tuple(packed))}
+    found = {new: tensor.float() for name, tensor in plain.items() if (new := renamed(name)) is not None}
+    for prefix, part in packed.items():
+        if (new := renamed(prefix)) is not None:
+            found[f"{new}weight"] = part.weight.float()
+            found |= {} if getattr(part, "bias", None) is None else {f"{new}bias": part.bias.float()}
     return found
 
 
