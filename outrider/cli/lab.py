@@ -25,6 +25,7 @@ from outrider.cli.session import quieten_libraries
 from outrider.cli.typed import check_file
 from outrider.cli.verbs import listed, option
 from outrider.errors import ConfigError
+from outrider.lab.claim import claimed
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Lines, Progress
 from outrider.lazy import deferred
@@ -108,6 +109,14 @@ def measure(
     `run(path, resume=..., progress=...)` keeps what is finished in a file, and returns the result and the journal in that file.
     """
     path = journal_path(output, verb)
+    with claimed(path):
+        return _measured(path, output, run, finish, resume=resume)
+
+
+def _measured(
+    path: Path, output: OutputOptions, run: Callable[..., tuple[R, Journal]], finish: Callable[[R], int], *, resume: bool
+) -> int:
+    """The exit code of `measure`, whose run keeps what is finished in `path`."""
     if path.exists() and not resume:
         sys.stderr.write(f"note: {path} of an interrupted run is begun anew (--resume would have gone on with it)\n")
     quieten_libraries()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from outrider.cache import cache_folder
@@ -14,13 +15,14 @@ from outrider.lazy import filelock
 log = logging.getLogger("outrider.lab")
 
 
-def claim(path: Path) -> Callable[[], None]:
-    """Make `path` this process's own until the function that this returns is called or dropped, or the process ends.
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """`with claimed(path):` no other process writes `path` meanwhile. Raises ConfigError where one does.
 
-    Raises ConfigError where another process has it. A machine on which no lock can be kept has none.
+    A machine on which no lock can be kept has none.
     """
     name = hashlib.blake2b(str(path.absolute()).encode(), digest_size=16).hexdigest()
-    lock = filelock.FileLock(cache_folder() / "locks" / f"{name}.lock", timeout=0, is_singleton=True)
+    lock = filelock.FileLock(cache_folder() / "locks" / f"{name}.lock", timeout=0)
     try:
         Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -28,4 +30,7 @@ def claim(path: Path) -> Callable[[], None]:
         raise ConfigError(f"another run writes {path}: wait for its end, or give this one another --out") from error
     except OSError as error:
         log.info("%s is not locked against other runs: %s", path, error)
-    return lambda: lock.release()
+    try:
+        yield
+    finally:
+        lock.release()

@@ -6,7 +6,7 @@
     journal.close()                               # finished: the file goes
 
 The file is JSON lines: a head with the plan, then one line a unit. A resumed run must have the same plan (what is measured,
-with which code); half a last line, from a crash while writing, is dropped. A second process that opens the file is refused.
+with which code); half a last line, from a crash while writing, is dropped.
 """
 
 from __future__ import annotations
@@ -18,33 +18,27 @@ from pathlib import Path
 from typing import Any
 
 from outrider.errors import ConfigError
-from outrider.lab.claim import claim
 from outrider.lab.progress import Progress
 
 
 class Journal:
     """Finished units by key; see the module docstring."""
 
-    def __init__(self, path: Path, done: dict[str, Any], release: Callable[[], None] = lambda: None) -> None:
-        """`release`: of the claim on the file, which is held as long as the journal."""
+    def __init__(self, path: Path, done: dict[str, Any]) -> None:
         self.path = path
-        self._done, self._release = done, release
+        self._done = done
 
     @classmethod
     def open(cls, path: Path, plan: dict[str, Any], *, resume: bool) -> Journal:
-        """Start anew, or go on.
-
-        Raises ConfigError when there is nothing to go on with, when the plan was another, or when another process works on it.
-        """
-        release = claim(path)
+        """Start anew, or go on. Raises ConfigError when there is nothing to go on with, or when the plan was another."""
         if resume:
-            return cls(path, _read(path, plan), release)
+            return cls(path, _read(path, plan))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"plan": plan}) + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
-        return cls(path, {}, release)
+        return cls(path, {})
 
     def __enter__(self) -> Journal:
         """`with journal:` work that may fail or be interrupted: a file that holds nothing does not outlive it."""
@@ -81,7 +75,6 @@ class Journal:
     def close(self) -> None:
         """Everything is done and written elsewhere."""
         self.path.unlink(missing_ok=True)
-        self._release()
 
 
 def _read(path: Path, plan: dict[str, Any]) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def first_pass(
     width, lengths = max(map(len, pending)), kv.lengths
     kv.reserve(len(pending), max(lengths) + width + num_behind)
     kv.make_room(0, len(pending), width + num_behind)
-    # Lists: an operation of torch or NumPy costs ten of these where a pass has driven everything out of the processor's caches.
+    # Lists: every small operation of torch or NumPy is slow where a pass has driven its code and data out of the caches.
     known = [[min(token, vocab_size - 1) for token in tokens] for tokens in pending]
     ids = torch.tensor([tokens + tokens[-1:] * (width - len(tokens)) for tokens in known])
     positions = np.array([[min(place, last_position) for place in range(start, start + width)] for start in lengths])

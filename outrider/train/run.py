@@ -15,6 +15,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ import torch
 from outrider.build import DEMO, Options
 from outrider.counted import counted
 from outrider.errors import ConfigError, OutriderError
-from outrider.lab.claim import claim
+from outrider.lab.claim import claimed
 from outrider.lab.progress import Progress
 from outrider.machine import versions
 from outrider.models.loading.load import (
@@ -100,17 +101,15 @@ def run_training(spec: TrainSpec, progress: Progress | None = None, command: str
             "several processes train, but one answers: run the same command in one process with --set only_responses=true; then "
             f"all of them --set responses={spec.out / RESPONSES} and another --out"
         )
-    release = claim(spec.out) if _is_main() else lambda: None
-    if _is_main():
-        _open_folder(spec, asdict(settings), command)
-    try:
-        return _run(spec, kind, settings, config_of_target, tokenizer, device, progress, command)
-    except OutriderError:
-        if _is_main() and not any((spec.out / name).exists() for name in (CHECKPOINT, DRAFTER)):
-            (spec.out / CONFIG).unlink(missing_ok=True)  # nothing was trained: the corrected command may use the folder
-        raise
-    finally:
-        release()
+    with claimed(spec.out) if _is_main() else nullcontext():
+        if _is_main():
+            _open_folder(spec, asdict(settings), command)
+        try:
+            return _run(spec, kind, settings, config_of_target, tokenizer, device, progress, command)
+        except OutriderError:
+            if _is_main() and not any((spec.out / name).exists() for name in (CHECKPOINT, DRAFTER)):
+                (spec.out / CONFIG).unlink(missing_ok=True)  # nothing was trained: the corrected command may use the folder
+            raise
 
 
 def _run(

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from outrider.cli.app import run
 from outrider.errors import ConfigError
-from outrider.lab.claim import claim
-from outrider.lab.journal import Journal
+from outrider.lab.claim import claimed
 
 HOLD = """
 import sys
 from pathlib import Path
-from outrider.lab.claim import claim
-held = claim(Path(sys.argv[1]))
-print(flush=True)
-sys.stdin.read()
+from outrider.lab.claim import claimed
+with claimed(Path(sys.argv[1])):
+    print(flush=True)
+    sys.stdin.read()
 """
 
 
@@ -42,30 +42,36 @@ def locks_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_process_is_refused_until_the_first_one_dies(tmp_path: Path) -> None:
     with another_process_with(tmp_path / "out"):
-        with pytest.raises(ConfigError, match=r"another run writes .*out"):
-            claim(tmp_path / "out")
-        claim(tmp_path / "other")()
-    claim(tmp_path / "out")()
-
-
-def test_a_claim_ends_when_it_is_released_or_dropped(tmp_path: Path) -> None:
-    claim(tmp_path / "released")()
-    claim(tmp_path / "dropped")
-    for name in ("released", "dropped"):
-        with another_process_with(tmp_path / name):
+        with pytest.raises(ConfigError, match=r"another run writes .*out"), claimed(tmp_path / "out"):
             pass
+        with claimed(tmp_path / "other"):
+            pass
+    with claimed(tmp_path / "out"):
+        pass
 
 
-def test_two_processes_do_not_write_one_journal(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "j", {}, resume=False)
-    journal.add("a", 1)
-    journal.close()
-    with another_process_with(tmp_path / "j"), pytest.raises(ConfigError, match="another run writes"):
-        Journal.open(tmp_path / "j", {}, resume=False)
-    assert not (tmp_path / "j").exists()
+def test_a_claim_ends_with_its_block_whatever_happens_there(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), claimed(tmp_path / "out"):
+        raise ZeroDivisionError
+    with another_process_with(tmp_path / "out"):
+        pass
+
+
+def test_a_measurement_beside_another_one_is_refused_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what the other one has found so far stays as it is."""
+    (tmp_path / "x.unfinished.jsonl").write_text("found so far\n")
+    with another_process_with(tmp_path / "x.unfinished.jsonl"):
+        code = run(["bench", "demo", "--prompts", "demo", "--out", str(tmp_path / "x.json")])
+    said = capsys.readouterr().err
+    assert (code, said.count("\n")) == (2, 1)
+    assert "another run writes" in said
+    assert (tmp_path / "x.unfinished.jsonl").read_text() == "found so far\n"
 
 
 def test_a_machine_that_keeps_no_locks_works_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file" / "cache"))
-    claim(tmp_path / "out")()
+    with claimed(tmp_path / "out"):
+        pass
