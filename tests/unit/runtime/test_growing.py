@@ -81,7 +81,7 @@ def of_a_model(family: str, path: Path, settings: TreeSettings, dtype: torch.dty
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek_v32"])
 def test_a_model_grows_the_trees_that_it_grows_level_by_level(shape: str, family: str, library_path: Path) -> None:
     """Catches a node beside another's parent, a wrong position, a node that sees what is not on its path, a choice among other
     nodes or at another budget, a kept node whose keys lie elsewhere; windows."""
