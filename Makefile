@@ -34,7 +34,7 @@ QUICK := tests/test_architecture.py tests/contract/test_drafters.py \
 	$(addprefix tests/unit/,decode kv parts rows trees) $(addprefix tests/unit/verifiers/test_,batch.py greedy.py verifiers.py) \
 	$(addprefix tests/unit/sampling/test_,coupling.py distribution.py params.py rng.py theory.py)
 
-.PHONY: help demo quick test test-all golden slow lint type check bench gpu docs proto clean
+.PHONY: help demo quick test test-all vocabularies golden slow lint type check bench gpu docs proto clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -50,6 +50,9 @@ test: $(TOOLS) ## the tests that take at most a second each
 
 test-all: $(TOOLS) ## the slow and the nightly ones too
 	@$(PYTEST) -m "not gpu" $(ARGS)
+
+vocabularies: $(TOOLS) ## llama.cpp's own vocabularies, against which tests compare our tokenizers
+	@$(BIN)/python tools/llama_vocabularies.py fetch
 
 golden: $(TOOLS) ## the golden reports anew: read the difference before you commit it
 	@$(BIN)/python -m pytest tests/unit/report/test_golden.py --renew-golden

@@ -2,16 +2,17 @@
 
 A vocabulary of byte pairs is put together here, with the rule by which its model splits text before it merges: a file only
 names that rule, and transformers takes GPT-2's for names it does not know (SmolLM's, StarCoder's), which gives other tokens. A
-rule that nobody knows is refused. SentencePiece vocabularies are transformers' to rebuild. A `tokenizer.json` beside the file is
-taken instead of all this.
+rule that nobody knows is refused. Of a SentencePiece vocabulary the merges are transformers' to recover; blanks and special
+tokens are treated as in llama.cpp, whose own vocabularies and ids are the test. A `tokenizer.json` next to the file is taken
+instead of all this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.lazy import transformers
@@ -24,8 +25,13 @@ if TYPE_CHECKING:
 FILE = "tokenizer.json"
 REMEDY = f"Put the original model's {FILE} and tokenizer_config.json beside the file."
 BYTE_PAIRS = "gpt2"  # what files call a vocabulary of byte pairs
-OTHER_KINDS = ("llama", "gemma4")  # SentencePiece
-CONTROL, USER_DEFINED = 3, 4  # types of tokens
+PIECES, GEMMA4 = "llama", "gemma4"  # what they call SentencePiece vocabularies
+KINDS = (BYTE_PAIRS, PIECES, GEMMA4)
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of tokens
+PIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # of SentencePiece vocabularies whose file names none
+PHI3 = "phi3"  # the architecture whose special tokens take the white space after them, except these
+KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
+BLANK = "▁"  # a space in SentencePiece's spelling
 ALPHABET = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
 _K = "tokenizer.ggml."
 
@@ -58,6 +64,14 @@ _KIMI = (r"[\p{Han}]+|" + "|".join((
     r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
 )),)  # fmt: skip
 _GPT4O = (f"{_CASED}*{_LOWER}+{_SHORT}|{_CASED}+{_LOWER}*{_SHORT}|" + r"\p{N}{1,3}|" + _ENDS,)
+_CASED_LETTERS = (  # of Unicode when DeepSeek's first tokenizer was made; \p{L&} has more today
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼ"
+    "ιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-"
+    "𐳲𑢠-𑣟𞤀-𞥃"
+)
+_DEEPSEEK_LLM = (
+    r"[\r\n]", rf"\s?[{_CASED_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}+",
+)  # fmt: skip
 _SINGLE_DIGITS = (r"\p{N}", GPT2)
 _RULES: dict[tuple[str, ...], str] = {  # rule -> the names that files give it (llama.cpp's llama-vocab.cpp)
     (GPT2,): (
@@ -68,7 +82,10 @@ _RULES: dict[tuple[str, ...], str] = {  # rule -> the names that files give it (
     _QWEN35: "qwen35",
     _SEED: "seed-coder",
     _LING: "bailingmoe bailingmoe2",
-    _LLAMA3: "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe glm4 chatglm-bpe",
+    _LLAMA3: (
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe glm4 glm5 chatglm-bpe"
+    ),
+    _DEEPSEEK_LLM: "deepseek-llm",
     _TEKKEN: "tekken",
     _KIMI: "kimi-k2",
     _GPT4O: "gpt-4o llama4 kanana2 talkie minimax-m2",
@@ -82,8 +99,8 @@ _RULES: dict[tuple[str, ...], str] = {  # rule -> the names that files give it (
 }
 RULES = {name: rule for rule, names in _RULES.items() for name in names.split()}
 # A word that the vocabulary has is one token whatever its merges say; texts begin with the bos token where the file does not say.
-WHOLE_WORDS = frozenset(_RULES[_LLAMA3].split()) - {"dbrx", "smaug-bpe", "glm4", "chatglm-bpe"} | {"tekken"}
-BEGIN_BY_DEFAULT = WHOLE_WORDS - {"tekken"}
+BEGIN_BY_DEFAULT = frozenset(_RULES[_LLAMA3].split()) - {"dbrx", "smaug-bpe", "glm4", "glm5", "chatglm-bpe"} | {"tekken"}
+WHOLE_WORDS = BEGIN_BY_DEFAULT | {"glm4", "glm5"}
 
 
 def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
@@ -95,7 +112,7 @@ def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
     if (folder / FILE).is_file():
         return transformers.AutoTokenizer.from_pretrained(str(folder))
     kind = file.metadata.get(f"{_K}model")
-    if kind != BYTE_PAIRS and kind not in OTHER_KINDS:
+    if kind not in KINDS:
         what = f"a tokenizer of kind '{kind}', which transformers cannot rebuild" if kind else "no tokenizer"
         raise CapabilityError(f"'{file.path}' has {what}. {REMEDY}")
     rule = file.metadata.get(f"{_K}pre")
@@ -107,48 +124,89 @@ def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerBase:
     try:
         if kind == BYTE_PAIRS:
             return _byte_pairs(file, str(rule))
-        return _sentence_pieces(file)
+        return _gemma4(file) if kind == GEMMA4 else _sentence_pieces(file)
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise CheckpointError(f"'{file.path}' has a damaged tokenizer ({reason}). {REMEDY}") from error
 
 
 def _byte_pairs(file: GgufFile, rule: str) -> PreTrainedTokenizerFast:
-    tokens: list[str] = long_list(file, f"{_K}tokens")
-    kinds: Sequence[int] = long_list(file, f"{_K}token_type") if f"{_K}token_type" in file.metadata else [1] * len(tokens)
+    marked = _tokens_with_kinds(file)
     merges = [tuple(merge.split(" ", 1)) for merge in long_list(file, f"{_K}merges")]
-    vocabulary = {_spelled(text, kind): token for token, (text, kind) in enumerate(zip(tokens, kinds, strict=True))}
+    vocabulary = {_spelled(text, kind): token for token, (text, kind) in enumerate(marked)}
     backend = Tokenizer(models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=rule in WHOLE_WORDS))
     backend.pre_tokenizer = _splitting(RULES[rule])
     backend.decoder = decoders.ByteLevel()
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
-    marked = list(zip(tokens, kinds, strict=True))
-    backend.add_special_tokens([AddedToken(text, normalized=False, special=True) for text, kind in marked if kind == CONTROL])
-    backend.add_tokens([AddedToken(text, normalized=False, special=False) for text, kind in marked if kind == USER_DEFINED])
-    named = {
-        f"{name}_token": tokens[file.metadata[f"{_K}{key}_token_id"]]
-        for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-        if f"{_K}{key}_token_id" in file.metadata
-    }
-    made = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=backend, **{"bos_token": None, "eos_token": None, **named}, chat_template=_template(file),
-        clean_up_tokenization_spaces=False, model_max_length=file.of_model("context_length") or int(1e30),
-    )  # fmt: skip
-    _frame(made, file, begins=rule in BEGIN_BY_DEFAULT)
-    return made
+    _add_marked(backend, marked)
+    return _wrapped(backend, file, {}, begins=rule in BEGIN_BY_DEFAULT)
 
 
 def _sentence_pieces(file: GgufFile) -> PreTrainedTokenizerFast:
-    made = transformers.PreTrainedTokenizerFast.from_pretrained(
+    """Every piece of text between special tokens begins with a blank, unless the file says `add_space_prefix = false`."""
+    backend = Tokenizer(_by_transformers(file).backend_tokenizer.model)
+    blanks = normalizers.Replace(" ", BLANK)
+    to_text: list[Any] = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if file.metadata.get(f"{_K}add_space_prefix", True):
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend(BLANK), blanks])
+        to_text.append(decoders.Strip(" ", 1, 0))
+    else:
+        backend.normalizer = blanks
+    backend.decoder = decoders.Sequence(to_text)
+    _add_marked(backend, _tokens_with_kinds(file), takes_space=file.architecture == PHI3)
+    return _wrapped(backend, file, PIECE_IDS, begins=True)
+
+
+def _gemma4(file: GgufFile) -> PreTrainedTokenizerFast:
+    """As transformers makes it: texts do not begin with the bos token, which the chat template writes."""
+    tokenizer = _by_transformers(file)
+    tokenizer.chat_template = _template(file)
+    return tokenizer
+
+
+def _by_transformers(file: GgufFile) -> PreTrainedTokenizerFast:
+    return transformers.PreTrainedTokenizerFast.from_pretrained(
         str(file.path.parent), gguf_file=file.path.name, local_files_only=True
     )
-    backend = made.backend_tokenizer
-    if not file.metadata.get(f"{_K}add_space_prefix", True) and isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
-        backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    if file.metadata[f"{_K}model"] == "llama":  # of others transformers knows whether their template writes the token itself
-        _frame(made, file, begins=True)
-    return made
+
+
+def _tokens_with_kinds(file: GgufFile) -> list[tuple[str, int]]:
+    tokens: list[str] = long_list(file, f"{_K}tokens")
+    has_kinds = f"{_K}token_type" in file.metadata
+    kinds: Sequence[int] = long_list(file, f"{_K}token_type") if has_kinds else [NORMAL] * len(tokens)
+    return list(zip(tokens, kinds, strict=True))
+
+
+def _add_marked(backend: Tokenizer, marked: Sequence[tuple[str, int]], *, takes_space: bool = False) -> None:
+    """Match control tokens and those that users defined whole; `takes_space`: with the white space after them."""
+    special: list[AddedToken] = []
+    plain: list[AddedToken] = []
+    for text, kind in marked:
+        strips = takes_space and text not in KEEPS_SPACE
+        if kind in (CONTROL, UNKNOWN):
+            special.append(AddedToken(text, rstrip=strips, normalized=False, special=True))
+        elif kind == USER_DEFINED and backend.token_to_id(text) is not None:
+            plain.append(AddedToken(text, rstrip=strips, normalized=False, special=False))
+    backend.add_special_tokens(special)
+    backend.add_tokens(plain)
+
+
+def _wrapped(backend: Tokenizer, file: GgufFile, usual_ids: Mapping[str, int], *, begins: bool) -> PreTrainedTokenizerFast:
+    """transformers' tokenizer around ours, with the tokens that the file names; else those of `usual_ids`."""
+    named: dict[str, str | None] = {"bos_token": None, "eos_token": None}
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        token = file.metadata.get(f"{_K}{key}_token_id", usual_ids.get(key))
+        if token is not None:
+            named[f"{name}_token"] = long_list(file, f"{_K}tokens")[token]
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        **named,
+        chat_template=_template(file),
+        clean_up_tokenization_spaces=False,
+        model_max_length=file.of_model("context_length") or int(1e30),
+    )
+    _frame(tokenizer, file, begins=begins)
+    return tokenizer
 
 
 def _frame(tokenizer: Any, file: GgufFile, *, begins: bool) -> None:

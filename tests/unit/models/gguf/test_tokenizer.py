@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from outrider.errors import CapabilityError, CheckpointError
+from outrider.models.gguf.header import read_gguf
+from outrider.models.gguf.tokenizer import gguf_tokenizer
 from outrider.models.loading.load import load_tokenizer
 from tests.gguf_files import vocabulary, write_model
 from tests.helpers import byte_tokenizer
@@ -49,17 +53,19 @@ def test_marks_go_with_their_letters_in_newer_rules(tmp_path: Path) -> None:
 
 
 def test_whole_words_and_begins_follow_the_rule(tmp_path: Path) -> None:
-    """Llama 3: a word of the vocabulary is a token whatever the merges say, and texts begin with the bos token."""
-    path = write_model(
-        tmp_path / "m.gguf", made(), "llama", pre="llama-bpe", changes={"tokenizer.ggml.add_bos_token": None}
-    )
-    tokenizer = load_tokenizer(str(path))
-    assert tokenizer.backend_tokenizer.model.ignore_merges
-    assert tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
+    """Llama 3, Tekken: a word of the vocabulary is a token whatever the merges say, and texts begin with the bos token."""
+    for rule in ("llama-bpe", "tekken"):
+        changes = {"tokenizer.ggml.add_bos_token": None}
+        path = write_model(tmp_path / f"{rule}.gguf", made(), "llama", pre=rule, changes=changes)
+        tokenizer = load_tokenizer(str(path))
+        assert tokenizer.backend_tokenizer.model.ignore_merges
+        assert tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
     plain = load_tokenizer(str(write_model(tmp_path / "n.gguf", made(), "llama", pre="llama-bpe")))
     assert len(plain("a")["input_ids"]) == 1  # the file says no
-    glm = load_tokenizer(str(write_model(tmp_path / "g.gguf", made(), "llama", pre="glm4")))
-    assert not glm.backend_tokenizer.model.ignore_merges
+    for rule, ignores in (("glm4", True), ("glm5", True), ("chatglm-bpe", False), ("qwen2", False)):
+        glm = load_tokenizer(str(write_model(tmp_path / f"{rule}.gguf", made(), "llama", pre=rule)))
+        assert glm.backend_tokenizer.model.ignore_merges == ignores
+        assert len(glm("a")["input_ids"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -104,19 +110,58 @@ def test_several_templates_have_names(tmp_path: Path) -> None:
     assert set(tokenizer.chat_template) == {"default", "tool_use"}
 
 
+def sentence_pieces(path: Path, **changes: object) -> Any:
+    """The tokenizer of a file with a small SentencePiece vocabulary; `changes`: of the metadata."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "h", "e", "th", "▁th", "▁the", "▁▁"]
+    tokens += ["<|user|>", "<|end|>"]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * 8, 3, 4]
+    scores = [0.0] * 259 + [-5.0, -6.0, -7.0, -8.0, -1.0, -2.0, -3.0, -4.0, 0.0, 0.0]
+    metadata = {
+        "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds, "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.scores": scores, "tokenizer.ggml.pre": None, "tokenizer.ggml.add_bos_token": None,
+        "tokenizer.ggml.unknown_token_id": 0, "llama.vocab_size": len(tokens),
+    } | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}  # fmt: skip
+    return load_tokenizer(str(write_model(path, made(), "llama", changes=metadata, tokenizer="llama")))
+
+
 def test_sentencepiece_vocabularies_are_rebuilt(tmp_path: Path) -> None:
     """Scores order the merges, unknown characters fall back to bytes, texts begin with the bos token."""
-    pieces_of = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "h", "e", "th", "▁th", "▁the"]
-    kinds = [2, 3, 3, *[6] * 256, *[1] * 7]
-    changes = {
-        "tokenizer.ggml.tokens": pieces_of, "tokenizer.ggml.token_type": kinds, "tokenizer.ggml.merges": None,
-        "tokenizer.ggml.scores": [0.0] * 259 + [-5.0, -6.0, -7.0, -8.0, -1.0, -2.0, -3.0], "tokenizer.ggml.pre": None,
-        "tokenizer.ggml.add_bos_token": None, "tokenizer.ggml.unknown_token_id": 0, "llama.vocab_size": len(pieces_of),
-    }  # fmt: skip
-    tokenizer = load_tokenizer(str(write_model(tmp_path / "m.gguf", made(), "llama", changes=changes, tokenizer="llama")))
+    tokenizer = sentence_pieces(tmp_path / "m.gguf")
     assert tokenizer("the é").tokens() == ["<s>", "▁the", "▁", "<0xC3>", "<0xA9>"]
     assert tokenizer.decode(tokenizer("the é")["input_ids"], skip_special_tokens=True) == "the é"
-    changes["tokenizer.ggml.add_space_prefix"] = False
-    bare = load_tokenizer(str(write_model(tmp_path / "n.gguf", made(), "llama", changes=changes, tokenizer="llama")))
+    bare = sentence_pieces(tmp_path / "n.gguf", add_space_prefix=False)
     assert bare("th the").tokens() == ["<s>", "th", "▁the"]
+    assert bare("<|user|>th").tokens() == ["<s>", "<|user|>", "th"]
     assert bare.decode(bare(" the")["input_ids"], skip_special_tokens=True) == " the"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (" the", ["▁", "▁the"]),  # a space of the text's own stays beside the prefix
+        ("<|user|>the", ["<|user|>", "▁the"]),
+        ("<|user|> the", ["<|user|>", "▁", "▁the"]),
+        ("the<|user|>the<|end|>th", ["▁the", "<|user|>", "▁the", "<|end|>", "▁th"]),
+        ("the</s><unk>the", ["▁the", "</s>", "<unk>", "▁the"]),
+    ],
+)
+def test_text_after_a_special_token_begins_with_a_blank(tmp_path: Path, text: str, expected: list[str]) -> None:
+    tokenizer = sentence_pieces(tmp_path / "m.gguf")
+    assert tokenizer(text, add_special_tokens=False).tokens() == expected
+
+
+def test_special_tokens_of_sentencepiece_have_their_usual_ids(tmp_path: Path) -> None:
+    """Files of 2023 name none."""
+    names = ("bos_token_id", "eos_token_id", "unknown_token_id")
+    tokenizer = sentence_pieces(tmp_path / "m.gguf", **dict.fromkeys(names))
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token) == ("<s>", "</s>", "<unk>")
+
+
+def test_special_tokens_of_phi3_take_the_white_space_after_them(tmp_path: Path) -> None:
+    changes = {"general.architecture": "phi3"}
+    path = tmp_path / "m.gguf"
+    sentence_pieces(path)
+    file = read_gguf(path)
+    phi3 = gguf_tokenizer(replace(file, metadata=file.metadata | changes))
+    ids = phi3("<|user|>\n th<|end|>\n<s> th", add_special_tokens=False)["input_ids"]
+    assert phi3.convert_ids_to_tokens(ids) == ["<|user|>", "▁th", "<|end|>", "<s>", "▁", "▁th"]
