@@ -26,7 +26,7 @@ class Compiled:
         self._shared = make()
         self._shared.compute_logit_bias()  # the first mask builds the lexer's first states: once, not per row
         if self._shared.is_error():
-            raise self.too_heavy(self._shared)
+            raise self.refusal(self._shared)
 
     def copy(self) -> Any:
         """For a row that begins."""
@@ -38,9 +38,11 @@ class Compiled:
         log.info("the texts of %s used up the lexer they shared: a row goes on with one of its own", self._name)
         return self._make()
 
-    def too_heavy(self, matcher: Any) -> RequestError:
+    def refusal(self, matcher: Any) -> RequestError:
         """What to raise for a matcher that is broken."""
         why = matcher.get_error().splitlines()[0]
+        if why == "NoExtensionBias":  # llguidance's word for a text in which no token fits
+            return RequestError(f"{self._name} asks for a text that the tokens of this model cannot spell: use other characters")
         return RequestError(
             f"{self._name} takes more work than one answer may cost ({why}): let it repeat less, or ask for a shorter answer"
         )

@@ -15,6 +15,8 @@ from outrider.grammar.vocabulary import index_vocabulary
 
 MAX_KEPT = 256  # compiled grammars a server remembers: clients send the same schema again and again
 MAX_CHARACTERS = 16 << 20  # of all of them
+# By itself llguidance allows one token where the text is forced, the tokenizer's own spelling, which may be a special token's
+ALL_SPELLINGS = '\n%llguidance {"no_forcing": true}\n'
 
 
 class Grammars:
@@ -51,7 +53,11 @@ class Grammars:
     def _compile(self, library: Any, spec: Spec) -> Compiled:
         """The grammar that a request asks for, compiled. Raises RequestError."""
         text = _checked(library, spec, self._index)
-        return Compiled(spec.name, lambda: library.LLMatcher(self._index, text, log_level=0))
+        if spec.form == "json_schema":
+            text = "start: %json " + spec.text
+        elif spec.form == "regex":  # Lark in JSON
+            text = json.loads(text)["grammars"][0]["lark_grammar"]
+        return Compiled(spec.name, lambda: library.LLMatcher(self._index, text + ALL_SPELLINGS, log_level=0))
 
 
 def refuse_wrong(spec: Spec) -> None:
@@ -62,6 +68,8 @@ def refuse_wrong(spec: Spec) -> None:
 
 def _checked(library: Any, spec: Spec, index: Any) -> Any:
     """The grammar in the library's form. Raises RequestError that names the path of what is wrong."""
+    if spec.form in ("ebnf", "lark") and spec.text.lstrip().startswith("{"):  # which llguidance would read in a form of its own
+        raise RequestError(f"{spec.name} must be a grammar (root ::= ... or start: ...), got JSON: give a schema as a schema")
     try:
         text = library.grammar_from(spec.form, spec.text)
     except ValueError as error:

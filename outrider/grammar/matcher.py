@@ -112,7 +112,7 @@ class Matcher:
             found = ask(given)
             if not self._matcher.is_error():
                 return found
-            self._failure = self._grammar.too_heavy(self._matcher)
+            self._failure = self._grammar.refusal(self._matcher)
         raise self._failure
 
     def _begin_anew(self) -> None:

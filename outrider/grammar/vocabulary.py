@@ -3,6 +3,8 @@
 It reads the common fast tokenizers by itself (byte-level BPE, SentencePiece with bytes). For others the tokens' bytes come
 from `models/tokens/token_bytes.py`, which reads them from the decoder; a vocabulary that only implies the spaces between words
 cannot be held to a grammar, for no token says where its word ends.
+
+Special tokens, and added ones that are written <...>, spell no text: a grammar must ask for such a token by its name or number.
 """
 
 from __future__ import annotations
@@ -48,12 +50,7 @@ class _Bytes:
     tokens: list[bytes]
     special_token_ids: list[int]
     eos_token_id: int
-    tokenizer: Any
     bos_token_id: None = None
-
-    def __call__(self, text: str) -> list[int]:
-        """How the tokenizer splits what a grammar forces; bytes it refuses, and the wrapper then asks with text."""
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def _bytes_of(tokenizer: Any, vocab_size: int, eos: int) -> _Bytes:
@@ -61,5 +58,7 @@ def _bytes_of(tokenizer: Any, vocab_size: int, eos: int) -> _Bytes:
     if known is None or not known.is_joined or known.shape.implies_spaces:
         reason = SPACES if known is not None and known.shape.implies_spaces else NO_BYTES
         raise CapabilityError(f"the tokenizer {type(tokenizer).__name__} {reason}")
-    special = frozenset(tokenizer.all_special_ids) | known.special_ids
-    return _Bytes([known.bytes_of(token) for token in range(vocab_size)], sorted(special), eos, tokenizer)
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    marks = {token for token, entry in added.items() if entry.content.startswith("<") and entry.content.endswith(">")}
+    special = marks | known.special_ids | set(tokenizer.all_special_ids)
+    return _Bytes([known.bytes_of(token) for token in range(vocab_size)], sorted(special), eos)

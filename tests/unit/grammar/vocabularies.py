@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import llguidance
 
-from outrider.grammar.compiled import Compiled
+from outrider.grammar import Grammars, regex
 from outrider.grammar.matcher import Matcher
 
 END = 0
@@ -21,19 +21,15 @@ class Letters:
     bos_token_id: None = None
     special_token_ids: tuple[int, ...] = (END,)
 
-    def __call__(self, text: str) -> list[int]:
-        """Greedy: the longest token first."""
-        rest, found = text.encode() if isinstance(text, str) else text, []
-        while rest:
-            fitting = [token for token in range(1, len(self.tokens)) if rest.startswith(self.tokens[token])]
-            found.append(max(fitting, key=lambda token: len(self.tokens[token])))
-            rest = rest[len(self.tokens[found[-1]]) :]
-        return found
+
+def grammars_over(*texts: str) -> Grammars:
+    """Grammars over the tokens END and `texts`."""
+    words = llguidance.TokenizerWrapper(Letters([b"<end>", *(text.encode() for text in texts)]))
+    grammars = Grammars(None, 1 + len(texts), [END])
+    grammars._index = llguidance.LLTokenizer(words, n_vocab=1 + len(texts), eos_token=[END], slices=[])
+    return grammars
 
 
 def matcher(pattern: str, *texts: str) -> Matcher:
     """A constraint by a regex over the tokens END and `texts`."""
-    words = llguidance.TokenizerWrapper(Letters([b"<end>", *(text.encode() for text in texts)]))
-    index = llguidance.LLTokenizer(words, n_vocab=1 + len(texts), eos_token=[END], slices=[])
-    compiled = Compiled("pattern", lambda: llguidance.LLMatcher(index, llguidance.grammar_from("regex", pattern), log_level=0))
-    return Matcher(compiled, frozenset([END]), 1 + len(texts))
+    return grammars_over(*texts).constraint(regex(pattern))
