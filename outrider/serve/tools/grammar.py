@@ -17,12 +17,12 @@ from outrider.serve.tools.lark import ANY, choice, json_of, quoted_regex, withou
 from outrider.serve.tools.parameters import arguments, functions_in_python, functions_in_tags
 
 Functions = Sequence[Mapping[str, Any]]
-Specials = Mapping[str, int]
+Marks = Mapping[str, int]
 NO_CALL = r"/[ \t\r\n]*[^ \t\r\n{](.|\n)*/ & ~/[ \t\r\n]*<\|python_tag\|>(.|\n)*/"  # an answer of Llama 3 that is a text
 
 
-def calls_grammar(form: ToolFormat, functions: Functions, specials: Specials, *, single: bool, free: bool) -> str:
-    """One call of these functions, or several. `specials`: texts that are one special token. `free`: other text may stand
+def calls_grammar(form: ToolFormat, functions: Functions, marks: Marks, *, single: bool, free: bool) -> str:
+    """One call of these functions, or several. `marks`: texts of the format that are one token. `free`: other text may stand
     around calls or in their place, and only strict functions are held to their schemas. Raises CapabilityError for a schema
     that calls of this kind cannot be held to."""
     if free:
@@ -30,16 +30,16 @@ def calls_grammar(form: ToolFormat, functions: Functions, specials: Specials, *,
     if form.name == "pythonic":
         return _lines(functions_in_python(functions, single=single, free=free))
     if form.name == "llama3":
-        return _lines(_bare(form, functions, specials, single, free))
-    body, between = _body(form, functions, specials, single)
-    opening = written(form.opening, specials)
+        return _lines(_bare(form, functions, marks, single, free))
+    body, between = _body(form, functions, marks, single)
+    opening = written(form.opening, marks)
     more = "" if single or between is None else f" ({between} {opening} body)*"
     if not free:
         return _lines([f"start: {opening} body{more}", *body])
-    return _lines(_free(form, body, specials, more))
+    return _lines(_free(form, body, marks, more))
 
 
-def calls_or_answer(form: ToolFormat, functions: Functions, specials: Specials, answer: Spec, *, single: bool) -> str:
+def calls_or_answer(form: ToolFormat, functions: Functions, marks: Marks, answer: Spec, *, single: bool) -> str:
     """Calls, or content of a given form. Raises RequestError for a form that is a whole grammar of its own."""
     match answer.form:
         case "json_schema":
@@ -50,7 +50,7 @@ def calls_or_answer(form: ToolFormat, functions: Functions, specials: Specials, 
             content = choice([json.dumps(option) for option in json.loads(answer.text)])
         case _:
             raise RequestError(f"{answer.name} beside tools: a grammar and calls cannot be put together; use tool_choice 'none'")
-    calls = calls_grammar(form, functions, specials, single=single, free=False)
+    calls = calls_grammar(form, functions, marks, single=single, free=False)
     return f"{calls.replace('start:', 'calls:', 1)}start: calls | answer\nanswer: {content}\n"
 
 
@@ -58,36 +58,36 @@ def _lines(rules: Sequence[str]) -> str:
     return "\n".join([*rules, ""])
 
 
-def _body(form: ToolFormat, functions: Functions, specials: Specials, single: bool) -> tuple[list[str], str | None]:
+def _body(form: ToolFormat, functions: Functions, marks: Marks, single: bool) -> tuple[list[str], str | None]:
     """(rules, what stands before another opening mark, or None where there is only one for all calls)."""
     if form.tags is not None:
-        return _tagged(form, form.tags, functions, specials)
+        return _tagged(form, form.tags, functions, marks)
     match form.name:
         case "hermes":
-            return [f'body: "\\n" {json_of(_any_call(form, functions))} "\\n" {written(form.closing, specials)}'], '"\\n"'
+            return [f'body: "\\n" {json_of(_any_call(form, functions))} "\\n" {written(form.closing, marks)}'], '"\\n"'
         case "deepseek":
-            return _deepseek(form, functions, specials, single), None
+            return _deepseek(form, functions, marks, single), None
         case "mistral" if form.has_args:
-            calls = [f"{written(f['name'] + '[ARGS]', specials)} {json_of(arguments(f))}" for f in functions]
+            calls = [f"{written(f['name'] + '[ARGS]', marks)} {json_of(arguments(f))}" for f in functions]
             return [f"body: {choice(calls)}"], ""
         case _:
             limits = {"maxItems": 1} if single else {}
             return [f"body: {json_of({'type': 'array', 'minItems': 1, **limits, 'items': _any_call(form, functions)})}"], None
 
 
-def _free(form: ToolFormat, body: Sequence[str], specials: Specials, more: str) -> list[str]:
+def _free(form: ToolFormat, body: Sequence[str], marks: Marks, more: str) -> list[str]:
     """Any text, in which a call must follow its mark. Nothing follows calls that have no closing mark. Where text may follow,
     so may another mark and call; readers leave out what is one too many."""
     mark, held = form.opening, "body"
     if form.tags is not None and form.tags.name[0]:  # some models leave the opening mark away, and readers allow for it
         mark, held, body = form.tags.name[0], "function", body[1:]
-    if mark in specials:
-        rules = [f"mark: TEXT {written(mark, specials)}", f"TEXT: {without([mark])}", *body]
+    if mark in marks:
+        rules = [f"mark: TEXT {written(mark, marks)}", f"TEXT: {without([mark])}", *body]
     else:
         rules = [f"mark[lazy]: TEXT {json.dumps(mark)}", f"TEXT: {ANY}", *body]
     if not form.closing:
         return [f"start: TEXT | mark body{more}", *rules]
-    others = [str(specials[text]) for text in (form.opening, form.closing) if text in specials and held == "function"]
+    others = [str(marks[text]) for text in (form.opening, form.closing) if text in marks and held == "function"]
     if others:
         return [f"start: (mark {held} | other)* TEXT", f"other: TEXT <[{','.join(others)}]>", *rules]
     return [f"start: (mark {held})* TEXT", *rules]
@@ -107,29 +107,29 @@ def _any_call(form: ToolFormat, functions: Functions) -> dict[str, Any]:
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
-def _tagged(form: ToolFormat, tags: Tags, functions: Functions, specials: Specials) -> tuple[list[str], str]:
-    before = written((tags.gap if tags.name[0] else "") + tags.name[0], specials)
-    closing = "" if tags.end == form.closing else written(tags.gap + form.closing, specials)
-    return [f"body: {before} function {closing}", *functions_in_tags(tags, functions, specials)], written(tags.gap, specials)
+def _tagged(form: ToolFormat, tags: Tags, functions: Functions, marks: Marks) -> tuple[list[str], str]:
+    before = written((tags.gap if tags.name[0] else "") + tags.name[0], marks)
+    closing = "" if tags.end == form.closing else written(tags.gap + form.closing, marks)
+    return [f"body: {before} function {closing}", *functions_in_tags(tags, functions, marks)], written(tags.gap, marks)
 
 
-def _deepseek(form: ToolFormat, functions: Functions, specials: Specials, single: bool) -> list[str]:
+def _deepseek(form: ToolFormat, functions: Functions, marks: Marks, single: bool) -> list[str]:
     """All calls between one pair of marks."""
     before, then, behind = ("function" + SEP, "\n```json\n", "\n```") if form.is_fenced else ("", SEP, "")
     calls = [
-        f"{written(CALL + before + f['name'] + then, specials)} {json_of(arguments(f))} {written(behind + CALL_END, specials)}"
+        f"{written(CALL + before + f['name'] + then, marks)} {json_of(arguments(f))} {written(behind + CALL_END, marks)}"
         for f in functions
     ]
     between = '"\\n" ' if form.is_fenced else ""
     more = "" if single else f" ({between}call)*"
-    return [f"body: call{more} {written(form.closing, specials)}", f"call: {choice(calls)}"]
+    return [f"body: call{more} {written(form.closing, marks)}", f"call: {choice(calls)}"]
 
 
-def _bare(form: ToolFormat, functions: Functions, specials: Specials, single: bool, free: bool) -> list[str]:
+def _bare(form: ToolFormat, functions: Functions, marks: Marks, single: bool, free: bool) -> list[str]:
     """Calls in place of an answer: a text then must not begin as they do."""
     more = "" if single else ' ("; " call)*'
     call = f"call: {json_of(_any_call(form, functions))}"
     if not free:
         return [f"start: call{more}", call]
-    tag = f"{written(PYTHON_TAG, specials)}? " if PYTHON_TAG in specials else ""
+    tag = f"{written(PYTHON_TAG, marks)}? " if PYTHON_TAG in marks else ""
     return [f"start: TEXT? | {tag}call{more}", f"TEXT: {NO_CALL}", call]

@@ -12,13 +12,13 @@ from outrider.grammar import json_schema
 ANY = r"/(.|\n)*/"
 
 
-def written(text: str, specials: Mapping[str, int]) -> str:
-    """A text, with special tokens by their numbers."""
-    if not specials:
+def written(text: str, marks: Mapping[str, int]) -> str:
+    """Text of a format, with those of its marks that are one token by their numbers."""
+    if not marks:
         return json.dumps(text) if text else ""
-    longest = sorted(specials, key=len, reverse=True)
+    longest = sorted(marks, key=len, reverse=True)
     parts = re.split(f"({'|'.join(map(re.escape, longest))})", text)
-    return " ".join(f"<[{specials[part]}]>" if part in specials else json.dumps(part) for part in parts if part)
+    return " ".join(f"<[{marks[part]}]>" if part in marks else json.dumps(part) for part in parts if part)
 
 
 def json_of(schema: Mapping[str, Any]) -> str:

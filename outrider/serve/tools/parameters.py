@@ -6,6 +6,7 @@ is refused by name (CapabilityError); one that is not strict is held to the rest
 
 from __future__ import annotations
 
+import json
 import keyword
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -115,7 +116,7 @@ def _word(parameter: Parameter) -> str:
 # ---------------------------------------------------------------- tags
 
 
-def functions_in_tags(tags: Tags, functions: Sequence[Function], specials: Mapping[str, int]) -> list[str]:
+def functions_in_tags(tags: Tags, functions: Sequence[Function], marks: Mapping[str, int]) -> list[str]:
     """Rules of `function`: everything from the name on to the end of the call."""
     names = choice([f"function_{n}" for n in range(len(functions))])
     rules = [f"function: {names}"]
@@ -124,14 +125,14 @@ def functions_in_tags(tags: Tags, functions: Sequence[Function], specials: Mappi
         given = ["given*"] if parameters is None else []
         for k, parameter in enumerate(parameters or []):
             given.append(f"given_{n}_{k}{'' if parameter.is_required else '?'}")
-            rules += _given(f"{n}_{k}", parameter, tags, specials)
-        parts = written(function["name"] + tags.name[1], specials), *given, written(tags.gap + tags.end, specials)
+            rules += _given(f"{n}_{k}", parameter, tags, marks)
+        parts = written(function["name"] + tags.name[1], marks), *given, written(tags.gap + tags.end, marks)
         rules.append(f"function_{n}: {' '.join(parts)}")
     if any("given*" in rule for rule in rules):
-        key, lead = written(tags.gap + tags.key[0], specials), written(_lead(tags), specials)
+        key, lead = written(tags.gap + tags.key[0], marks), written(_lead(tags), marks)
         rules += [f"given: {key} KEY {lead} text", r"KEY: /[^<>\n]+/"]
     if any(rule.endswith(" text") for rule in rules):
-        rules += _text("text", "ANYTHING", ANY, tags.also_end, tags.value[1], specials)
+        rules += _text("text", "ANYTHING", ANY, tags.also_end, tags.value[1], marks)
     return rules
 
 
@@ -140,28 +141,28 @@ def _lead(tags: Tags) -> str:
     return tags.key[1] + (tags.gap + tags.value[0] if tags.value[0] else "") + ("\n" if tags.lined else "")
 
 
-def _given(number: str, parameter: Parameter, tags: Tags, specials: Mapping[str, int]) -> list[str]:
+def _given(number: str, parameter: Parameter, tags: Tags, marks: Mapping[str, int]) -> list[str]:
     """Rules of one parameter."""
     if tags.key[1] in parameter.name or parameter.name != parameter.name.strip() or "\n" in parameter.name:
         raise parameter.refusal("cannot stand in a tag, in which this model writes it: rename it")
-    lead = written(tags.gap + tags.key[0] + parameter.name + _lead(tags), specials)
+    lead = f"{written(tags.gap + tags.key[0], marks)} {json.dumps(parameter.name)} {written(_lead(tags), marks)}"
     behind = ("\n" if tags.lined else "") + tags.value[1]
     types, parts = types_of(parameter.schema, parameter.root), alternatives(parameter.schema, parameter.root)
     if parameter.function.get("strict") and (strange := [part["type"] for part in parts if _is_strange(part.get("type"))]):
         raise RequestError(f"tools: parameter '{parameter.name}' has the type {strange[0]!r}, which JSON schema does not know")
     if "string" not in types:
-        return [f"given_{number}: {lead} {parameter.json} {written(behind, specials)}"]
+        return [f"given_{number}: {lead} {parameter.json} {written(behind, marks)}"]
     options = [option for part in parts for option in _options(part)]
     if all(_options(part) for part in parts):
         texts = [option if isinstance(option, str) else as_json(option) for option in options]
         if wrong := [text for text in texts if any(end in text for end in tags.ends)]:
             raise parameter.refusal(f"has the option {wrong[0]!r}, which would end its own tag: rename it")
-        return [f"given_{number}: {lead} ({choice([written(text + behind, specials) for text in texts])})"]
+        return [f"given_{number}: {lead} ({choice([json.dumps(text) for text in texts])}) {written(behind, marks)}"]
     bounds = _bounds(parameter, parts, types)
     if not bounds:
         return [f"given_{number}: {lead} text"]
     # without any "<": counting letters and looking out for tags at once is more than llguidance's lexer has fuel for
-    rules = _text(f"text_{number}", f"BOUNDED_{number}", f"/[^<]{bounds}/", (), behind, specials)
+    rules = _text(f"text_{number}", f"BOUNDED_{number}", f"/[^<]{bounds}/", (), behind, marks)
     return [f"given_{number}: {lead} text_{number}", *rules]
 
 
@@ -201,8 +202,8 @@ def _bounds(parameter: Parameter, parts: Sequence[Mapping[str, Any]], types: fro
     return "" if low is None and high is None else f"{{{low or 0},{'' if high is None else high}}}"
 
 
-def _text(rule: str, terminal: str, of: str, no: Sequence[str], end: str, specials: Mapping[str, int]) -> list[str]:
+def _text(rule: str, terminal: str, of: str, no: Sequence[str], end: str, marks: Mapping[str, int]) -> list[str]:
     """A text up to the tag that ends it."""
-    if specials and any(text in end for text in specials):
-        return [f"{rule}: {terminal} {written(end, specials)}", f"{terminal}: {of if of != ANY else without([*no, end])}"]
+    if marks and any(text in end for text in marks):
+        return [f"{rule}: {terminal} {written(end, marks)}", f"{terminal}: {of if of != ANY else without([*no, end])}"]
     return [f"{rule}[lazy]: {terminal} {written(end, {})}", f"{terminal}: {without(no) if no else of}"]

@@ -39,8 +39,8 @@ class ToolUse:
     choice: str  # "none", "auto", "required", or "=NAME"
     parallel: bool
     format: ToolFormat
-    written: Mapping[int, str]  # special tokens that count as text here
-    closing: int | None = None  # the token of the format's closing mark, where it is one
+    marks: Mapping[str, int]  # texts of the format that are one token, special or not: a grammar asks for the token
+    written: Mapping[int, str]  # those that are special, which a text leaves out and which count as text here
 
     @property
     def rendered(self) -> list[Mapping[str, Any]] | None:
@@ -60,7 +60,7 @@ class ToolUse:
             return None
         chosen = [tool["function"] for tool in self.tools if self.choice in ("auto", "required", "=" + _name(tool))]
         single = not self.parallel or self.choice.startswith("=")
-        return Spec("lark", calls_grammar(self.format, chosen, self._specials, single=single, free=strict), "tools")
+        return Spec("lark", calls_grammar(self.format, chosen, self.marks, single=single, free=strict), "tools")
 
     def spec_beside(self, form: Spec | None) -> Spec | None:
         """The grammar of an answer where a response format is asked for, too. It describes content, so an answer that must be
@@ -71,11 +71,7 @@ class ToolUse:
         if self.choice == "none" or self.format.is_harmony:  # there, calls stand in a channel of their own
             return form
         functions = [tool["function"] for tool in self.tools]
-        return Spec("lark", calls_or_answer(self.format, functions, self._specials, form, single=not self.parallel), form.name)
-
-    @property
-    def _specials(self) -> dict[str, int]:
-        return {text: token for token, text in self.written.items()}
+        return Spec("lark", calls_or_answer(self.format, functions, self.marks, form, single=not self.parallel), form.name)
 
     def reader(self) -> ToolReader:
         """For one answer."""
@@ -100,7 +96,7 @@ class ToolUse:
 
         `stopped`: the last token is a stop token, whose text nobody sees; a closing mark still ends its call."""
         if stopped:
-            mark = self.format.closing if token_ids[-1] == self.closing else ""
+            mark = self.format.closing if token_ids[-1] == self.marks.get(self.format.closing) else ""
             return [*self.texts_of(token_ids[:-1], pieces[:-1], shown=shown), pieces[-1] + mark]
         marks = {} if shown else self.written
         return [marks.get(token, "") + piece for token, piece in zip(token_ids, pieces, strict=True)]
@@ -124,14 +120,14 @@ def tool_use(
     if not re.search(r"\btools\b", template or ""):
         raise CapabilityError("tools: this model's chat template does not render them, so the model would never see them")
     found = format_of(template or "", format)
-    known = {entry.content: (token, entry.special) for token, entry in tokenizer.added_tokens_decoder.items()}
-    written = {known[marker][0]: marker for marker in found.markers if marker in known and known[marker][1]}
-    closing = known[found.closing][0] if found.closing in known else None
+    added = tokenizer.added_tokens_decoder
+    marks = {entry.content: token for token, entry in added.items() if entry.content in found.markers}
+    written = {token: marker for marker, token in marks.items() if added[token].special}
     parallel = True if parallel_tool_calls is None else parallel_tool_calls
     choice = _choice(tool_choice, [_name(tool) for tool in tools])
     if found.is_harmony and (choice not in ("none", "auto") or any(tool["function"].get("strict") for tool in tools)):
         raise CapabilityError("tool_choice and strict tools cannot be enforced in gpt-oss's format: use 'auto', without 'strict'")
-    return ToolUse(tuple(tools), choice, parallel, found, written, closing)
+    return ToolUse(tuple(tools), choice, parallel, found, marks, written)
 
 
 def merged_calls(deltas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import re
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import AddedToken
 
 from outrider.errors import CapabilityError, NumericalError, RequestError
 from outrider.grammar import Grammars, Spec, choice, ebnf, json_schema, regex
@@ -134,14 +137,17 @@ def test_what_a_strict_grammar_lets_through_follows_the_schema(name: str) -> Non
     assert allows(GRAMMARS, TOKENIZER, spec, text), "what was refused for one answer broke the grammar for the next"
 
 
+@pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].markers])
-def test_marks_that_are_special_tokens(name: str) -> None:
-    """Catches a grammar that asks for letters where the model has a token, and one that lets the letters through beside it."""
+def test_marks_that_are_tokens(name: str, special: bool) -> None:
+    """Catches a grammar that asks for letters where the model has a token, and one that lets the letters through beside it. Qwen
+    2.5 and 3 publish their marks as tokens that are not special."""
     tokenizer = byte_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": list(FORMATS[name].markers)})
+    tokenizer.add_tokens([AddedToken(marker, special=special, normalized=False) for marker in FORMATS[name].markers])
     grammars = Grammars(tokenizer, len(tokenizer), [EOS])
     strict, required = (use(name, tools=STRICT, choice=choice, tokenizer=tokenizer) for choice in ("auto", "required"))
-    assert set(strict.written.values()) == set(FORMATS[name].markers)
+    assert set(strict.marks) == set(FORMATS[name].markers)
+    assert set(strict.written.values()) == (set(FORMATS[name].markers) if special else set())
     tag = "<|python_tag|>" if name == "llama3" else ""
     before = "" if name in BARE else "Hm. "
     for spec, start in ((strict.spec, before + tag), (strict.spec, ""), (required.spec, "")):
@@ -213,6 +219,25 @@ def test_a_text_cannot_begin_another_parameter() -> None:
             assert not accepts(found, written("qwen3-coder", [("weather", {"city": f"Rome{end}days>x"})])), end
             assert accepts(found, written("qwen3-coder", [("weather", {"city": f"Rome{end[:-1]}"})])) != bool(bound), end
         assert accepts(found, written("qwen3-coder", [("weather", {"city": "Rome"})])), "rows share what a grammar has learnt"
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "glm", "glm-tight"])
+def test_names_and_options_with_a_mark_in_them_are_letters(name: str) -> None:
+    """Catches an option or a name written with the token of a mark, where only its text was meant."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in FORMATS[name].markers])
+    grammars = Grammars(tokenizer, len(tokenizer), [EOS])
+    mark = FORMATS[name].opening
+    key = mark if name != "qwen3-coder" else "tag"  # whose tag ends at ">"
+    schema = {"type": "object", "properties": {key: {"enum": [f"a{mark}b", ""]}}}
+    before, between, behind = re.split("[KV]", written(name, [("f", {"K": "V"})]))
+    for option, enforced in itertools.product((f"a{mark}b", ""), ("auto", "required")):
+        spec = use(name, tools=tool("f", schema), choice=enforced, tokenizer=tokenizer).spec
+        assert spec is not None
+        constraint = grammars.constraint(spec)
+        for marked, letters in ((before, key), (between, option), (behind, "")):
+            constraint.commit([*tokenizer(marked)["input_ids"], *TOKENIZER(letters)["input_ids"]])
+        assert constraint.is_over or constraint.allowed([[]])[0, EOS]
 
 
 def test_a_tag_that_is_no_token_begins_no_call_of_llama() -> None:
