@@ -10,6 +10,7 @@ from typing import Any
 from outrider.errors import CapabilityError, RequestError
 from outrider.grammar.compiled import Compiled
 from outrider.grammar.matcher import Matcher
+from outrider.grammar.numbers import refuse_inexact, schemas_in
 from outrider.grammar.specs import Spec
 from outrider.grammar.vocabulary import index_vocabulary
 
@@ -68,12 +69,14 @@ def refuse_wrong(spec: Spec) -> None:
 
 def _checked(library: Any, spec: Spec, index: Any) -> Any:
     """The grammar in the library's form. Raises RequestError that names the path of what is wrong."""
-    if spec.form in ("ebnf", "lark") and spec.text.lstrip().startswith("{"):  # which llguidance would read in a form of its own
-        raise RequestError(f"{spec.name} must be a grammar (root ::= ... or start: ...), got JSON: give a schema as a schema")
+    if spec.form in ("ebnf", "lark") and spec.text.lstrip().startswith("{"):  # which llguidance would read in its own form
+        raise RequestError(f"{spec.name} must be a grammar (root ::= ... or start: ...), got JSON: use the field for schemas")
     try:
         text = library.grammar_from(spec.form, spec.text)
     except ValueError as error:
         raise RequestError(f"{spec.name} is no grammar: {error}") from error
+    for schema in [json.loads(spec.text)] if spec.form == "json_schema" else schemas_in(text):
+        refuse_inexact(schema, spec.name)
     problem = library.LLMatcher.validate_grammar(text, index)
     if problem and spec.form == "json_schema":
         path = "".join(f".{step}" for step in _path(library, json.loads(spec.text), problem))

@@ -105,6 +105,43 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
+EXACT, INT64 = 2**53 - 1, 2**63 - 1
+BOUNDED: list[tuple[dict[str, Any], list[int], list[int]]] = [
+    ({"minimum": EXACT}, [EXACT, EXACT + 1, EXACT + 2], [EXACT - 1, -EXACT]),
+    ({"maximum": -EXACT}, [-EXACT, -EXACT - 1, -EXACT - 2], [1 - EXACT, 0]),
+    ({"exclusiveMinimum": -EXACT, "exclusiveMaximum": EXACT}, [1 - EXACT, 0, EXACT - 1], [-EXACT, EXACT, EXACT + 1]),
+    ({"minimum": -EXACT, "maximum": INT64}, [-EXACT, INT64, INT64 - 1], [-EXACT - 1, INT64 + 1, 10 * INT64]),
+]
+
+
+@pytest.mark.parametrize(("bounds", "good", "bad"), BOUNDED)
+def test_bounds_of_large_whole_numbers(bounds: dict[str, Any], good: list[int], bad: list[int]) -> None:
+    spec = json_schema({"type": "integer", **bounds})
+    assert [accepts(GRAMMARS, BYTES, spec, str(number)) for number in good] == [True] * len(good)
+    assert [accepts(GRAMMARS, BYTES, spec, str(number)) for number in bad] == [False] * len(bad)
+
+
+ROUNDED: list[tuple[Any, str]] = [
+    ({"type": "integer", "minimum": EXACT + 1}, "minimum is 9007199254740992"),
+    ({"type": "integer", "minimum": -(2**63), "maximum": INT64}, "minimum is -9223372036854775808"),  # which ended the process
+    ({"type": "number", "maximum": INT64}, "maximum is 9223372036854775807"),
+    ({"maximum": INT64}, "maximum is 9223372036854775807"),
+    ({"type": "integer", "exclusiveMaximum": INT64 + 1}, "exclusiveMaximum is 9223372036854775808"),
+    ({"type": "integer", "maximum": 1e19}, r"maximum is 1e\+19"),
+    ({"const": -(2**63)}, "const is -9223372036854775808"),
+    ({"properties": {"id": {"enum": [1, [{"a": EXACT + 2}]]}}}, r"properties\.id\.enum\.1\.0\.a is 9007199254740993"),
+]
+
+
+@pytest.mark.parametrize(("schema", "match"), ROUNDED)
+def test_numbers_that_would_be_rounded_are_refused(schema: Any, match: str) -> None:
+    """Catches an answer held to another bound or constant than the schema's, by one to a thousand."""
+    text = json.dumps(schema)
+    for spec in (json_schema(schema), lark(f"start: %json {text}"), ebnf(f'start: "a" %json\n {text}')):
+        with pytest.raises(RequestError, match=rf"^{spec.name}\.{match}, and an answer can be held to whole numbers up to"):
+            GRAMMARS.constraint(spec)
+
+
 @pytest.mark.parametrize(("schema", "match"), WRONG)
 def test_a_wrong_schema_is_refused_with_the_path(schema: Any, match: str) -> None:
     """Catches a keyword that is ignored, and an error that leaves a client to search a schema of pages."""

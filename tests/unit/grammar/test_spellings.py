@@ -167,5 +167,5 @@ def test_a_text_that_no_token_can_continue_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("make", [lark, ebnf])
 def test_llguidances_own_json_is_no_grammar(make: Any) -> None:
-    with pytest.raises(RequestError, match=r"grammar must be a grammar .* got JSON: give a schema as a schema"):
+    with pytest.raises(RequestError, match=r"grammar must be a grammar .* got JSON: use the field for schemas"):
         grammars_over("a").constraint(make('{"grammars": [{"json_schema": {}}]}'))
