@@ -10,13 +10,15 @@ from typing import Any
 from outrider.errors import ConfigError
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
+SPACED = ("disable_any_whitespace", "whitespace_pattern")
+SWITCHES = ("json_object", "disable_any_whitespace")  # false: not asked for
 
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
     """One of `json`, `regex`, `choice`, `grammar` and `json_object`, and how JSON is spaced. Raises ConfigError for others."""
 
-    json: str | dict[str, Any] | None = None  # a JSON schema, or its text
+    json: str | dict[str, Any] | bool | None = None  # a JSON schema, or its text
     regex: str | None = None  # the whole answer matches it; syntax of Rust's regex crate, no look-around
     choice: list[str] | None = None  # the answer is one of these
     grammar: str | None = None  # llama.cpp's GBNF (`root ::= ...`) or Lark (`start: ...`)
@@ -25,19 +27,19 @@ class StructuredOutputsParams:
     whitespace_pattern: str | None = None  # what may stand between the parts of JSON, as a regular expression
 
     def __post_init__(self) -> None:
-        kinds = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
+        kinds = [name for name in self.as_dict() if name in KINDS]
         if len(kinds) != 1:
             raise ConfigError(
                 f"structured_outputs must have exactly one of {', '.join(KINDS)}, got {', '.join(kinds) or 'none'}"
             )
-        spaced = [name for name in ("disable_any_whitespace", "whitespace_pattern") if getattr(self, name) not in (None, False)]
+        spaced = [name for name in self.as_dict() if name in SPACED]
         if spaced and not kinds[0].startswith("json"):
             raise ConfigError(f"structured_outputs.{kinds[0]} has no white space of its own: leave out {' and '.join(spaced)}")
         if len(spaced) > 1:
             raise ConfigError("structured_outputs.whitespace_pattern and disable_any_whitespace contradict each other: give one")
         for name in ("regex", "grammar", "whitespace_pattern"):
             self._check(name, str, "a text")
-        for name in ("json_object", "disable_any_whitespace"):
+        for name in SWITCHES:
             self._check(name, bool, "true or false")
         if self.json is not None:
             self._check_schema(self.json)
@@ -48,11 +50,12 @@ class StructuredOutputsParams:
     @property
     def kind(self) -> str:
         """The one of KINDS that is given."""
-        return next(kind for kind in KINDS if getattr(self, kind) not in (None, False))
+        return next(name for name in self.as_dict() if name in KINDS)
 
     def as_dict(self) -> dict[str, Any]:
         """What is given, as plain JSON."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, False)}
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name, value in given.items() if value is not False or name not in SWITCHES}
 
     def _check(self, name: str, kind: type, words: str) -> None:
         value = getattr(self, name)

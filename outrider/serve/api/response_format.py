@@ -71,9 +71,9 @@ def _response_format(wanted: Mapping[str, Any]) -> Spec | None:
 
 def _structured(wanted: Mapping[str, Any]) -> Spec:
     """vLLM's `structured_outputs`."""
-    given = {key: value for key, value in wanted.items() if value not in (None, False)}
     known = [field.name for field in fields(StructuredOutputsParams)]
-    unknown = sorted(set(given) - set(known))
+    given = {name: value for name, value in wanted.items() if name in known}
+    unknown = sorted(name for name in set(wanted) - set(known) if wanted[name] is not None and wanted[name] is not False)
     if unknown:
         raise RequestError(f"structured_outputs.{unknown[0]} is not known.{did_you_mean(unknown[0], known)}")
     return form_of(StructuredOutputsParams(**given))

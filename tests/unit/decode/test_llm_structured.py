@@ -70,12 +70,25 @@ def test_the_engine_takes_it_too(byte_model: Path) -> None:
         ({"choice": "yes"}, "structured_outputs.choice must be a list of texts, got 'yes'"),
         ({"json": {"a": {1, 2}}}, "structured_outputs.json is no JSON"),
         ({"regex": 3}, "structured_outputs.regex must be a text, got 3"),
+        ({"regex": False}, "structured_outputs.regex must be a text, got False"),
+        ({"choice": False}, "structured_outputs.choice must be a list of texts, got False"),
+        ({"json": {}, "whitespace_pattern": False}, "structured_outputs.whitespace_pattern must be a text, got False"),
+        ({"json": False, "regex": "a"}, "got json, regex"),
+        ({"json_object": False}, "got none"),
         ({"regex": "a", "whitespace_pattern": " "}, "structured_outputs.regex has no white space of its own"),
     ],
 )
 def test_a_wrong_form_is_refused_when_it_is_made(form: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         StructuredOutputsParams(**form)
+
+
+def test_a_schema_may_be_true_or_false(llm: LLM) -> None:
+    """Catches the schema that nothing fulfils taken for none, and an answer without a form where one was asked for."""
+    (answer,) = llm.generate(["abc"], wanted(json=True))[0].outputs
+    json.loads(answer.text)
+    with pytest.raises(RequestError, match=r"^structured_outputs\.json is false, a schema that no answer fulfils"):
+        llm.generate("abc", wanted(json=False))
 
 
 def test_what_is_no_form(llm: LLM) -> None:
