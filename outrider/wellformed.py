@@ -7,10 +7,14 @@ become such halves, too, when they come from the command line.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import ConfigError, RequestError
+
+MAX_NESTED = 200  # as many brackets as Python's own syntax has; what its JSON reads varies from version to version
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 
 
 def is_text(text: str) -> bool:
@@ -23,6 +27,17 @@ def checked_text(called: str, text: str) -> str:
     if not text.isascii() and (position := _first_half(text)) is not None:
         raise RequestError(f"{called} is not UTF-8 text: letter {position + 1} is half of a surrogate pair")
     return text
+
+
+def parsed_json(text: str) -> Any:
+    """The value of a JSON text. Raises ValueError where it is none, or nested deeper than MAX_NESTED."""
+    if text.count("[") + text.count("{") > MAX_NESTED:
+        depth = 0
+        for found in _BRACKETS.finditer(text):
+            depth += (found[0] in "[{") - (found[0] in "]}")
+            if depth > MAX_NESTED:
+                raise ValueError(f"nested more than {MAX_NESTED} levels deep")
+    return json.loads(text)
 
 
 def read_json(path: Path, called: str, form: str = "") -> Any:

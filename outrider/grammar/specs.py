@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from outrider.errors import RequestError
 from outrider.sampling.structured import StructuredOutputsParams
+from outrider.wellformed import parsed_json
 
 Form = Literal["json_schema", "regex", "choice", "ebnf", "lark"]
 # Between the parts of JSON. With more room a model that is not sure what comes next writes blanks; with none at the end of a
@@ -33,7 +34,9 @@ def json_schema(schema: Mapping[str, Any] | bool, name: str = "schema", *, white
     """
     if not isinstance(schema, Mapping | bool):
         raise RequestError(f"{name} must be a JSON schema (an object), got {json.dumps(schema)[:80]}")
-    text = dict(schema) if isinstance(schema, Mapping) else {} if schema else {"not": {}}
+    if schema is False:
+        raise RequestError(f"{name} is false, a schema that no answer fulfils")
+    text = dict(schema) if isinstance(schema, Mapping) else {}
     options = text.get("x-guidance", {})
     if isinstance(options, Mapping):
         text["x-guidance"] = _spaced(options, whitespace)
@@ -97,8 +100,8 @@ def schema_form(value: Any, name: str, whitespace: str | None = None) -> Spec:
     """A schema as an object or, as vLLM takes it, as text."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
+            value = parsed_json(value)
+        except ValueError as error:
             raise RequestError(f"{name} is no JSON: {error}") from error
     return json_schema(value, name, whitespace=whitespace)
 

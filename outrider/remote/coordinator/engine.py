@@ -7,7 +7,6 @@ waits for a service happens in the one event loop of `Carriage`, in a thread of 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import threading
 from collections import OrderedDict
@@ -24,6 +23,7 @@ from outrider.models.loading.generation_config import SamplingDefaults
 from outrider.remote.coordinator.fleet import Fleet
 from outrider.remote.coordinator.journey import Journey, RetryLimits
 from outrider.sampling.params import SamplingParams
+from outrider.wellformed import parsed_json
 
 Result = TypeVar("Result")
 MAX_UNASKED = 4096  # requests whose refusal nobody has asked for yet
@@ -211,7 +211,7 @@ class RemoteEngine:
 def _object(text: str, name: str) -> dict[str, Any]:
     """A JSON object. Raises ConfigError for what is no JSON object."""
     try:
-        found = json.loads(text or "{}")
+        found = parsed_json(text or "{}")
     except ValueError as error:
         raise ConfigError(f"a target service sent a {name} that is not JSON: {error}") from error
     if not isinstance(found, dict):

@@ -12,6 +12,7 @@ from outrider.engine.request import Finish, FinishReason, Update
 from outrider.errors import OutriderError, QueueFullError, RequestError
 from outrider.remote.protocol import messages
 from outrider.stats import DecodeStats
+from outrider.wellformed import parsed_json
 
 MAX_NUMBERS = 200_000  # log-probabilities of one message: some 3 MB of the 16 that fit
 MAX_TOKENS = 50_000  # of one message
@@ -123,7 +124,7 @@ def error_of(kind: str, text: str) -> OutriderError:
 
 def _stats(text: str) -> DecodeStats:
     try:
-        values = json.loads(text or "{}")
+        values = parsed_json(text or "{}")
         known = {field.name: type(getattr(DecodeStats(), field.name)) for field in fields(DecodeStats)}
         kept = {name: value for name, value in values.items() if name in known}
         for name, value in kept.items():
@@ -132,5 +133,5 @@ def _stats(text: str) -> DecodeStats:
             if not is_kind or not all(0 <= number < MAX_COUNT for number in numbers):
                 raise ValueError(f"'{name}' is {value!r}")
         return DecodeStats().merge(DecodeStats(**kept))
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise RequestError(f"its stats cannot be read: {error}") from error

@@ -20,6 +20,7 @@ from outrider.grammar.specs import Form
 from outrider.remote.protocol import messages
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.thinking import ThinkingMarks
+from outrider.wellformed import parsed_json
 
 SEPARATE = ("seed", "n", "structured_outputs")  # fields of SamplingParams that have their own place, or none
 FLAGS = ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output")  # which SamplingParams takes as they come
@@ -105,7 +106,7 @@ def _sampling_json(params: SamplingParams) -> str:
 
 def _sampling(text: str, seed: int) -> SamplingParams:
     try:
-        values = json.loads(text or "{}")
+        values = parsed_json(text or "{}")
     except ValueError as error:
         raise RequestError(f"sampling_json is not JSON: {error}") from error
     if not isinstance(values, dict):
@@ -147,7 +148,7 @@ def _spec(grammar: messages.Grammar) -> Spec:
         raise RequestError(f"grammar.kind '{grammar.kind}' is unknown.{did_you_mean(grammar.kind, get_args(Form))}")
     if grammar.kind in ("json_schema", "choice"):
         try:
-            json.loads(grammar.text)
+            parsed_json(grammar.text)
         except ValueError as error:
             raise RequestError(f"grammar.text is not the JSON that a {grammar.kind} is: {error}") from error
     return Spec(grammar.kind, grammar.text, "grammar")  # type: ignore[arg-type] # one of the forms

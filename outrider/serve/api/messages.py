@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -17,6 +16,7 @@ from outrider.serve.errors import ApiError
 from outrider.serve.ignored import IgnoredFields
 from outrider.serve.schema.anthropic import CountBody, MessagesBody
 from outrider.serve.served import Served, ServerState
+from outrider.wellformed import parsed_json
 
 EVENTS = Framing(has_names=True, end=None, error=ApiError.anthropic_body)
 INTERFACE = Interface("msg", THOUGHT, usual_effort="high")
@@ -135,8 +135,8 @@ class ContentEvents:
 def _object(text: str) -> dict[str, Any] | None:
     """A tool's input; None where it broke off."""
     try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        found = parsed_json(text or "{}")
+    except ValueError:
         return None
     return found if isinstance(found, dict) else None
 

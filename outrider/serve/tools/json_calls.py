@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from outrider.text import Brackets
-from outrider.wellformed import is_text
+from outrider.wellformed import is_text, parsed_json
 
 ARGUMENTS = ("arguments", "parameters")
 
@@ -118,7 +116,7 @@ class CallScanner:
 
     def _loads(self) -> object:
         try:
-            return json.loads("".join(self._parts))
-        except (ValueError, RecursionError):  # no JSON; nested deeper than any argument is
+            return parsed_json("".join(self._parts))
+        except ValueError:  # no JSON; nested deeper than any argument is
             self.broken = True
             return None

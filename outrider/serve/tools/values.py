@@ -2,8 +2,9 @@
 
 Qwen's own parser is the model for it (qwen3coder_tool_parser.py beside Qwen3-Coder's weights): a text stays as it is, other types
 are read, and what cannot be read stays the text that was written. It looks at `type` alone; here references and
-alternatives count as well. Two things differ, because the schema demands it: "null" stays a text where only a text is
-allowed, and what is neither true nor false stays a text, where Qwen's makes it false.
+alternatives count as well. Three things differ, because the schema demands it: "null" stays a text where only a text is
+allowed, what is neither true nor false stays a text, where Qwen's makes it false, and where a text is allowed besides others,
+only JSON is one of those: 00501, 2024_01 and True stay texts.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from outrider.wellformed import is_text
+from outrider.wellformed import is_text, parsed_json
 
 TEXT = frozenset(["string"])
+LARGEST_EXACT = 2**53  # of the whole numbers that a float may stand for
 MAX_REFERENCES = 20  # one behind the other; more is a circle
 UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)  # what json and ast raise for odd texts
 BEGINNINGS = (  # types as tools in the wild call them
@@ -80,7 +82,9 @@ def options_of(schema: Mapping[str, Any]) -> list[Any] | None:
 
 def converted(text: str, types: frozenset[str]) -> Any:
     """The value that a text means, as one of the types."""
-    if text.strip().lower() == "null" and ("null" in types or "string" not in types):
+    if "string" in types:
+        return _json_or_text(text, types)
+    if text.strip().lower() == "null":
         return None
     for kind, read in READERS.items():
         if kind in types:
@@ -89,8 +93,7 @@ def converted(text: str, types: frozenset[str]) -> Any:
                 as_json(value)
             except UNREADABLE:
                 continue
-            if "string" not in types or kind not in ("object", "array") or isinstance(value, dict | list):
-                return value
+            return value
     return text
 
 
@@ -98,6 +101,21 @@ def as_json(value: Any) -> str:
     """JSON that can be sent. Raises ValueError or TypeError for what is none."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text if is_text(text) else json.dumps(value)
+
+
+def _json_or_text(text: str, types: frozenset[str]) -> Any:
+    """The value of JSON of one of the types; the text itself where it is none."""
+    try:
+        value = parsed_json(text)
+        as_json(value)
+    except UNREADABLE:
+        return text
+    kind = OF_VALUES.get(type(value))
+    if kind not in types and not (kind == "integer" and "number" in types):
+        return text
+    if text != text.strip() and kind not in ("object", "array"):
+        return text
+    return _whole(value) if isinstance(value, float) else value
 
 
 def _types(schema: Mapping[str, Any]) -> list[str]:
@@ -137,7 +155,12 @@ def _number(text: str) -> float:
         value = float(text)
     if not math.isfinite(value):
         raise ValueError(text)
-    return int(value) if value.is_integer() else value
+    return _whole(value)
+
+
+def _whole(value: float) -> float:
+    """An int where the number is whole, and exact."""
+    return int(value) if value.is_integer() and abs(value) <= LARGEST_EXACT else value
 
 
 def _boolean(text: str) -> bool:
@@ -149,7 +172,7 @@ def _boolean(text: str) -> bool:
 
 def _nested(text: str) -> Any:
     try:
-        return json.loads(text)
+        return parsed_json(text)
     except ValueError:
         return ast.literal_eval(text.strip())  # some models write Python here
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.serve.tools.values import converted, parameter, types_of
+from outrider.wellformed import MAX_NESTED, parsed_json
 
 ROOT = {
     "properties": {"city": {"type": "string"}},
@@ -74,7 +75,32 @@ VALUES: list[tuple[str, set[str], Any]] = [
     ("{1, 2}", {"array"}, "{1, 2}"),
     ("[1e999]", {"array"}, "[1e999]"),
     ('"quoted"', {"string", "object"}, '"quoted"'),
+    ("00501", {"string", "integer"}, "00501"),
+    ("2024_01", {"string", "integer"}, "2024_01"),
+    ("2024_01", {"string", "number"}, "2024_01"),
+    ("+49", {"string", "integer"}, "+49"),
+    ("٣", {"string", "integer"}, "٣"),
+    (" 5", {"string", "integer"}, " 5"),
+    ("3.0", {"string", "integer"}, "3.0"),
+    ("1.", {"string", "number"}, "1."),
+    (".5", {"string", "number"}, ".5"),
+    ("-7", {"string", "integer"}, -7),
+    ("-0.5e1", {"string", "number"}, -5),
+    ("12345678901234567890", {"string", "integer"}, 12345678901234567890),
+    ("NaN", {"string", "number"}, "NaN"),
+    ("Infinity", {"string", "number"}, "Infinity"),
+    ("True", {"string", "boolean"}, "True"),
+    ("true", {"string", "boolean"}, True),
+    ("true", {"string", "integer"}, "true"),
+    ("Null", {"string", "null"}, "Null"),
+    ("NULL", {"string", "integer", "null"}, "NULL"),
+    ("{'a': 1}", {"string", "object"}, "{'a': 1}"),
+    ('\n{"a": 1}\n', {"string", "object"}, {"a": 1}),
+    ("[1]", {"string", "object"}, "[1]"),
+    ("1e25", {"number"}, 1e25),
+    ("1e16", {"string", "number"}, 1e16),
     ("[" * 5000 + "]" * 5000, {"array"}, "[" * 5000 + "]" * 5000),
+    ("[" * 201 + "]" * 201, {"array"}, "[" * 201 + "]" * 201),
     ("9" * 5000, {"integer", "number"}, "9" * 5000),
 ]
 
@@ -84,3 +110,17 @@ def test_values(text: str, types: set[str], value: Any) -> None:
     """Catches a value that the schema does not allow, one made up, and texts that json and ast choke on."""
     found = converted(text, frozenset(types))
     assert (found, type(found)) == (value, type(value))
+
+
+def test_how_deep_json_may_be_nested() -> None:
+    """The same on every Python, whose own limits differ; brackets in strings do not count."""
+    for opening, closing, value in (("[", "]", []), ('{"a":', "}", 1)):
+        inner = "" if value == [] else "1"
+        deepest = parsed_json(opening * MAX_NESTED + inner + closing * MAX_NESTED)
+        for _ in range(MAX_NESTED - (value == [])):
+            (deepest,) = deepest if isinstance(deepest, list) else deepest.values()
+        assert deepest == value
+        with pytest.raises(ValueError, match="nested more than 200 levels deep"):
+            parsed_json(opening * (MAX_NESTED + 1) + inner + closing * (MAX_NESTED + 1))
+    assert len(parsed_json("[" + "[[]]," * 300 + "[]]")) == 301
+    assert parsed_json('["' + '[{\\"' * 300 + '"]') == ['[{"' * 300]
