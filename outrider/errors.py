@@ -69,6 +69,16 @@ class NumericalError(OutriderError):
     exit_code = 1
 
 
+def install_hint(extra: str) -> str:
+    """The command that adds what an extra brings: from a checkout, because no package index has Outrider."""
+    return f"pip install '.[{extra}]' in a checkout of Outrider"
+
+
+def in_words(error: Exception) -> str:
+    """The message of an error, and the kind of one that is not ours."""
+    return str(error) if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """' Did you mean 'x'?' when something close exists, then the full list; ready to append to a message."""
     options = sorted(set(known))

@@ -97,7 +97,7 @@ def choose_parts(
         verifier = "traversal" if requirements.trees else "block"
     verifier_class: type[Verifier] = VERIFIERS.load(verifier)
     if requirements.trees and verifier_class.shape != "tree":
-        trees = [name for name in VERIFIERS.names() if VERIFIERS.load(name).shape == "tree"]
+        trees = [name for name, kind in VERIFIERS.importable().items() if kind.shape == "tree"]
         raise CapabilityError(
             f"verifier '{verifier}' takes chains, but drafter '{drafter}' drafts trees; use one of {', '.join(trees)}"
         )
@@ -120,5 +120,5 @@ def _check_lossy(name: str, verifier: type[Verifier], lossy: bool) -> None:
             f"verifier '{name}' is lossy: it changes the distribution. Allow it with --set lossy=true (lossy=True in Python)."
         )
     if verifier.lossless and lossy:
-        others = [other for other in VERIFIERS.names() if not VERIFIERS.load(other).lossless]
+        others = [other for other, kind in VERIFIERS.importable().items() if not kind.lossless]
         raise ConfigError(f"lossy was asked for, but verifier '{name}' is lossless; lossy are: {', '.join(others)}")

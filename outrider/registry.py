@@ -13,7 +13,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from outrider.errors import ConfigError, did_you_mean
+from outrider.errors import ConfigError, did_you_mean, install_hint
 
 
 @cache
@@ -34,7 +34,7 @@ class Entry:
     @property
     def remedy(self) -> str:
         """How to get what it needs, to append to a message."""
-        return "" if self.extra is None else f"; pip install 'outrider[{self.extra}]' brings what it needs"
+        return "" if self.extra is None else f"; {install_hint(self.extra)} brings what it needs"
 
 
 class Registry:
@@ -71,7 +71,26 @@ class Registry:
             raise ConfigError(f"unknown {self._called} '{name}'.{did_you_mean(name, entries)}")
         module, _, attribute = entries[name].path.partition(":")
         try:
-            return getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
+            loaded = getattr(importlib.import_module(module), attribute)
+        except Exception as error:  # a third party's module may raise anything
             entry = entries[name]
-            raise ConfigError(f"{self._called} '{name}' ({entry.path}) cannot be imported: {error}{entry.remedy}") from error
+            why = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{self._called} '{name}' ({entry.path}) cannot be imported: {why}{entry.remedy}") from error
+        if not isinstance(loaded, type):
+            raise ConfigError(f"{self._called} '{name}' ({entries[name].path}) must be a class, got {type(loaded).__name__}")
+        return loaded
+
+    def importable(self) -> dict[str, Any]:
+        """Everything registered that can be imported, by name; `broken` says why the rest cannot be."""
+        broken = self.broken()
+        return {name: self.load(name) for name in self.names() if name not in broken}
+
+    def broken(self) -> dict[str, str]:
+        """The names of what cannot be imported here, each with the reason."""
+        reasons = {}
+        for name in self.names():
+            try:
+                self.load(name)
+            except ConfigError as error:
+                reasons[name] = str(error)
+        return reasons

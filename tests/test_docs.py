@@ -272,6 +272,12 @@ def test_every_alert_is_explained() -> None:
     assert not missing
 
 
+def test_hints_install_from_a_checkout() -> None:
+    """No package index has Outrider: `pip install 'outrider[serve]'` would fail, or bring somebody else's package."""
+    texts = {name_of(path): path.read_text(encoding="utf-8") for path in (*SOURCES, *PAGES)}
+    assert not [name for name, text in texts.items() if re.search(r"\boutrider\[", text)]
+
+
 def test_variables_that_are_named_are_read() -> None:
     """By the code, or by the files of `deploy/`."""
     files = [*(ROOT / "outrider").rglob("*.py"), *(file for file in (ROOT / "deploy").rglob("*") if file.is_file())]

@@ -68,12 +68,14 @@ def texts_of(context: Context, models: Models, parts: Parts, kind: str) -> list[
 
 def texts(context: Context) -> dict[str, Any]:
     """Every drafter in fp32, greedy and drawn, against the same on the CPU, which for greedy text is plain decoding's."""
-    names = TINY_DRAFTERS if context.tiny else tuple(name for name in DRAFTERS.names() if name not in WITHOUT_HEAD)
+    broken = {} if context.tiny else DRAFTERS.broken()
+    everyone = (name for name in DRAFTERS.names() if name not in (*WITHOUT_HEAD, *broken))
+    names = TINY_DRAFTERS if context.tiny else tuple(everyone)
     parts = parts_of(names, context.device)
     here = demo(context, "cpu", list(parts.values()), "eager")
     there = demo(context, context.device, list(parts.values()), mode_of(context))
     plain = texts_of(context, here, parts["none"], "greedy")
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {f"{name}, greedy": f"refused: {reason}" for name, reason in broken.items()}
     for name, mine in parts.items():
         context.check_time()
         try:

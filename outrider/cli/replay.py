@@ -20,7 +20,7 @@ with deferred():
     from outrider.lab.configuration import parse_configurations
     from outrider.lab.estimate.curves import read_costs
     from outrider.lab.replay.loop import load_text_target
-    from outrider.lab.replay.replay import default_configurations
+    from outrider.lab.replay.replay import sort_drafters
     from outrider.lab.replay.replay_result import ReplayResult
     from outrider.lab.replay.run import ReplayPlan, run_replay
     from outrider.lab.replay.texts import read_log
@@ -72,13 +72,17 @@ class ReplayOptions:
 
     def plan(self) -> ReplayPlan:
         """What the options ask to be replayed. Raises ConfigError and CapabilityError."""
-        named = parse_configurations(self.drafters) if self.drafters else default_configurations()
+        named = parse_configurations(self.drafters) if self.drafters else sort_drafters().configurations
         plan = ReplayPlan(
             tuple(named), sweep=self.sweep, trials=self.search, order=self.order, max_num_seqs=self.max_num_seqs, seed=self.seed,
             costs=None if self.costs is None else read_costs(self.costs),
         )  # fmt: skip
         plan.check()
         return plan
+
+    def left_out(self) -> list[str]:
+        """A line about each drafter that is not replayed because it cannot be used, where none is named."""
+        return [] if self.drafters else sort_drafters().unusable
 
 
 @with_groups
@@ -102,5 +106,7 @@ def _replayed(
     target.name = tokenizer
     log = read_log(workload, target.tokenizer, on_bad=options.on_bad, chat_template=options.chat_template)
     lines = [f"line {line.number}: {line.reason}" for line in workload.skipped]
-    notes = [*workload.notes, *([f"{len(lines)} bad lines were skipped: {'; '.join(lines[:3])}"] if lines else [])]
+    notes = [*options.left_out(), *workload.notes]
+    if lines:
+        notes.append(f"{len(lines)} bad lines were skipped: {'; '.join(lines[:3])}")
     return run_replay(plan, log, target, path, workload=workload.name, resume=resume, notes=notes, progress=progress)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from outrider.cli.options import GENERATION_CONFIG, ModelOptions
-from outrider.cli.session import quieten_libraries, say
+from outrider.cli.session import check_installed, quieten_libraries, say
 from outrider.cli.typed import memory
 from outrider.cli.verbs import given, option, with_groups
 from outrider.errors import ConfigError
@@ -27,6 +26,7 @@ with deferred():
 SERVER = "Server"
 ENGINE = "Engine"
 WATCHING = "Watching"
+SERVING = ("fastapi", "uvicorn", "structlog")  # packages of the extra `serve`, without which there is no server
 KEY_VARIABLE = "OUTRIDER_API_KEY"
 REASONING_PARSER = "How it writes down what it thinks, by vLLM's names; auto: as its chat template shows; none: as text."
 Target = Annotated[
@@ -151,14 +151,7 @@ def serve(
     else:
         served = engine.served(target, model, engine.max_num_seqs, engine.reasoning_parser)
         settings = ServerSettings(models=(served,), **listen.given())
-    check_installed()
+    check_installed("serving", "serve", *SERVING)
     quieten_libraries()
     run_server(settings, status=say)
     return 0
-
-
-def check_installed() -> None:
-    """Raises ConfigError where a package that serving needs is missing."""
-    missing = [name for name in ("fastapi", "uvicorn", "structlog") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"serving needs {', '.join(missing)}: pip install 'outrider[serve]'")

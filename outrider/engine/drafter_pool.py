@@ -168,6 +168,6 @@ def lossy_verifier(name: str) -> Verifier:
     leave."""
     verifier = _made(name)
     if verifier.lossless:
-        others = [other for other in VERIFIERS.names() if not VERIFIERS.load(other).lossless]
+        others = [other for other, kind in VERIFIERS.importable().items() if not kind.lossless]
         raise ConfigError(f"verifier '{name}' is lossless, so nobody need allow it; lossy are: {', '.join(others)}")
     return verifier

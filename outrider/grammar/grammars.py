@@ -7,7 +7,7 @@ import threading
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from outrider.errors import CapabilityError, RequestError
+from outrider.errors import CapabilityError, RequestError, install_hint
 from outrider.grammar.compiled import Compiled
 from outrider.grammar.matcher import Matcher
 from outrider.grammar.numbers import refuse_inexact, schemas_in
@@ -118,5 +118,5 @@ def _library() -> Any:
     try:
         import llguidance
     except ImportError as error:
-        raise CapabilityError("grammars need the llguidance package: pip install 'outrider[serve]'") from error
+        raise CapabilityError(f"grammars need the llguidance package: {install_hint('serve')}") from error
     return llguidance

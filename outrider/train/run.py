@@ -25,7 +25,7 @@ import torch
 
 from outrider.build import DEMO, Options
 from outrider.counted import counted
-from outrider.errors import ConfigError, OutriderError
+from outrider.errors import ConfigError, OutriderError, install_hint
 from outrider.lab.claim import claimed
 from outrider.lab.progress import Progress
 from outrider.machine import versions
@@ -303,7 +303,7 @@ class Logs:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError(
-                "TensorBoard logs need the package tensorboard: pip install 'outrider[train]', or leave tensorboard=true out"
+                f"TensorBoard logs need the package tensorboard: {install_hint('train')}, or leave tensorboard=true out"
             ) from error
         self._writer = SummaryWriter(str(folder))
 

@@ -117,8 +117,12 @@ def _check(name: str, kind: type[Drafter], settings: Any) -> None:
 
 def usable() -> list[str]:
     """Names of the drafters that need nothing but token ids."""
-    kinds: dict[str, type[Drafter]] = {name: DRAFTERS.load(name) for name in DRAFTERS.names() if name != "none"}
-    return [name for name, kind in kinds.items() if issubclass(kind, CompositeDrafter) or _needs_nothing(kind)]
+    kinds: dict[str, type[Drafter]] = DRAFTERS.importable()
+    return [
+        name
+        for name, kind in kinds.items()
+        if name != "none" and (issubclass(kind, CompositeDrafter) or _needs_nothing(kind))
+    ]
 
 
 def _needs_nothing(kind: type[Drafter]) -> bool:

@@ -13,14 +13,13 @@ from typing import Any, Literal
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from outrider.errors import OutriderError
+from outrider.errors import in_words
 from outrider.lab.costs import measure_passes
 from outrider.lab.explain.explain_result import Counterfactual, Times
 from outrider.lab.explain.explained import Explained
 from outrider.lab.explain.forecast import TextWalk, favourites_walk, overlap_walk, total_steps
-from outrider.lab.progress import Progress
 from outrider.lab.replay.loop import text_target
-from outrider.lab.replay.replay import default_configurations, replay
+from outrider.lab.replay.replay import replay, sort_drafters
 from outrider.lab.replay.texts import Text
 from outrider.lab.runner import Step
 from outrider.models.lm import LM
@@ -30,8 +29,11 @@ TIMES_LIMIT = "times are estimated: a level of draft costs what it did here, a t
 PASS_REPEATS = 5
 
 
-def counterfactuals(run: Explained, tokenizer: Any, vocab_size: int, progress: Progress) -> list[Counterfactual]:
-    """In the order in which they are shown: chain lengths, the stop rule, temperatures, other drafters."""
+def counterfactuals(run: Explained, tokenizer: Any, vocab_size: int) -> tuple[list[Counterfactual], list[str]]:
+    """In the order in which they are shown: chain lengths, the stop rule, temperatures, other drafters.
+
+    The second part has a line about each drafter that could not be replayed.
+    """
     found = []
     if run.has_draft_probs:
         walks = run.walks()
@@ -39,7 +41,8 @@ def counterfactuals(run: Explained, tokenizer: Any, vocab_size: int, progress: P
         if run.stop is not None:
             found.append(_without_stop(run, walks))
         found.append(_temperature(run))
-    return found + list(_replays(run, tokenizer, vocab_size, progress))
+    drafters, notes = _replays(run, tokenizer, vocab_size)
+    return found + drafters, notes
 
 
 def _lengths(run: Explained, walks: Sequence[TextWalk]) -> Iterator[Counterfactual]:
@@ -86,31 +89,35 @@ def _temperature(run: Explained) -> Counterfactual:
     )  # fmt: skip
 
 
-def _replays(run: Explained, tokenizer: Any, vocab_size: int, progress: Progress) -> Iterator[Counterfactual]:
-    """Every drafter that needs only text."""
+def _replays(run: Explained, tokenizer: Any, vocab_size: int) -> tuple[list[Counterfactual], list[str]]:
+    """Every drafter that needs only text, and why others could not be tried."""
     texts = [
         Text(list(one.text.prompt), list(one.text.output), one.task, one.id, one.text.limit)
         for one in run.texts
         if one.text.output
     ]
     target = text_target(tokenizer, vocab_size)
-    for configuration in default_configurations():
+    drafters = sort_drafters()
+    rows, notes = [], list(drafters.unusable)
+    for configuration in drafters.configurations:
         if configuration.drafter == run.configuration.drafter:
             continue
         try:
             total = replay(texts, configuration, target=target).total
-        except OutriderError as error:
-            progress.say(f"not replayed: {configuration.label}: {error}")
+        except Exception as error:  # noqa: BLE001  a third party's drafter may raise anything
+            notes.append(f"not replayed: {configuration.label}: {in_words(error)}")
             continue
         rate = None
         if run.times is not None:
             rest = rest_at(run.times, 1 + total.drafted / total.steps)
             rate = total.emitted / (total.steps * rest + total.time_s["draft"])
-        yield _row(
+        row = _row(
             run, "drafter", f"drafter {configuration.label}", total.steps, rate, exact=True,
             method="the real drafter on these texts, at its defaults; a copied token is kept where the text goes on with it",
             limits="times are estimated: a target pass of the mean width, drafting as measured in the replay",
         )  # fmt: skip
+        rows.append(row)
+    return rows, notes
 
 
 def _row(

@@ -62,7 +62,7 @@ def explain(
         stopped = True
         if not found.texts:
             raise
-    result = summarise(found, options, workload, max_shown, progress)
+    result = summarise(found, options, workload, max_shown)
     if stopped:
         result.interrupted = True
         result.notes.append(f"the run was stopped: {result.texts_read} of {len(asked)} prompts were explained")

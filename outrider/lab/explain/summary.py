@@ -30,7 +30,6 @@ from outrider.lab.explain.explain_result import (
 from outrider.lab.explain.explained import Explained
 from outrider.lab.explain.regions import KINDS, SECTIONS
 from outrider.lab.intervals import proportion
-from outrider.lab.progress import Progress
 from outrider.models.tokens.token_bytes import token_name
 from outrider.sampling.params import SamplingParams
 
@@ -40,7 +39,7 @@ MAX_CONFUSIONS = 12
 MIN_CONFUSIONS = 2  # times that a pair must have occurred
 
 
-def summarise(run: Explained, options: Options, workload: str, max_shown: int, progress: Progress) -> ExplainResult:
+def summarise(run: Explained, options: Options, workload: str, max_shown: int) -> ExplainResult:
     """Everything that was found. Replays other drafters on the texts."""
     built, stats, pool = run.contender.built, run.stats, Pool(run.texts)
     tokenizer, verifier = built.target.tokenizer, built.decoder.verifier.name
@@ -49,7 +48,7 @@ def summarise(run: Explained, options: Options, workload: str, max_shown: int, p
         longest_text = max(len(one.text.prompt) + len(one.pieces) for one in run.texts)
         run.times = with_passes(run.times, built.target.lm, run.longest, longest_text)
     times, tau, shown = run.times, run.tau, _shown(run, max_shown)
-    others = counterfactuals(run, tokenizer, built.target.lm.shape.vocab_size, progress)
+    others, not_replayed = counterfactuals(run, tokenizer, built.target.lm.shape.vocab_size)
     result = ExplainResult(
         target=options.target, draft=options.draft, configuration=run.configuration.label, verifier=verifier,
         is_greedy=run.params.is_greedy, has_draft_probs=run.has_draft_probs, is_chain=run.is_chain,
@@ -62,7 +61,7 @@ def summarise(run: Explained, options: Options, workload: str, max_shown: int, p
         causes=pool.causes(stats.steps, times), by_level=list(pool.by_level()), by_kind=pool.by_kind(),
         by_section=pool.by_section(), by_entropy=pool.by_entropy(), ranks=pool.ranks(),
         confusions=pool.confusions(tokenizer), counterfactuals=others, advice=[], texts=shown,
-        notes=[*built.notes, *_remarks(run, others, len(shown))],
+        notes=[*built.notes, *_remarks(run, others, len(shown)), *not_replayed],
     )  # fmt: skip
     result.advice = advise(result)
     return result

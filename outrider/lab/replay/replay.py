@@ -17,7 +17,7 @@ from outrider.draft_length import FixedLength
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
 from outrider.drafters.composite import CompositeDrafter
-from outrider.errors import CapabilityError, ConfigError, OutriderError
+from outrider.errors import CapabilityError, ConfigError, OutriderError, in_words
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.replay.loop import LoggedRow, ReplayLoop, text_target
@@ -43,8 +43,9 @@ def replayable_parts(configuration: Configuration) -> Parts:
         )
     parts = configuration.parts()
     if reason := _why_not(parts):
+        replayable = ", ".join(sort_drafters().replayable)
         raise CapabilityError(
-            f"drafter '{configuration.drafter}' {reason}, and a replay has only text. Replayable: {', '.join(replayable())}, "
+            f"drafter '{configuration.drafter}' {reason}, and a replay has only text. Replayable: {replayable}, "
             "and composites of these; measure the others with 'outrider bench'"
         )
     if parts.length.is_auto:
@@ -55,21 +56,37 @@ def replayable_parts(configuration: Configuration) -> Parts:
     return parts
 
 
-def replayable() -> list[str]:
-    """Names of the drafters that can be replayed, whatever options they need, plain decoding left out."""
-    return [name for name in DRAFTERS.names() if name not in (PLAIN, "composite") and _reads_only_text(name)]
+@dataclass(frozen=True)
+class SortedDrafters:
+    """All registered drafters, plain decoding and composites left out, by whether they can be replayed."""
+
+    replayable: list[str]  # whatever options they need
+    unusable: list[str]  # a line about each drafter that cannot be imported, or fails on a toy text
+
+    @property
+    def configurations(self) -> list[Configuration]:
+        """Every replayable drafter that needs no option."""
+        configurations = []
+        for name in self.replayable:
+            try:
+                Configuration(name).parts()
+            except OutriderError:  # needs an option, like retrieval its corpus
+                continue
+            configurations.append(Configuration(name))
+        return configurations
 
 
-def default_configurations() -> list[Configuration]:
-    """Every replayable drafter that needs no option."""
-    found = []
-    for name in replayable():
+def sort_drafters() -> SortedDrafters:
+    """Which registered drafters can be replayed. One that is broken must not keep the others from it."""
+    replayable = []
+    unusable = [f"not replayed: {reason}" for reason in DRAFTERS.broken().values()]
+    for name in DRAFTERS.importable():
         try:
-            Configuration(name).parts()
-        except OutriderError:  # needs an option, like retrieval its corpus
-            continue
-        found.append(Configuration(name))
-    return found
+            if name not in (PLAIN, "composite") and _reads_only_text(name):
+                replayable.append(name)
+        except Exception as error:  # noqa: BLE001  a third party's drafter may raise anything
+            unusable.append(f"not replayed: drafter '{name}' fails on a toy text: {in_words(error)}")
+    return SortedDrafters(replayable, unusable)
 
 
 def _why_not(parts: Parts) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
-from outrider.errors import CapabilityError, CheckpointError
+from outrider.errors import CapabilityError, CheckpointError, install_hint
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -77,8 +77,8 @@ def adapter_in(name: str) -> Adapter | None:
         raise CheckpointError(f"'{name}' has {CONFIG} but no {WEIGHTS[0]}: incomplete adapter.")
     if find_spec("peft") is None:
         raise CapabilityError(
-            f"'{name}' is an adapter for '{named}', which is merged by peft, and that is not installed: pip install peft "
-            "(or outrider[lora])."
+            f"'{name}' is an adapter for '{named}', which is merged by peft, and that is not installed: pip install peft, "
+            f"or {install_hint('lora')}."
         )
     kind, revision = str(settings.get("peft_type", "LORA")), settings.get("revision")
     return Adapter(folder, kind, _base(folder, str(named or "")), revision if isinstance(revision, str) else None)

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from outrider.engine.observer import Observer
 from outrider.engine.request import Finish, Request
-from outrider.errors import CapabilityError, ConfigError
+from outrider.errors import CapabilityError, ConfigError, install_hint
 from outrider.serve.observability.trace_attributes import of_finish, of_request, operation_of
 from outrider.version import __version__
 
@@ -67,8 +67,8 @@ class Tracing:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
             raise CapabilityError(
-                f"--set otlp_endpoint needs OpenTelemetry ({error.name} is missing): pip install 'outrider[otel]', "
-                "which brings opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http"
+                f"--set otlp_endpoint needs OpenTelemetry ({error.name} is missing): {install_hint('otel')} "
+                "brings opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http"
             ) from error
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
 

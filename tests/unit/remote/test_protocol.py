@@ -137,4 +137,4 @@ def test_without_its_libraries_the_drafter_names_the_extra() -> None:
         "try:\n    DRAFTERS.load('remote')\nexcept ConfigError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "pip install 'outrider[services]'" in done.stdout
+    assert "pip install '.[services]' in a checkout" in done.stdout

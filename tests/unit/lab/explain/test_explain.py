@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from outrider.build import Options
+from outrider.drafters import DRAFTERS
+from outrider.drafters.lookup.ngram import NgramDrafter
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.explain import explain as explain_module
@@ -16,11 +18,23 @@ from outrider.lab.explain.explain_result import LETTERS, ExplainResult
 from outrider.lab.explain.explained import Question, RecordedPrompt, record
 from outrider.lab.result import read_result
 from outrider.lab.runner import Runner
+from outrider.registry import Entry
+from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
+from outrider.types import Draft
 from tests.unit.lab.explain.pairs import PROMPTS, save_pair
 
 GREEDY = SamplingParams(max_tokens=30)
 WARM = SamplingParams(max_tokens=30, temperature=1.0)
+
+
+class TiringDrafter(NgramDrafter):
+    """A third party's drafter that passes a short trial and fails on real texts."""
+
+    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
+        if any(len(row.tokens) > 20 for row in rows):
+            raise ZeroDivisionError("of a third party")
+        return super().propose(rows, gamma)
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +99,19 @@ def test_a_result_stays_small(pair: tuple[str, str], tmp_path: Path) -> None:
     assert len(few.texts) == 1
     assert few.emitted == result.emitted
     assert any("the first 1 of 3" in note for note in few.notes)
+
+
+def test_a_drafter_that_cannot_be_used_is_a_note(
+    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All drafters are replayed on what was recorded; one that is broken must not cost the recording."""
+    monkeypatch.setitem(DRAFTERS._builtin, "absent", Entry("no.such:Drafter", "broken"))
+    monkeypatch.setitem(DRAFTERS._builtin, "tiring", Entry(f"{__name__}:TiringDrafter", "broken"))
+    result = explained(pair, "draft-model k=4", GREEDY, tmp_path)
+    assert any("not replayed: drafter 'absent' (no.such:Drafter) cannot be imported" in note for note in result.notes)
+    assert "not replayed: tiring: ZeroDivisionError: of a third party" in result.notes
+    replayed = [one.name for one in result.counterfactuals if one.family == "drafter"]
+    assert replayed == ["drafter ngram", "drafter suffix", "drafter ngram-cache"]
 
 
 def test_seeds_differ_by_prompt_and_repeat_by_run(pair: tuple[str, str], tmp_path: Path) -> None:
