@@ -2,7 +2,8 @@
 
 Works typed and piped: with a pipe on standard input every line is a message, no prompt is printed, and an
 error ends the program; at a terminal an error is shown and the conversation goes on without that message.
-There a message of several lines is pasted, or typed with a backslash at each line's end.
+There a message of several lines is pasted, or typed with a backslash at each line's end; typed and piped, lines from one
+that begins with \"\"\" to one that ends with it are one message.
 Ctrl-C stops an answer, not the program.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -36,6 +37,7 @@ COMMANDS = {
     "/quit": "leave (Ctrl-D too)",
     "/help": "this list",
 }
+QUOTES = '"""'  # around a message of several lines
 System = Annotated[
     str | None, typer.Option(help="A system message in front of everything.", show_default=False)
 ]
@@ -64,17 +66,31 @@ def chat(
 def _talk(conversation: Conversation) -> int:
     """Messages and commands until the input ends."""
     if sys.stdin.isatty():
-        with contextlib.suppress(ImportError):  # line editing and recall, where Python has it
-            import readline  # noqa: F401
-        session.say("/reset /stats /quit /help · \\ at a line's end: the message goes on · Ctrl-C stops an answer")
+        edit_lines()
+        session.say('/reset /stats /quit /help · """ around several lines: one message · Ctrl-C stops an answer')
     while (message := read_message()) is not None:
-        if message in ("/quit", "/exit"):
+        if message.is_command and message.text in ("/quit", "/exit"):
             break
-        if message.startswith("/"):
-            conversation.command(message)
-        elif message:
-            _answer(conversation, message)
+        if message.is_command:
+            conversation.command(message.text)
+        elif message.text:
+            _answer(conversation, message.text)
     return 0
+
+
+def edit_lines() -> None:
+    """Line editing and recall, where Python has them, and pasted lines as one text, which Python itself turns off."""
+    with contextlib.suppress(ImportError):
+        import readline
+
+        readline.parse_and_bind("set enable-bracketed-paste on")
+
+
+class Message(NamedTuple):
+    """What was typed, pasted or piped."""
+
+    text: str
+    is_command: bool = False  # of one line, which begins with a slash and is not between quotes
 
 
 class Conversation:
@@ -128,15 +144,21 @@ def _answer(conversation: Conversation, message: str) -> None:
         session.say(f"error: {error}")
 
 
-def read_message() -> str | None:
-    """The next message, None at the end of input. Ctrl-C at the prompt only clears the line."""
+def read_message() -> Message | None:
+    """The next message, None at the end of input. Ctrl-C at the prompt only clears the line.
+
+    Raises ConfigError for text that is not UTF-8, and for a pipe that ends in the middle of a message.
+    """
     typed = sys.stdin.isatty() and sys.stdout.isatty()
     while True:
         try:
-            message = input("> " if typed else "")
-            while typed and message.endswith("\\"):
-                message = message[:-1] + "\n" + input(". ")
-            return message.strip()
+            text = input("> " if typed else "")
+            if _opens(text):
+                return _quoted(text, typed)
+            while typed and text.endswith("\\"):
+                text = text[:-1] + "\n" + input(". ")
+            text = text.strip()
+            return Message(text, is_command=text.startswith("/") and "\n" not in text)
         except EOFError:
             if typed:
                 sys.stdout.write("\n")
@@ -147,3 +169,22 @@ def read_message() -> str | None:
             if not sys.stdin.isatty():
                 raise
             session.say("\n/quit or Ctrl-D leaves")
+
+
+def _opens(text: str) -> bool:
+    """Whether a message in quotes begins here. Code that begins with a docstring does not open one."""
+    text = text.strip()
+    return text.startswith(QUOTES) and QUOTES not in text.removeprefix(QUOTES).removesuffix(QUOTES)
+
+
+def _quoted(first: str, typed: bool) -> Message:
+    """The message in quotes that begins with this line."""
+    text = first.strip().removeprefix(QUOTES)
+    while not text.endswith(QUOTES):
+        try:
+            text += "\n" + input(". " if typed else "").rstrip()
+        except EOFError:
+            if typed:
+                raise
+            raise ConfigError(f"standard input ends in a message that {QUOTES} begins: end it with {QUOTES}") from None
+    return Message(text.removesuffix(QUOTES).strip("\n"))

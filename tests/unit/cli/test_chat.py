@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -24,22 +25,60 @@ def test_piped_conversation(cli: Callable[..., Any], fake: Any) -> None:
     assert fake.prompts[1] > fake.prompts[0], "the second prompt contains the first exchange"
 
 
-@pytest.mark.parametrize("typed", [b"one\\\rtwo\r", b"\x1b[200~one\rtwo\x1b[201~\r"], ids=["a backslash", "pasted"])
-def test_a_message_of_several_lines(typed: bytes) -> None:
+TALK = """
+from outrider.cli import chat
+
+class Echo:
+    def answer(self, message):
+        print("message", repr(message))
+
+    def command(self, name):
+        print("command", repr(name))
+
+chat._talk(Echo())
+print("bye")
+"""
+BRACKETS_ON = b"\x1b[?2004h"  # with which a program asks for marks around what is pasted
+
+
+def pasted(terminal_asked: bytes, text: bytes) -> bytes:
+    """What a terminal sends for a paste: with marks around it only where the program asked for them."""
+    return b"\x1b[200~" + text + b"\x1b[201~" if BRACKETS_ON in terminal_asked else text
+
+
+SEVERAL_LINES: dict[str, tuple[list[str | bytes], bytes]] = {  # what is pasted (text) or typed (bytes) -> what is taken
+    "a backslash": ([b"one\\\rtwo\r"], rb"message 'one\ntwo'"),
+    "pasted": (["one\rtwo", b"\r"], rb"message 'one\ntwo'"),
+    "quotes pasted": (['"""\rone\r  two\r"""', b"\r"], rb"message 'one\n  two'"),
+    "quotes typed": ([b'"""one\r', b'  two"""\r'], rb"message 'one\n  two'"),
+    "quotes alone": ([b'"""\r', b"  one\r", b"\r", b'two\r"""\r'], rb"message '  one\n\ntwo'"),
+    "quotes and a slash": ([b'"""/reset"""\r'], b"message '/reset'"),
+    "a path pasted": (["/etc/hosts:\rnot found", b"\r"], rb"message '/etc/hosts:\nnot found'"),
+    "a docstring pasted": (['"""Adds."""\rimport os', b"\r"], b"message '" + b'"' * 3 + b"Adds." + b'"' * 3 + rb"\nimport os'"),
+    "a command": ([b"/reset\r"], b"command '/reset'"),
+}
+
+
+@pytest.mark.parametrize("case", SEVERAL_LINES)
+def test_a_message_of_several_lines(case: str) -> None:
     """Catches code that is pasted and answered line by line."""
     pytest.importorskip("readline")
-    program = "from outrider.cli import chat; import readline; print(repr(chat.read_message()))"
+    keys, wanted = SEVERAL_LINES[case]
     terminal, its_side = os.openpty()
     child = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=its_side, stdout=its_side, env={**os.environ, "TERM": "xterm"}
+        [sys.executable, "-c", TALK], stdin=its_side, stdout=its_side, env={**os.environ, "TERM": "xterm"}
     )
     os.close(its_side)
-    _until(terminal, b"> ")
-    os.write(terminal, typed)
-    shown = _until(terminal, b"'one\\ntwo'")
+    timer = threading.Timer(60, child.kill)
+    timer.start()
+    asked = _until(terminal, b"> ")
+    for key in [*keys, b"/quit\r"]:
+        os.write(terminal, key if isinstance(key, bytes) else pasted(asked, key.encode()))
+    shown = _until(terminal, b"bye")
+    timer.cancel()
     assert child.wait(timeout=60) == 0
     os.close(terminal)
-    assert b"'one\\ntwo'" in shown
+    assert wanted in shown
 
 
 def _until(terminal: int, wanted: bytes) -> bytes:
@@ -51,6 +90,17 @@ def _until(terminal: int, wanted: bytes) -> bytes:
         except OSError:  # Linux says so at the end
             break
     return shown
+
+
+def test_quotes_in_a_pipe(cli: Callable[..., Any], fake: Any) -> None:
+    """Several lines of a file are one message; one that does not end is no message."""
+    result = cli("chat", "demo", stdin='"""one\n\ntwo"""\nthree\n')
+    assert result.code == 0
+    assert len(fake.prompts) == 2
+    result = cli("chat", "demo", stdin='"""one\ntwo\n')
+    assert result.code == 2
+    assert "standard input ends in a message that \"\"\" begins" in result.err
+    assert len(fake.prompts) == 2
 
 
 def test_commands(cli: Callable[..., Any], fake: Any) -> None:
