@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
 from outrider.cli.options import DRAFTING, REMOTE, SAMPLING, MachineOptions, RemoteOptions, ServerTarget
@@ -20,8 +21,10 @@ from outrider.cli.prompting import (
     refuse_without_server,
 )
 from outrider.cli.typed import check_file, numbers
-from outrider.cli.verbs import given, listed, option, with_groups, written
+from outrider.cli.verbs import given, listed, option, typed, typed_words, with_groups, written
 from outrider.errors import ConfigError
+from outrider.lab.journal import Journal
+from outrider.lab.progress import Progress
 from outrider.lazy import deferred
 
 with deferred():
@@ -148,10 +151,16 @@ def tune(
     if settings_out is not None:
         check_file(settings_out)
     request = replace(options.request(prompts.limit, machine.draft or []), line=line.line(target, machine))
-    run = partial(
+    tuned = partial(
         run_tune, machine.options(target), request, prompts.load(target), on_bad=prompts.on_bad,
         chat_template=prompts.chat_template,
     )  # fmt: skip
+
+    def run(path: Path, *, resume: bool, progress: Progress) -> tuple[TuneResult, Journal]:
+        result, journal = tuned(path, resume=resume, progress=progress)
+        if not result.interrupted:
+            result.next_command = _serve(target, machine, result, settings_out)
+        return result, journal
 
     def finish(result: TuneResult) -> int:
         if settings_out is not None:
@@ -160,3 +169,21 @@ def tune(
         return 0
 
     return measure("tune", output, run, resume=resume, finish=finish)
+
+
+def _serve(target: str, machine: TunedModels, result: TuneResult, settings: Path | None) -> str:
+    """The command that serves the recommendation: by the settings file, or by options where none is written."""
+    how = _drafting(result.settings_file().options) if settings is None else ["--settings", str(settings)]
+    return shlex.join(["outrider", "serve", target, *typed(machine, "draft"), *how])
+
+
+def _drafting(options: dict[str, Any]) -> list[str]:
+    """Options of a settings file as they are typed, word by word."""
+    words = []
+    for name, value in options.items():
+        if isinstance(value, dict):
+            for key, one in value.items():
+                words += typed_words(name.removesuffix("s"), f"{key}={one}")
+        elif value != "auto":
+            words += typed_words(name, value)
+    return words

@@ -160,6 +160,21 @@ def given(*groups: Any) -> list[str]:
     return [written(field.name) for group in groups for field in dataclasses.fields(group) if field.name in names]
 
 
+def typed(group: Any, *left_out: str) -> list[str]:
+    """The options of a group that stand on the command line, with their values, word by word; some are left out by name."""
+    words = []
+    for field in dataclasses.fields(group):
+        value = getattr(group, field.name)
+        if field.name in _GIVEN.get() and field.name not in left_out:
+            words += typed_words(field.name, str(value).lower() if isinstance(value, bool) else value)
+    return words
+
+
+def typed_words(name: str, value: Any) -> list[str]:
+    """An option with its value, word by word."""
+    return [written(name), str(value)] if name in FLAGS else ["--set", f"{name}={value}"]
+
+
 def _is_given(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

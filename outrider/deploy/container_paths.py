@@ -40,6 +40,7 @@ class ContainerPaths:
             settings, target=self.of_model(settings.target), options=self._options(settings.options),
             for_tasks={task: self._options(options) for task, options in settings.for_tasks.items()},
             for_batch_sizes={size: self._options(options) for size, options in settings.for_batch_sizes.items()},
+            next_best=[],  # for engines other than the container's
         )  # fmt: skip
 
     def _options(self, options: dict[str, Any]) -> dict[str, Any]:

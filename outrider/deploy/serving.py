@@ -28,7 +28,7 @@ def secrets(settings: SettingsFile) -> dict[str, str]:
     """Environment variables that the container needs from outside -> their keys in a secret: what clients must send, and the
     token of a draft service. Raises ConfigError for a draft service without an address."""
     found = {KEY_VARIABLE: KEY}
-    for options in (settings.options, *settings.for_tasks.values(), *settings.for_batch_sizes.values()):
+    for options in settings.choices:
         if options.get("drafter") != REMOTE:
             continue
         own = parse_settings(DRAFTERS.load(REMOTE).Settings, options.get("drafter_options", {}), f"drafter '{REMOTE}'")

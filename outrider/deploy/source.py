@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
@@ -37,12 +38,19 @@ class DraftSource:
         settings = self.settings if target is None else replace(self.settings, target=target)
         if not settings.target:
             raise ConfigError("the settings do not say for which target they are: name it with --target")
-        drafter = settings.options.get("drafter")
-        if draft is not None and self.result is None and "draft" not in settings.options and drafter != "draft-model":
-            raise ConfigError(f"--draft means nothing here: the settings draft with '{drafter}' alone")
-        if draft is not None and ("draft" in settings.options or drafter == "draft-model"):
-            settings = replace(settings, options={**settings.options, "draft": draft})
-        return replace(self, settings=settings)
+        if draft is None:
+            return replace(self, settings=settings)
+        if self.result is None and not any(map(_names_draft, (settings.options, *settings.next_best))):
+            raise ConfigError(f"--draft means nothing here: the settings draft with '{settings.options.get('drafter')}' alone")
+        options, *next_best = (
+            {**one, "draft": draft} if _names_draft(one) else one for one in (settings.options, *settings.next_best)
+        )
+        return replace(self, settings=replace(settings, options=options, next_best=next_best))
+
+
+def _names_draft(options: dict[str, Any]) -> bool:
+    """Whether a draft model drafts with these options."""
+    return "draft" in options or options.get("drafter") == "draft-model"
 
 
 def read_source(path: Path) -> DraftSource:
@@ -65,7 +73,7 @@ def read_source(path: Path) -> DraftSource:
 
 def _check(settings: SettingsFile, path: Path) -> None:
     """Raises ConfigError for a drafter, verifier or option that `serve --settings` would refuse."""
-    for options in (settings.options, *settings.for_tasks.values(), *settings.for_batch_sizes.values()):
+    for options in (*settings.choices, *settings.next_best):
         known = {name: value for name, value in options.items() if name not in ("draft", "drafter")}
         name = options.get("drafter", "auto")
         if not isinstance(name, str) or not isinstance(options.get("draft", ""), str | None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outrider.counted import counted
 from outrider.lab.tune.confirm import Confirmed
+from outrider.lab.tune.forecast import LoadStep
 from outrider.lab.tune.tune_result import Recommendation, TuneResult
 from outrider.report.document import (
     Block,
@@ -32,7 +33,7 @@ def document(result: TuneResult) -> Document:
         blocks=(
             *_verdict(result), *disturbed({"confirming runs": result.others}), *_confirmed(result), *_forecasts(result),
             *_acceptance(result), *_costs(result), *_line(result), *_schedule(result), *_search(result), *_advice(result),
-            *_spent(result), *to_keep_in_mind(result),
+            *_spent(result), *to_keep_in_mind(result), *_next(result),
         ),
     )  # fmt: skip
 
@@ -85,7 +86,8 @@ def _confirmed(result: TuneResult) -> list[Block]:
         Fact("identical", lambda one: _same(result, one), "greedy texts equal to plain decoding's"),
     ]  # fmt: skip
     marked = frozenset() if best is None else frozenset({best})
-    return [Heading("Measured"), table(order, facts, marked=marked)]
+    missed: list[Block] = [Bullets(result.missed_forecasts)] if result.missed_forecasts else []
+    return [Heading("Measured"), table(order, facts, marked=marked), *missed]
 
 
 def _forecasts(result: TuneResult) -> list[Block]:
@@ -173,18 +175,18 @@ def _line(result: TuneResult) -> list[Block]:
 def _schedule(result: TuneResult) -> list[Block]:
     if not result.schedule:
         return []
-    forecast = table(
-        result.schedule,
-        [
-            Fact("rows at a time", lambda one: str(one.batch_size)),
-            Fact("configuration", lambda one: one.configuration, align="left"),
-            Fact("tokens/s", lambda one: number(one.tokens_per_s, 0), "forecast, all rows together"),
-            Fact("plain tokens/s", lambda one: number(one.plain_tokens_per_s, 0)),
-            Fact("speedup", lambda one: times(one.speedup)),
-        ],
-        "Forecast from costs at each load and the acceptance above",
-    )
-    return [Heading("By load"), forecast, *_lengths(result)]
+    served = "draft tokens of a server that loads the settings: the recommended drafter, never more at a higher load"
+    best = "of the drafters tried at this load, whichever drafts; the speeds are its"
+    facts: list[Fact[LoadStep]] = [
+        Fact("rows at a time", lambda one: str(one.batch_size)),
+        Fact("with --settings", lambda one: result.nodes_at(one.batch_size), served),
+        Fact("best there", lambda one: one.configuration, best, align="left"),
+        Fact("tokens/s", lambda one: number(one.tokens_per_s, 0), "forecast, all rows together"),
+        Fact("plain tokens/s", lambda one: number(one.plain_tokens_per_s, 0)),
+        Fact("speedup", lambda one: times(one.speedup)),
+    ]
+    title = "Forecast from costs at each load and the acceptance above"
+    return [Heading("By load"), table(result.schedule, facts, title), *_lengths(result)]
 
 
 def _lengths(result: TuneResult) -> list[Block]:
@@ -195,6 +197,11 @@ def _lengths(result: TuneResult) -> list[Block]:
     words = [f"{nodes or 'none'} from {counted(rows, 'row')} on" for rows, nodes in found]
     configuration = result.recommendations[0].configuration
     return [Paragraph(f"With --settings, serve drafts by {configuration.split()[0]}: {', '.join(words)}.")]
+
+
+def _next(result: TuneResult) -> list[Block]:
+    """The command to type now."""
+    return [Heading("Next"), CodeBlock(result.next_command, "bash")] if result.next_command else []
 
 
 def _search(result: TuneResult) -> list[Block]:

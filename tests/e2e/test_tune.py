@@ -36,6 +36,9 @@ def test_from_prompts_to_a_settings_file(tmp_path: Path, capsys: pytest.CaptureF
     assert {one.engine for one in result.advice} >= {"vLLM", "llama.cpp"}
     assert "Tuning demo" in capsys.readouterr().out
     assert not (tmp_path / "tune.unfinished.jsonl").exists(), "finished"
+    command = f"outrider serve demo --threads 1 --set runtime=eager --settings {settings}"
+    assert result.next_command == command
+    assert command in (tmp_path / "tune.html").read_text()
     options = read_settings(settings).options
     llm = LLM("demo", runtime="eager", **options)
     assert llm.config["drafter"] == options["drafter"]
@@ -80,6 +83,9 @@ def test_an_interrupted_tuning_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     kept = (tmp_path / "tune.unfinished.jsonl").read_text().splitlines()
     assert [json.loads(line)["key"].split(" / ")[0] for line in kept[1:]] == ["probe none", "probe draft-model"]
     result = tune(tmp_path, "--resume")
+    drafting = "--drafter none" if not result.recommendations[0].speculate else "--num-draft-tokens"
+    assert result.next_command.startswith("outrider serve demo --threads 1 --set runtime=eager --drafter ")
+    assert drafting in result.next_command, "without a settings file the command says everything itself"
     num_probes = len(result.families) + 1 + 3  # plain decoding; at 2 rows plain decoding and two families
     assert len(runs) == num_probes + 1, "the interrupted one ran twice, the two before it once"
 

@@ -12,7 +12,7 @@ from outrider.errors import ConfigError
 from outrider.settings_file import SettingsFile, read_settings
 
 OPTIONS = {"drafter": "suffix", "num_draft_tokens": 6, "drafter_options": {"max_depth": 32}}
-WHOLE = SettingsFile("demo", OPTIONS, {"code": {"drafter": "ngram"}}, {8: {"drafter": "none"}}, "measured")
+WHOLE = SettingsFile("demo", OPTIONS, {"code": {"drafter": "ngram"}}, {8: {"drafter": "none"}}, "measured", [{"drafter": "ngram"}])
 
 
 @pytest.fixture
@@ -56,6 +56,8 @@ def test_two_drafters_are_refused(file: Path) -> None:
         ('{"outrider_settings": 1, "options": {"drafer": "x"}}', "Did you mean 'drafter'"),
         ('{"outrider_settings": 1, "options": {}, "for_batch_sizes": {"many": {}}}', "row counts"),
         ('{"outrider_settings": 1, "options": {}, "for_tasks": ["code"]}', "map names"),
+        ('{"outrider_settings": 1, "options": {}, "next_best": {"drafter": "ngram"}}', "must be a list of options, got dict"),
+        ('{"outrider_settings": 1, "options": {}, "next_best": [{"drafer": "x"}]}', "Did you mean 'drafter'"),
     ],
 )
 def test_bad_files_teach(tmp_path: Path, content: str, message: str) -> None:

@@ -15,9 +15,9 @@ from outrider.lab.bench.plan import digest
 from outrider.lab.journal import Journal
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import MAX_ROWS, Runner
-from outrider.lab.tune.decide import recommendations
+from outrider.lab.tune.decide import missed_forecasts, recommendations
 from outrider.lab.tune.drafts import MODEL, Drafts, read_drafts
-from outrider.lab.tune.export import in_other_words
+from outrider.lab.tune.export import in_other_words, next_best
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.forecast import step_costs
 from outrider.lab.tune.probe import Sample, survival
@@ -101,7 +101,7 @@ def run_tune(
         target=options.target, draft=options.draft, heads=list(drafts.heads), model_options=_plain_options(options),
     )  # fmt: skip
     result = summarise_tuning(found, families, plan, tried, request.line, [*workload.notes, *runner.models.notes, *notes])
-    result.advice = in_other_words(result)
+    result.advice, result.next_best = in_other_words(result), next_best(result)
     return result, journal
 
 
@@ -193,6 +193,7 @@ def summarise_tuning(
         families=[_family(family, found) for family in families],
         plain_step_s=plain_step_s, forecasts=found.forecasts, overall_speedup=found.overall,
         confirmed=found.confirmed, others=found.others, recommendations=recommendations(found, found.finalists, tried.draft),
+        missed_forecasts=missed_forecasts(found, found.finalists, len(plan.probe)),
         schedule=found.schedule, by_load=found.by_load, stages=found.stages,
         exhaustive_s=exhaustive_seconds(found, plan), num_members=num_members(families),
         search=None if found.search is None else found.search.outcome, remote=advice,

@@ -82,10 +82,13 @@ class TuneResult(Result):
     overall_speedup: dict[str, float]  # configuration -> forecast over the whole workload
     confirmed: list[Confirmed]
     others: OtherProcesses | None = None  # beside the confirming runs; None: there were none
+    missed_forecasts: list[str] = Field(default_factory=list)  # a sentence each: forecast, measured, and why probably
     recommendations: list[Recommendation]  # first of all traffic, then of tasks that want another one
     schedule: list[LoadStep]  # at each load the best of the families that were timed there
     by_load: dict[str, list[LoadStep]] = Field(default_factory=dict)  # each of these families alone
     advice: list[Words] = Field(default_factory=list)
+    next_best: list[dict[str, Any]] = Field(default_factory=list)  # options for engines that lack what is recommended
+    next_command: str = ""  # what serves the recommendation; "": the run was interrupted
     stages: list[Stage]
     exhaustive_s: float  # forecast of what running every member on every prompt would have taken
     num_members: int
@@ -102,7 +105,7 @@ class TuneResult(Result):
         by_size = {one.batch_size: self._options_at(one) for one in self.schedule}
         return SettingsFile(
             self.tried.target, options, {one.task: one.options for one in others}, by_size,
-            f"outrider tune, {self.created:%Y-%m-%d}: {first.reason}",
+            f"outrider tune, {self.created:%Y-%m-%d}: {first.reason}", self.next_best,
         )  # fmt: skip
 
     def lengths_by_load(self) -> list[tuple[int, int]]:
@@ -119,6 +122,13 @@ class TuneResult(Result):
             if not table or nodes < table[-1][1]:
                 table.append((rows if table else 1, nodes))
         return table
+
+    def nodes_at(self, rows: int) -> str:
+        """Draft tokens of a server that loads the settings, at this number of requests; in words where that is no number."""
+        if not self.recommendations[0].speculate:
+            return "none"
+        nodes = [nodes for first, nodes in self.lengths_by_load() if first <= rows]
+        return str(nodes[-1] or "none") if nodes else str(self.recommendations[0].options.get("num_draft_tokens", "-"))
 
     def _options_at(self, load: LoadStep) -> dict[str, Any]:
         if not load.size:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from outrider.demo import demo_paths
+from outrider.lab.tune.export import next_best
 from outrider.serve.observability.metrics_families import GAUGES
 from tests.unit.lab.tune.test_export import DFLASH, result
 
@@ -146,16 +147,34 @@ def test_do_not_speculate_reaches_containers(cli: Run, settings: Run, engine: st
     }
 
 
-def test_a_result_gives_the_second_best_and_a_settings_file_cannot(cli: Run, settings: Run, tmp_path: Path) -> None:
-    """What vLLM lacks: silence would deploy something that nobody asked for."""
+def test_a_result_and_its_settings_give_the_second_best(cli: Run, settings: Run, tmp_path: Path) -> None:
+    """What vLLM lacks: silence would deploy something that nobody asked for, and so would a file that names nothing else."""
     made = result("quantised k=2", {"quantised k=2": 2.0, "ngram k=4 max_ngram=3": 1.3})
     made.write(tmp_path / "tune.json")
     text = cli("deploy", "vllm", "--settings", str(tmp_path / "tune.json")).out
     assert "# Recommended is quantised k=2, which it does not have" in text
     assert '"method": "ngram"' in text
+    made.recommendations[0].options.update(drafter="quantised", num_draft_tokens=2)
+    made.next_best = next_best(made)
+    made.settings_file().write(tmp_path / "fast.json")
+    text = cli("deploy", "vllm", "--settings", str(tmp_path / "fast.json")).out
+    assert "# Recommended is quantised k=2, which it does not have (quantised); this is ngram k=4 max_ngram=3" in text
+    assert '"method": "ngram"' in text
+    served = cli("deploy", "compose", "--settings", str(tmp_path / "fast.json"))
+    assert served.code == 0
+    assert '"next_best": []' in served.out, "it runs the first"
     refused = cli("deploy", "vllm", "--settings", str(settings(drafter="quantised", num_draft_tokens=2)))
     assert (refused.code, refused.out) == (2, "")
     assert "the settings say 'quantised k=2', which it does not have (quantised)" in refused.err
+
+
+def test_a_draft_model_that_is_second_best_may_be_renamed(cli: Run, tmp_path: Path) -> None:
+    made = result("quantised k=2", {"quantised k=2": 2.0, "draft-model k=4": 1.3})
+    made.recommendations[0].options.update(drafter="quantised", num_draft_tokens=2)
+    made.next_best = next_best(made)
+    made.settings_file().write(tmp_path / "fast.json")
+    text = cli("deploy", "vllm", "--settings", str(tmp_path / "fast.json"), "--draft", "org/other").out
+    assert '"model": "org/other"' in text
 
 
 def test_our_own_look_ups_reach_every_engine(cli: Run, settings: Run) -> None:

@@ -434,6 +434,8 @@ def tune_result() -> TuneResult:
         exhaustive_s=900.0,
         advice=[Words(engine="vLLM", text="vllm serve x", language="bash", notes=["a hint"]), Words(engine="none", text="")],
         num_members=3, search=replay_result().searches[0], notes=["a note"],
+        missed_forecasts=["suffix k=4 was forecast at 1.04x and measured at 6.48x: a reason. The measurement counts."],
+        next_command="outrider serve org/target --settings fast.json",
     )  # fmt: skip
 
 

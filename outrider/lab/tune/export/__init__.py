@@ -7,13 +7,16 @@ were measured here, on this machine: other engines have other costs; acceptance 
 
 from __future__ import annotations
 
-from outrider.lab.tune.export.choice import tuned
+from typing import Any
+
+from outrider.lab.tune.export.choice import EngineChoice, lacking, tuned
 from outrider.lab.tune.export.others import LLAMACPP, TENSORRT, TRANSFORMERS
 from outrider.lab.tune.export.sglang import SGLANG
 from outrider.lab.tune.export.vllm import VLLM
 from outrider.lab.tune.tune_result import TuneResult, Words
 
 ENGINES = (VLLM, SGLANG, TENSORRT, TRANSFORMERS, LLAMACPP)
+DEPLOYED = (VLLM, SGLANG)  # that `outrider deploy` starts from a settings file
 
 
 def in_other_words(result: TuneResult) -> list[Words]:
@@ -24,3 +27,20 @@ def in_other_words(result: TuneResult) -> list[Words]:
         text, language = ("", "") if choice is None else (engine.text(choice, advice), engine.language)
         found.append(Words(engine=engine.name, text=text, language=language, notes=notes))
     return found
+
+
+def next_best(result: TuneResult) -> list[dict[str, Any]]:
+    """What the engines that `deploy` starts get instead, where they lack the recommended drafter: options, the best first."""
+    advice = tuned(result)
+    if not advice.speculate:
+        return []
+    instead = [advice.best_for(engine) for engine in DEPLOYED if lacking(advice.recommended, engine)]
+    return [_options(choice, result) for choice in advice.choices if choice in instead]
+
+
+def _options(choice: EngineChoice, result: TuneResult) -> dict[str, Any]:
+    """Keyword arguments of `outrider.LLM`, with the lengths by load."""
+    options = choice.configuration.options(result.tried.draft)
+    if len(choice.schedule) > 1:
+        options["num_draft_tokens"] = ",".join(f"{rows}:{size}" for rows, size in choice.schedule)
+    return options

@@ -80,7 +80,7 @@ class EngineAdvice:
     reason: str  # one sentence
     choices: list[EngineChoice]  # all that pay, the best first
     head_of: Callable[[Configuration], TrainedHead | None]  # may read files, so it is asked about the choice alone
-    is_stated: bool = False  # in a settings file, with nothing measured beside it
+    is_stated: bool = False  # in a settings file, without what was measured
     exported: str = EXPORTED  # the folder of a head in the engine's own layout
 
     @property
@@ -92,7 +92,7 @@ class EngineAdvice:
         name, and for a head that cannot be read."""
         if not self.speculate:
             return None, [f"Do not speculate ({self.reason}): {engine.off}."]
-        found = next((one for one in self.choices if not lacking(one.configuration, engine)), None)
+        found = self.best_for(engine)
         if found is None:
             return None, [self._nothing(engine)]
         if found.drafter == "draft-model" and self.draft is None:
@@ -100,22 +100,27 @@ class EngineAdvice:
         choice = replace(found, head=self.head_of(found.configuration))
         return choice, [*self._notes(choice, engine), *engine.notes(choice, self)]
 
+    def best_for(self, engine: Engine) -> EngineChoice | None:
+        """The best choice that the engine has."""
+        return next((one for one in self.choices if not lacking(one.configuration, engine)), None)
+
     def _nothing(self, engine: Engine) -> str:
         has = f"it has {', '.join(sorted(engine.drafters))}."
         if not self.is_stated:
             return f"It has no drafter that paid here; {has}"
         return (
             f"the settings say '{self.recommended.label}', {lacking(self.recommended, engine)}; {has} "
-            "The result of 'outrider tune --out FILE' knows the second best; 'compose' and 'k8s' run outrider itself"
+            "No next best that it has is in the settings ('outrider tune' writes one where it paid); 'compose' and 'k8s' run "
+            "outrider itself"
         )
 
     def _notes(self, choice: EngineChoice, engine: Engine) -> list[str]:
         notes, lacks = [], lacking(self.recommended, engine)
-        if self.is_stated:
-            notes += [choice.about] if choice.about else []
-        elif choice.configuration.label != self.recommended.label:
+        if choice.configuration.label != self.recommended.label:
             why = f", {lacks}" if lacks else ""
             notes.append(f"Recommended is {self.recommended.label}{why}; this is {choice.configuration.label}: {choice.about}.")
+        elif self.is_stated and choice.about:
+            notes.append(choice.about)
         if stop := choice.options.get("stop"):
             notes.append(f"Without the stop rule '{stop}', which it does not have.")
         if choice.drafter == "block":

@@ -13,6 +13,7 @@ from outrider.lab.bench.bench_result import OtherProcesses
 from outrider.lab.result import Interval
 from outrider.lab.tune.forecast import LoadStep
 from outrider.lab.tune.tune_result import Recommendation, Tried, TuneResult
+from outrider.report.document import Table
 from outrider.report.tune import document
 from outrider.settings_file import read_settings
 
@@ -102,6 +103,20 @@ def test_the_report_says_what_a_server_does() -> None:
     found = result({"ngram": [step(4, 3), step(16, 0)]}, schedule=[step(4, 3), step(16, 0)])
     texts = [getattr(block, "text", "") for block in document(found).blocks]
     assert "With --settings, serve drafts by ngram: 5 from 1 row on, 3 from 4 rows on, none from 16 rows on." in texts
+
+
+def test_the_table_by_load_says_what_the_sentence_says() -> None:
+    """Catches a table that recommends another drafter's drafts where the settings turn drafting off."""
+    loads = [step(4, 12, "suffix k=12"), step(8, 2)]
+    found = result({"ngram": [step(4, 0), step(8, 2)], "suffix": loads[:1]}, schedule=loads)
+    blocks = document(found).blocks
+    [table] = [block for block in blocks if isinstance(block, Table) and block.columns[0].heading == "rows at a time"]
+    assert [column.heading for column in table.columns[:3]] == ["rows at a time", "with --settings", "best there"]
+    assert [row[:3] for row in table.rows] == [["4", "none", "suffix k=12"], ["8", "none", "ngram k=2"]]
+    texts = [getattr(block, "text", "") for block in blocks]
+    assert "With --settings, serve drafts by ngram: 5 from 1 row on, none from 4 rows on." in texts
+    for changes, words in (({"speculate": False}, "none"), ({"length": "auto:8"}, "auto:8"), ({}, "5")):
+        assert result({}, **changes).nodes_at(4) == words
 
 
 def test_disturbed_runs_are_counted_with_the_share_that_others_used() -> None:
