@@ -108,7 +108,7 @@ def measure(
 
     `run(path, resume=..., progress=...)` keeps what is finished in a file, and returns the result and the journal in that file.
     """
-    path = journal_path(output, verb)
+    path = journal_path(output, verb, resume=resume)
     with claimed(path):
         return _measured(path, output, run, finish, resume=resume)
 
@@ -133,10 +133,15 @@ def _measured(
     return code
 
 
-def journal_path(output: OutputOptions, verb: str) -> Path:
-    """What an interrupted run leaves: beside the result, else in the current folder."""
-    result = next(iter(output.files(".json")), None)
-    return Path(f"outrider-{verb}.unfinished.jsonl") if result is None else result.with_name(f"{result.stem}.unfinished.jsonl")
+def journal_path(output: OutputOptions, verb: str, *, resume: bool) -> Path:
+    """What an interrupted run leaves: by the name of the result, else of the first report, else in the current folder.
+
+    A run that is resumed may have had fewer files: it is looked for under all of these names.
+    """
+    files = [*output.files(".json"), *output.files(*REPORTS), Path(f"outrider-{verb}")]
+    paths = [file.with_name(f"{file.stem}.unfinished.jsonl") for file in files]
+    left = [path for path in paths if resume and path.exists()]
+    return next(iter(left), paths[0])
 
 
 def _interrupted(path: Path) -> int:

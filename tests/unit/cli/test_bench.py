@@ -144,6 +144,28 @@ def test_a_finished_run_leaves_the_result_and_no_journal(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.json"]
 
 
+JOURNALS = {  # --out and --resume -> the journal, where a run left these
+    "r.html": ("r.unfinished.jsonl", ()),
+    "r.html q.json": ("q.unfinished.jsonl", ("r.unfinished.jsonl",)),
+    "r.html q.json --resume": ("r.unfinished.jsonl", ("r.unfinished.jsonl", "outrider-bench.unfinished.jsonl")),
+    "r.md --resume": ("outrider-bench.unfinished.jsonl", ("outrider-bench.unfinished.jsonl",)),
+    "r.md q.html --resume": ("r.unfinished.jsonl", ()),
+}
+
+
+@pytest.mark.parametrize("given", JOURNALS)
+def test_the_journal_has_the_name_of_what_is_written(
+    cli: Callable[..., Any], asked: list[dict[str, Any]], tmp_path: Path, given: str
+) -> None:
+    """Catches pages of one folder that share a journal, and a run that a further --out loses."""
+    expected, left = JOURNALS[given]
+    for name in left:
+        Journal.open(tmp_path / name, {"plan": 1}, resume=False)
+    words = [word if word == "--resume" else f"--out={word}" for word in given.split()]
+    cli("bench", "demo", *words)
+    assert asked[-1]["path"] == Path(expected)
+
+
 def test_an_interrupted_run_is_not_thrown_away_in_silence(
     cli: Callable[..., Any], asked: list[dict[str, Any]], tmp_path: Path
 ) -> None:
