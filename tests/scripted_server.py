@@ -145,7 +145,7 @@ def chunk(step: Step, form: str, *, known: bool, reason: str | None = None) -> d
 def last(steps: list[Step]) -> dict[str, Any]:
     fates = [fate for step in steps for _, fate in step]
     accepted = fates.count("accepted")
-    counts = {"num_draft_tokens": accepted + 2, "num_accepted_draft_tokens": accepted}
+    counts = {"num_draft_tokens": accepted + 6, "num_accepted_draft_tokens": accepted}
     return {
         "choices": [],
         "usage": {"completion_tokens": len(fates)},

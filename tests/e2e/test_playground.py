@@ -105,7 +105,7 @@ def test_answer_streams_in_coloured_by_fate_and_counted(page: Any) -> None:
     ]  # fmt: skip
     shown = numbers(turn)
     assert shown["tokens"] == "14"
-    assert (shown["τ"], shown["α"], shown["kept"]) == ("2.80", "0.82", "9 of 11 drafted")  # 14 / 5; 9 / (9 + 2)
+    assert (shown["τ"], shown["α"], shown["kept"]) == ("2.80", "0.82", "9 of 11 tested, 15 drafted")  # 14 / 5; 9 / (9 + 2)
     assert float(shown["tokens/s"]) > 0
     assert page.locator("#status").text_content() == "Answer ended: 14 tokens. "
 

@@ -161,7 +161,10 @@ class Answer {
       ["τ", shown(tally.tau, 2)], ["α", shown(tally.alpha, 2)],
     ];
     const drafts = reported?.speculative_decoding;
-    if (drafts) numbers.push(["kept", `${drafts.num_accepted_draft_tokens} of ${drafts.num_draft_tokens} drafted`]);
+    if (drafts) {
+      const tested = tally.tested ? `${tally.tested} tested, ` : "";
+      numbers.push(["kept", `${drafts.num_accepted_draft_tokens} of ${tested}${drafts.num_draft_tokens} drafted`]);
+    }
     this.numbers.replaceChildren(...numbers.map(([name, value]) => {
       const pair = make("div");
       pair.append(make("dt", "", name), make("dd", "", value));

@@ -127,10 +127,9 @@ class Tally {
 
   get tau() { return this.passes ? this.tokens / this.passes : null; }
 
-  get alpha() {
-    const tested = this.fates.accepted + this.fates.correction;
-    return tested ? this.fates.accepted / tested : null;
-  }
+  get tested() { return this.fates.accepted + this.fates.correction; }
+
+  get alpha() { return this.tested ? this.fates.accepted / this.tested : null; }
 
   get firstAfter() { return this.firstAt === null ? null : (this.firstAt - this.startedAt) / 1000; }
 
