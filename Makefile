@@ -71,9 +71,10 @@ check: lint type test ## everything a commit must pass
 bench: $(TOOLS) ## side by side with other engines; benchmarks/setup_peers.sh installs them first
 	@$(BIN)/python benchmarks/peers.py $(ARGS)
 
-docs: $(STAMP) ## the documentation as a site, in site/
+docs: $(STAMP) ## the documentation as a site, in site/, with the command that shows it
 	@$(PIP) -e ".[docs]"
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet && echo "open site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "$(BIN)/python -m http.server 8080 --bind 127.0.0.1 --directory site    shows it: http://127.0.0.1:8080"
 
 # On a machine that is lent with torch and transformers and no network: the environment where there is one, else that Python.
 gpu: ## everything that must be asked of a real GPU, in 8 minutes; docs/gpu.md
