@@ -194,8 +194,12 @@ class LLM:
             continue_final_message=continue_final_message, chat_template_kwargs=chat_template_kwargs,
         )  # fmt: skip
 
-    def _rendered(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-        return render(self._tokenizer, self._built.target.label, messages, **options)
+    def _rendered(self, messages: list[dict[str, Any]], *, called: str = "", **options: Any) -> list[int]:
+        """Token ids of a conversation. `called`: what errors call it, where it is one of several."""
+        try:
+            return render(self._tokenizer, self._built.target.label, messages, **options)
+        except RequestError as error:
+            raise RequestError(f"{called}: {error}" if called else str(error)) from error
 
     def chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -205,12 +209,14 @@ class LLM:
         tools: list[Any] | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[Completion]:  # fmt: skip
         """Answer a conversation, or several, each a list of messages. Further arguments: `chat_prompt`'s and `generate`'s."""
+        conversations = read_conversations(messages)
         rendered = [
             self._rendered(
-                one, chat_template=chat_template, add_generation_prompt=add_generation_prompt, tools=tools,
-                continue_final_message=continue_final_message, chat_template_kwargs=chat_template_kwargs,
+                one, called=f"conversation {number}" if len(conversations) > 1 else "", chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt, tools=tools, continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
             )
-            for one in read_conversations(messages)
+            for number, one in enumerate(conversations)
         ]  # fmt: skip
         prompts = [{"prompt_token_ids": one} for one in rendered]
         return self.generate(prompts, sampling_params, prediction=prediction, use_tqdm=use_tqdm)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from outrider.errors import ConfigError, RequestError
@@ -12,6 +13,7 @@ from outrider.templates import takes_parts
 from outrider.wellformed import checked_text, is_text
 
 Message = Mapping[str, Any]
+SHOWN = 60  # characters of a wrong value or name in a message
 TAKEN = frozenset((  # set by options of their own: in chat_template_kwargs they would be ignored
     "messages", "tools", "tokenize", "return_dict", "conversation", "chat_template", "add_generation_prompt",
     "continue_final_message",
@@ -68,32 +70,114 @@ def _text(content: Any, called: str) -> str:
     return "".join(part["text"] for part in content)
 
 
-def as_turn(message: Message, template: str) -> dict[str, Any]:
-    """A message as the chat template expects it: in pieces, arguments of calls parsed, OpenAI's newer roles under older names."""
+class CallError(RequestError):
+    """A chat template refused a call in the history whose arguments are no JSON object, as where it was cut off."""
+
+    def __init__(self, message: int, call: Mapping[str, Any], why: Exception, *, place: str = "") -> None:
+        """`message`: its number in the conversation. `place`: what to call that message, where its number is not the client's."""
+        function = call["function"]
+        super().__init__(
+            f"{place or f'message {message}'} has a call of '{str(function.get('name'))[:SHOWN]}' whose arguments cannot be read "
+            f"as a JSON object, and the chat template refuses them ({why}): got {_shown(function['arguments'])}, expected the "
+            'like of {"name": "value"}; complete them, or leave out the call and its result'
+        )
+        self.message, self.call, self.why = message, call, why
+
+    def at(self, place: str) -> CallError:
+        """The same error about a message that the client knows as `place`."""
+        return CallError(self.message, self.call, self.why, place=place)
+
+
+def encode_conversation(tokenizer: Any, messages: Sequence[Message], template: str, **options: Any) -> list[int]:
+    """Token ids of a conversation in the words of a chat template. `options`: `apply_chat_template`'s.
+
+    Most templates look into the arguments of calls or write them as JSON; where one fails with objects, as DeepSeek's, which join
+    texts, it is given the text that the model wrote. Raises CallError or RequestError for what it takes in neither form.
+    """
+
+    def encoded(conversation: Sequence[Message], *, as_text: bool = False) -> list[int]:
+        turns = [as_turn(message, template, as_text=as_text) for message in conversation]
+        return list(tokenizer.apply_chat_template(turns, return_dict=True, **options)["input_ids"])
+
+    try:
+        return encoded(messages)
+    except Exception as error:  # noqa: BLE001  templates are programs that come with the model
+        why = error
+    calls = [(number, call) for number, message in enumerate(messages) for call in message.get("tool_calls") or ()]
+    if calls:
+        with suppress(Exception):
+            return encoded(messages, as_text=True)
+    if broken := [(number, call) for number, call in calls if _is_broken(call)]:
+        try:
+            encoded([_without_broken(message) for message in messages])
+        except Exception:  # noqa: BLE001  it refuses the messages for another reason, which `why` may be
+            pass
+        else:
+            raise CallError(*broken[0], why) from why
+    raise RequestError(f"the chat template refused the messages: {why}") from why
+
+
+def _without_broken(message: Message) -> Message:
+    """A message whose broken calls have no arguments, to see whether it is they that a template refuses."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": {}}} if _is_broken(call) else call
+        for call in message.get("tool_calls") or ()
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _is_broken(call: Any) -> bool:
+    function = _function_of(call)
+    return function is not None and not isinstance(_parsed(function["arguments"]), Mapping)
+
+
+def as_turn(message: Message, template: str, *, as_text: bool = False) -> dict[str, Any]:
+    """A message as the chat template expects it: in pieces, OpenAI's newer roles under older names, null arguments of calls as
+    the empty object they mean. `as_text`: arguments are JSON, not objects."""
     turn = dict(message)
     if isinstance(turn.get("content"), str) and takes_parts(template):
         turn["content"] = [{"type": "text", "text": turn["content"]}]
     if turn["role"] == "developer" and "developer" not in template:
         turn["role"] = "system"  # OpenAI's newer name for the same
     if turn.get("tool_calls"):
-        turn["tool_calls"] = [_with_parsed_arguments(call) for call in turn["tool_calls"]]
+        turn["tool_calls"] = [_call(call, as_text=as_text) for call in turn["tool_calls"]]
     return turn
 
 
-def _with_parsed_arguments(call: Any) -> Any:
-    """Templates write arguments as JSON themselves. Text that is no JSON, or JSON with half a character in it, which no tokenizer
-    takes, is left to them as the model wrote it."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not (isinstance(function, Mapping) and isinstance(function.get("arguments"), str)):
+def _call(call: Any, *, as_text: bool) -> Any:
+    function = _function_of(call)
+    if function is None:
         return call
-    try:
-        arguments = json.loads(function["arguments"].strip() or "{}")
-        is_readable = is_text(json.dumps(arguments, ensure_ascii=False))
-    except (ValueError, RecursionError):  # nested deeper than any arguments are
-        return call
-    if not is_readable:
-        return call
+    arguments = _parsed(function["arguments"])
+    if as_text and arguments != {}:
+        arguments = function["arguments"]
+    if as_text and not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _function_of(call: Any) -> Mapping[str, Any] | None:
+    """What a call calls, with "arguments"; None for what is no call of a function."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return {"arguments": None, **function} if isinstance(function, Mapping) else None
+
+
+def _parsed(arguments: Any) -> Any:
+    """The value of arguments, an empty object for none. Text that is no JSON, or JSON with half a character in it, which no
+    tokenizer takes, is left as the model wrote it."""
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    try:
+        value = json.loads(arguments.strip() or "{}")
+        is_readable = is_text(json.dumps(value, ensure_ascii=False))
+    except (ValueError, RecursionError):  # nested deeper than any arguments are
+        return arguments
+    return ({} if value is None else value) if is_readable else arguments
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
 
 
 def template_text(tokenizer: Any) -> str:
@@ -127,11 +211,7 @@ def render(
         if not reads(template, name):
             raise ConfigError(f"the chat template of '{model}' knows no '{name}': leave it out")
     begins = not continue_final_message if add_generation_prompt is None else add_generation_prompt
-    try:
-        encoded = tokenizer.apply_chat_template(
-            [as_turn(message, template) for message in messages], tools=tools or None, chat_template=chat_template,
-            add_generation_prompt=begins, continue_final_message=continue_final_message, return_dict=True, **variables,
-        )  # fmt: skip
-    except Exception as error:  # templates are programs that come with the model
-        raise RequestError(f"the chat template refused the messages: {error}") from error
-    return list(encoded["input_ids"])
+    return encode_conversation(
+        tokenizer, messages, template, tools=tools or None, chat_template=chat_template, add_generation_prompt=begins,
+        continue_final_message=continue_final_message, **variables,
+    )  # fmt: skip

@@ -13,6 +13,7 @@ import math
 from typing import Any
 
 from outrider.errors import CapabilityError, ConfigError, OutriderError, QueueFullError, RequestError, UnavailableError
+from outrider.messages import CallError
 
 ANTHROPIC_TYPES = {
     401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
@@ -40,9 +41,12 @@ class ApiError(OutriderError):
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
     def anthropic_body(self) -> dict[str, Any]:
-        """In Anthropic's shape, which has its own types and no place for the field's name."""
+        """In Anthropic's shape, which has its own types and no place for a field's name: that of one inside others begins the
+        message."""
         kind = ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else INVALID)
-        return {"type": "error", "error": {"type": kind, "message": str(self)}}
+        is_deep = self.param is not None and "." in self.param and self.param not in str(self)
+        message = f"{self.param}: {self}" if is_deep else str(self)
+        return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def unavailable(message: str, code: str) -> ApiError:
@@ -61,6 +65,8 @@ def as_api_error(error: OutriderError) -> ApiError:
             return ApiError(message, status=429, kind=LIMITED, code="queue_full", headers=after)
         case UnavailableError():
             return unavailable(message, "engine_unavailable")
+        case CallError():
+            return ApiError(message, param="messages")
         case RequestError() | ConfigError() | CapabilityError():
             return ApiError(message, param=_named(message))
         case _:

@@ -14,7 +14,7 @@ from typing import Any
 from outrider.counted import counted
 from outrider.errors import ConfigError, RequestError
 from outrider.lab.workload.types import OnBad, Workload, WorkloadRequest, listing
-from outrider.messages import as_turn, template_text
+from outrider.messages import encode_conversation, template_text
 from outrider.models.tokens.token_text import end_of_turn
 
 
@@ -114,12 +114,10 @@ def _by_template(request: WorkloadRequest, tokenizer: Any) -> list[int]:
             f"request '{request.id}' is a conversation, and the model has no chat template; use a workload of plain prompts, "
             "or feed conversations as plain text (chat_template=False)"
         )
-    messages = [as_turn(message, template_text(tokenizer)) for message in request.messages or ()]
     try:
-        encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-    except Exception as error:
-        raise RequestError(f"request '{request.id}': the chat template refused the messages: {error}") from error
-    return list(encoded["input_ids"])
+        return encode_conversation(tokenizer, request.messages or (), template_text(tokenizer), add_generation_prompt=True)
+    except RequestError as error:
+        raise RequestError(f"request '{request.id}': {error}") from error
 
 
 def _as_text(request: WorkloadRequest) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from outrider.messages import TAKEN, as_turn, reads
+from outrider.messages import TAKEN, reads
 from outrider.sampling.thinking import ThinkingMarks
 from outrider.serve.api.texts import SharedTokenizer
 from outrider.serve.errors import ApiError
@@ -90,7 +90,7 @@ def _turn(message: Message, texts: SharedTokenizer) -> dict[str, Any]:
         if names == [HARMONY_NAME] and turn.get("tool_calls") and turn["content"]:  # its template takes but one of the two
             thoughts, turn["content"] = f"{thoughts}\n{turn['content']}".lstrip(), ""
         turn |= dict.fromkeys(names, thoughts)
-    return as_turn(turn, texts.chat_template or "")
+    return turn
 
 
 def unread_thoughts(messages: Sequence[Message] | None, served: Served) -> Iterator[UnknownField]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.engine.request import Update
 from outrider.errors import RequestError
+from outrider.messages import CallError
 from outrider.sampling.params import SamplingParams
 from outrider.serve.api.conversation import render, thinking_in, unread_thoughts
 from outrider.serve.api.exchange import Exchange, make_exchange
 from outrider.serve.api.reasoning import for_engine
 from outrider.serve.api.reply import Reply
 from outrider.serve.api.response_format import form_asked
+from outrider.serve.errors import ApiError
 from outrider.serve.ignored import IgnoredFields
 from outrider.serve.routing import Prompts, choose, model_named
 from outrider.serve.rules import RequestFacts
@@ -30,11 +32,17 @@ class Interface:
     kind: str  # begins the ids of its answers
     thought: str | None = None  # the path of thoughts in its bodies, where it is not that of chat completions
     usual_effort: str = "medium"  # which it documents as the default, so that it asks for nothing
+    field: str = "messages"  # of its bodies, with the conversation
+    place_of: Callable[[Mapping[str, Any]], str] | None = None  # of a call, where messages are counted otherwise in its bodies
 
     def effort(self, wanted: str | None, served: Served) -> str | None:
         """For the chat template; none where the usual one is wanted and the template knows no other."""
         known = "reasoning_effort" in served.texts.template_variables
         return None if wanted == self.usual_effort and not known else wanted
+
+    def refusal(self, error: CallError) -> ApiError:
+        """The answer for a call that a chat template refused."""
+        return ApiError(str(error if self.place_of is None else error.at(self.place_of(error.call))), param=self.field)
 
 
 CHAT = Interface("chatcmpl")
@@ -68,13 +76,7 @@ class Dialogue:
             if body.messages is None:
                 return [list(body.prompt_token_ids or [])]
             use = use_of(served)
-            rendered = None if use is None else use.rendered
-            return [
-                await render(
-                    served, body.messages, body, tools=rendered, thinking=body.thinking,
-                    reasoning_effort=interface.effort(body.reasoning_effort, served),
-                )
-            ]
+            return [await _rendered(served, body, None if use is None else use.rendered, interface)]
 
         asked = RequestFacts(model_named(state, body.model), "chat", tools=bool(tools), structured=form is not None)
         route = await choose(state, asked, body.num_choices, read)
@@ -125,9 +127,17 @@ class Dialogue:
 async def num_prompt_tokens(served: Served, chat: ChatBody, interface: Interface) -> int:
     """Tokens of a conversation as the model reads it. Raises ApiError where it cannot be rendered."""
     tools = [tool.model_dump(exclude_none=True) for tool in chat.tools or []]
-    shown = tools if tools and chat.tool_choice != "none" else None
+    return len(await _rendered(served, chat, tools if tools and chat.tool_choice != "none" else None, interface))
+
+
+async def _rendered(
+    served: Served, chat: ChatBody, tools: Sequence[Mapping[str, Any]] | None, interface: Interface
+) -> list[int]:
     effort = interface.effort(chat.reasoning_effort, served)
-    return len(await render(served, chat.messages or [], chat, tools=shown, thinking=chat.thinking, reasoning_effort=effort))
+    try:
+        return await render(served, chat.messages or [], chat, tools=tools, thinking=chat.thinking, reasoning_effort=effort)
+    except CallError as error:
+        raise interface.refusal(error) from error
 
 
 class Answering(ABC):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outrider.serve.schema.anthropic import (
@@ -17,6 +17,7 @@ from outrider.serve.schema.anthropic import (
 )
 from outrider.serve.schema.base import made
 from outrider.serve.schema.chat import ChatBody
+from outrider.wellformed import is_text
 
 THOUGHT = "messages[].content[].thinking"  # the path of thoughts in these bodies
 SAMPLING = ("temperature", "top_p", "top_k", "seed", "priority", "stream")
@@ -44,6 +45,17 @@ def chat_of(body: CountBody) -> ChatBody:
             "speculation": None if body.speculation is None else body.speculation.model_dump(exclude_none=True),
         }  # fmt: skip
     return made(ChatBody, fields)
+
+
+def place_of(call: Mapping[str, Any], body: CountBody) -> str:
+    """How a client knows the message of a call, for errors."""
+    blocks = [(number, block) for number, turn in enumerate(body.messages) for block in _blocks(turn)]
+    number = next(number for number, block in blocks if block.type == "tool_use" and block.id == call["id"])
+    return f"message {number}"
+
+
+def _blocks(turn: Turn) -> Sequence[ContentBlock]:
+    return () if isinstance(turn.content, str) else turn.content
 
 
 def _system(body: CountBody) -> list[dict[str, Any]]:
@@ -75,7 +87,7 @@ def _messages(turn: Turn) -> Iterator[dict[str, Any]]:
 
 def _answer(blocks: Sequence[ContentBlock]) -> dict[str, Any]:
     calls = [
-        {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": json.dumps(block.input)}}
+        {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": _json(block.input)}}
         for block in blocks
         if block.type == "tool_use"
     ]
@@ -85,6 +97,12 @@ def _answer(blocks: Sequence[ContentBlock]) -> dict[str, Any]:
         "role": "assistant", "content": content, **({"reasoning": thoughts} if thoughts else {}),
         **({"tool_calls": calls} if calls else {}),
     }  # fmt: skip
+
+
+def _json(value: Any) -> str:
+    """As models write it: in escapes only where it holds half a character."""
+    text = json.dumps(value or {}, ensure_ascii=False)
+    return text if is_text(text) else json.dumps(value)
 
 
 def _text(blocks: Sequence[ContentBlock | TextBlock]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from outrider.serve.api.response_store import ResponseStore
@@ -42,6 +42,14 @@ def items_of(body: ResponsesBody, store: ResponseStore) -> list[InputItem]:
         InputItem.model_validate(store.find_item(item.id or "")) if item.type == "item_reference" else item
         for item in body.input
     ]
+
+
+def place_of(call: Mapping[str, Any], asked: Sequence[InputItem]) -> str:
+    """How a client knows the item of a call, for errors. `asked`: the items that its body has."""
+    for number, item in enumerate(asked):
+        if item.type == "function_call" and item.call_id == call["id"]:
+            return f"item {number} of 'input'"
+    return "the conversation before 'input'"
 
 
 def _messages(items: Iterable[Message]) -> list[Message]:

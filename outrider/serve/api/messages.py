@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from outrider.engine.request import Update
 from outrider.serve.api.dialogue import Answering, Dialogue, Interface, num_prompt_tokens
-from outrider.serve.api.from_anthropic import THOUGHT, chat_of
+from outrider.serve.api.from_anthropic import THOUGHT, chat_of, place_of
 from outrider.serve.api.reader import Delta
 from outrider.serve.api.sse import Framing
 from outrider.serve.errors import ApiError
@@ -24,9 +26,13 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 Event = dict[str, Any]
 
 
+def _interface(body: CountBody) -> Interface:
+    return replace(INTERFACE, place_of=partial(place_of, body=body))
+
+
 async def count_tokens(served: Served, body: CountBody) -> int:
     """Tokens of a conversation as the model reads it. Raises ApiError where it cannot be rendered."""
-    return await num_prompt_tokens(served, chat_of(body), INTERFACE)
+    return await num_prompt_tokens(served, chat_of(body), _interface(body))
 
 
 class Messages(Answering):
@@ -39,7 +45,7 @@ class Messages(Answering):
     @classmethod
     async def prepared(cls, state: ServerState, body: MessagesBody, ignored: IgnoredFields) -> Messages:
         """Route it, render the conversation, check everything. Raises ApiError or ConfigError."""
-        return cls(await Dialogue.prepared(state, chat_of(body), ignored, INTERFACE))
+        return cls(await Dialogue.prepared(state, chat_of(body), ignored, _interface(body)))
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""

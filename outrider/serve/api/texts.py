@@ -17,7 +17,8 @@ from typing import Any
 from jinja2 import Environment, TemplateSyntaxError
 from jinja2.meta import find_undeclared_variables
 
-from outrider.errors import CapabilityError, OutriderError
+from outrider.errors import CapabilityError, RequestError
+from outrider.messages import CallError, encode_conversation
 from outrider.models.tokens.token_bytes import token_bytes
 from outrider.serve.errors import ApiError
 from outrider.text import decode
@@ -101,19 +102,19 @@ class SharedTokenizer:
         return [*([begin] if begin is not None and usual[0] == begin else []), *self._fim.prompt(before, after)]
 
     async def render(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-        """Token ids of a conversation under the model's chat template. Raises ApiError."""
+        """Token ids of a conversation under the model's chat template. Raises ApiError, or CallError for a broken call."""
         if not self.chat_template:
             raise ApiError(f"'{self._name}' has no chat template; use /v1/completions", code="no_chat_template")
 
         def work() -> list[int]:
-            return list(self.tokenizer.apply_chat_template(messages, return_dict=True, **options)["input_ids"])
+            return encode_conversation(self.tokenizer, messages, self.chat_template or "", **options)
 
         try:
             return await self._alone(work, len(str((messages, options))))  # tools, calls and thoughts included
-        except OutriderError:
+        except CallError:
             raise
-        except Exception as error:  # templates are programs that come with the model
-            raise ApiError(f"the chat template refused the messages: {error}", param="messages") from error
+        except RequestError as error:
+            raise ApiError(str(error), param="messages") from error
 
     def decode(self, tokens: Sequence[int], *, flush: bool = True) -> str:
         """The text of token ids, special tokens included. Without `flush` an unfinished character at the end is left out."""

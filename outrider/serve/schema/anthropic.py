@@ -15,7 +15,7 @@ from outrider.serve.schema.sampling import MAX_WORDS
 from outrider.serve.schema.speculation import SpeculationFields
 
 NEEDS = {  # of a block of each type
-    "text": ("text",), "thinking": ("thinking",), "redacted_thinking": (), "tool_use": ("id", "name", "input"),
+    "text": ("text",), "thinking": ("thinking",), "redacted_thinking": (), "tool_use": ("id", "name"),
     "tool_result": ("tool_use_id",),
 }  # fmt: skip
 ROLES = {
@@ -52,7 +52,7 @@ class ContentBlock(Body):
     data: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, JsonValue] | None = None
+    input: dict[str, JsonValue] | None = Field(None, description="Of a call; none: the function takes nothing.")
     tool_use_id: str | None = None
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None

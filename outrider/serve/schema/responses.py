@@ -55,7 +55,7 @@ class InputItem(Body):
     content: str | list[InputPart] | None = None
     call_id: str | None = None
     name: str | None = None
-    arguments: str | None = None
+    arguments: str | None = Field(None, description="JSON, as the model wrote it; none: the function takes nothing.")
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
     encrypted_content: str | None = None
@@ -67,7 +67,7 @@ class InputItem(Body):
     @model_validator(mode="after")
     def _check_type(self) -> InputItem:
         needs = {
-            "message": ("role", "content"), "function_call": ("call_id", "name", "arguments"),
+            "message": ("role", "content"), "function_call": ("call_id", "name"),
             "function_call_output": ("call_id", "output"), "reasoning": (), "item_reference": ("id",),
         }  # fmt: skip
         if self.type not in needs:
