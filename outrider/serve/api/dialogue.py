@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.engine.request import Update
-from outrider.errors import RequestError
+from outrider.errors import OutriderError, RequestError
 from outrider.messages import CallError
 from outrider.sampling.params import SamplingParams
 from outrider.serve.api.conversation import render, thinking_in, unread_thoughts
@@ -16,7 +18,7 @@ from outrider.serve.api.exchange import Exchange, make_exchange
 from outrider.serve.api.reasoning import for_engine
 from outrider.serve.api.reply import Reply
 from outrider.serve.api.response_format import form_asked
-from outrider.serve.errors import ApiError
+from outrider.serve.errors import ApiError, as_api_error
 from outrider.serve.ignored import IgnoredFields
 from outrider.serve.routing import Prompts, choose, model_named
 from outrider.serve.rules import RequestFacts
@@ -32,17 +34,33 @@ class Interface:
     kind: str  # begins the ids of its answers
     thought: str | None = None  # the path of thoughts in its bodies, where it is not that of chat completions
     usual_effort: str = "medium"  # which it documents as the default, so that it asks for nothing
-    field: str = "messages"  # of its bodies, with the conversation
-    place_of: Callable[[Mapping[str, Any]], str] | None = None  # of a call, where messages are counted otherwise in its bodies
+    names: Mapping[str, str] = field(default_factory=dict)  # of fields of chat completions, as patterns -> its own
 
     def effort(self, wanted: str | None, served: Served) -> str | None:
         """For the chat template; none where the usual one is wanted and the template knows no other."""
         known = "reasoning_effort" in served.texts.template_variables
         return None if wanted == self.usual_effort and not known else wanted
 
-    def refusal(self, error: CallError) -> ApiError:
-        """The answer for a call that a chat template refused."""
-        return ApiError(str(error if self.place_of is None else error.at(self.place_of(error.call))), param=self.field)
+    @contextmanager
+    def words(self, place_of: Callable[[Mapping[str, Any]], str]) -> Iterator[None]:
+        """Errors name what the client wrote: fields by their names in this interface, and a call by its place in the body."""
+        try:
+            yield
+        except CallError as error:
+            raise self._renamed(as_api_error(error.at(place_of(error.call)))) from error
+        except OutriderError as error:
+            raise self._renamed(as_api_error(error)) from error
+
+    def _renamed(self, error: ApiError) -> ApiError:
+        param = None if error.param is None else self._own(error.param)
+        return ApiError(
+            self._own(str(error)), status=error.status, kind=error.kind, param=param, code=error.code, headers=error.headers
+        )
+
+    def _own(self, text: str) -> str:
+        for name, own in self.names.items():
+            text = re.sub(rf"(?<![\w.]){name}(?!\w)", own, text)
+        return text
 
 
 CHAT = Interface("chatcmpl")
@@ -134,10 +152,7 @@ async def _rendered(
     served: Served, chat: ChatBody, tools: Sequence[Mapping[str, Any]] | None, interface: Interface
 ) -> list[int]:
     effort = interface.effort(chat.reasoning_effort, served)
-    try:
-        return await render(served, chat.messages or [], chat, tools=tools, thinking=chat.thinking, reasoning_effort=effort)
-    except CallError as error:
-        raise interface.refusal(error) from error
+    return await render(served, chat.messages or [], chat, tools=tools, thinking=chat.thinking, reasoning_effort=effort)
 
 
 class Answering(ABC):

@@ -20,6 +20,12 @@ from outrider.serve.schema.chat import ChatBody
 from outrider.wellformed import is_text
 
 THOUGHT = "messages[].content[].thinking"  # the path of thoughts in these bodies
+NAMES = {  # of fields of chat completions, in errors -> in these bodies
+    "reasoning_effort": "output_config.effort", r"response_format\.json_schema": "output_config.format",
+    "response_format": "output_config.format", "thinking_token_budget": "thinking.budget_tokens",
+    "stop(?= must)": "stop_sequences", r"tools\.(\d+)\.function\.parameters": r"tools.\1.input_schema",
+    r"tools\.(\d+)\.function": r"tools.\1",
+}  # fmt: skip
 SAMPLING = ("temperature", "top_p", "top_k", "seed", "priority", "stream")
 
 

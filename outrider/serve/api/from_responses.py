@@ -11,6 +11,11 @@ from outrider.serve.schema.chat import ChatBody
 from outrider.serve.schema.responses import InputItem, InputPart, ResponsesBody
 
 THOUGHT = "input[].content"  # the path of thoughts in these bodies
+NAMES = {  # of fields of chat completions, in errors -> in these bodies
+    "messages": "input", "reasoning_effort": "reasoning.effort", r"response_format\.json_schema": "text.format",
+    "response_format": "text.format", "max_completion_tokens": "max_output_tokens",
+    r"tools\.(\d+)\.function": r"tools.\1",
+}  # fmt: skip
 SAME = (
     "model", "stream", "temperature", "top_p", "top_k", "seed", "priority", "parallel_tool_calls", "chat_template_kwargs",
     "metadata", "user", "prompt_cache_key", "safety_identifier",

@@ -78,6 +78,14 @@ def generating_routes(state: ServerState) -> APIRouter:
         ignored_fields(request, state.ignored, body)
         return InputTokens(input_tokens=await count_input_tokens(state, body))
 
+    @router.post("/v1/responses/compact")
+    async def compacted_response() -> None:
+        """Always refused, because no conversation is compacted."""
+        raise ApiError(
+            "this server compacts no conversations: ask for a summary with /v1/responses and go on from that", status=404,
+            code="not_supported",
+        )  # fmt: skip
+
     @router.get("/v1/responses/{response_id}", response_model=dict[str, Any])
     async def stored_response(response_id: str, request: Request) -> Response:
         """A response that is kept, as it was answered."""

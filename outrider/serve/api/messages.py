@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from outrider.engine.request import Update
 from outrider.serve.api.dialogue import Answering, Dialogue, Interface, num_prompt_tokens
-from outrider.serve.api.from_anthropic import THOUGHT, chat_of, place_of
+from outrider.serve.api.from_anthropic import NAMES, THOUGHT, chat_of, place_of
 from outrider.serve.api.reader import Delta
 from outrider.serve.api.sse import Framing
 from outrider.serve.errors import ApiError
@@ -21,18 +20,15 @@ from outrider.serve.served import Served, ServerState
 from outrider.wellformed import parsed_json
 
 EVENTS = Framing(has_names=True, end=None, error=ApiError.anthropic_body)
-INTERFACE = Interface("msg", THOUGHT, usual_effort="high")
+INTERFACE = Interface("msg", THOUGHT, usual_effort="high", names=NAMES)
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 Event = dict[str, Any]
 
 
-def _interface(body: CountBody) -> Interface:
-    return replace(INTERFACE, place_of=partial(place_of, body=body))
-
-
 async def count_tokens(served: Served, body: CountBody) -> int:
     """Tokens of a conversation as the model reads it. Raises ApiError where it cannot be rendered."""
-    return await num_prompt_tokens(served, chat_of(body), _interface(body))
+    with INTERFACE.words(partial(place_of, body=body)):
+        return await num_prompt_tokens(served, chat_of(body), INTERFACE)
 
 
 class Messages(Answering):
@@ -45,7 +41,8 @@ class Messages(Answering):
     @classmethod
     async def prepared(cls, state: ServerState, body: MessagesBody, ignored: IgnoredFields) -> Messages:
         """Route it, render the conversation, check everything. Raises ApiError or ConfigError."""
-        return cls(await Dialogue.prepared(state, chat_of(body), ignored, _interface(body)))
+        with INTERFACE.words(partial(place_of, body=body)):
+            return cls(await Dialogue.prepared(state, chat_of(body), ignored, INTERFACE))
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ from outrider.engine.request import Update
 from outrider.errors import OutriderError
 from outrider.serve.api.conversation import shows_thoughts
 from outrider.serve.api.dialogue import Answering, Dialogue, Interface, num_prompt_tokens
-from outrider.serve.api.from_responses import THOUGHT, chat_of, items_of, place_of
+from outrider.serve.api.from_responses import NAMES, THOUGHT, chat_of, items_of, place_of
 from outrider.serve.api.response_items import Event, Items, listed, numbered
 from outrider.serve.api.response_store import ResponseStore, Stored
 from outrider.serve.api.sse import Framing
@@ -28,20 +27,17 @@ def _failure(error: ApiError) -> Event:
     return {"type": "error", "code": error.code, "message": str(error), "param": error.param, "sequence_number": 0}
 
 
-INTERFACE = Interface("resp", THOUGHT, field="input")
+INTERFACE = Interface("resp", THOUGHT, names=NAMES)
 EVENTS = Framing(has_names=True, end=None, error=_failure)
-
-
-def _interface(asked: Sequence[InputItem]) -> Interface:
-    return replace(INTERFACE, place_of=partial(place_of, asked=asked))
 
 
 async def count_tokens(state: ServerState, body: InputTokensBody) -> int:
     """Tokens of a conversation as the model reads it. Raises ApiError where it cannot be rendered."""
     whole = made(ResponsesBody, body.model_dump(by_alias=True, exclude_none=True))
     asked = items_of(whole, state.responses)
-    chat = chat_of(whole, [*_earlier(before_of(state, whole)), *asked])
-    return await num_prompt_tokens(served_named(state, body.model), chat, _interface(asked))
+    with INTERFACE.words(partial(place_of, asked=asked)):
+        chat = chat_of(whole, [*_earlier(before_of(state, whole)), *asked])
+        return await num_prompt_tokens(served_named(state, body.model), chat, INTERFACE)
 
 
 def before_of(state: ServerState, body: ResponsesBody) -> Stored | None:
@@ -68,8 +64,9 @@ class Responses(Answering):
     async def prepared(cls, state: ServerState, body: ResponsesBody, ignored: IgnoredFields) -> Responses:
         """Find what it goes on from, route it, render the conversation, check everything. Raises ApiError or ConfigError."""
         before, asked = before_of(state, body), items_of(body, state.responses)
-        chat = chat_of(body, [*_earlier(before), *asked])
-        dialogue = await Dialogue.prepared(state, chat, ignored, _interface(asked))
+        with INTERFACE.words(partial(place_of, asked=asked)):
+            chat = chat_of(body, [*_earlier(before), *asked])
+            dialogue = await Dialogue.prepared(state, chat, ignored, INTERFACE)
         return cls(body, asked, dialogue, state.responses, before)
 
     async def whole(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from outrider.serve.schema.base import PRESENT, Body, UnknownField, refusal
+from outrider.serve.schema.base import PRESENT, Body, JsonSchemaFields, UnknownField, refusal
 from outrider.serve.schema.chat import ThinkingFields
 from outrider.serve.schema.foreign import NEUTRAL, REFUSED
 from outrider.serve.schema.messages import TEXT_ONLY
@@ -22,6 +22,7 @@ ROLES = {
     "user": ("text", "tool_result"), "assistant": ("text", "thinking", "redacted_thinking", "tool_use"), "system": ("text",),
 }  # fmt: skip
 CACHED = "beginnings that come again are found by themselves"
+CLIENT_TOOLS = ("bash_", "text_editor_", "memory_", "computer_")  # begin the types of tools that clients run
 OWN_TOOLS = "this server runs no tools of its own: give functions, with an 'input_schema'"
 
 
@@ -102,7 +103,7 @@ class ClientTool(Body):
     type: Literal["custom"] | str | None = None
     name: str
     description: str | None = None
-    input_schema: dict[str, JsonValue] | None = Field(None, description="JSON schema of the input.")
+    input_schema: JsonSchemaFields | None = Field(None, description="JSON schema of the input.")
     strict: bool | None = Field(None, description="The input follows the schema, by a grammar.")
 
     refused: ClassVar[dict[str, str]] = {"defer_loading": "all tools are shown to the model"}
@@ -114,6 +115,11 @@ class ClientTool(Body):
 
     @model_validator(mode="after")
     def _check_type(self) -> ClientTool:
+        if self.type is not None and self.type.startswith(CLIENT_TOOLS):
+            raise refusal(
+                "type", f"a tool of type '{self.type[:40]}' is not supported: only Anthropic's models know what it takes. "
+                "Give it as a function, with an 'input_schema'"
+            )  # fmt: skip
         if self.type not in (None, "custom"):
             raise refusal("type", f"a tool of type '{self.type[:40]}' is not supported: {OWN_TOOLS}")
         if self.input_schema is None:
@@ -145,7 +151,7 @@ class OutputFormat(Body):
     """The form of the answer."""
 
     type: Literal["json_schema"]
-    json_schema: dict[str, JsonValue] = Field(alias="schema")
+    json_schema: JsonSchemaFields = Field(alias="schema")
 
 
 class OutputConfig(Body):

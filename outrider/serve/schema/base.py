@@ -9,9 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from outrider.errors import RequestError, did_you_mean, nearest
@@ -82,6 +91,8 @@ class Body(BaseModel):
         known = cls.names()
         kept, unknown = {}, []
         for name, value in data.items():
+            if not is_text(name):
+                raise refusal(name[:SHOWN], f"the field's name '{name[:SHOWN]}' is no valid text: it has half a surrogate pair")
             value = _whole(value, LISTS)
             if value is None or _is_one_of(value, cls.neutral.get(name, ())):
                 continue
@@ -94,7 +105,7 @@ class Body(BaseModel):
                 continue
             if name not in known:
                 unknown.append(name)
-            elif not _is_text(value):
+            elif _broken_text(value) is not None:
                 raise refusal(name, f"'{name}' is no valid text: it has half a surrogate pair")
             kept[name] = value
         cls._check_unknown(unknown, kept)
@@ -147,16 +158,29 @@ def _whole(value: Any, depth: int) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _is_text(value: Any) -> bool:
-    """JSON can escape one half of a pair, which is no character and which no tokenizer takes. Objects check themselves."""
+def _readable(schema: Any) -> Any:
+    """A JSON schema, all of whose texts and names are text. Raises `refusal` for another."""
+    if (broken := _broken_text(schema, inside_objects=True)) is not None:
+        raise refusal(broken[:SHOWN], f"'{broken[:SHOWN]}' is no valid text: it has half a surrogate pair")
+    return schema
+
+
+JsonSchemaFields = Annotated[dict[str, JsonValue], AfterValidator(_readable)]
+
+
+def _broken_text(value: Any, *, inside_objects: bool = False) -> str | None:
+    """A text in a value that is none: JSON can escape one half of a pair, which is no character and which no tokenizer takes.
+    Objects mostly check themselves, and are looked into where asked."""
     left = [value]
     while left:  # no recursion: a client may send lists in lists, a thousand deep
         one = left.pop()
         if isinstance(one, list):
             left += one
+        elif isinstance(one, dict) and inside_objects:
+            left += [*one, *one.values()]
         elif isinstance(one, str) and not is_text(one):
-            return False
-    return True
+            return one
+    return None
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
-from outrider.serve.schema.base import Body, refusal
+from outrider.serve.schema.base import Body, JsonSchemaFields, refusal
 from outrider.serve.schema.foreign import NEUTRAL, REFUSED
 from outrider.serve.schema.labels import Label
 from outrider.serve.schema.messages import TEXT_ONLY, Message, TemplateFields
@@ -18,7 +18,7 @@ class Function(Body):
 
     name: str
     description: str | None = None
-    parameters: dict[str, JsonValue] | None = Field(None, description="JSON schema of the arguments.")
+    parameters: JsonSchemaFields | None = Field(None, description="JSON schema of the arguments.")
     strict: bool | None = Field(None, description="Arguments follow the schema, by a grammar.")
 
 
@@ -41,7 +41,7 @@ class JsonSchema(Body):
 
     name: str | None = None
     description: str | None = None
-    json_schema: dict[str, JsonValue] | None = Field(None, alias="schema")
+    json_schema: JsonSchemaFields | None = Field(None, alias="schema")
     strict: bool | None = None
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from outrider.serve.schema.base import PRESENT, Body, UnknownField, refusal
+from outrider.serve.schema.base import PRESENT, Body, JsonSchemaFields, UnknownField, refusal
 from outrider.serve.schema.foreign import NEUTRAL, REFUSED, WITHOUT_EFFECT
 from outrider.serve.schema.labels import Label, Metadata
 from outrider.serve.schema.messages import TEXT_ONLY
@@ -17,6 +17,8 @@ from outrider.serve.schema.speculation import SpeculationFields
 TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 OWN_TOOLS = "this server runs no tools of its own: give functions"
+CLIENT_TOOLS = ("custom", "namespace", "local_shell", "shell", "apply_patch")  # which clients run, as they do functions
+ONLY_FUNCTIONS = "models are shown functions, their calls and outputs"
 ENCRYPTED = "thoughts are emitted as text"
 
 
@@ -71,7 +73,8 @@ class InputItem(Body):
             "function_call_output": ("call_id", "output"), "reasoning": (), "item_reference": ("id",),
         }  # fmt: skip
         if self.type not in needs:
-            raise refusal("type", f"an item of type '{self.type[:40]}' is not supported: {OWN_TOOLS}")
+            why = ONLY_FUNCTIONS if self.type.startswith(CLIENT_TOOLS) else OWN_TOOLS
+            raise refusal("type", f"an item of type '{self.type[:40]}' is not supported: {why}")
         for name in needs[self.type]:
             if getattr(self, name) is None:
                 raise refusal(name, f"an item of type '{self.type}' needs '{name}'")
@@ -85,12 +88,12 @@ class InputItem(Body):
 
 
 class FunctionTool(Body):
-    """A function that the client runs."""
+    """A function that the client runs, or another tool of the client's, which is ignored."""
 
-    type: str = Field(description="'function'.")
+    type: str = Field(description=f"'function'. Ignored: {', '.join(CLIENT_TOOLS)}.")
     name: str | None = None
     description: str | None = None
-    parameters: dict[str, JsonValue] | None = Field(None, description="JSON schema of the arguments.")
+    parameters: JsonSchemaFields | None = Field(None, description="JSON schema of the arguments.")
     strict: bool | None = Field(None, description="Arguments follow the schema, by a grammar. Default false.")
 
     refused: ClassVar[dict[str, str]] = {"defer_loading": "all tools are shown to the model"}
@@ -98,9 +101,9 @@ class FunctionTool(Body):
 
     @model_validator(mode="after")
     def _check_type(self) -> FunctionTool:
-        if self.type != "function":
+        if self.type not in ("function", *CLIENT_TOOLS):
             raise refusal("type", f"a tool of type '{self.type[:40]}' is not supported: {OWN_TOOLS}")
-        if self.name is None:
+        if self.type == "function" and self.name is None:
             raise refusal("name", "a tool of type 'function' needs 'name'")
         return self
 
@@ -118,7 +121,7 @@ class TextFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    json_schema: dict[str, JsonValue] | None = Field(None, alias="schema")
+    json_schema: JsonSchemaFields | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -167,6 +170,14 @@ class InputTokensBody(Body):
     }  # fmt: skip
     only: ClassVar[dict[str, tuple[Any, ...]]] = {"truncation": ("disabled",)}
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = {"tools": ([],)}
+
+    def take_unknown(self, path: str = "", param: str = "") -> Iterator[UnknownField]:
+        """See `Body`. Tools that are no functions are as if they were unknown: no chat template shows them."""
+        for number, tool in enumerate(self.tools or ()):
+            if tool.type != "function":
+                yield UnknownField(tool.type, f"{path}tools[{tool.type}]", f"{param}tools.{number}", (), ONLY_FUNCTIONS)
+        self.tools = [tool for tool in self.tools or () if tool.type == "function"] or None
+        yield from super().take_unknown(path, param)
 
 
 class ResponsesBody(InputTokensBody):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import http.client
 import json
 from typing import Any
@@ -118,6 +119,7 @@ def test_chat_refuses_by_name(fields: dict[str, Any], param: str, message: str) 
     assert error["type"] == "invalid_request_error"
 
 
+FORM = {"name": "f", "input_schema": {}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 INSIDE: list[tuple[dict[str, Any], str]] = [
     (
@@ -272,6 +274,35 @@ def test_half_a_character_in_a_name_is_refused_by_that_name(name: str, value: An
     with serving(FakeEngine()) as client:
         error = error_of(client.post(CHAT, content=content, headers={"Content-Type": "application/json"}), 400)
     assert "\ud800" in error["message"].replace("\\ud800", "\ud800")
+
+
+PART = {"role": "user", "content": [{"type": "text", "text": "x"}]}
+FORM = {"name": "f", "input_schema": {}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize(("path", "body", "inside"), [
+    (CHAT, {"messages": [PART]}, ()), (CHAT, {"messages": [PART]}, ("messages", 0)),
+    (CHAT, {"messages": [PART]}, ("messages", 0, "content", 0)), (CHAT, chat(stream_options={}), ("stream_options",)),
+    (CHAT, chat(tools=[TOOL]), ("tools", 0)), (CHAT, chat(tools=[TOOL]), ("tools", 0, "function", "parameters", "properties")),
+    (COMPLETIONS, {"prompt": "x"}, ()), ("/detokenize", {"tokens": [1]}, ()), ("/tokenize", {"prompt": "x"}, ()),
+    ("/v1/responses", {"input": [PART | {"content": "x"}]}, ("input", 0)),
+    ("/v1/messages", {"max_tokens": 1, "messages": [PART]}, ("messages", 0, "content", 0)),
+    ("/v1/messages", {"max_tokens": 1, "messages": [PART], "tools": [FORM]}, ("tools", 0, "input_schema")),
+], ids=str)  # fmt: skip
+def test_half_a_character_in_the_name_of_a_field_is_named(path: str, body: dict[str, Any], inside: tuple[str | int, ...]) -> None:
+    """Catches errors that say an object is no text, or that the body is no JSON, because one of its names cannot be written."""
+    changed = copy.deepcopy(body)
+    place: Any = changed
+    for key in inside:
+        place = place[key]
+    place["a\ud800"] = {}
+    with serving(FakeEngine()) as client:
+        response = client.post(path, content=json.dumps(changed), headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert "'a\\ud800'" in message
+    assert "half a surrogate pair" in message
 
 
 def test_null_is_the_same_as_leaving_a_field_out() -> None:

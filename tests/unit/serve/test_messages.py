@@ -140,6 +140,22 @@ def test_thinking_that_cannot_be_switched(made: Any, kind: str, message: str) ->
     assert message in answer.text
 
 
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"output_config": {"effort": "low"}}, "knows no 'output_config.effort'"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "strng"}}}}, "output_config.format.schema"),
+    ({"stop_sequences": [""]}, "stop_sequences must be"),
+    ({"messages": [*USER, {"role": "assistant", "content": [{"type": "tool_use", "id": "c"}]}]}, "messages.1.content.0.name: "),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "Give it as a function"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "no tools of its own"),
+])  # fmt: skip
+def test_errors_name_what_the_client_wrote(fields: dict[str, Any], message: str) -> None:
+    """In Anthropic's shape errors have no place for a field: the message says which."""
+    with serving(FakeEngine(context=1000)) as server:
+        answer = server.post(URL, json={"max_tokens": 9, "messages": USER, **fields})
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
 def test_tokens_are_counted(client: Any, thinker: FakeEngine) -> None:
     """The count equals the answer's own usage, tools and system included; no answer is made."""
     ask: dict[str, Any] = {"model": "fake", "messages": USER, "system": "Be kind.", "tools": FUNCTIONS}
@@ -165,7 +181,7 @@ def test_refusals_are_its_own(client: Any, thinker: FakeEngine) -> None:
         ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]}, "does not belong to role 'user'"),
         ({"extra_body": {"container": "c"}}, "'container' is not supported"), ({"extra_body": {"n": 2}}, "one answer"),
         ({"thinking": {"type": "disabled", "budget_tokens": 5}}, "needs type: enabled"),
-        ({"output_config": {"effort": "low"}}, "knows no 'reasoning_effort'"),
+        ({"output_config": {"effort": "low"}}, "knows no 'output_config.effort'"),
         ({"extra_body": {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}}, "shorten the conversation"),
     ):  # fmt: skip
         with pytest.raises(anthropic.BadRequestError, match=message) as caught:

@@ -252,7 +252,9 @@ def test_a_form(thinker: FakeEngine) -> None:
     ({"include": ["file_search_call.results"]}, "include", "not supported"),
     ({"max_tokens": 5}, "max_tokens", "max_output_tokens"), ({"stop": "x"}, "stop", "chat completions"),
     ({"messages": []}, "messages", "use 'input'"),
-    ({"reasoning": {"effort": "low"}}, "reasoning_effort", "knows no 'reasoning_effort'"),
+    ({"reasoning": {"effort": "low"}}, "reasoning.effort", "knows no 'reasoning.effort'"),
+    ({"text": {"format": {"type": "json_schema", "schema": {"type": "strng"}}}}, "text.format.schema", "text.format.schema"),
+    ({"input": [{"type": "custom_tool_call"}]}, "input", "models are shown functions"),
     ({"text": {"format": {"type": "json_schema"}}}, "text", "needs 'schema'"),
 ])  # fmt: skip
 def test_what_is_refused_by_name(fields: dict[str, Any], param: str, message: str) -> None:
@@ -278,6 +280,39 @@ def test_what_has_no_effect_is_named() -> None:
     }  # fmt: skip
     with serving(FakeEngine(context=1000), strict=True) as client:
         assert "has no effect" in error_of(client.post(URL, json=body), 400)["message"]
+
+
+def test_other_tools_of_the_client_are_ignored_by_name(client: Any, thinker: FakeEngine) -> None:
+    """Codex sends them beside its functions, and runs them itself: it must not be told that this server lacks tools."""
+    others = [
+        {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}},
+        {"type": "namespace", "name": "mcp__files", "description": "", "tools": [{"type": "function", "name": "look"}]},
+        {"type": "local_shell"}, {"type": "custom", "name": "other"},
+    ]  # fmt: skip
+    whole = client.responses.with_raw_response.create(input="Weather?", tools=[*others, *FUNCTIONS])
+    assert whole.headers[HEADER] == "tools[custom], tools[namespace], tools[local_shell]"
+    assert [tool.name for tool in whole.parse().tools] == [tool["name"] for tool in FUNCTIONS]
+    assert any(item.type == "function_call" for item in whole.parse().output)
+    client.responses.create(input="Weather?", tools=FUNCTIONS)
+    assert thinker.seen[0].prompt == thinker.seen[1].prompt
+    alone = client.responses.with_raw_response.create(input="Hi", tools=others[2:3], tool_choice="auto")
+    assert (alone.headers[HEADER], alone.parse().tools) == ("tools[local_shell]", [])
+    with pytest.raises(openai.BadRequestError, match="'tool_choice' needs 'tools'"):
+        client.responses.create(input="Hi", tools=others, tool_choice="required")
+    counted = client.responses.input_tokens.with_raw_response.count(input="Weather?", tools=[*others, *FUNCTIONS])
+    assert counted.parse().input_tokens == len(thinker.seen[0].prompt)
+    with serving(FakeEngine(context=1000), strict=True) as strict:
+        error = error_of(strict.post(URL, json={"input": "Hi", "tools": others}), 400)
+    assert (error["message"], error["param"]) == (
+        "'custom' has no effect here: models are shown functions, their calls and outputs", "tools.0",
+    )  # fmt: skip
+
+
+def test_conversations_are_not_compacted() -> None:
+    with serving(FakeEngine()) as client:
+        answer = client.post(f"{URL}/compact", json={"input": [{"role": "user", "content": "Hi"}]})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"].startswith("this server compacts no conversations: ask for a summary")
 
 
 def test_an_engine_that_fails_in_the_stream() -> None:
