@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger("outrider.cache")
 
 
 def cache_folder() -> Path:
@@ -26,6 +31,21 @@ def keep_json(path: Path, content: Any, *, max_files: int) -> None:
     os.replace(scratch, path)
     for old in sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)[:-max_files]:
         old.unlink(missing_ok=True)
+
+
+@contextmanager
+def keeping(what: str) -> Iterator[None]:
+    """Whatever fails while something is kept costs the next start its time, and one line in the log; this start goes its way.
+
+    A folder that cannot be written is no news. Any other error is a fault of ours, so its line is a warning.
+    """
+    try:
+        yield
+    except OSError as error:
+        log.info("%s: not kept for the next start: %s", what, error)
+    except Exception as error:  # noqa: BLE001  whatever it is, the start itself has worked
+        reason = next(iter(str(error).strip().splitlines()), "no message")
+        log.warning("%s: not kept for the next start, which works without: %s: %s", what, type(error).__name__, reason)
 
 
 def kept_json(path: Path) -> Any:

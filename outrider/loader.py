@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ from outrider.models.loading.load import (
     build_lm,
     eos_token_ids,
     finish,
+    first_line,
     load_config,
     load_module,
     load_tokenizer,
@@ -48,6 +50,8 @@ from outrider.runtime.layers import layer_kernels
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.own_states import native_states
 from outrider.runtime.run import use_native_run
+
+log = logging.getLogger("outrider.models")
 
 
 class ModelLoader:
@@ -192,7 +196,12 @@ class ModelLoader:
         if found is None or self._lacking(name, tokenizer):
             return None
         self._say(name, start.dtype, quantise)
-        lm = kept.started_lm(start, key, self._folder(name), found)
+        try:
+            lm = kept.started_lm(start, key, self._folder(name), found)
+        except Exception as error:  # noqa: BLE001  whatever it is, loading as the first time does without
+            label, reason = self._labels[name], f"{type(error).__name__}: {first_line(error)}"
+            log.warning("%s is loaded as the first time: what an earlier start kept cannot be read: %s", label, reason)
+            return None
         if lm is None:
             return None
         self.notes += start.notes

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ import torch
 
 from outrider.admission import new_row
 from outrider.build import Built, Options
-from outrider.cache import cache_folder, keep_json, kept_json
+from outrider.cache import cache_folder, keep_json, keeping, kept_json
 from outrider.decode import Decoder
 from outrider.draft_length import AutoLength, Goodput
 from outrider.engine.batch import Batch
@@ -42,7 +41,6 @@ from outrider.sampling.params import SamplingParams
 from outrider.step import StepFacts
 from outrider.version import __version__
 
-log = logging.getLogger("outrider.engine")
 VERSION = 2
 MAX_FILES = 200  # the oldest go first
 NO_SHAPE = ("_name_or_path", "transformers_version", "architectures")  # of a config: what does not make a model slower
@@ -82,12 +80,10 @@ class StepTimes:
                 self.save()
 
     def save(self) -> None:
-        """Keep the costs for the next start. A folder that cannot be written costs that start its time, nothing else."""
+        """Keep the costs for the next start. An error costs that start its time, nothing else."""
         content = {"version": VERSION, "facts": self.facts, "seconds": self.seconds}
-        try:
+        with keeping("what steps take"):
             keep_json(_path(self.facts), content, max_files=MAX_FILES)
-        except OSError as error:
-            log.info("what steps take is not kept for the next start: %s", error)
 
 
 def facts_of(options: Options, target: LoadedModel, draft: LoadedModel | None, parts: Parts) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 
-from outrider.cache import cache_folder, keep_json, kept_json
+from outrider.cache import cache_folder, keep_json, keeping, kept_json
 from outrider.kv import LayerShape
 from outrider.kv.state_slots import StateShape
 from outrider.machine import cpu_name
@@ -27,7 +26,6 @@ from outrider.models.lm import LMShape, PassLimits
 from outrider.models.loading.adapter import adapter_in
 from outrider.runtime.building import fingerprint
 
-log = logging.getLogger("outrider.models")
 MAX_FILES = 200  # the oldest go first
 FEW_WEIGHTS = 1_000_000_000  # passes over fewer are short: threads would wait for one another longer than they work
 
@@ -67,13 +65,11 @@ def find(key: str | None) -> Checked | None:
 
 
 def keep(key: str | None, checked: Checked) -> None:
-    """Remember the findings. A folder that cannot be written costs the next start its time, nothing else."""
+    """Remember the findings. An error costs the next start its time, nothing else."""
     if key is None:
         return
-    try:
+    with keeping("what loading found"):
         keep_json(_path(key), asdict(checked), max_files=MAX_FILES)
-    except OSError as error:
-        log.info("what loading found is not kept for the next start: %s", error)
 
 
 @contextmanager

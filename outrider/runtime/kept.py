@@ -10,7 +10,6 @@ Weights that loading rounds or repacks are in no file of the checkpoint: `weight
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.cache import cache_folder, keep_json, kept_json
+from outrider.cache import cache_folder, keep_json, keeping, kept_json
 from outrider.machine import cpu_name
 from outrider.models.lm import LM
 from outrider.models.loading import kept_config
@@ -37,7 +36,6 @@ from outrider.runtime.matrices import Matrix
 from outrider.runtime.rotary import Rotary, Wave, waves_of
 from outrider.runtime.run import Bound, Executor, NativeRun, tensors_of
 
-log = logging.getLogger("outrider.models")
 MAX_FILES, MAX_TOKENIZERS = 50, 20  # the oldest go first
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf")  # whose versions decide what is loaded
 
@@ -90,25 +88,23 @@ def keep(
     key: Key | None, lm: LM, module: Any, name: str, config: Any, tokenizer: Any, ends: frozenset[int], asked: Asked | None,
     notes: list[str], rounding: Sequence[int] | None,
 ) -> None:  # fmt: skip
-    """Remember a start, where all of it can be kept. A folder that cannot be written costs the next start its time."""
+    """Remember a start, where all of it can be kept. An error costs the next start its time, nothing else."""
     if key is None:
         return
-    assert isinstance(lm.run, NativeRun)
-    program = lm.run.executor.program
-    written, values = program_text.written(program), kept_config.written(config)
-    waves = waves_of(module, program, lm.shape.context_length)
-    if written is None or values is None or waves is None:
-        return
-    dtype, bytes_rounded = str(lm.dtype).removeprefix("torch."), None if rounding is None else list(rounding)
-    try:
+    with keeping(f"how '{name}' starts"):
+        assert isinstance(lm.run, NativeRun)
+        program = lm.run.executor.program
+        written, values = program_text.written(program), kept_config.written(config)
+        waves = waves_of(module, program, lm.shape.context_length)
+        if written is None or values is None or waves is None:
+            return
+        dtype, bytes_rounded = str(lm.dtype).removeprefix("torch."), None if rounding is None else list(rounding)
         stored = find_stored(name, module, tensors_of(program, module), program.matrices, _weights(key))
         start = Start(
             values, _keep_tokenizer(tokenizer), dtype, sorted(ends), asked, notes, written, stored,
             [asdict(wave) for wave in waves], bytes_rounded,
         )  # fmt: skip
         keep_json(_path(key), asdict(start), max_files=MAX_FILES)
-    except OSError as error:
-        log.info("how a model starts is not kept for the next time: %s", error)
 
 
 def started_lm(start: Start, key: Key, name: str, found: checked.Checked) -> LM | None:

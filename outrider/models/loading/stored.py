@@ -147,7 +147,7 @@ def _joined(files: _Files, names: Sequence[str], shape: Sequence[int]) -> Tensor
     if len(parts) > 1 and len({part.shape[-1] for part in parts}) > 1:
         return None
     found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=max(0, parts[0].dim() - 2))  # experts of GGUF have three
-    return found.view(*shape) if found.shape == tuple(shape) or (len(parts) > 1 and found.numel() == prod(shape)) else None
+    return found.view(tuple(shape)) if found.shape == tuple(shape) or (len(parts) > 1 and found.numel() == prod(shape)) else None
 
 
 def _form_text(form: Form) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class TensorTargets:
             if converter is None or not _is_merge(converter):
                 continue
             renamed = self.of(path + WEIGHT)
-            expert = re.search(re.escape(pattern).replace(r"\*", r"(\d+)"), renamed)
+            expert = re.search(pattern.replace("*.", r"(\d+)\."), renamed)  # its dots may be escaped, as in a regular expression
             assert expert is not None, f"'{renamed}' is no '{pattern}'"
             found.setdefault(target, []).append(ExpertPart(int(expert[1]), converter.source_patterns.index(pattern), path))
         return {target: sorted(parts) for target, parts in found.items()}

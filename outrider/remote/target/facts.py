@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from outrider.build import Built
-from outrider.cache import cache_folder, keep_json, kept_json
+from outrider.cache import cache_folder, keep_json, keeping, kept_json
 from outrider.models.gguf.header import read_gguf
 from outrider.models.lm import LM
 from outrider.models.loading.adapter import adapter_in
 from outrider.models.probes.probe import probe_tokens
 
-log = logging.getLogger("outrider.service")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
 NOT_COMPARED = ("_name_or_path", "transformers_version")  # of the config
 PROBED = (31, 5, 1)  # tokens of the passes whose logits are hashed
@@ -63,10 +61,8 @@ def weights_hash(name: str, config: Any) -> str:
     kept = cache_folder() / "weight-hashes" / "files.json"
     known = kept_json(kept) or {}
     hashes = [_file_hash(file, known) for file in files]
-    try:
+    with keeping("hashes of weights"):
         keep_json(kept, known, max_files=1)
-    except OSError as error:
-        log.info("hashes of weights are not kept for the next start: %s", error)
     return _digest(json.dumps([base, *zip([file.name for file in files], hashes, strict=True)]).encode())
 
 

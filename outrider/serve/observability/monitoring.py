@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from outrider.cache import cache_folder, keep_json, kept_json
+from outrider.cache import cache_folder, keep_json, keeping, kept_json
 from outrider.engine.observer import Observer
 from outrider.serve.observability.logs import RequestLog
 from outrider.serve.observability.metrics import ServerMetrics
@@ -30,7 +29,6 @@ from outrider.serve.observability.tracing import Tracing
 from outrider.serve.observability.traffic import TrafficLog
 from outrider.serve.served import ServerState, Serves
 
-log = logging.getLogger("outrider.serve")
 TEST_VERSION = 1  # of the self-test: another one is made anew
 MAX_TESTS = 200  # kept for later starts; the oldest go first
 
@@ -110,13 +108,11 @@ def kept_test(facts: dict[str, Any] | None) -> SelfTest | None:
 
 
 def keep_test(facts: dict[str, Any] | None, result: SelfTest) -> None:
-    """Remember a test without findings. A folder that cannot be written costs that start its time, nothing else."""
+    """Remember a test without findings. An error costs that start its time, nothing else."""
     if facts is None or result.findings:
         return
-    try:
+    with keeping("the self-test"):
         keep_json(_path(facts), {"numbers": result.numbers}, max_files=MAX_TESTS)
-    except OSError as error:
-        log.info("the self-test is not kept for the next start: %s", error)
 
 
 def _path(facts: dict[str, Any]) -> Path:

@@ -15,15 +15,21 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from outrider import LLM, SamplingParams
 from outrider.cache import cache_folder, keep_json, kept_json
+from outrider.engine import warmup
 from outrider.models.lm import LM
 from outrider.models.loading.kept_config import KeptConfig
 from outrider.models.probes.probe import probe_logits
 from outrider.models.tokens.kept_tokenizer import KeptTokenizer
+from outrider.remote.target import facts
 from outrider.runtime import library, program_text
 from outrider.runtime.lower import lower
 from outrider.runtime.rotary import rotary_of, waves_of
+from outrider.serve.observability import monitoring
+from outrider.serve.observability.selftest import SelfTest
+from tests.contract.own_cache_families import make as own_cache_family
 from tests.gguf_files import VOCABULARY_SIZE, Kind, write_model
-from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
+from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama, word_tokenizer
+from tests.unit.runtime.families import FAMILIES
 from tests.unit.runtime.families import make as family
 
 HEAVY = ("transformers", "huggingface_hub", "gguf", "scipy", "accelerate", "sympy")
@@ -174,6 +180,86 @@ def test_a_command_imports_no_transformers(model: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     absent = "['gguf']" if model.is_file() else "[]"
     assert done.stdout.splitlines()[-1] == f"HEAVY {absent}", done.stderr
+
+
+@pytest.mark.parametrize("name", ["apertus", "kimi_linear"])
+def test_scalars_and_experts_of_other_names_are_kept(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_path: Path
+) -> None:
+    """Apertus has parameters of one number without dimensions; transformers' table escapes the dots of Kimi Linear's experts."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "find", lambda cache: library_path)
+    made = family(name) if name in FAMILIES else own_cache_family(name)
+    folder = save_checkpoint(tmp_path / "model", made, word_tokenizer(97))
+    expected = start(folder, dtype="float32").generate([[3, 4, 5]], PARAMS)[0].token_ids
+    assert not list((cache_folder() / "weights").glob("*"))  # experts are in the checkpoint
+    no_module(monkeypatch)
+    assert start(folder, dtype="float32").generate([[3, 4, 5]], PARAMS)[0].token_ids == expected
+
+
+WHERE_KEEPING_FAILS = (
+    "outrider.runtime.program_text.written", "outrider.models.loading.kept_config.written", "outrider.runtime.kept.waves_of",
+    "outrider.runtime.kept.find_stored", "outrider.runtime.kept.written_tokenizer", "outrider.runtime.kept.keep_json",
+    "outrider.runtime.checked.keep_json", "outrider.models.loading.stored.TensorTargets",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("where", WHERE_KEEPING_FAILS)
+@pytest.mark.parametrize("error", [TypeError("view()\nexpected"), OSError("disk full")])
+def test_a_start_works_though_it_cannot_be_kept(
+    where: str, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Whatever fails, wherever: one line says so, and the next start is as the first."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "find", lambda cache: library_path)
+    made = family("qwen3_moe") if "TensorTargets" in where else tiny_llama(97, sharpness=4.0)
+    folder = save_checkpoint(tmp_path / "model", made, word_tokenizer(97))
+
+    def fails(*unused: object, **also_unused: object) -> None:
+        raise error
+
+    monkeypatch.setattr(where, fails)
+    caplog.set_level("INFO", "outrider.cache")
+    texts = [start(folder, dtype="float32").generate([[3, 4, 5]], PARAMS)[0].token_ids for _ in range(2)]
+    assert texts[0] == texts[1]
+    lines = [record for record in caplog.records if record.name == "outrider.cache"]
+    assert {record.levelname for record in lines} == {"INFO" if isinstance(error, OSError) else "WARNING"}
+    assert all("not kept for the next start" in line.getMessage() and "\n" not in line.getMessage() for line in lines)
+
+
+@pytest.mark.parametrize("error", [TypeError("no JSON"), OSError("disk full")])
+def test_costs_tests_and_hashes_that_cannot_be_kept_fail_nothing(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Everything else that a start keeps for the next one."""
+
+    def fails(*unused: object, **also_unused: object) -> None:
+        raise error
+
+    for part in (warmup, monitoring, facts):
+        monkeypatch.setattr(part, "keep_json", fails)
+    caplog.set_level("INFO", "outrider.cache")
+    warmup.StepTimes({}).save()
+    monitoring.keep_test({}, SelfTest([], {}))
+    folder = save_checkpoint(tmp_path / "model", tiny_llama(97), word_tokenizer(97))
+    assert facts.weights_hash(str(folder), None)
+    kept = [line.getMessage().split(":")[0] for line in caplog.records]
+    assert kept == ["what steps take", "the self-test", "hashes of weights"]
+
+
+def test_a_start_that_was_kept_and_cannot_be_read_is_made_anew(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It failed each time, until somebody emptied the cache."""
+    expected = says(start(model))
+
+    def fails(*unused: object) -> None:
+        raise KeyError("lm_head.weight")
+
+    monkeypatch.setattr("outrider.runtime.kept.read_stored", fails)
+    assert says(start(model)) == expected
+    assert "is loaded as the first time: what an earlier start kept cannot be read: KeyError: 'lm_head.weight'" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "cohere", "gpt_neox", "gpt2", "gpt_oss", "mimo_v2_flash"])
