@@ -44,6 +44,17 @@ def test_every_row_follows_its_own_form(llm: LLM) -> None:
     assert {done.finish_reason for done in (schema, digits, word, letters, tight)} == {"stop"}
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("text", ["<|end|>no", "a<|end|>b"])
+def test_a_form_may_have_the_text_of_the_end_token_in_it(llm: LLM, text: str, temperature: float) -> None:
+    """Catches an answer that ends in the middle of its form, and one refused because the token is no text."""
+    forms: list[dict[str, Any]] = [{"choice": [text]}, {"regex": text.replace("|", "[|]")}, {"json": {"const": text}}]
+    asked = [wanted(temperature, **form) for form in forms]
+    for done, expected in zip(llm.generate(["abc"] * 3, asked), (text, text, json.dumps(text)), strict=True):
+        assert done.text == expected
+        assert done.finish_reason == "stop"
+
+
 def test_stream_and_every_answer_follow_the_form(llm: LLM) -> None:
     assert "".join(chunk.text for chunk in llm.stream("abc", wanted(choice=["yes", "no"]))) in ("yes", "no")
     several = SamplingParams(temperature=1.0, n=3, structured_outputs=StructuredOutputsParams(regex="[xy]{5}"))
