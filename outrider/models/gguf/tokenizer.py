@@ -158,7 +158,7 @@ def _sentence_pieces(file: GgufFile) -> PreTrainedTokenizerFast:
 
 
 def _gemma4(file: GgufFile) -> PreTrainedTokenizerFast:
-    """As transformers makes it: texts do not begin with the bos token, which the chat template writes."""
+    """The tokenizer that transformers makes: texts do not begin with the bos token, which the chat template writes."""
     tokenizer = _by_transformers(file)
     tokenizer.chat_template = _template(file)
     return tokenizer

@@ -113,7 +113,7 @@ def test_values(text: str, types: set[str], value: Any) -> None:
 
 
 def test_how_deep_json_may_be_nested() -> None:
-    """The same on every Python, whose own limits differ; brackets in strings do not count."""
+    """The limit is ours, not that of each Python; brackets in strings do not count."""
     for opening, closing, value in (("[", "]", []), ('{"a":', "}", 1)):
         inner = "" if value == [] else "1"
         deepest = parsed_json(opening * MAX_NESTED + inner + closing * MAX_NESTED)
