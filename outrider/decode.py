@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import Drafter
+from outrider.drafters.proposals import proposed
 from outrider.errors import NumericalError
 from outrider.models.lm import LM
 from outrider.rows import Row, Rows
@@ -70,7 +71,7 @@ class Decoder:
             clock.lap("draft")
             asked = self.reader.read(rows, asked)
             clock.lap("draft", priced=False)
-        draft = self.drafter.propose(rows, asked)
+        draft = proposed(self.drafter, rows, asked)
         clock.lap("draft")
         logits = self.target.forward(self._pass_tokens(draft), draft.parents)  # (B, N+1, V)
         clock.lap("target")

@@ -69,6 +69,12 @@ class NumericalError(OutriderError):
     exit_code = 1
 
 
+class DraftError(OutriderError):
+    """A drafter proposed what is no draft: it, not the request, must be mended."""
+
+    exit_code = 1
+
+
 def install_hint(extra: str) -> str:
     """The command that adds what an extra brings: from a checkout, because no package index has Outrider."""
     return f"pip install '.[{extra}]' in a checkout of Outrider"

@@ -39,7 +39,9 @@ class Parts:
         settings, length = self.drafter_settings, self.length
         self._check_states(target, draft)
         setup = DraftSetup(target, draft, length.max_nodes, settings, self.requirements.head_folder, status=status)
-        return self.drafter.build(setup)
+        drafter = self.drafter.build(setup)
+        drafter.name = self.drafter_name
+        return drafter
 
     def _check_states(self, target: LoadedModel, draft: LoadedModel | None) -> None:
         """Raises CapabilityError for a drafter that models with running states, or on transformers' own cache, cannot serve."""

@@ -54,6 +54,7 @@ class DraftSetup:
 class Drafter(ABC):
     """Base of all drafters; `outrider ls drafters` prints the class attributes."""
 
+    name = ""  # in the table, once it is built by that name
     needs: ClassVar[str] = "nothing"  # in words, for `outrider ls`
     requires: ClassVar[Requirements] = Requirements()  # whatever the settings are
     repeatable: ClassVar[bool] = True  # the same texts in the same order get the same drafts: no clock decides, no network

@@ -28,6 +28,7 @@ from outrider.drafters import DRAFTERS
 from outrider.drafters.base import SMALL_TREE, Drafter, DraftSetup, start_all
 from outrider.drafters.composite_part import Part, depth
 from outrider.drafters.composite_settings import CompositeSettings
+from outrider.drafters.proposals import proposed
 from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
 from outrider.kv import KVCache
@@ -113,6 +114,8 @@ class CompositeDrafter(Drafter):
             Part(name, kind.build(replace(setup, settings=own, head=kind.requirements(own).head_folder)), _is_model(kind, own))
             for name, (kind, own) in cls.part_classes(setup.settings).items()
         ]
+        for part in parts:
+            part.drafter.name = part.name
         return cls(parts, setup.settings.mode)
 
     @property
@@ -319,7 +322,7 @@ class CompositeDrafter(Drafter):
 
     def _timed(self, part: Part, rows: Rows, budget: list[int]) -> Draft:
         began = time.perf_counter()
-        draft = part.drafter.propose(rows, budget)
+        draft = proposed(part.drafter, rows, budget)
         longest = max(draft.lists[1])
         first_step = any(row.stats.steps == 0 for row in rows)  # a draft model then reads the prompt
         if part.is_model and longest and not first_step:

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from outrider.drafters.base import Drafter, start_all
+from outrider.drafters.proposals import proposed
 from outrider.kv import KVCache
 from outrider.rows import PerRow, Row, Rows
 from outrider.trees.side_by_side import side_by_side
@@ -73,8 +74,8 @@ class DrafterMux(Drafter):
         asked = self._asked()
         if len(asked) == 1:
             (alone,) = asked.values()
-            return alone.propose(rows, gamma)
-        self._drafts = {name: drafter.propose(rows, self._own(gamma, name)) for name, drafter in asked.items()}
+            return proposed(alone, rows, gamma)
+        self._drafts = {name: proposed(drafter, rows, self._own(gamma, name)) for name, drafter in asked.items()}
         names = list(self._drafts)
         return side_by_side(list(self._drafts.values()), [names.index(owner) for owner in self._owners])
 

@@ -1,11 +1,21 @@
-"""`--drafters ngram,mine` keeps the contract's cases of these drafters alone."""
+"""What holds for the whole contract: `--drafters ngram,mine` keeps the cases of these drafters alone, and every draft's
+distributions are checked."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 
 from outrider.drafters import DRAFTERS
+from outrider.drafters.proposals import laws_checked
 from outrider.errors import did_you_mean
+
+
+@pytest.fixture(autouse=True)
+def _honest_distributions() -> Iterator[None]:
+    with laws_checked():
+        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -19,6 +19,7 @@ import torch
 
 from outrider.drafters.base import Drafter
 from outrider.drafters.composite import CompositeDrafter
+from outrider.drafters.proposals import proposed
 from outrider.rows import PerRow, Row, Rows
 from outrider.sampling.params import SamplingParams
 from outrider.text import StopStrings
@@ -26,6 +27,7 @@ from outrider.types import Draft, TargetOutput, Verdict, VerdictLists
 
 ENDLESS = 1 << 60  # the engine ends texts, not we
 GREEDY = SamplingParams(temperature=0)  # how the engine samples is not known here, and no draft depends on it
+NUM_IDS = 1 << 31  # texts and drafts may hold placeholders of images, which no model can emit: `_chain` ends a draft there
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class BatchDrafter:
         self._name = name
         self._vocab_size = vocab_size
         self._counters = counters
-        self._rows = Rows(vocab_size, torch.device("cpu"))
+        self._rows = Rows(NUM_IDS, torch.device("cpu"))
         self._keys = PerRow[Hashable]()  # of the rows
         self._draft: Draft | None = None  # of the last step, for the rows as they stand
         self._sent: list[_Sent] = []
@@ -84,7 +86,7 @@ class BatchDrafter:
             return []
         rooms = {ask.key: ask.room for ask in asks}
         gamma = [max(0, rooms[key]) for key in self._keys]
-        self._draft = self.drafter.propose(self._rows, gamma)
+        self._draft = proposed(self.drafter, self._rows, gamma)
         self._sent = [self._chain(self._draft, index, limit) for index, limit in enumerate(gamma)]
         sent = dict(zip(self._keys, self._sent, strict=True))
         if self._counters is not None:

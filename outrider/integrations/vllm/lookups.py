@@ -68,6 +68,7 @@ class LookupPlan:
         out to want hidden states."""
         loaded = target.load(tokenizer=any(kind.requires.tokenizer for _, kind, _ in self.parts))
         drafter = self.kind.build(DraftSetup(loaded, None, num_draft_tokens, self.settings))
+        drafter.name = self.name
         if drafter.signals:
             raise CapabilityError(_refusal(self.name, "the target's hidden states"))
         return drafter

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from outrider.drafters.proposals import laws_checked
 from outrider.errors import ConfigError
 from outrider.lab.certify.bank import exact_distribution
 from outrider.lab.certify.certify_result import (
@@ -83,6 +84,7 @@ def settings_of(subject: Subject) -> dict[str, Any]:
     return config
 
 
+@laws_checked()
 def certify(
     subject: Subject, workload: Workload, prompts: Sequence[list[int]], plan: CertifyPlan, units: Units
 ) -> CertifyResult:

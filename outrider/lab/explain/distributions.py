@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import Drafter
+from outrider.drafters.proposals import proposed
 from outrider.kv.view import KVView
 from outrider.models.lm import LM
 from outrider.models.tokens.vocabulary import OUTSIDE, fit_width
@@ -193,7 +194,7 @@ class _Asked:
         return [1] * len(self._text.output)
 
     def logits(self, first: int, last: int) -> Tensor | None:
-        draft = self._drafter.propose(self._rows, [1])
+        draft = proposed(self._drafter, self._rows, [1])
         found = None if draft.probs is None else draft.probs[:, :1].log()
         lists = VerdictLists([[-1] * draft.num_nodes], [0], [self._text.output[first]], [draft.num_nodes == 0])
         verdict = Verdict.of_lists(lists, draft.num_nodes, draft.tokens.device)

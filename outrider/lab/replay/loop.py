@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.base import Drafter
+from outrider.drafters.proposals import proposed
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.lab.replay.texts import Text
 from outrider.models.attention import PassPlan
@@ -136,10 +137,10 @@ class ReplayLoop:
         """One step of every row. Raises CapabilityError where a drafter wants a model."""
         rows, began = self.rows, time.perf_counter()
         asked = self._control.choose(rows)
-        draft = self._drafter.propose(rows, asked)
+        draft = proposed(self._drafter, rows, asked)
         if draft.probs is not None:
             raise CapabilityError(f"drafter '{self._name}' draws tokens at random, so it cannot be replayed from text")
-        proposed = time.perf_counter()
+        drafted = time.perf_counter()
         verdict = self._verdict(draft)
         logits = unreadable_logits(draft.num_rows, draft.num_nodes, rows.vocab_size)
         rows.append(draft, verdict, logits)
@@ -152,7 +153,7 @@ class ReplayLoop:
                 "measure it with 'outrider bench'"
             ) from error
         ended = time.perf_counter()
-        draft_s = proposed - began + ended - appended
+        draft_s = drafted - began + ended - appended
         for row in rows:  # shared as in a real step
             row.stats.time_s["draft"] += draft_s / len(rows)
         self._control.observe(StepFacts(rows, asked, draft, verdict, ended - began, draft_s))

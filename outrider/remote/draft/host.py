@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.drafters.base import Drafter
+from outrider.drafters.proposals import proposed
 from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.remote.draft.nodes import DraftNode, drafted_nodes
 from outrider.remote.draft.texts import HostedText, common
@@ -130,7 +131,7 @@ class GeneralHost:
         self._settle()  # first the drafter learns how the texts went on
         gamma = [asks.get(uid, 0) for uid in self._uids]
         wanted = self.drafter.prepare(self._rows, gamma, PREFILL_CHUNK)
-        draft = self.drafter.propose(self._rows, wanted)
+        draft = proposed(self.drafter, self._rows, wanted)
         found = drafted_nodes(draft, self._rows)
         for index, uid in enumerate(self._uids):
             if found[index] and (credit := self.drafter.credit(index)) is not None:
@@ -172,7 +173,7 @@ class GeneralHost:
 
     def _draft(self, gamma: list[int]) -> Draft:
         """A proposal; afterwards the drafter is as if nothing had been drafted."""
-        draft = self.drafter.propose(self._rows, gamma)
+        draft = proposed(self.drafter, self._rows, gamma)
         self._settle()
         return draft
 

@@ -143,6 +143,7 @@ def load_drafter(options: HostedDrafterOptions, status: Callable[[str], None] = 
     target, vocab_size, context = _target(options, loaded, device)
     setup = DraftSetup(target, loaded, options.max_draft_tokens, parts.drafter_settings)
     drafter: Drafter = parts.drafter.build(setup)
+    drafter.name = parts.drafter_name
     if drafter.signals:
         raise CapabilityError(f"drafter '{parts.drafter_name}' wants the target's hidden states. Use {WORKS}")
     lm = None if loaded is None else loaded.lm

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 
 from outrider.drafters.model.draft_model import ModelDrafter
+from outrider.drafters.proposals import proposed
 from outrider.kv.cache import BLOCK
 from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.remote.draft.host import no_output, row_of, shared_with
@@ -117,7 +118,7 @@ class ModelHost:
             gamma = self.drafter.prepare(rows, [asks[uid] for uid in uids], PREFILL_CHUNK)
             if not any(gamma):
                 return {}
-            draft = self.drafter.propose(rows, gamma)
+            draft = proposed(self.drafter, rows, gamma)
             found = drafted_nodes(draft, rows)
             if draft.num_nodes:
                 self._commit(uids, rows, draft, found)

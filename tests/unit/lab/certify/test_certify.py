@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, DraftError
 from outrider.lab.certify.certify import CertifyPlan, certify, identity, settings_of, tokens_of
 from outrider.lab.certify.certify_result import CertifyResult, Section, verdict_of
 from outrider.lab.certify.enumerate import UnsoundError
@@ -15,7 +16,9 @@ from outrider.lab.certify.subject import Subject
 from outrider.lab.journal import Units
 from outrider.lab.result import read_result
 from outrider.lab.workload.types import Workload, WorkloadRequest
+from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
+from outrider.types import Draft
 from tests.unit.lab.certify.conftest import PROMPTS, Open
 
 pytestmark = pytest.mark.usefixtures("bank_once")
@@ -83,6 +86,20 @@ def test_a_verifier_that_breaks_while_decoding_is_named(open_subject: Open) -> N
     subject = open_subject(verifier="raises")
     subject.speculative.verifier.verify = lambda *given: [][0]  # type: ignore[method-assign]
     with pytest.raises(UnsoundError, match="verifier 'raises' raised IndexError"):
+        run(subject)
+
+
+def test_a_drafter_that_misstates_its_distributions_is_named(open_subject: Open) -> None:
+    """No certificate at all: what a verifier makes of numbers that are no law says nothing about it."""
+    subject = open_subject()
+    drafter, propose = subject.speculative.drafter, subject.speculative.drafter.propose
+
+    def halved(rows: Rows, gamma: list[int]) -> Draft:
+        draft = propose(rows, gamma)
+        return draft if draft.probs is None else replace(draft, probs=draft.probs / 2)
+
+    drafter.propose = halved  # type: ignore[method-assign]
+    with pytest.raises(DraftError, match=r"drafter 'draft-model' drafted with probabilities that sum to 0\.5, not 1"):
         run(subject)
 
 
