@@ -29,7 +29,7 @@ from outrider.serve.observability.tracing import Tracing
 from outrider.serve.observability.traffic import TrafficLog
 from outrider.serve.served import ServerState, Serves
 
-TEST_VERSION = 1  # of the self-test: another one is made anew
+TEST_VERSION = 2  # of the self-test: another one is made anew
 MAX_TESTS = 200  # kept for later starts; the oldest go first
 
 
@@ -104,7 +104,7 @@ def kept_test(facts: dict[str, Any] | None) -> SelfTest | None:
     if facts is None:
         return None
     content = kept_json(_path(facts))
-    return None if content is None else SelfTest([], content["numbers"])
+    return None if content is None else SelfTest([], **content, is_remembered=True)
 
 
 def keep_test(facts: dict[str, Any] | None, result: SelfTest) -> None:
@@ -112,7 +112,7 @@ def keep_test(facts: dict[str, Any] | None, result: SelfTest) -> None:
     if facts is None or result.findings:
         return
     with keeping("the self-test"):
-        keep_json(_path(facts), {"numbers": result.numbers}, max_files=MAX_TESTS)
+        keep_json(_path(facts), {"numbers": result.numbers, "measured_at": result.measured_at}, max_files=MAX_TESTS)
 
 
 def _path(facts: dict[str, Any]) -> Path:

@@ -64,6 +64,8 @@ class SelfTest:
 
     findings: list[Finding] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
+    measured_at: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
+    is_remembered: bool = False  # by an earlier start, whose numbers these are
 
     @property
     def warnings(self) -> list[Finding]:
@@ -71,14 +73,18 @@ class SelfTest:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON, for /ready."""
-        return {"findings": [asdict(finding) for finding in self.findings], "numbers": self.numbers}
+        return {
+            "findings": [asdict(finding) for finding in self.findings], "numbers": self.numbers,
+            "measured_at": self.measured_at, "remembered": self.is_remembered,
+        }  # fmt: skip
 
     def write_log(self, model_name: str) -> None:
         """One line per finding, and one with the speeds."""
         for finding in self.findings:
             level = logging.WARNING if finding.severity == "warning" else logging.INFO
             log.log(level, "self-test of %s: %s", model_name, finding.message, extra={"finding": finding.code})
-        log.info("self-test of %s: %s", model_name, "; ".join(self._speeds()) or "no prompt was answered")
+        when = f"remembered from {self.measured_at}, not measured now: " if self.is_remembered else ""
+        log.info("self-test of %s: %s%s", model_name, when, "; ".join(self._speeds()) or "no prompt was answered")
 
     def _speeds(self) -> Iterator[str]:
         """What each way to decode came to, in words."""

@@ -234,6 +234,27 @@ def test_context_of_a_head_comes_from_its_config(tmp_path: Path) -> None:
         assert (found.code, found.drafter) == ("context-too-long", drafter)
 
 
+def test_remembered_numbers_say_when_they_were_measured(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Catches a log that shows last month's speed as today's."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    caplog.set_level(logging.INFO, "outrider.serve")
+    numbers = {"plain": {"tokens_per_s": 12.3}}
+    monkeypatch.setattr(monitoring, "self_test", lambda engine: SelfTest([], numbers, measured_at="2026-01-02 03:04 UTC"))
+    watching = monitoring.Monitoring(ServerMetrics())
+    watching.observer("m")
+    engine = start("good")
+    for _ in range(2):
+        watching.ready(engine, facts=engine.facts)
+    now, later = [record.message for record in caplog.records if record.message.startswith("self-test")]
+    assert now == "self-test of m: plain 12 tokens/s"
+    assert later == "self-test of m: remembered from 2026-01-02 03:04 UTC, not measured now: plain 12 tokens/s"
+    shown = watching.self_tests["m"].as_dict()
+    assert (shown["measured_at"], shown["remembered"], shown["numbers"]) == ("2026-01-02 03:04 UTC", True, numbers)
+    assert SelfTest().as_dict()["remembered"] is False
+
+
 def test_a_good_test_is_kept_and_one_with_findings_is_made_again(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
