@@ -2,7 +2,7 @@
 
 /health answers from the first moment, everything else when the models are there. The first SIGTERM or Ctrl-C drains: /ready
 turns 503 so that load balancers look elsewhere, new requests are refused, running ones have `drain_timeout_s` to finish, then
-the process ends with code 0. A second one ends it at once.
+the process ends with code 0. A second one cuts off what runs, and ends it at once with the same code.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ HINTS = {
 }
 KEEP_ALIVE_S = 65  # longer than the idle time of common proxies
 LAST_WORDS_S = 5.0  # for connections whose requests were cut off
+CUT_OFF_S = 1.0  # for what was answering connections that a second signal, or the time limit, closed
+LOOK_S = 0.05  # between two looks whether that is over
 LAST_TURN_S = 10.0  # for an engine whose requests are cut off; one that hangs would keep the process for ever
 Status = Callable[[str], None]
 Load = Callable[[ServerState, Monitoring, Status], Sequence[Serves]]
@@ -75,8 +77,7 @@ class Process(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app, log_config=None, access_log=False, timeout_keep_alive=KEEP_ALIVE_S, server_header=False,
-                ssl_certfile=settings.ssl_certfile, ssl_keyfile=settings.ssl_keyfile,
-                timeout_graceful_shutdown=int(LAST_WORDS_S),
+                ssl_certfile=settings.ssl_certfile, ssl_keyfile=settings.ssl_keyfile, lifespan="off",
             )
         )  # fmt: skip
         self._state, self._load = state, load
@@ -105,6 +106,23 @@ class Process(uvicorn.Server):
         await super().startup(sockets=sockets)
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._load_all, name="loading", daemon=True).start()  # a signal need not wait for it
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Waits for answers that are on their way, until a second signal or the time limit closes their connections.
+
+        An answer takes that for a client that left. A cancelled one would be an error with a traceback.
+        """
+        waiting = asyncio.ensure_future(super().shutdown(sockets=sockets))
+        limit = time.monotonic() + LAST_WORDS_S
+        while not waiting.done() and not self.force_exit and time.monotonic() < limit:
+            await asyncio.wait({waiting}, timeout=LOOK_S)
+        answering = list(self.server_state.tasks)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        if answering:
+            await asyncio.wait(answering, timeout=CUT_OFF_S)
+        self.force_exit = self.force_exit or not waiting.done()  # what is stuck by now does not keep the process
+        await waiting
 
     def _load_all(self) -> None:
         began = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -169,6 +170,46 @@ def test_an_engine_that_hangs_does_not_keep_the_process(signals: int, monkeypatc
     finally:
         free.set()
     assert other.stopped
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("signals", [1, 2])
+def test_what_is_cut_off_is_no_error(
+    signals: int, streams: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against a traceback for each answer under way, which took a server minutes to write."""
+    monkeypatch.setattr(run, "LAST_WORDS_S", 0.3)
+    engine = FakeEngine(gate=threading.Semaphore(4))
+    outcomes: list[str] = []
+
+    def ask() -> None:
+        body = {"prompt": "SECRET", "stream": streams}
+        try:
+            with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=20) as response:
+                outcomes.append(response.read().decode())
+        except httpx2.TransportError:
+            outcomes.append("cut off")
+
+    caplog.set_level(logging.INFO)
+    with process_of(lambda: [engine], drain_timeout_s=60.0 if signals == 2 else 0.1) as (process, url):
+        wait_for(f"{url}/ready")
+        clients = [threading.Thread(target=ask) for _ in range(4)]
+        for client in clients:
+            client.start()
+        until = time.monotonic() + 10
+        while len(engine.seen) < len(clients) and time.monotonic() < until:
+            time.sleep(0.01)
+        began = time.monotonic()
+        for _ in range(signals):
+            process.handle_exit(signal.SIGTERM, None)
+        process.thread.join(10)
+        assert time.monotonic() - began < 2
+    for client in clients:
+        client.join(10)
+    assert outcomes == ["cut off"] * 4
+    assert not process.failures
+    assert len(engine.cancelled) == 4
+    assert not [record.getMessage() for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
 
 
 def test_failure_to_stop_ends_the_process_with_its_error() -> None:
