@@ -10,6 +10,8 @@ import difflib
 from collections.abc import Iterable
 from pathlib import Path
 
+GOT = ", got "  # before the value that a message is about
+
 
 class OutriderError(Exception):
     """Base of all errors meant to be read by a person."""
@@ -83,6 +85,24 @@ def install_hint(extra: str) -> str:
 def in_words(error: Exception) -> str:
     """The message of an error, and the kind of one that is not ours."""
     return str(error) if isinstance(error, OutriderError) else f"{type(error).__name__}: {error}"
+
+
+def without_values(error: BaseException) -> str:
+    """An error's type, and its message as far as that cannot quote what a client sent: for logs, which hold no text of requests.
+
+    Our own messages name the value at their end. Of others only those are shown that speak of the system or the device.
+    """
+    name = type(error).__qualname__
+    match error:
+        case OutriderError():
+            message = str(error).partition(GOT)[0]
+        case OSError(strerror=str()):
+            message = f"[Errno {error.errno}] {error.strerror}"
+        case RuntimeError() | MemoryError():  # torch's, mostly
+            message = str(error)
+        case _:
+            return f"{name} (its message is left out, since it may quote a request)" if str(error) else name
+    return f"{name}: {message}" if message else name
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ from outrider.engine.mailbox import Mailbox
 from outrider.engine.observer import Observer, StepReport
 from outrider.engine.request import ActiveRequest, FinishReason
 from outrider.engine.scheduler import Scheduler
-from outrider.errors import NumericalError, OutriderError, UnavailableError
+from outrider.errors import NumericalError, OutriderError, UnavailableError, without_values
 from outrider.step import StepFacts
 
 log = logging.getLogger("outrider.engine")
@@ -58,7 +58,7 @@ class EngineLoop:
                     self._end_all(error)
         except BaseException as error:
             with mailbox.lock:  # a request that is being submitted is in, and ends with the others, or is refused
-                mailbox.failed = f"{type(error).__name__}: {error}"
+                mailbox.failed = without_values(error)  # clients of others read it
             log.exception("the engine's thread died")
             raise
         finally:

@@ -30,5 +30,6 @@ def in_words(error: grpc.RpcError) -> str:
         if re.search(pattern, details):
             return meaning
     text = re.sub(r"^failed to connect to all addresses; last error: ", "", " ".join(details.split()))
+    text = re.sub(r"^(Unexpected <class '[^']+'>): .*", r"\1", text)  # an error's own message may quote a request
     code = getattr(error, "code", str)()
     return text[:LONGEST] or getattr(code, "name", str(code))

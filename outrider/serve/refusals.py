@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from outrider.errors import OutriderError
+from outrider.errors import GOT, OutriderError
 from outrider.serve import request_ids
 from outrider.serve.api.sse import dumped
 from outrider.serve.departure import ClientLeftError
@@ -22,6 +22,7 @@ from outrider.serve.schema.base import describe
 log = logging.getLogger("outrider.serve")
 ANTHROPIC = "/v1/messages"
 CLIENT_LEFT = 499  # nginx's number; nobody receives it, the logs do
+TEMPLATE_REFUSED = "the chat template refused the messages"  # as `texts.py` says it
 SHOWN = 200  # characters of a reason in the log
 
 
@@ -52,7 +53,9 @@ def reason_of(scope: MutableMapping[str, Any]) -> str | None:
 
 def _reason(error: ApiError) -> str:
     """The message without the value that was sent, which may be text of a prompt."""
-    message = str(error).partition(", got ")[0]
+    message = str(error).partition(GOT)[0]
+    if message.startswith(TEMPLATE_REFUSED):
+        message = TEMPLATE_REFUSED  # its own words may quote a message
     return message if len(message) <= SHOWN else f"{message[: SHOWN - 3]}..."
 
 
@@ -60,7 +63,7 @@ async def _ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, OutriderError)
     refusal = as_api_error(error)
     if refusal.status >= 500 and refusal.status != 503:
-        log.error("%s %s failed: %s", request.method, request.url.path, refusal, extra=request_ids.current())
+        log.error("%s %s failed: %s", request.method, request.url.path, _reason(refusal), extra=request_ids.current())
     return answer(refusal, request.scope)
 
 

@@ -16,7 +16,7 @@ import grpc
 from grpc import aio
 
 from outrider.engine.request import Request, Update
-from outrider.errors import OutriderError, UnavailableError
+from outrider.errors import GOT, OutriderError, UnavailableError
 from outrider.grammar import Grammars
 from outrider.remote.identity import check_protocol, check_tokenizer
 from outrider.remote.protocol import PROTOCOL, messages
@@ -177,7 +177,8 @@ class TargetService:
         self, context: aio.ServicerContext, method: str, code: grpc.StatusCode, text: str, trailing: Any = ()
     ) -> None:
         self._count(method, code.name)
-        log.log(LEVELS.get(code, logging.INFO), "refused", extra={"call": method, "status": code.name, "reason": text[:200]})
+        reason = text.partition(GOT)[0][:200]  # without the value that was sent
+        log.log(LEVELS.get(code, logging.INFO), "refused", extra={"call": method, "status": code.name, "reason": reason})
         await context.abort(code, text[:LONGEST], trailing)
 
 

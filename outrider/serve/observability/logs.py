@@ -2,13 +2,16 @@
 
 Everything goes through Python's `logging`, so lines of uvicorn, of the engine and of libraries look alike; structlog renders
 them. The engine's thread only puts records into a queue. No line holds text of a prompt or an answer; what does is the traffic
-file (`traffic.py`), which an operator has to ask for.
+file (`traffic.py`), which an operator has to ask for. So tracebacks show no variables (`tracebacks.py`), also those of threads
+that die.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
+import threading
 from logging.handlers import QueueHandler, QueueListener
 from queue import SimpleQueue
 from typing import Any, TextIO
@@ -17,7 +20,8 @@ import structlog
 
 from outrider.engine.observer import Observer
 from outrider.engine.request import Finish, Request
-from outrider.errors import ConfigError, did_you_mean
+from outrider.errors import GOT, ConfigError, did_you_mean
+from outrider.serve.observability.tracebacks import plain_traceback
 
 STYLES = ("human", "json")
 LEVELS = ("debug", "info", "warning", "error")
@@ -49,9 +53,11 @@ class Logging:
         for name in QUIET:
             logging.getLogger(name).setLevel(logging.WARNING)
         self._listener.start()
+        self._thread_dies, threading.excepthook = threading.excepthook, _thread_died
 
     def close(self) -> None:
         """Write what is queued; the log is as it was before."""
+        threading.excepthook = self._thread_dies
         self._root.handlers = self._before
         for name, level in self._levels.items():
             logging.getLogger(name).setLevel(level)
@@ -71,15 +77,38 @@ def _formatter(style: str, *, colors: bool) -> logging.Formatter:
         structlog.stdlib.add_logger_name,
         structlog.stdlib.ExtraAdder(),
         _without_colors,
+        _without_arguments,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    last: list[Any] = (
-        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-        if style == "json" else [structlog.dev.ConsoleRenderer(colors=colors)]
-    )  # fmt: skip
-    return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
+    renderer = (
+        structlog.processors.JSONRenderer()
+        if style == "json"
+        else structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
     )
+    processors = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, _with_plain_traceback, renderer]
+    return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=processors)
+
+
+def _with_plain_traceback(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
+    error = event.pop("exc_info", None)
+    if isinstance(error, tuple):
+        error = error[1]
+    if isinstance(error, BaseException):
+        event["exception"] = plain_traceback(error)
+    return event
+
+
+def _without_arguments(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
+    """asyncio names a callback that failed with its arguments, which may be an answer's text."""
+    if event.get("logger") == "asyncio":
+        event["event"] = re.split(r"[\n(]", str(event["event"]), maxsplit=1)[0]
+    return event
+
+
+def _thread_died(death: threading.ExceptHookArgs) -> None:
+    """Logs it; Python's own way is to print the message, too."""
+    name = "a thread" if death.thread is None else death.thread.name
+    logging.getLogger("outrider").critical("%s died", name, exc_info=death.exc_value)
 
 
 def _without_colors(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +149,7 @@ def request_fields(request: Request, finish: Finish, model_name: str) -> dict[st
         "accepted": stats.accepted,
         "tau": _rounded(stats.tau),
         "preemptions": finish.preemptions or None,
-        "error": str(finish.error) if finish.error else None,
+        "error": str(finish.error).partition(GOT)[0] if finish.error else None,
     }
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from outrider.engine.observer import Observer
 from outrider.engine.request import Finish, Request
-from outrider.errors import CapabilityError, ConfigError, install_hint
+from outrider.errors import GOT, CapabilityError, ConfigError, install_hint, without_values
 from outrider.serve.observability.trace_attributes import of_finish, of_request, operation_of
 from outrider.version import __version__
 
@@ -79,12 +79,18 @@ class Tracing:
     @contextmanager
     def http_span(self, name: str, headers: Mapping[str, str]) -> Iterator[Span]:
         """A span around one HTTP request, in the trace its headers name (lower-case keys)."""
-        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         parent = TraceContextTextMapPropagator().extract(carrier=headers)
-        with self.tracer.start_as_current_span(name, context=parent, kind=SpanKind.SERVER) as span:
-            yield span
+        with self.tracer.start_as_current_span(
+            name, context=parent, kind=SpanKind.SERVER, record_exception=False, set_status_on_exception=False
+        ) as span:  # messages of exceptions may hold text
+            try:
+                yield span
+            except Exception as error:
+                span.set_status(Status(StatusCode.ERROR, without_values(error)))
+                raise
 
     def headers(self) -> dict[str, str]:
         """W3C trace headers of the present span."""
@@ -186,7 +192,7 @@ class RequestTraces(Observer):
         from opentelemetry.trace import Status, StatusCode
 
         span.set_attribute("error.type", type(finish.error).__name__)
-        span.set_status(Status(StatusCode.ERROR, str(finish.error)))
+        span.set_status(Status(StatusCode.ERROR, str(finish.error).partition(GOT)[0]))
 
 
 def trace_url(endpoint: str) -> str:
