@@ -271,7 +271,7 @@ class ReplicaOptions(CallOptions):
         "Target services of the model, grpc://HOST:PORT with commas between; may be given again with names.",
         metavar="[NAME=]A,B",
     )  # fmt: skip
-    max_retries: int = option(3, REPLICAS, "Replicas that one request may lose before it ends with an error.")
+    max_retries: int = option(3, REPLICAS, "Replicas that a request may lose, no token between, before it ends with an error.")
     replica_wait: float = option(30.0, REPLICAS, "Seconds that a request waits for a replica when none answers.")
     stall_timeout: float = option(
         10.0, REPLICAS, "Seconds of silence after which a replica is given up, with the streams that bring nothing."

@@ -48,7 +48,7 @@ FULL_BREAK_S = 1.0  # before full replicas are asked again for a request that ha
 class RetryLimits:
     """How much is tried for one request."""
 
-    max_retries: int = 3  # replicas that it may lose
+    max_retries: int = 3  # replicas that it may lose; tokens make up for connections that broke
     wait_s: float = 30.0  # for a replica, when none answers
 
 
@@ -70,7 +70,8 @@ class Journey:
         """`params`: the request's with a length; `headers`: of its trace; `rest_of`: text of tokens that was not shown yet."""
         self.request, self.fleet = request, fleet
         self.settled: concurrent.futures.Future[None] = concurrent.futures.Future()  # taken for good, or what refused it
-        self.retries = self._losses = 0  # how often it went on; how often it lost its replica
+        self.retries = self._losses = 0  # how often it went on; how often it lost its replica, and no token came after
+        self._faults = 0  # losses that may be its own fault: tokens do not make up for them
         self._listener, self._observer, self._limits = listener, observer, limits
         self._seed, self._params, self._headers, self._rest_of = seed, params, headers, rest_of
         self._needs = ReplicaNeeds(
@@ -252,6 +253,7 @@ class Journey:
             self._observer.prefilled(self.request, now - self._taken_s, len(self.request.prompt))
         if update.token_ids:
             self._last_s = now
+            self._losses = self._faults  # a wire that breaks often is no fault of a request that gets tokens
         self._committed += update.token_ids
         self._shown += update.text
         prompt = None if self._prompt_is_reported else self._prompt_logprobs or None
@@ -281,6 +283,7 @@ class Journey:
             extra={"request_id": self.request.id},
         )  # fmt: skip
         self._losses += 1
+        self._faults += lost.kind in ("failed", "lied")
         if self._losses > self._limits.max_retries:
             raise self._cut_off(lost)
         self.retries += 1
@@ -289,7 +292,7 @@ class Journey:
         if not self._losses:
             return UnavailableError(str(why))
         tried = f"{self._losses} replica{'s' if self._losses > 1 else ''} of '{self.fleet.name}' lost this request"
-        return UnavailableError(f"{tried} behind {len(self._committed)} tokens, the last because: {why}")
+        return UnavailableError(f"{tried} after {len(self._committed)} tokens, the last because: {why}")
 
     def _left_s(self) -> float | None:
         limit = self.request.timeout_s

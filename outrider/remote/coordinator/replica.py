@@ -164,8 +164,13 @@ class Replica:
             call.cancel()
 
     def give_up(self, kind: str, reason: str, *, lies: bool = False) -> None:
-        """Stop using the replica, which lost a request of ours, until it is reached again. `kind`: for the counter."""
+        """Stop using the replica, which lost a request of ours, until it is reached again. `kind`: for the counter.
+
+        A connection that breaks loses all its requests: only the first of them changes anything.
+        """
         self.note_failure(kind)
+        if self.standing == "away" and not lies:
+            return
         self._stand("away", reason, self._patience.refused_s if lies else None)
         if self._watching is not None:
             watching, self._watching = self._watching, None

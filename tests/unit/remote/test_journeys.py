@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +92,25 @@ def test_a_connection_that_is_killed(coordinate: Coordinate) -> None:
         until(lambda: len(made.fleet.usable) == 2, "both replicas")
     for got in answers:
         check_whole(got, 60)
+
+
+def test_connections_that_break_again_and_again(coordinate: Coordinate) -> None:
+    """Guards against losses that are never forgiven, and against a pause that every lost request doubles."""
+    made = coordinate(ScriptedTarget(pause_s=0.04), ScriptedTarget(pause_s=0.04))
+    answers = [ask(made, asked((7, 8, number), max_tokens=160)) for number in range(8)]
+    breaks = 0
+    while not all(got.over.is_set() for got in answers) and breaks < 16:
+        time.sleep(0.15)
+        for service in made.services:
+            service.kill()
+            service.again()
+        breaks += 1
+        until(lambda: len(made.fleet.usable) == 2, "both replicas", seconds=3)
+    assert breaks > 4
+    assert failures(made)["lost"] > 4 * len(answers)
+    for number, got in enumerate(answers):
+        assert got.finish.reason == "length", got.finish.error
+        assert got.token_ids == answer((7, 8, number), 160)
 
 
 @pytest.mark.parametrize("lie", LIES)
@@ -211,14 +231,14 @@ def test_a_hung_engine_is_left(coordinate: Coordinate) -> None:
 
 
 def test_a_request_ends_when_it_lost_too_many(coordinate: Coordinate) -> None:
-    """Retries are bounded, and the client gets the number of tokens so far."""
-    made = coordinate(ScriptedTarget(cuts=[2] * 9), limits=RetryLimits(max_retries=2, wait_s=5.0))
+    """Retries without a new token are bounded, and the client gets the number of tokens so far."""
+    made = coordinate(ScriptedTarget(cuts=[2, 2, 2, *[0] * 9]), limits=RetryLimits(max_retries=2, wait_s=5.0))
     got = ask(made)
     assert got.finish.reason == "error"
     assert isinstance(got.finish.error, UnavailableError)
-    assert "3 replicas of 'scripted' lost this request behind 6 tokens" in str(got.finish.error)
+    assert "3 replicas of 'scripted' lost this request after 6 tokens" in str(got.finish.error)
     assert got.token_ids == answer(PROMPT, 6)
-    until(lambda: made.engine.retries == 2, "the retries to be counted")
+    until(lambda: made.engine.retries == 4, "the retries to be counted")
 
 
 def test_refusals_are_final_and_come_before_the_answer(coordinate: Coordinate) -> None:
