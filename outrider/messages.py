@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.errors import ConfigError, RequestError
 from outrider.templates import takes_parts
-from outrider.wellformed import checked_text, is_text
+from outrider.wellformed import checked_text, is_text, parsed_json
 
 Message = Mapping[str, Any]
 SHOWN = 60  # characters of a wrong value or name in a message
@@ -168,10 +168,10 @@ def _parsed(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     try:
-        value = json.loads(arguments.strip() or "{}")
-        is_readable = is_text(json.dumps(value, ensure_ascii=False))
-    except (ValueError, RecursionError):  # nested deeper than any arguments are
+        value = parsed_json(arguments.strip() or "{}")
+    except ValueError:
         return arguments
+    is_readable = is_text(json.dumps(value, ensure_ascii=False))
     return ({} if value is None else value) if is_readable else arguments
 
 
