@@ -34,7 +34,7 @@ QUICK := tests/test_architecture.py tests/contract/test_drafters.py \
 	$(addprefix tests/unit/,decode kv parts rows trees) $(addprefix tests/unit/verifiers/test_,batch.py greedy.py verifiers.py) \
 	$(addprefix tests/unit/sampling/test_,coupling.py distribution.py params.py rng.py theory.py)
 
-.PHONY: help demo quick test test-all vocabularies golden slow lint type check bench gpu docs proto clean
+.PHONY: help demo quick test test-all vocabularies golden slow lint type check bench gpu pages docs proto clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -70,6 +70,9 @@ check: lint type test ## everything a commit must pass
 
 bench: $(TOOLS) ## side by side with other engines; benchmarks/setup_peers.sh installs them first
 	@$(BIN)/python benchmarks/peers.py $(ARGS)
+
+pages: $(STAMP) ## the commands of README and the tour, in environments with the extras that these pages name
+	@$(BIN)/python -m tools.page_commands --torch "$(TORCH_INDEX) $(TORCH)"
 
 docs: $(STAMP) ## the documentation as a site, in site/, with the command that shows it
 	@$(PIP) -e ".[docs]"
