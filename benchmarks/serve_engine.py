@@ -61,10 +61,10 @@ def engine_part(
     target: Path, draft: Path, prompts: list[list[int]], tokens: int, threads: int, repeats: int = 5
 ) -> dict[str, Any]:
     """Ratios of the engine to `LLM.generate` one request at a time, and the shares of a busy engine's time."""
-    how = {"draft": str(draft), "num_draft_tokens": LENGTH, "threads": threads, "runtime": "native"}
+    how: dict[str, Any] = {"draft": str(draft), "num_draft_tokens": LENGTH, "threads": threads, "runtime": "native"}
     llm = LLM(target, **how)
     phases = Phases()
-    options = Options(target=str(target), **how)  # type: ignore[arg-type]
+    options = Options(target=str(target), **how)
     engine = make_engine(options, EngineSettings(prefix_share=0.0), observer=phases)
     engine.start()
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)

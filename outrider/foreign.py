@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Collection, Iterable
-from functools import cache
+from functools import cache, wraps
+from typing import Any, TypeVar
 
 FOREIGN = {  # ours -> theirs
     "target": "m hf-repo model model-id model-name model-path",
@@ -51,6 +52,7 @@ ABSENT = {  # what a name asks for -> the names
     "calls of tools are read by what the chat template shows": "enable-auto-tool-choice jinja tool-call-parser",
 }
 LIKENESS = 0.7  # that the nearest name must have at least
+Made = TypeVar("Made")
 
 
 def meant(asked: str, known: Collection[str]) -> tuple[str | None, str | None]:
@@ -60,6 +62,20 @@ def meant(asked: str, known: Collection[str]) -> tuple[str | None, str | None]:
     foreign = [ours for ours, names in FOREIGN.items() if asked in names.split()]
     near = [] if foreign else difflib.get_close_matches(asked, known, n=1, cutoff=LIKENESS)
     return None, next(iter([ours for ours in foreign if ours in known] or near), None)
+
+
+def names_checked(made: type[Made]) -> type[Made]:
+    """A class whose arguments' names are checked, its signature as it was: `help` and editors show that."""
+    kind: Any = made
+    make = kind.__init__
+
+    @wraps(make)
+    def checked(self: Any, *values: Any, **named: Any) -> None:
+        check_arguments(made, named)
+        make(self, *values, **named)
+
+    kind.__init__ = checked
+    return made
 
 
 def check_arguments(made: type, given: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version as installed
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -24,7 +24,7 @@ from outrider.admission import checked_prediction, detokenizer_for, new_row
 from outrider.build import Built, Needs, Options, assemble, choose, load_models
 from outrider.engine.warmup import calibrate_alone
 from outrider.errors import ConfigError, NumericalError, RequestError
-from outrider.foreign import check_arguments
+from outrider.foreign import names_checked
 from outrider.messages import Message, read_conversations, render, template_text
 from outrider.models.loading.generation_config import SamplingDefaults, checked_choice, sampling_defaults
 from outrider.models.tokens.kept_tokenizer import whole_tokenizer
@@ -42,11 +42,31 @@ WAIT_S = 0.05  # between two looks at what another thread's call is
 Prediction = Prompt  # what an answer is expected to be
 
 
+@names_checked
 class LLM:
-    """A target model, decoded speculatively. `target` is "demo", a local folder or a hub id; options: `Options`.
+    """A target model, decoded speculatively.
 
-    `generation_config` says where the sampling comes from of calls without `sampling_params`: "auto" (the model's
-    generation_config.json), "none" (greedy), or a folder with such a file.
+    target, model           the model: "demo", a local folder, a .gguf file or a hub id; `model` is vLLM's name for the same
+    draft                   a smaller model that drafts, or the folder or GGUF file of a trained head
+    draft_endpoint          a draft service that drafts: "grpc://HOST:PORT"; "local": idle cores of this machine, with `draft`
+    drafter                 who drafts; "auto": what drafts with `draft`, else a head in the target's checkpoint, else "ngram"
+    drafter_options         settings of the drafter (`outrider ls DRAFTER` lists them)
+    num_draft_tokens        draft tokens per target pass: 5; "auto", "auto:12": as many as pay; "1:5,8:0": none from 8 rows on
+    verifier                acceptance rule; "auto": "block", for trees "traversal", with a seed "gumbel"
+    verifier_options        settings of the verifier
+    lossy                   allows a verifier that changes the text
+    dtype                   "auto" (the checkpoint's), "bfloat16", "float32", ...
+    quantise                4 or 8: bits that the target's linear layers are rounded to on loading (CPU); it is another model then
+    device                  "auto", "cpu", "cuda" or "cuda:N"
+    threads                 CPU threads; None: as many as this process may use
+    runtime                 how passes run: "native", "graphs", "eager"; "auto": the first that device and model allow
+    max_num_seqs            answers that are decoded together, at most
+    max_model_len           longest prompt with its answer, in tokens; None: the model's
+    trust_remote_code       runs code that comes with the checkpoint
+    revision                the target's branch, tag or commit on the hub
+    generation_config       sampling of calls without `sampling_params`: "auto" (the model's generation_config.json), "none"
+                            (greedy), or a folder with such a file
+    status                  called with one line for what takes long while loading
 
     With `verifier="auto"` a sampled answer with a seed is verified by `gumbel`: the same seed gives the same text, whatever is
     drafted. So is one without a seed where a best-first tree is drafted, because such trees are then cheaper. A verifier that is
@@ -55,13 +75,9 @@ class LLM:
 
     _keeps_verifier = True  # for seeded answers, too
 
-    def __new__(cls, *_: Any, **named: Any) -> Self:
-        """Checks the arguments' names. Raises TypeError for an argument of another engine, with ours."""
-        check_arguments(cls, named)
-        return super().__new__(cls)
-
     def __init__(
-        self, target: str | Path, *, drafter: str = "auto", draft: str | Path | None = None,
+        self, target: str | Path | None = None, *, model: str | Path | None = None,
+        drafter: str = "auto", draft: str | Path | None = None,
         draft_endpoint: str | None = None,
         num_draft_tokens: int | str | None = None, drafter_options: dict[str, Any] | None = None,
         verifier: str = "auto", verifier_options: dict[str, Any] | None = None, lossy: bool = False,
@@ -70,8 +86,10 @@ class LLM:
         trust_remote_code: bool = False, revision: str | None = None, generation_config: str = "auto",
         status: Callable[[str], None] = lambda line: None,
     ) -> None:  # fmt: skip
+        if (target is None) == (model is None):
+            raise TypeError("LLM() takes one model, as 'target' or 'model': 'demo', a local folder, a .gguf file or a hub id")
         options = Options(
-            target=str(target), drafter=drafter, draft=None if draft is None else str(draft),
+            target=str(model if target is None else target), drafter=drafter, draft=None if draft is None else str(draft),
             draft_endpoint=draft_endpoint,
             num_draft_tokens=num_draft_tokens, drafter_options=drafter_options or {}, verifier=verifier,
             verifier_options=verifier_options or {}, lossy=lossy, dtype=dtype, quantise=quantise, device=device,

@@ -84,7 +84,7 @@ class CallError(RequestError):
         self.message, self.call, self.why = message, call, why
 
     def at(self, place: str) -> CallError:
-        """A copy of this error for a client that knows the message as `place`."""
+        """This error about a message that the client knows as `place`."""
         return CallError(self.message, self.call, self.why, place=place)
 
 

@@ -35,14 +35,17 @@ class DecodeStats:
 
     @property
     def tau(self) -> float | None:
+        """Emitted tokens per target pass. None before the first pass, as of an answer that was interrupted there."""
         return _ratio(self.emitted, self.steps)
 
     @property
     def alpha(self) -> float | None:
+        """Accepted of the tested draft tokens. None where none was tested."""
         return _ratio(self.accepted, self.tested)
 
     @property
     def draft_utilisation(self) -> float | None:
+        """Accepted of the drafted tokens. None where nothing was drafted."""
         return _ratio(self.accepted, self.drafted)
 
     @property

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any
 
 from outrider.errors import ConfigError
-from outrider.foreign import check_arguments
+from outrider.foreign import names_checked
 from outrider.sampling.structured import StructuredOutputsParams
 from outrider.sampling.thinking import ThinkingMarks
 
@@ -28,6 +28,7 @@ def usable_temperature(temperature: float) -> float:
     return 0.0 if 0 < temperature < MIN_TEMPERATURE else temperature
 
 
+@names_checked
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to sample one request and when to stop."""
@@ -43,7 +44,7 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None  # all other tokens get no mass
     seed: int | None = None  # modulo 2**64; None: the engine draws one
     max_tokens: int | None = 256  # None: to the end of the context
-    stop: list[str] = field(default_factory=list)  # a single string is accepted
+    stop: Sequence[str] = field(default_factory=list)  # strings that end the answer, or a single one
     stop_token_ids: list[int] = field(default_factory=list)
     ignore_eos: bool = False
     min_tokens: int = 0  # the answer does not end before it has so many
@@ -54,11 +55,6 @@ class SamplingParams:
     n: int = 1  # answers to one prompt; number i of them uses seed + i
     structured_outputs: StructuredOutputsParams | None = None  # the form that the answer must have
     thinking: ThinkingMarks | None = None  # where thoughts stand: stop strings and grammars are about the answer behind them
-
-    def __new__(cls, *_: Any, **named: Any) -> Self:
-        """Checks the arguments' names. Raises TypeError for an argument of another engine, with ours."""
-        check_arguments(cls, named)
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         stop: Any = self.stop

@@ -13,7 +13,9 @@ from outrider import LLM, SamplingParams
 from outrider.foreign import check_arguments
 
 WRONG: list[tuple[Any, dict[str, Any], str]] = [
-    (LLM, {"model": "x"}, "LLM() has no argument 'model'. Did you mean 'target'?"),
+    (LLM, {}, "LLM() takes one model, as 'target' or 'model'"),
+    (LLM, {"model": "x", "target": "y"}, "LLM() takes one model, as 'target' or 'model'"),
+    (LLM, {"model_path": "x"}, "LLM() has no argument 'model_path'. Did you mean 'target'?"),
     (LLM, {"target": "x", "speculative_model": "y"}, "'speculative_model'. Did you mean 'draft'?"),
     (LLM, {"target": "x", "num_speculative_tokens": 5}, "Did you mean 'num_draft_tokens'?"),
     (LLM, {"target": "x", "max_model_length": 5}, "Did you mean 'max_model_len'?"),

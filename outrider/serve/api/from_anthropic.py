@@ -106,7 +106,7 @@ def _answer(blocks: Sequence[ContentBlock]) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """The value as JSON text in a model's spelling: in escapes only where it holds half a character."""
+    """A value as models write it, in escapes only where it holds half a character."""
     text = json.dumps(value or {}, ensure_ascii=False)
     return text if is_text(text) else json.dumps(value)
 

@@ -57,7 +57,7 @@ class InputItem(Body):
     content: str | list[InputPart] | None = None
     call_id: str | None = None
     name: str | None = None
-    arguments: str | None = Field(None, description="JSON, as the model wrote it; none: the function takes nothing.")
+    arguments: str | None = None  # JSON, as the model wrote it; none: the function takes nothing
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
     encrypted_content: str | None = None

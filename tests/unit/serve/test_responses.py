@@ -283,7 +283,7 @@ def test_what_has_no_effect_is_named() -> None:
 
 
 def test_other_tools_of_the_client_are_ignored_by_name(client: Any, thinker: FakeEngine) -> None:
-    """Codex sends them beside its functions, and runs them itself: no error may say that this server lacks tools."""
+    """Codex sends them beside its functions, and runs them itself: no tool of this server's is missing."""
     others = [
         {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}},
         {"type": "namespace", "name": "mcp__files", "description": "", "tools": [{"type": "function", "name": "look"}]},

@@ -1,0 +1,73 @@
+"""What type checkers and editors see of the public names: a client's program passes, and its mistakes are found."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import outrider
+
+HERE = Path(__file__).parent
+MISTAKE = re.compile(r"# ([a-z-]+)$")
+FOUND = re.compile(r"mistakes\.py:(\d+): error: .*\[([a-z-]+)\]$")
+# Outrider's sources are read as those of an installed package, for their types and not for errors; transformers takes a minute
+CONFIGURATION = """
+[mypy]
+strict = True
+follow_imports = silent
+[mypy-transformers.*]
+follow_imports = skip
+"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What mypy says of both files."""
+    folder = tmp_path_factory.mktemp("mypy")
+    (folder / "mypy.ini").write_text(CONFIGURATION)
+    command = [sys.executable, "-m", "mypy", "--config-file", folder / "mypy.ini", "--cache-dir", folder / "cache"]
+    files = [HERE / "client.py", HERE / "mistakes.py"]
+    return subprocess.run([*command, *files], cwd=HERE.parent.parent, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.slow
+def test_a_typed_client_passes(report: str) -> None:
+    assert "Found" in report, report
+    assert not [line for line in report.splitlines() if "client.py" in line]
+
+
+@pytest.mark.slow
+def test_mistakes_are_found(report: str) -> None:
+    """Catches public names that are `Any`: then a misspelt option passes, and editors know nothing."""
+    lines = (HERE / "mistakes.py").read_text().splitlines()
+    expected = {(number, found[1]) for number, line in enumerate(lines, 1) if (found := MISTAKE.search(line))}
+    assert {(int(found[1]), found[2]) for found in map(FOUND.search, report.splitlines()) if found} == expected
+
+
+def test_names_that_are_imported_late_are_those_that_are_typed() -> None:
+    assert set(outrider.__all__) == {"__version__", *outrider._HOMES}
+    for name, home in outrider._HOMES.items():
+        assert getattr(outrider, name) is getattr(importlib.import_module(home), name)
+    source = Path(outrider.__file__).read_text()
+    typed = re.findall(r"^    from (outrider\.\S+) import (.+)$", source, re.MULTILINE)
+    assert {name: home for home, names in typed for name in names.split(", ")} == outrider._HOMES
+
+
+def test_importing_the_package_stays_quick() -> None:
+    """Nothing of it is needed before one of its names is."""
+    code = "import sys, outrider; print([name for name in ('torch', 'numpy', 'outrider.llm') if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], cwd=HERE.parent.parent, capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
+def test_help_shows_every_option_with_its_meaning() -> None:
+    assert outrider.LLM.__doc__ is not None
+    described = re.findall(r"^    ([a-z_]+(?:, [a-z_]+)*)  +\S", outrider.LLM.__doc__, re.MULTILINE)
+    names = [name for line in described for name in line.split(", ")]
+    assert sorted(names) == sorted(inspect.signature(outrider.LLM).parameters)
