@@ -44,7 +44,7 @@ class EvidenceOptions(PromptOptions):
 
     prompts: str | None = source(otherwise)
     limit: int = option(8, EVIDENCE, "Greedy texts to compare, one for each prompt.", min=1)
-    samples: int = option(4000, EVIDENCE, "Sampled continuations: more find smaller deviations.", min=1)
+    samples: int = option(5000, EVIDENCE, "Draws in each sampled test: more find smaller deviations.", min=1)
 
     def plan(self, sampling: CertifySampling, form: FormOptions) -> CertifyPlan:
         """What the options ask to be certified.

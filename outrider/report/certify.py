@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from outrider.counted import counted
 from outrider.lab.certify.certify_result import (
+    DRAFTS,
     CertifyResult,
     DistributionTest,
     ExactDistribution,
@@ -55,6 +57,7 @@ def document(result: CertifyResult) -> Document:
     blocks: list[Block] = [
         Paragraph(HEADLINES[result.verdict], TONES[result.verdict]),
         *([] if result.verdict == "lossless" else [Bullets(result.reasons)]),  # the table has them all
+        *_power(result.sampled_distribution),
         _overview(result.sections),
         Paragraph(_decoded(result)),
         *_exact(result.exact_distribution),
@@ -69,6 +72,24 @@ def document(result: CertifyResult) -> Document:
     ]
     blocks += to_keep_in_mind(result)
     return Document("Certificate of losslessness", origin(result, f"{result.elapsed_s:.0f} s"), blocks)
+
+
+def _power(found: SampledDistribution) -> Iterator[Block]:
+    """The size of fault that would have been found, and where."""
+    if not found.tests:
+        return
+    points = counted(len(found.places), "test point")
+    parts = [f"{number(found.finds('continuations'), 3)} in the first {counted(found.num_tokens, 'token')} at {points}"]
+    if (long := found.long_range) is not None:
+        parts.append(f"{number(found.finds('long texts'), 3)} at positions {long[0]} to {long[1]} of long texts")
+        missing = f"Nothing is known about positions from {long[1] + 1} on."
+    else:
+        missing = "No text was long enough to test late positions."
+    if (drafts := found.finds(*DRAFTS)) is not None:
+        parts.append(f"{number(drafts, 3)} between what the drafter draws and what it reports")
+    yield Paragraph(
+        f"It would have found, in {found.power:.0%} of cases, a total variation of {', of '.join(parts)}. {missing}"
+    )
 
 
 def _overview(sections: Mapping[str, Section]) -> Table:
@@ -162,17 +183,22 @@ def _differences(differences: Sequence[TextDifference]) -> Table:
 def _sampled(found: SampledDistribution) -> Iterator[Block]:
     yield from _head(
         "Sampled distribution",
-        "Seeded continuations, counted, against the target's own conditionals from teacher-forced passes: G-tests for each "
-        f"position, at temperature {found.temperature:g}.",
+        "Seeded continuations and long texts, counted, against the target's own conditionals from teacher-forced passes, and "
+        f"drafted tokens against what the drafter reports: G-tests, at temperature {found.temperature:g}.",
     )  # fmt: skip
     if not found.tests:
         return
     facts: list[Fact[DistributionTest]] = [
+        Fact("Tested", lambda one: one.part, align="left"),
         Fact("Sampler", lambda one: one.sampler, align="left"),
-        Fact("Token", lambda one: str(one.position)),
+        Fact(
+            "Tokens", lambda one: str(one.first) if one.first == one.last else f"{one.first} to {one.last}",
+            "of the continuation or draft, from 1; of a long text, from 0 with its prompt",
+        ),
         Fact(
             "View", lambda one: one.view,
-            "tokens: single ones; preference: draws in the order of the draft's q over the target's p", "left",
+            "tokens: single ones; preference: draws in the order of the draft's q over the target's p; likeliest first, by id: "
+            "drafted tokens in these orders of what the drafter reports", "left",
         ),
         Fact("Draws", lambda one: str(one.num_draws)),
         Fact(
@@ -197,6 +223,6 @@ def _sampled(found: SampledDistribution) -> Iterator[Block]:
     entropies = [index.entropy_nats for index in found.places]
     origins = ", ".join(f"{count} {origin}" for origin, count in sorted(found.origins.items()))
     yield Paragraph(
-        f"Speculative tokens tested: {origins}. Positions: {len(found.places)}, with distributions of {min(entropies):.2f} to "
-        f"{max(entropies):.2f} nats of entropy."
+        f"Speculative tokens of the continuations: {origins}. Test points: {len(found.places)}, with distributions of "
+        f"{min(entropies):.2f} to {max(entropies):.2f} nats of entropy. Long texts: {found.num_long_texts}."
     )  # fmt: skip

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from outrider.build import Options
-from outrider.lab.certify.certify import CertifyPlan, certify, tokens_of
+from outrider.drafters import DRAFTERS
+from outrider.lab.certify.certify import DETECTED, CertifyPlan, certify, tokens_of
 from outrider.lab.certify.certify_result import CertifyResult
 from outrider.lab.certify.subject import Subject
 from outrider.lab.journal import Units
@@ -64,3 +65,31 @@ def test_a_third_party_verifier_that_resamples_from_the_target_gets_none(monkeyp
     result = run(drafter="draft-model", verifier="resamples")
     assert result.verdict == "not lossless"
     assert (result.exact_distribution.status, result.first_token.status, result.greedy.status) == ("failed", "failed", "passed")
+
+
+@pytest.mark.slow
+def test_defaults_find_a_drafter_that_reports_another_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """q^0.9: the number of draws, prompts and positions that a user gets who asks for nothing."""
+    monkeypatch.setitem(DRAFTERS._builtin, "flattens", Entry("tests.unit.lab.certify.broken:FlattensItsReport", "faulty"))
+    result = run(CertifyPlan(), prompts=8, drafter="flattens", draft="demo")
+    assert result.sampled_distribution.status == "failed"
+    assert "another distribution than it reports" in result.sampled_distribution.why
+
+
+@pytest.mark.slow
+def test_defaults_find_a_rule_that_errs_only_beyond_position_300(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else finds it: small cases and first tokens are sound."""
+    monkeypatch.setitem(VERIFIERS._builtin, "resamples-late", Entry("tests.unit.lab.certify.broken:ResamplesLate", "faulty"))
+    result = run(CertifyPlan(), prompts=8, drafter="draft-model", verifier="resamples-late")
+    assert [section.status for section in result.sections.values()][:4] == ["passed", "passed", "passed", "failed"]
+    rejected = [one for one in result.sampled_distribution.tests if one.rejected]
+    assert {one.part for one in rejected} == {"long texts"}
+    assert all(one.last > 300 for one in rejected)
+
+
+@pytest.mark.nightly
+def test_defaults_pass_the_embedded_pair() -> None:
+    result = run(CertifyPlan(), prompts=8, drafter="draft-model")
+    assert result.verdict == "lossless", result.reasons
+    assert result.sampled_distribution.detectable_total_variation <= DETECTED
+    assert result.sampled_distribution.long_range == (41, 1023)

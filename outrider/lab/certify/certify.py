@@ -34,6 +34,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.version import __version__
 
 MAX_POINTS = 8
+DETECTED = 0.06  # total variation that the default number of samples finds with up to 40 degrees of freedom (24 tests)
 LOSSY = "the verifier is lossy"
 NOT_CERTIFIED = f"{LEFT_OUT}: a lossy verifier changes the model's distribution"
 
@@ -42,7 +43,7 @@ NOT_CERTIFIED = f"{LEFT_OUT}: a lossy verifier changes the model's distribution"
 class CertifyPlan:
     """How much evidence. Raises ConfigError for what makes no sense."""
 
-    samples: int = 4000  # continuations of each sampler
+    samples: int = 5000  # continuations of each sampler, draws in each band of long texts: enough to find DETECTED
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=128))
     seed: int = 0
 

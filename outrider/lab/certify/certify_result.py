@@ -21,7 +21,9 @@ POWER = 0.9
 Status = Literal["passed", "failed", "inconclusive", "not claimed"]
 Verdict = Literal["lossless", "not lossless", "lossy", "inconclusive"]
 Sampler = Literal["speculative", "plain"]
-View = Literal["tokens", "preference"]
+Part = Literal["continuations", "long texts", "drafts", "drafts of long texts"]
+View = Literal["tokens", "preference", "likeliest first", "by id"]
+DRAFTS: tuple[Part, ...] = ("drafts", "drafts of long texts")
 Cause = Literal["rounding", "verifier", "state"]
 
 
@@ -110,15 +112,19 @@ class SameTexts(Section):
 
 
 class DistributionTest(Record):
-    """One G-test of drawn tokens against the target's teacher-forced conditionals, see gtest.py.
+    """One G-test of drawn tokens against the distributions they should come from, see gtest.py and drafted.py.
 
-    G = 2 sum O ln(O / E) over cells expected at least 5 times. View "tokens": a group of cells for each beginning that was drawn;
-    "preference": all draws, tokens in the order of the draft's q over the target's p.
+    Emitted tokens against the target's teacher-forced conditionals, drafted ones against what the drafter reports of them.
+    G = 2 sum O ln(O / E) over cells expected at least 5 times. View "tokens": a group of cells for each beginning that was drawn
+    often, ranks of all other tokens; "preference": all draws, tokens in the order of the draft's q over the target's p;
+    "likeliest first", "by id": drafted tokens in these orders.
     """
 
+    part: Part
     sampler: Sampler
     view: View
-    position: int  # of the token in the drawn continuation, from 1
+    first: int  # token of the continuation or draft, from 1; of a long text, from 0 with its prompt
+    last: int  # the test is of all from the first to this one
     num_draws: int
     num_uncertain: int  # of those, from distributions that leave a choice
     num_cells: int
@@ -131,17 +137,29 @@ class DistributionTest(Record):
 
 
 class SampledDistribution(Section):
-    """Drawn continuations against the target's own conditionals."""
+    """Drawn tokens against the target's own conditionals, drafted ones against the drafter's."""
 
     temperature: float
     false_alarms: float = FALSE_ALARMS
     power: float = POWER
     num_samples: int = 0  # continuations of each sampler
     num_tokens: int = 0  # tokens tested per continuation
+    num_long_texts: int = 0
     origins: dict[str, int] = Field(default_factory=dict)  # of the speculative tokens: accepted, correction, bonus, plain
     places: list[TestPoint] = Field(default_factory=list)
     tests: list[DistributionTest] = Field(default_factory=list)
-    detectable_total_variation: float | None = None  # the worst of the speculative tests
+    detectable_total_variation: float | None = None  # the worst of the tests of emitted tokens
+
+    def finds(self, *parts: Part) -> float | None:
+        """The smallest total variation that every speculative test of these parts finds; None where there is none."""
+        tests = [one for one in self.tests if one.sampler == "speculative" and one.part in parts]
+        return max((one.detectable_total_variation for one in tests if one.detectable_total_variation is not None), default=None)
+
+    @property
+    def long_range(self) -> tuple[int, int] | None:
+        """The first and the last position that long texts tested; None: none was long enough."""
+        tests = [one for one in self.tests if one.part == "long texts"]
+        return (min(one.first for one in tests), max(one.last for one in tests)) if tests else None
 
 
 class CertifyResult(Result):

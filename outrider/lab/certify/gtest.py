@@ -14,8 +14,9 @@ G is chi-squared with cells minus groups degrees of freedom, given how often eac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy import optimize, stats
@@ -50,22 +51,16 @@ class PositionTable:
 
     def tokens(self, tolerated: float = 0.0) -> GStatistic:
         """The test of single tokens. `tolerated`: share of impossible tokens that does not end the matter."""
-        found = self._statistic([*self.groups, *_uniform(self._quantiles, _halving(len(self._quantiles)))])
-        return replace(found, p_value=0.0) if self.impossible > tolerated * self.num_draws else found
+        groups = [*self.groups, *_uniform(self._quantiles, _halving(len(self._quantiles)))]
+        return statistic(groups, self.num_draws, self.impossible, tolerated)
 
     def preference(self) -> GStatistic | None:
         """The test in the draft's order; None where no draft distribution was given."""
         if not self._preferred:
             return None
         num_cells = min(PREFERENCE_CELLS, int(len(self._preferred) / MIN_EXPECTED))
-        return self._statistic(_uniform(self._preferred, np.linspace(0, 1, num_cells + 1)))
-
-    def _statistic(self, groups: list[tuple[np.ndarray, np.ndarray]]) -> GStatistic:
-        num_cells = sum(len(observed) for observed, _ in groups)
-        g, df = float(sum(_corrected(*group) for group in groups)), num_cells - len(groups)
-        num_uncertain = int(sum(observed.sum() for observed, _ in groups))
-        p_value = float(stats.chi2.sf(g, df)) if df else 1.0
-        return GStatistic(self.num_draws, num_uncertain, num_cells, g, df, p_value, self.impossible)
+        groups = _uniform(self._preferred, np.linspace(0, 1, num_cells + 1))
+        return statistic(groups, self.num_draws, self.impossible, tolerated=1.0)
 
 
 @dataclass(frozen=True)
@@ -81,8 +76,23 @@ class GStatistic:
     impossible: int
 
 
+def statistic(
+    groups: Sequence[tuple[np.ndarray, np.ndarray]], num_draws: int, impossible: int, tolerated: float = 0.0
+) -> GStatistic:
+    """The test of (observed, expected) groups of cells. `tolerated`: share of impossible tokens that does not end the matter."""
+    num_cells = sum(len(observed) for observed, _ in groups)
+    g, df = float(sum(_corrected(*group) for group in groups)), num_cells - len(groups)
+    num_uncertain = int(sum(observed.sum() for observed, _ in groups))
+    p_value = float(stats.chi2.sf(g, df)) if df else 1.0
+    if impossible > tolerated * num_draws:
+        p_value = 0.0
+    return GStatistic(num_draws, num_uncertain, num_cells, g, df, p_value, impossible)
+
+
 def cells(probs: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(observed, expected) of one group, likeliest tokens first."""
+    if len(tokens) < 2 * MIN_EXPECTED:  # never two cells
+        return np.array([len(tokens)]), np.array([float(len(tokens))])
     order = np.argsort(-probs, kind="stable")
     expected = probs[order] * len(tokens)
     observed = np.bincount(tokens, minlength=len(probs))[order]
@@ -107,10 +117,16 @@ def _ends_of_rare(expected: np.ndarray, offset: int) -> list[int]:
 
 def quantiles(probs: np.ndarray, tokens: np.ndarray, rng: np.random.Generator, score: np.ndarray) -> list[float]:
     """Positions of tokens in their distribution, ordered by falling `score` (V,): uniform numbers in [0, 1)."""
-    order = np.argsort(-score, kind="stable")
-    before = np.empty_like(probs)
-    before[order] = np.cumsum(probs[order]) - probs[order]
-    return np.clip(before[tokens] + rng.random(len(tokens)) * probs[tokens], 0, np.nextafter(1, 0)).tolist()
+    before = {token: probs[_ahead(score, token)].sum() for token in set(tokens.tolist())}
+    starts = np.array([before[token] for token in tokens.tolist()])
+    return np.clip(starts + rng.random(len(tokens)) * probs[tokens], 0, np.nextafter(1, 0)).tolist()
+
+
+def _ahead(score: np.ndarray, token: int) -> np.ndarray:
+    """(V,) bool: the tokens of higher score, among equals those of lower id. No sorting: mostly few tokens are asked for."""
+    ahead = score > score[token]
+    ahead[:token] |= score[:token] == score[token]
+    return ahead
 
 
 def _uniform(found: list[float], edges: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -153,13 +169,21 @@ def detectable(found: GStatistic, level: float, power: float) -> float | None:
         return None
     if found.df == 0:
         return float(1 - (1 - power) ** (1 / found.num_draws))
-    threshold = stats.chi2.isf(level, found.df)
-    top = 1.0
-    while stats.ncx2.sf(threshold, found.df, top) < power:
-        top *= 2
-    noncentrality = optimize.brentq(lambda x: stats.ncx2.sf(threshold, found.df, x) - power, 0, top)
-    among_uncertain = float(np.sqrt(noncentrality / (4 * found.num_uncertain)))
+    among_uncertain = float(np.sqrt(_noncentrality(found.df, level, power) / (4 * found.num_uncertain)))
     return min(1.0, among_uncertain) * found.num_uncertain / found.num_draws
+
+
+def draws_for(total_variation: float, df: int, level: float, power: float) -> int:
+    """How many uncertain draws a test with this many degrees of freedom needs: the inverse of `detectable`."""
+    return math.ceil(_noncentrality(df, level, power) / (4 * total_variation**2))
+
+
+def _noncentrality(df: int, level: float, power: float) -> float:
+    """The noncentrality of G at which a test at `level` rejects with probability `power`."""
+    threshold, top = stats.chi2.isf(level, df), 1.0
+    while stats.ncx2.sf(threshold, df, top) < power:
+        top *= 2
+    return float(optimize.brentq(lambda x: stats.ncx2.sf(threshold, df, x) - power, 0, top))
 
 
 def normalised(rows: Iterable[np.ndarray]) -> list[np.ndarray]:

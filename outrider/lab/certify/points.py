@@ -58,7 +58,7 @@ def find_spots(
     candidates = [
         Spot(number, prompt, answer[:position], entropy)
         for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
-        for position, entropy in enumerate(map(_entropy, probs_along(subject, prompt, answer, params)))
+        for position, entropy in enumerate(map(_entropy, probs_along(subject, subject.target, prompt, answer, params)))
     ]
     candidates.sort(key=lambda spot: abs(spot.entropy - WANTED))
     max_of_answer = -(-count // len(prompts)) + 1  # of one answer
@@ -89,11 +89,25 @@ def first_draft(subject: Subject, spot: Spot, params: SamplingParams) -> Seen | 
     return decoder.seen if decoder.seen.draft.lists[1][0] else None
 
 
-def probs_along(subject: Subject, prompt: list[int], answer: list[int], params: SamplingParams) -> Iterator[np.ndarray]:
-    """The target's distribution before every token of an answer, (V,) fp64 each."""
-    for start in range(0, len(answer), CHUNK):
-        spot, piece = Spot(0, prompt, answer[:start], 0.0), tuple(answer[start : start + CHUNK])
-        yield from (probs for _, probs in conditionals(subject, subject.target, spot, [piece[:-1]], params))
+@torch.inference_mode()
+def probs_along(
+    subject: Subject, lm: LM, prompt: list[int], answer: list[int], params: SamplingParams
+) -> Iterator[np.ndarray]:
+    """The distribution before every token of an answer, (V,) fp64 each. Teacher-forced; `lm` as in `conditionals`."""
+    if not answer:
+        return
+    vocab_size = subject.target.shape.vocab_size
+    lm.kv.add_row()
+    try:
+        lm.catch_up([prompt])
+        for start in range(0, len(answer), CHUNK):
+            piece = answer[start : start + CHUNK]
+            fed = torch.tensor([[*prompt[-1:], *answer][start : start + len(piece)]], device=lm.device)
+            logits = fit_width(lm.forward(fed, columns=torch.arange(len(piece), device=lm.device)), vocab_size)
+            lm.kv.advance(0, len(piece))
+            yield from normalised(_probs(subject, logits, [piece[:-1]], prompt, answer[:start], params)[0].numpy())
+    finally:
+        lm.kv.swap_remove(0)
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,13 +70,23 @@ class WatchedDecoder(Decoder):
         return verdict
 
     @contextmanager
-    def watched(self, *observers: StepObserver) -> Iterator[None]:
-        """While it lasts, the decoder is watched, by these observers, too."""
-        own, self.is_watched, self.observers = self.observers, True, [*self.observers, *observers]
+    def observed(self, *observers: StepObserver) -> Iterator[None]:
+        """While it lasts, these observers see every step, too."""
+        own, self.observers = self.observers, [*self.observers, *observers]
         try:
             yield
         finally:
-            self.is_watched, self.observers = False, own
+            self.observers = own
+
+    @contextmanager
+    def watched(self, *observers: StepObserver) -> Iterator[None]:
+        """While it lasts, the decoder is watched, and observed by these observers."""
+        self.is_watched = True
+        try:
+            with self.observed(*observers):
+                yield
+        finally:
+            self.is_watched = False
 
 
 @dataclass
@@ -161,6 +172,11 @@ class Subject:
         draft = self.built.draft
         if draft is not None and decoder.drafter.model is draft.lm and not any(draft.lm.kv.lengths):
             share_prefix(draft.lm, rows[0].tokens, len(rows))
+
+
+def row_seeds(key: Sequence[int], count: int) -> list[int]:
+    """Seeds of rows that depend on the key alone."""
+    return [int(value) >> 1 for value in np.random.SeedSequence(key).generate_state(count, np.uint64)]
 
 
 def clear(decoder: Decoder) -> None:

@@ -85,7 +85,7 @@ def test_how_much_is_drawn(cli: Cli, here: Path, models: tuple[Path, Path], aske
     for more in ([], ["--samples", "123", "--max-tokens", "9"]):
         assert cli(*base, *more).code == 0
         plans.append((asked["plan"].samples, asked["plan"].sampling.max_tokens))
-    assert plans == [(4000, 128), (123, 9)]
+    assert plans == [(5000, 128), (123, 9)]
     assert asked["plan"].drawing.temperature == 1.0
 
 

@@ -219,10 +219,12 @@ DIFFERENCE = TextDifference(
 )  # fmt: skip
 
 
-def distribution_test(sampler: str, *, rejected: bool = False) -> DistributionTest:
+def distribution_test(
+    sampler: str, part: str = "continuations", view: str = "tokens", last: int = 1, *, rejected: bool = False
+) -> DistributionTest:
     return DistributionTest(
-        sampler=sampler, view="tokens", position=1, num_draws=900, num_uncertain=870, num_cells=40, g=31.5, df=32, p_value=0.49,
-        rejected=rejected, impossible=0, detectable_total_variation=0.0734,
+        part=part, sampler=sampler, view=view, first=1, last=last, num_draws=900, num_uncertain=870, num_cells=40, g=31.5,
+        df=32, p_value=0.49, rejected=rejected, impossible=0, detectable_total_variation=0.0734,
     )  # fmt: skip
 
 
@@ -244,7 +246,10 @@ def certificate(**changes: Any) -> CertifyResult:
             num_tokens=3,
             origins={"accepted": 5, "bonus": 2},
             places=[TestPoint(prompt=0, num_output_tokens=3, entropy_nats=1.25)],
-            tests=[distribution_test("speculative"), distribution_test("plain")], detectable_total_variation=0.0734,
+            tests=[distribution_test("speculative"), distribution_test("plain"),
+                   distribution_test("speculative", "long texts", last=900),
+                   distribution_test("speculative", "drafts", "by id", last=5)],
+            num_long_texts=2, detectable_total_variation=0.0734,
         ),
         "invariance": SameTexts(status="not claimed", why="the distribution, not the text", runs=[], differences=[]),
     }  # fmt: skip

@@ -13,7 +13,7 @@ from outrider.rows import Rows
 from outrider.sampling.block import keep_probs, path_weights
 from outrider.sampling.rejection import acceptance, next_token_weights
 from outrider.sampling.rng import Purpose, Randomness
-from outrider.types import Draft, Verdict
+from outrider.types import Draft, Verdict, VerdictLists
 from outrider.verifiers.base import Verifier, chain_verdict
 from outrider.verifiers.block import BlockVerifier
 from outrider.verifiers.coupled import CoupledVerifier
@@ -30,6 +30,24 @@ class ResamplesFromTarget(Verifier):
         num_accepted = accepted.long().cumprod(dim=1).sum(dim=1)
         probs = target_probs[torch.arange(len(num_accepted)), num_accepted]
         return chain_verdict(draft, num_accepted, rng.categorical(probs, Purpose.RESAMPLE, positions, 0))
+
+
+class ResamplesLate(TokenVerifier):
+    """Sound up to position 300 of a text, then the classic."""
+
+    name: ClassVar[str] = "resamples-late"
+
+    def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+        sound = super().verify(draft, target_probs, rng, positions)
+        if not bool((positions > 300).any()):
+            return sound
+        biased = ResamplesFromTarget().verify(draft, target_probs, rng, positions)
+        pairs = zip(sound.lists, biased.lists, strict=True)
+        mixed = [
+            [theirs if position > 300 else ours for ours, theirs, position in zip(*pair, positions.tolist(), strict=True)]
+            for pair in pairs
+        ]
+        return Verdict.of_lists(VerdictLists(*mixed), draft.num_nodes, draft.tokens.device)
 
 
 class DropsUnlikely(Verifier):
@@ -119,3 +137,14 @@ class WithholdingDrafter(ModelDrafter):
         proposed = draft.probs[:, :-1].gather(-1, draft.tokens[..., None])[..., 0]
         good = (proposed > 0.02).long().cumprod(dim=1).sum(dim=1)
         return replace(draft, lengths=torch.minimum(draft.lengths, good))
+
+
+class FlattensItsReport(ModelDrafter):
+    """Draws from q and reports q^0.9."""
+
+    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
+        draft = super().propose(rows, gamma)
+        if draft.probs is None:
+            return draft
+        flat = draft.probs**0.9
+        return replace(draft, probs=flat / flat.sum(dim=-1, keepdim=True).clamp(min=1e-9))

@@ -42,7 +42,7 @@ def open_subject(tiny_pair: tuple[Path, Path]) -> Open:
     torch.set_num_threads(1)
 
     def opened(drafter: str = "draft-model", verifier: str = "auto", **options: object) -> Subject:
-        draft = str(tiny_pair[1]) if drafter in ("draft-model", "withholding") else None
+        draft = str(tiny_pair[1]) if drafter in ("draft-model", "withholding", "flattens") else None
         subject = Subject.open(Options(
             target=str(tiny_pair[0]), drafter=drafter, draft=draft, verifier=verifier, dtype="float32",
             **options,
@@ -60,6 +60,14 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, made in (
         ("resamples", "ResamplesFromTarget"), ("drops", "DropsUnlikely"), ("clips", "ClipsRare"), ("own-dice", "OwnDice"),
         ("position-keyed", "KeyedByPosition"), ("raises", "RaisesOnMixed"), ("not-invariant", "NotInvariant"),
+        ("resamples-late", "ResamplesLate"),
     ):  # fmt: skip
         monkeypatch.setitem(VERIFIERS._builtin, name, Entry(f"{BROKEN}:{made}", "faulty"))
     monkeypatch.setitem(DRAFTERS._builtin, "withholding", Entry(f"{BROKEN}:WithholdingDrafter", "faulty"))
+    monkeypatch.setitem(DRAFTERS._builtin, "flattens", Entry(f"{BROKEN}:FlattensItsReport", "faulty"))
+
+
+@pytest.fixture
+def shorter_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long texts of 200 tokens, more of them: fewer steps for as many draws."""
+    monkeypatch.setattr("outrider.lab.certify.long_texts.LATEST", 200)

@@ -21,7 +21,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
 from tests.unit.lab.certify.conftest import PROMPTS, Open
 
-pytestmark = pytest.mark.usefixtures("bank_once")
+pytestmark = pytest.mark.usefixtures("bank_once", "shorter_texts")
 PLAN = CertifyPlan(samples=400, sampling=SamplingParams(max_tokens=10))
 REQUESTS = [WorkloadRequest(str(n), " ".join(f"w{t}" for t in prompt)) for n, prompt in enumerate(PROMPTS[:3])]
 WORKLOAD = Workload("words", tuple(REQUESTS))

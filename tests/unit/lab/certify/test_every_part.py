@@ -29,7 +29,7 @@ from outrider.verifiers import VERIFIERS
 from tests.heads import ACCEPTANCE, HEADS
 from tests.helpers import byte_tokenizer, disturbed, save_checkpoint, tiny_llama
 
-pytestmark = pytest.mark.usefixtures("bank_once")
+pytestmark = pytest.mark.usefixtures("bank_once", "shorter_texts")
 SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
 TEXTS = ("to be or not to be or", "1, 2, 1, 2, 1, 2", "xyxyxyxyx")
 PLAN = CertifyPlan(samples=400, sampling=SamplingParams(max_tokens=12))

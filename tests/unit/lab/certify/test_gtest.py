@@ -10,7 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from outrider.lab.certify.gtest import MIN_EXPECTED, GStatistic, PositionTable, cells, detectable, holm, quantiles
+from outrider.lab.certify.certify import DETECTED, CertifyPlan
+from outrider.lab.certify.certify_result import FALSE_ALARMS, POWER
+from outrider.lab.certify.gtest import (
+    MIN_EXPECTED,
+    GStatistic,
+    PositionTable,
+    cells,
+    detectable,
+    draws_for,
+    holm,
+    quantiles,
+)
 
 V = 60
 
@@ -130,6 +141,13 @@ def test_more_samples_find_less() -> None:
     found = [detectable(statistic(num, 20), 1e-4, 0.9) for num in (100, 400, 1600)]
     assert found[0] > found[1] > found[2]
     assert found[1] == pytest.approx(2 * found[2])
+
+
+def test_the_default_number_of_samples_keeps_the_promise() -> None:
+    """And not by being needlessly many."""
+    needed = draws_for(DETECTED, 40, FALSE_ALARMS / 24, POWER)
+    assert 0.9 * CertifyPlan().samples < needed <= CertifyPlan().samples
+    assert detectable(statistic(needed, 40), FALSE_ALARMS / 24, POWER) == pytest.approx(DETECTED, rel=1e-3)
 
 
 def test_certain_draws_dilute_what_must_be_found_elsewhere() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from outrider.lab.certify.certify_result import SampledDistribution
+from outrider.lab.certify.certify_result import DRAFTS, SampledDistribution
 from outrider.lab.certify.points import Spot, conditionals, find_spots, probs_along
 from outrider.lab.certify.sampled import FALSE_ALARMS, draw, followers, longest, sampled_distribution
 from outrider.lab.certify.subject import Subject
@@ -16,6 +17,7 @@ from outrider.lab.progress import Progress
 from outrider.sampling.params import SamplingParams
 from tests.unit.lab.certify.conftest import PROMPTS, Open
 
+pytestmark = pytest.mark.usefixtures("shorter_texts")
 WARM = SamplingParams(temperature=1.0)
 PENALISED = SamplingParams(temperature=0.9, top_p=0.9, repetition_penalty=1.5, presence_penalty=0.7)
 BANNED = SamplingParams(temperature=1.0, min_tokens=4, bad_words=["w8 w9"])
@@ -42,10 +44,16 @@ def test_sound_decoding_passes(open_subject: Open, drafter: str, verifier: str, 
     assert {"accepted", "correction", "bonus"} <= set(found.origins)
     assert found.num_samples == 600
     assert 0.05 < found.detectable_total_variation < 0.25
-    positions = {(one.sampler, one.position) for one in found.tests}
-    assert positions == {(name, position) for name in ("speculative", "plain") for position in (1, 2, 3)}
-    views = {one.view for one in found.tests}
-    assert views == ({"tokens", "preference"} if drafter == "draft-model" else {"tokens"})
+    continued = [one for one in found.tests if one.part == "continuations"]
+    positions = {(one.sampler, one.first, one.last) for one in continued}
+    assert positions == {(name, position, position) for name in ("speculative", "plain") for position in (1, 2, 3)}
+    for part in ("continuations", "long texts"):
+        views = {one.view for one in found.tests if one.part == part}
+        assert views == ({"tokens", "preference"} if drafter == "draft-model" else {"tokens"})
+    reports = drafter == "draft-model" and verifier != "gumbel"  # of a placed token there is no distribution
+    for part in ("drafts", "drafts of long texts"):
+        assert {one.view for one in found.tests if one.part == part} == ({"likeliest first", "by id"} if reports else set())
+    assert all(one.num_draws >= 600 for one in found.tests if one.part == "long texts")
 
 
 def test_the_users_options_make_the_distribution_that_is_tested(open_subject: Open) -> None:
@@ -67,6 +75,33 @@ def test_biased_verifiers_fail(open_subject: Open, verifier: str) -> None:
 def test_a_biased_drafter_fails(open_subject: Open) -> None:
     """The verifier is sound; what it is given is not."""
     assert section(open_subject("withholding"), 1000).status == "failed"
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_drafter_that_misreports_its_distribution_fails(open_subject: Open) -> None:
+    """Emitted tokens show it late; what was drafted, at once."""
+    found = section(open_subject("flattens"), 1000)
+    assert found.status == "failed"
+    assert "the drafter draws from another distribution than it reports" in found.why
+    assert any(one.rejected for one in found.tests if one.part in DRAFTS)
+
+
+def test_long_texts_that_deviate_alike_without_drafts_accuse_nobody(
+    open_subject: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain long texts are drawn where speculative ones deviate, and only there."""
+    subject = open_subject()
+    spots = spots_of(subject)
+
+    def warmer(*given: Any) -> Any:
+        *rest, params = given
+        return probs_along(*rest, replace(params, temperature=1.5))
+
+    monkeypatch.setattr("outrider.lab.certify.long_texts.probs_along", warmer)
+    found = sampled_distribution(subject, spots, WARM, 600, 0, Units())
+    assert {one.sampler for one in found.tests if one.part == "long texts"} == {"plain", "speculative"}
+    assert found.status == "inconclusive"
+    assert "plain sampler itself deviates at text from token" in found.why
 
 
 def test_a_broken_reference_accuses_nobody(open_subject: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +190,7 @@ def test_distributions_along_an_answer_are_the_conditionals(open_subject: Open) 
     """Two ways to the same distributions, the first in chunks."""
     subject = open_subject()
     answer = list(range(10, 50))
-    along = list(probs_along(subject, PROMPTS[0], answer, PENALISED))
+    along = list(probs_along(subject, subject.target, PROMPTS[0], answer, PENALISED))
     assert len(along) == 40
     for position in (0, 5, 31, 32, 39):
         probs = dict(conditionals(subject, subject.target, Spot(0, PROMPTS[0], answer[:position], 0.0), [()], PENALISED))[()]
