@@ -40,6 +40,8 @@ HINTS = {
 KEEP_ALIVE_S = 65  # longer than the idle time of common proxies
 LAST_WORDS_S = 5.0  # for connections whose requests were cut off
 CUT_OFF_S = 1.0  # for what was answering connections that a second signal, or the time limit, closed
+STALLED_S = 60.0  # in which a client took nothing of what waits for it: nobody reads there
+STALL_LOOK_S = 10.0  # between two looks at what waits for clients
 LOOK_S = 0.05  # between two looks whether that is over
 LAST_TURN_S = 10.0  # for an engine whose requests are cut off; one that hangs would keep the process for ever
 Status = Callable[[str], None]
@@ -105,13 +107,32 @@ class Process(uvicorn.Server):
         """Starts as uvicorn does; then the models are loaded beside it."""
         await super().startup(sockets=sockets)
         self._loop = asyncio.get_running_loop()
+        self._dropping = asyncio.ensure_future(self._drop_stalled())
         threading.Thread(target=self._load_all, name="loading", daemon=True).start()  # a signal need not wait for it
+
+    async def _drop_stalled(self) -> None:
+        """Closes connections whose clients stopped reading: their answers, whole or half, would stay in memory for as long as
+        they like."""
+        waiting: dict[asyncio.Transport, tuple[int, float]] = {}  # bytes, and since when it is as many
+        while True:
+            await asyncio.sleep(STALL_LOOK_S)
+            now, before, waiting = time.monotonic(), waiting, {}
+            for connection in list(self.server_state.connections):
+                transport = connection.transport
+                size = transport.get_write_buffer_size()
+                known, since = before.get(transport, (0, now))
+                if size and size == known and now - since >= STALLED_S:
+                    log.warning("a connection is closed: its client has read nothing for %.0f s", now - since)
+                    transport.abort()
+                elif size:
+                    waiting[transport] = (size, since if size == known else now)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Waits for answers that are on their way, until a second signal or the time limit closes their connections.
 
         An answer takes that for a client that left. A cancelled one would be an error with a traceback.
         """
+        self._dropping.cancel()
         waiting = asyncio.ensure_future(super().shutdown(sockets=sockets))
         limit = time.monotonic() + LAST_WORDS_S
         while not waiting.done() and not self.force_exit and time.monotonic() < limit:

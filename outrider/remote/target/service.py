@@ -16,13 +16,15 @@ import grpc
 from grpc import aio
 
 from outrider.engine.request import Request, Update
-from outrider.errors import GOT, OutriderError, UnavailableError
+from outrider.errors import GOT, OutriderError, RequestError, UnavailableError
 from outrider.grammar import Grammars
 from outrider.remote.identity import check_protocol, check_tokenizer
 from outrider.remote.protocol import PROTOCOL, messages
 from outrider.remote.target.refusals import TAKEN, status_of
 from outrider.remote.target.replies import to_messages
 from outrider.remote.target.requests import from_message
+from outrider.serve.backlog import MOST, Backlog, too_slow
+from outrider.serve.errors import ApiError
 from outrider.serve.served import Serves
 from outrider.version import __version__
 
@@ -100,6 +102,7 @@ class TargetService:
             await self._abort(context, "Generate", *status_of(error))
             return
         status = "CANCELLED"
+        outbox.spills = lambda: engine.cancel(asked.id)
         try:
             await context.send_initial_metadata(((TAKEN, "1"),))
             while status == "CANCELLED":
@@ -109,6 +112,8 @@ class TargetService:
                 for message in to_messages(update, base_length):
                     yield message
                 base_length += len(update.token_ids)
+        except ApiError as error:
+            await self._abort(context, "Generate", *status_of(RequestError(str(error))))
         finally:
             engine.cancel(asked.id)
             self._count("Generate", status)
@@ -183,12 +188,17 @@ class TargetService:
 
 
 class Outbox:
-    """Updates that wait for a reader, who may be slow. `put` is the engine's listener: any thread may call it."""
+    """Updates that wait for a reader, who may be slow. `put` is the engine's listener: any thread may call it.
+
+    `spills` is called when too much waits; `take` then raises ApiError.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._filled = asyncio.Event()
-        self._pending: Update | None = None
+        self._pending: list[Update] = []
+        self._backlog, self._is_spilt = Backlog(), False
+        self.spills: Callable[[], None] = lambda: None
 
     def put(self, update: Update) -> None:
         """Hand an update over."""
@@ -197,12 +207,21 @@ class Outbox:
 
     async def take(self) -> Update:
         """All that came since the last time, as one update; waits while there is nothing."""
+        self._backlog.ask()
         await self._filled.wait()
+        if self._is_spilt:
+            raise too_slow()
         self._filled.clear()
-        update, self._pending = self._pending, None
-        assert update is not None
+        update, self._pending = Update.joined(self._pending), []
+        self._backlog.give(update)
         return update
 
     def _add(self, update: Update) -> None:
-        self._pending = update if self._pending is None else Update.joined([self._pending, update])
+        if self._is_spilt:
+            return
+        self._pending.append(update)
         self._filled.set()
+        if not self._backlog.add(update):
+            log.warning("an answer is ended: more than %d of its tokens and log-probabilities wait for their reader", MOST)
+            self._is_spilt, self._pending = True, []
+            self.spills()
