@@ -36,7 +36,7 @@ STAND_INS = {  # what a page says -> what is here
 SKIPPED = {"make test": "continuous integration runs the tests itself"}
 LIMITS = {  # verb -> options that make it quick; the last value of an option counts
     "bench": "--limit 1 --max-tokens 16 --budget 0.1",
-    "certify": "--limit 2 --max-tokens 16 --samples 200",
+    "certify": "--limit 2 --max-tokens 16",
     "demo": "--questions 1 --limit 1 --rounds 1",
     "explain": "--limit 1 --max-tokens 16",
     "generate": "--max-tokens 32",
@@ -57,7 +57,7 @@ FENCE = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXTRAS = re.compile(r"pip install '\.\[([\w,]+)\]'")
 NEEDY = re.compile(r"Sections? ([\d, and]+) needs? more packages: `" + EXTRAS.pattern)
 COMMENT = re.compile(r"(^|\s{2,})#\s.*$")
-STEP_S, READY_S, END_S = 300, 120, 60
+STEP_S, READY_S, END_S = 600, 120, 60  # on a busy machine
 
 
 @dataclass(frozen=True)

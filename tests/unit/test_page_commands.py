@@ -62,7 +62,7 @@ def command(code: str) -> str:
 def test_what_is_run_is_quick_and_local() -> None:
     assert command("make demo").startswith("outrider demo --questions 1")
     assert command("outrider certify MODEL && echo MODEL-Q4") == (
-        "outrider certify demo --limit 2 --max-tokens 16 --samples 200 && echo MODEL-Q4"
+        "outrider certify demo --limit 2 --max-tokens 16 && echo MODEL-Q4"
     )
     assert command("outrider serve Qwen/Qwen2.5-7B-Instruct") == "outrider serve demo --port 81"
     assert command("curl localhost:8000/v1/models") == (
