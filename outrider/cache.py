@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from outrider.errors import first_line
+
 log = logging.getLogger("outrider.cache")
 
 
@@ -44,8 +46,7 @@ def keeping(what: str) -> Iterator[None]:
     except OSError as error:
         log.info("%s: not kept for the next start: %s", what, error)
     except Exception as error:  # noqa: BLE001  whatever it is, the start itself has worked
-        reason = next(iter(str(error).strip().splitlines()), "no message")
-        log.warning("%s: not kept for the next start, which works without: %s: %s", what, type(error).__name__, reason)
+        log.warning("%s: not kept for the next start, which works without: %s: %s", what, type(error).__name__, first_line(error))
 
 
 def kept_json(path: Path) -> Any:

@@ -126,3 +126,9 @@ def near_path(path: Path) -> str:
     except OSError:
         return ""
     return f" Did you mean '{path.parent / close}'?" if close else ""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first. A line that only announces the next one ("Validation error for field 'x':") takes it along."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

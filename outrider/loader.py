@@ -12,7 +12,7 @@ from torch import nn
 
 from outrider import collector
 from outrider.cache import cache_folder
-from outrider.errors import CapabilityError
+from outrider.errors import CapabilityError, first_line
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_notes
 from outrider.models.graphs import use_graphs
@@ -27,7 +27,6 @@ from outrider.models.loading.load import (
     build_lm,
     eos_token_ids,
     finish,
-    first_line,
     load_config,
     load_module,
     load_tokenizer,

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from outrider.errors import CapabilityError, ConfigError
-from outrider.models.loading.load import first_line
+from outrider.errors import CapabilityError, ConfigError, first_line
 from outrider.models.signals import decoder_layers
 
 

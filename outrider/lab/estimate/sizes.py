@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from outrider.errors import CapabilityError, CheckpointError
+from outrider.errors import CapabilityError, CheckpointError, first_line
 from outrider.lab.estimate.roofline import DTYPE_BYTES, DtypeName, ModelSize
 from outrider.lazy import transformers
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_bytes
-from outrider.models.loading.load import first_line, load_config
+from outrider.models.loading.load import load_config
 from outrider.models.loading.memory import kv_bytes_per_token
 from outrider.models.quantised.scheme import EXPERTS
 

@@ -36,13 +36,21 @@ def gguf_in(name: str, revision: str | None = None, *, fetches: bool = True) -> 
         return read_gguf(path)
     if path.is_dir():
         return _in_folder(path)
-    asked = ON_HUB.fullmatch(name)
-    if asked and (asked["wanted"] or (asked["repo"].lower().endswith("gguf") and path.suffix.lower() != SUFFIX)):
+    if (asked := _asked_of_hub(name)) is not None:
         return read_gguf(_from_hub(asked["repo"], asked["wanted"], revision, not fetches or hub.only_cached(name)))
     if path.suffix.lower() == SUFFIX:
         near = _nearest(path.name, [one.name for one in path.parent.glob(f"*{SUFFIX}")])
         raise CheckpointError(f"no file '{name}'.{near} On the hub a file is called USER/REPO:FILE.gguf.")
     return None
+
+
+def names_gguf(name: str) -> bool:
+    """Whether a name means a GGUF checkpoint, there or not. Nothing is fetched."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        has_others = any(next(path.glob(pattern), None) for pattern in OTHER_WEIGHTS)
+        return not has_others and any(path.glob(f"*{SUFFIX}"))
+    return path.suffix.lower() == SUFFIX or (path.is_file() and is_gguf(path)) or _asked_of_hub(name) is not None
 
 
 def fetched_gguf(name: str, revision: str | None = None) -> str | None:
@@ -74,6 +82,13 @@ def only_file(names: Sequence[str], where: str, wanted: str | None = None) -> st
         raise CheckpointError(f"'{where}' has {len(found)} GGUF files that could be meant: {shown}. Name one of them.")
     near = _nearest(wanted or "", [PurePosixPath(name).name for name in files])
     raise CheckpointError(f"'{where}' has no GGUF file '{wanted}'.{near}")
+
+
+def _asked_of_hub(name: str) -> re.Match[str] | None:
+    """The repository and what is wanted of it; None for a name that means no GGUF file on the hub."""
+    asked = ON_HUB.fullmatch(name)
+    is_repo = asked is not None and asked["repo"].lower().endswith("gguf") and Path(name).suffix.lower() != SUFFIX
+    return asked if asked is not None and (asked["wanted"] or is_repo) else None
 
 
 def _nearest(name: str, there: Sequence[str]) -> str:

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean, near_path
+from outrider.errors import (
+    CapabilityError,
+    CheckpointError,
+    ConfigError,
+    OutriderError,
+    did_you_mean,
+    first_line,
+    near_path,
+)
 from outrider.instructions import of_this_cpu
 from outrider.lazy import transformers
 from outrider.models import attention
@@ -249,9 +257,12 @@ def load_module(
     name: str, config: Any, dtype: torch.dtype, device: torch.device,
     trust_remote_code: bool = False, revision: str | None = None, pack: Packer = by_torch,
 ) -> nn.Module:  # fmt: skip
-    """The weights in transformers' own module. Raises CheckpointError when they are missing, damaged or incomplete."""
+    """The weights in transformers' own module. Raises CheckpointError when they are missing, damaged or incomplete.
+
+    `config`: it says what an adapter makes of the embeddings, too, once this returns."""
     if (adapter := adapter_in(name)) is not None:
-        return adapter.merged_into(load_module(adapter.base, config, dtype, device, trust_remote_code, adapter.revision, pack))
+        base = load_module(adapter.base, config, dtype, device, trust_remote_code, adapter.revision, pack)
+        return adapter.merged_into(base, config)
     if (file := gguf_in(name, revision)) is not None:
         made = gguf_module(file, config, dtype, experts_stay=device.type == "cpu", pack=pack)
         return made.eval().requires_grad_(False).to(device)
@@ -387,9 +398,3 @@ def _eos_ids(source: Any, vocab_size: int) -> frozenset[int]:
     value = getattr(source, "eos_token_id", None)
     ids = [value] if isinstance(value, int) else value or []
     return frozenset(token for token in ids if 0 <= token < vocab_size)
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says first. A line that only announces the next one ("Validation error for field 'x':") takes it along."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

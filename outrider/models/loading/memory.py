@@ -209,7 +209,7 @@ def model_memory(name: str, config: Any, dtype: torch.dtype, device: torch.devic
     else:
         stays = quantisation_of(config) is not None and not widened
         plain, quantised = 0 if stays else config_weights_bytes(config, dtype), 0
-    plain += 0 if adapter is None else adapter.weights_bytes  # while it is merged
+    plain += 0 if adapter is None else adapter.merging_bytes(config, dtype)
     return ModelMemory(str(name), plain + quantised, kv_bytes_per_token(config, dtype, device), quantised)
 
 
