@@ -85,7 +85,7 @@ def test_a_folder_that_cannot_be_written_is_reported(
     """It costs the next start some time, and this one nothing."""
     (tmp_path / "occupied").write_text("a file", encoding="utf-8")
     monkeypatch.setattr(warmup, "folder", lambda: tmp_path / "occupied" / "step-costs")
-    with caplog.at_level(logging.INFO, logger="outrider.engine"):
+    with caplog.at_level(logging.INFO, logger="outrider.cache"):
         StepTimes(FACTS, SECONDS).save()
     assert "not kept" in caplog.text
 
