@@ -43,7 +43,7 @@ def enough_prompts(prompts: Sequence[list[int]], context: int, num_draws: int) -
     rooms = [_room(prompt, context) for prompt in prompts]
     num_rounds = -(-BANDS * num_draws // max(1, sum(rooms)))
     ends = np.cumsum(rooms * num_rounds)
-    return [*prompts * num_rounds][: int(np.searchsorted(ends, BANDS * num_draws)) + 1]
+    return (list(prompts) * num_rounds)[: int(np.searchsorted(ends, BANDS * num_draws)) + 1]
 
 
 def long_texts(

@@ -85,7 +85,7 @@ def _formatter(style: str, *, colors: bool) -> logging.Formatter:
         if style == "json"
         else structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
     )
-    processors = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, _with_plain_traceback, renderer]
+    processors: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, _with_plain_traceback, renderer]
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=processors)
 
 
