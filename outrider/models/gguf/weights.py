@@ -73,7 +73,10 @@ def gguf_notes(file: GgufFile, module: nn.Module, label: str) -> list[str]:
     quantised = Counter(tensor.kind.name for tensor in file.tensors if tensor.kind.name not in DTYPES)
     if layers:
         kinds = ", ".join(name for name, _ in quantised.most_common())
-        how = "activations are rounded to 8 bits, as llama.cpp does"
+        how = (
+            "passes are in bfloat16 (llama.cpp's in fp32), and activations are rounded to 8 bits for each product, as llama.cpp "
+            "does; --dtype float32 rounds neither, and is slow"
+        )
         if not runs_on_kernels(module):
             how = "the native kernels do not serve here (they take bfloat16 and a CPU with AVX2): slow"
         notes.append(f"'{label}' keeps its weights in their blocks ({kinds}); {how}")

@@ -69,9 +69,10 @@ def widened_module(name: str, config: Any, dtype: torch.dtype, revision: str | N
 def quantised_note(module: Any, scheme: Scheme, label: str) -> str:
     """What a person should know of such a model, in a line."""
     widened = getattr(module, WIDENED, 0)
-    note = f"'{label}' keeps {scheme.note}"
+    how = scheme.rounded
     if not runs_on_kernels(module):
-        note += "; the native kernels do not serve here (they take bfloat16 and a CPU with AVX2): slow"
+        how = "the native kernels do not serve here (they take bfloat16 and a CPU with AVX2): slow"
+    note = f"'{label}' keeps {scheme.note}" + (f"; {how}" if how else "")
     return note + (f"; {widened} layers are widened, no layout of ours holds their values exactly" if widened else "")
 
 

@@ -64,7 +64,7 @@ class Rounded:
         output = "" if self.bits == 8 else ", its output layer to 8"
         return (
             f"'{label}' was rounded to {self.bits} bits on loading (--set quantise){output}: another model than the "
-            f"checkpoint, and the one that every result is about; activations are rounded to 8 bits{left}"
+            f"checkpoint, and the one that every result is about; passes are in bfloat16, and activations rounded to 8 bits{left}"
         )
 
 

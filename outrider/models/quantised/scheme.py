@@ -59,17 +59,25 @@ class Scheme:
 
     @property
     def note(self) -> str:
-        """How its weights are kept and multiplied."""
+        """How its weights are kept."""
         if self.others:
-            kept = "the weights of each layer in the format that it is stored in"
-            return f"{kept} ({self.method}); activations are rounded to 8 bits, but for layers in fp8"
+            return f"the weights of each layer in the format that it is stored in ({self.method})"
         if self.is_nvfp4:
             return "no weights in 4 bits: groups of 16 that share a scale (NVFP4) fit no layout of ours"
         if self.method == MXFP4:
-            return "its experts in 4 bits, as mxfp4 stores them; activations are rounded to 8 bits for these"
-        how = "" if self.is_float else "; activations are rounded to 8 bits"
+            return "its experts in 4 bits, as mxfp4 stores them"
         mixed = ", or those of the layer" if self.is_mixed else ""
-        return f"its weights in {self.bits} bits{mixed}, as {self.method} stores them{how}"
+        return f"its weights in {self.bits} bits{mixed}, as {self.method} stores them"
+
+    @property
+    def rounded(self) -> str:
+        """What the native kernels round besides weights; empty where no kernel of ours takes part."""
+        if self.is_nvfp4:
+            return ""
+        if self.is_float and not self.others:
+            return "passes are in bfloat16"
+        which = ", but for layers in fp8" if self.others else " for these" if self.method == MXFP4 else ""
+        return f"passes are in bfloat16, and activations rounded to 8 bits{which}"
 
     def read(self, parts: Mapping[str, Tensor]) -> Codes | SmallFloats:
         """A layer's tensors, by their names within it. Raises MalformedError."""

@@ -493,6 +493,18 @@ def test_formats_that_no_kernel_has_are_widened_and_reported(tmp_path: Path) -> 
     assert any("slow" in note for note in notes)  # no kernels here
 
 
+def test_what_the_kernels_round_is_reported_where_they_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes in bfloat16 move distributions about a third as far as activations in 8 bits do; fp32 rounds neither."""
+    path = write_model(tmp_path / "m.gguf", made(), "llama", kind=Kind.Q8_0)
+    module = loaded(path)
+    (slow,) = gguf_notes(read_gguf(path), module, "tiny")
+    assert "bits" not in slow
+    monkeypatch.setattr("outrider.models.gguf.weights.runs_on_kernels", lambda module: True)
+    (note,) = gguf_notes(read_gguf(path), module, "tiny")
+    assert "passes are in bfloat16 (llama.cpp's in fp32), and activations are rounded to 8 bits" in note
+    assert "--dtype float32 rounds neither" in note
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -261,6 +261,7 @@ def test_what_is_reported_of_floats(tmp_path: Path) -> None:
     module = load_module(str(folder), config, torch.bfloat16, CPU)
     note = quantised_note(module, scheme, "m")
     assert note.startswith("'m' keeps its weights in 8 bits, as fp8 stores them; the native kernels do not serve here")
+    assert (scheme.rounded, "rounded" in note) == ("passes are in bfloat16", False)
 
 
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:

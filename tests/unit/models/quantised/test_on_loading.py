@@ -136,6 +136,7 @@ def test_texts_do_not_depend_on_the_drafter(folder: Path, bits: int, runtime: st
         (note,) = [note for note in plain.notes if "--set quantise" in note]
         assert f"rounded to {bits} bits" in note
         assert "another model than the checkpoint" in note
+        assert "passes are in bfloat16, and activations rounded to 8 bits" in note
         expected = [out.token_ids for out in plain.generate([[3, 4, 5, 3, 4], [9, 8]], PARAMS)]
     for options in ({"drafter": "ngram"}, {"drafter": "draft-model", "draft": folder}, {"drafter": "quantised"}):
         with LLM(folder, runtime=runtime, threads=1, quantise=bits, **options) as drafted:  # type: ignore[arg-type]
