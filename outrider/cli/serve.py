@@ -57,6 +57,9 @@ class ListenOptions:
     strict: bool | None = option(
         None, SERVER, "Refuse unknown fields, which are else named in log and header.", show_default="false"
     )
+    spell_special_tokens: bool | None = option(
+        None, SERVER, "Spell special tokens in texts of clients as text; else they act as such.", show_default="false"
+    )
     max_stored_responses: int | None = option(
         None, SERVER, "Responses that later ones may go on from; 0: none.", show_default="1000"
     )

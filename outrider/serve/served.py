@@ -67,9 +67,12 @@ class Served:
     reasoning: Reasoning | None = None  # how it thinks; None: thoughts are not separated
 
     @classmethod
-    def of(cls, engine: Serves, created: int, reasoning_parser: str = AUTO) -> Served:
-        """How a model is served. Raises ConfigError for a parser that does not fit the model."""
-        texts = SharedTokenizer(engine.tokenizer, engine.name)
+    def of(cls, engine: Serves, created: int, reasoning_parser: str = AUTO, *, spells: bool = False) -> Served:
+        """How a model is served. `spells`: special tokens in texts of clients are spelled as text.
+
+        Raises ConfigError for a parser that does not fit the model, and for a tokenizer that cannot spell.
+        """
+        texts = SharedTokenizer(engine.tokenizer, engine.name, spells=spells)
         grammars = Grammars(texts.tokenizer, engine.vocab_size, engine.eos_token_ids)
         return cls(engine, texts, grammars, created, Reasoning.of(texts, reasoning_parser))
 
@@ -109,10 +112,13 @@ class ServerState:
         self.responses = ResponseStore(self.settings.max_stored_responses)
 
     def serve(self, engines: Sequence[Serves], created: int) -> None:
-        """Loaded: answer from now on. Raises ConfigError for a route that asks for a drafter its model does not have, and for a
-        reasoning parser that does not fit one."""
+        """Loaded: answer from now on. Raises ConfigError for a route that asks for a drafter its model does not have, for a
+        reasoning parser that does not fit one, and for a tokenizer that cannot spell special tokens."""
         parsers = {model.name: model.reasoning_parser for model in self.settings.models}
-        models = {engine.name: Served.of(engine, created, parsers.get(engine.name, AUTO)) for engine in engines}
+        spells = self.settings.spell_special_tokens
+        models = {
+            engine.name: Served.of(engine, created, parsers.get(engine.name, AUTO), spells=spells) for engine in engines
+        }
         for rule in self.settings.rules:
             _check_drafter(rule, models)
         self.models, self.loading = models, False

@@ -43,6 +43,7 @@ class ServerSettings:
     ssl_keyfile: Path | None = None
     max_body_bytes: int = 8 * MIB
     strict: bool = False  # refuse fields that have no effect, instead of naming them
+    spell_special_tokens: bool = False  # in texts of clients, as text; else they act as what they are
     max_stored_responses: int = 1000  # that /v1/responses may go on from; 0: none
     request_timeout_s: float = 600.0
     drain_timeout_s: float = 30.0

@@ -20,6 +20,7 @@ from jinja2.meta import find_undeclared_variables
 from outrider.errors import CapabilityError, RequestError
 from outrider.messages import CallError, encode_conversation
 from outrider.models.tokens.token_bytes import token_bytes
+from outrider.serve.api.spelling import Spelling
 from outrider.serve.errors import ApiError
 from outrider.text import decode
 
@@ -36,8 +37,11 @@ FIM_LAYOUTS = (  # (before the prefix, before the suffix, before the answer); fa
 class SharedTokenizer:
     """A tokenizer that one text is read with at a time, in whatever thread."""
 
-    def __init__(self, tokenizer: Any, name: str) -> None:
-        """Make texts of a tokenizer's tokens. Raises CapabilityError for a tokenizer whose vocabulary has an unknown form."""
+    def __init__(self, tokenizer: Any, name: str, *, spells: bool = False) -> None:
+        """Make texts of a tokenizer's tokens. `spells`: special tokens in texts of clients are spelled as text.
+
+        Raises CapabilityError for a tokenizer whose vocabulary has an unknown form, ConfigError for one that cannot spell.
+        """
         self.tokenizer = copy.deepcopy(tokenizer)
         known = token_bytes(self.tokenizer)
         if known is None:
@@ -49,6 +53,7 @@ class SharedTokenizer:
         self._name = name
         self._lock = threading.Lock()
         self._fim = FillInTheMiddle.of(self.tokenizer)
+        self._spelling = Spelling(self.tokenizer, self.chat_template, name) if spells else None
 
     @property
     def chat_template(self) -> str | None:
@@ -68,6 +73,8 @@ class SharedTokenizer:
         """Token ids of a text. `special`: with the begin token and the like, where the model has them."""
 
         def work() -> list[int]:
+            if self._spelling is not None:
+                return self._spelling.encode(text, special=special)
             return list(self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])  # we judge lengths
 
         return await self._alone(work, len(text))
@@ -107,7 +114,7 @@ class SharedTokenizer:
             raise ApiError(f"'{self._name}' has no chat template; use /v1/completions", code="no_chat_template")
 
         def work() -> list[int]:
-            return encode_conversation(self.tokenizer, messages, self.chat_template or "", **options)
+            return encode_conversation(self._spelling or self.tokenizer, messages, self.chat_template or "", **options)
 
         try:
             return await self._alone(work, len(str((messages, options))))  # tools, calls and thoughts included
