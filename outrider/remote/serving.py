@@ -18,6 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry, start_http_server
 
 from outrider.errors import ConfigError
+from outrider.remote.garbage import GarbageCheck
 from outrider.remote.security import OPTIONS, ServerSecurity, TokenCheck
 
 log = logging.getLogger("outrider.service")
@@ -57,7 +58,8 @@ class GrpcServer:
     """One listening service. Made and used in one event loop."""
 
     def __init__(self, settings: ServiceSettings, registry: CollectorRegistry | None = None) -> None:
-        interceptors: Sequence[Any] = [TokenCheck(settings.security.tokens)] if settings.security.tokens else []
+        checks: Sequence[Any] = [TokenCheck(settings.security.tokens)] if settings.security.tokens else []
+        interceptors = [*checks, GarbageCheck()]
         self._settings, self._registry = settings, registry
         options = [*OPTIONS, ("grpc.max_concurrent_streams", settings.max_streams)]
         self.server = aio.server(interceptors=interceptors, options=options)

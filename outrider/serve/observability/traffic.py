@@ -3,9 +3,9 @@
     {"id": "chatcmpl-...", "created": 1790000000, "url": "/v1/chat/completions", "request": {...}, "response": {...}}
 
 It is the form of a stored OpenAI request that `outrider bench`, `tune` and `train --from-traffic` read
-(`lab/workload/formats.py`), so that a server's own traffic can choose its settings and train its draft. Off unless asked
-for: it holds what people wrote. The file is created readable by its owner only, is appended to, and may be moved away by
-logrotate at any time. Writing happens in a thread of its own.
+(`lab/workload/formats.py`), so that a server's own traffic can choose its settings and train its draft. Off unless asked for:
+it holds what people wrote. The file is made readable by its owner only, also one that was there before, is appended to, and may
+be moved away by logrotate at any time. Writing happens in a thread of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -73,10 +74,16 @@ class TrafficLog:
 
 
 class _PrivateFile(WatchedFileHandler):
-    """Created with rights for its owner only, also after it was moved away."""
+    """A file that its owner alone may read, whoever might before; also after it was moved away."""
 
     def _open(self) -> TextIOWrapper:
         number = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNER_ONLY)
+        try:
+            if stat.S_ISREG(os.fstat(number).st_mode):
+                os.fchmod(number, OWNER_ONLY)
+        except OSError:
+            os.close(number)
+            raise
         return TextIOWrapper(os.fdopen(number, "ab"), encoding=self.encoding)
 
     def emit(self, record: logging.LogRecord) -> None:

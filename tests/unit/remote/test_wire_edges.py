@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
 from collections.abc import Iterator
@@ -12,18 +13,22 @@ import grpc
 import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CollectorRegistry
 
 from outrider.errors import ConfigError
 from outrider.remote.draft import connection
 from outrider.remote.draft.asking import end_of, row_request, sampling_of
 from outrider.remote.draft.background import background_loop, in_background
 from outrider.remote.draft.connection import Connection, ReplyBox, TroubleError
+from outrider.remote.draft.counters import DraftCounters
+from outrider.remote.draft.service import DraftService
 from outrider.remote.draft.stream import OpenStream
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import model_identity
-from outrider.remote.protocol import MAX_MESSAGE_BYTES, messages
+from outrider.remote.protocol import MAX_MESSAGE_BYTES, messages, stubs
 from outrider.remote.security import OPTIONS, ClientSecurity, ServerSecurity
 from outrider.remote.serving import GrpcServer, ServiceSettings
+from outrider.remote.target.service import TargetService
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from outrider.text import StopStrings
@@ -160,3 +165,40 @@ def test_a_busy_service_is_healthy() -> None:
         await server.stop()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("service", [stubs.DRAFT, stubs.TARGET])
+def test_bytes_that_are_no_message_are_one_line(service: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Guards against a traceback for every request that somebody makes up; calls that can be read are answered as ever."""
+    caplog.set_level(logging.INFO)
+
+    async def ask() -> list[tuple[str, grpc.StatusCode]]:
+        server = GrpcServer(ServiceSettings())
+        of_draft, of_target = DraftService(DraftCounters(CollectorRegistry())), TargetService("here", lambda *_: None)
+        stubs.add_to_server(service, of_draft if service == stubs.DRAFT else of_target, server.server)
+        await server.listen()
+        outcomes: list[tuple[str, grpc.StatusCode]] = []
+        name = messages.DESCRIPTOR.services_by_name[service].full_name
+        async with aio.insecure_channel(server.address) as channel:
+            calls = [(f"/{name}/Open", channel.unary_unary), ("/grpc.health.v1.Health/Check", channel.unary_unary)]
+            calls.append(("/grpc.health.v1.Health/Watch", channel.unary_stream))
+            calls += [(f"/{name}/{method}", channel.unary_stream) for method in ("Generate", "Watch") if service == stubs.TARGET]
+            for path, form in calls:
+                call = form(path)(b"\xff\xff\xff")
+                try:
+                    await (call if form == channel.unary_unary else call.read())
+                except aio.AioRpcError as error:
+                    outcomes.append((path, error.code()))
+            health = health_pb2_grpc.HealthStub(channel)
+            assert (await health.Check(CHECK)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            async for state in health.Watch(CHECK):
+                assert state.status == health_pb2.HealthCheckResponse.NOT_SERVING
+                break
+        await server.stop()
+        return outcomes
+
+    outcomes = asyncio.run(ask())
+    assert [code for _, code in outcomes] == [grpc.StatusCode.INVALID_ARGUMENT] * (3 if service == stubs.DRAFT else 5)
+    assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
+    refusals = [record for record in caplog.records if getattr(record, "reason", "") == "bytes that are no message"]
+    assert [record.call for record in refusals] == [path for path, _ in outcomes]

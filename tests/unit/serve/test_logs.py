@@ -350,6 +350,15 @@ def test_traffic_file_is_its_owners_only_and_appended_to(tmp_path: Path) -> None
     assert lines[0]["response"]["choices"][0]["text"] == "\ud83d"
 
 
+def test_a_file_that_others_could_read_is_its_owners_only(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text("{}\n")
+    file.chmod(0o644)
+    TrafficLog(file).close()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert file.read_text() == "{}\n"
+
+
 def test_file_moved_away_by_logrotate_is_begun_anew(tmp_path: Path) -> None:
     file, old = tmp_path / "t.jsonl", tmp_path / "t.1"
     traffic = TrafficLog(file)
