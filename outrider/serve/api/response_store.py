@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from outrider.serve.errors import ApiError
 
-MAX_CHARACTERS = 64 << 20  # of everything that is kept
+MAX_BYTES = 64 << 20  # of memory, for everything that is kept: many small items take several times their characters
 Item = dict[str, Any]
 
 
@@ -21,7 +21,7 @@ class Stored:
     own_input: tuple[Item, ...]  # its own input
     own_output: tuple[Item, ...]  # its output, as far as later responses see it
     response: dict[str, Any]  # as the client got it
-    size: int
+    size: int  # bytes
     before: Stored | None = None
 
     def input(self) -> list[Item]:
@@ -41,8 +41,8 @@ class Stored:
 class ResponseStore:
     """At most `max_responses` responses; the oldest make room for new ones."""
 
-    def __init__(self, max_responses: int, max_characters: int = MAX_CHARACTERS) -> None:
-        self._max_responses, self._max_characters = max_responses, max_characters
+    def __init__(self, max_responses: int, max_bytes: int = MAX_BYTES) -> None:
+        self._max_responses, self._max_bytes = max_responses, max_bytes
         self._kept: dict[str, Stored] = {}  # oldest first
         self._items: dict[str, Item] = {}  # of their outputs, by id
         self._held: WeakSet[Stored] = WeakSet()  # those, and forgotten ones that they went on from
@@ -84,11 +84,11 @@ class ResponseStore:
         self, name: str, own_input: list[Item], own_output: list[Item], response: dict[str, Any], before: Stored | None
     ) -> None:
         """A response that is whole."""
-        size = sum(len(json.dumps(each)) for each in (*own_input, *own_output, response))
+        size = held_bytes([own_input, own_output, response])
         self._kept[name] = Stored(tuple(own_input), tuple(own_output), response, size, before)
         self._held.add(self._kept[name])
         self._items.update((item["id"], item) for item in response["output"])
-        while self._kept and (len(self._kept) > self._max_responses or self._size > self._max_characters):
+        while self._kept and (len(self._kept) > self._max_responses or self._size > self._max_bytes):
             self._forget(next(iter(self._kept)))
 
     def _forget(self, name: str) -> None:
@@ -98,6 +98,16 @@ class ResponseStore:
     @property
     def _size(self) -> int:
         return sum(stored.size for stored in self._held)
+
+
+def held_bytes(value: Any) -> int:
+    """The memory that a JSON value takes. Names in objects are not counted, since most of them are shared."""
+    size, rest = 0, [value]
+    while rest:
+        one = rest.pop()
+        size += sys.getsizeof(one)
+        rest += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+    return size
 
 
 def page(items: Sequence[Item], after: str | None, limit: int, order: str) -> dict[str, Any]:

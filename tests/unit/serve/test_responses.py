@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from outrider.serve.api.response_store import ResponseStore, page
+from outrider.serve.api.response_store import ResponseStore, held_bytes, page
 from outrider.serve.errors import ApiError
 from outrider.serve.ignored import HEADER
 from tests.unit.serve.fake_engine import FakeEngine, engine
@@ -114,17 +115,17 @@ def test_what_is_kept(client: Any, thinker: FakeEngine) -> None:
     with pytest.raises(openai.BadRequestError, match="max_stored_responses") as caught:
         client.responses.create(input="So?", previous_response_id=unkept.id)
     assert caught.value.code == "previous_response_not_found"
-    store = ResponseStore(2, max_characters=300)
+    store = ResponseStore(2, max_bytes=2500)
     for name in "abc":
         store.keep(name, [{"id": name}], [], {"output": []}, store.find("a") if name == "b" else None)
     with pytest.raises(ApiError, match="no response 'a'"):
         store.find("a")
     assert [item["id"] for item in store.find("b").conversation()] == ["a", "b"], "what it went on from is still there"
-    store.keep("d", [{"id": "x" * 300}], [], {"output": []}, None)
+    store.keep("d", [{"id": "x" * 3000}], [], {"output": []}, None)
     for name in "bcd":
         with pytest.raises(ApiError):
             store.find(name)
-    one = ResponseStore(1, max_characters=300)
+    one = ResponseStore(1, max_bytes=2500)
     for before, name in zip([None, *"abc"], "abcd", strict=True):
         one.keep(name, [{"id": "x" * 60}], [], {"output": []}, None if before is None else one.find(before))
     with pytest.raises(ApiError):
@@ -135,6 +136,18 @@ def test_what_is_kept(client: Any, thinker: FakeEngine) -> None:
     none.keep("a", [], [], {"output": []}, None)
     with pytest.raises(ApiError, match="keeps none"):
         none.find("a")
+
+
+@pytest.mark.parametrize("content", ["a", "é" * 50, "x" * 4000, [{"type": "input_text", "text": "a"}]])
+def test_what_is_kept_takes_the_memory_that_is_counted(content: Any) -> None:
+    """Guards against items of one letter, which took eight times their characters."""
+    text = json.dumps({"id": "m", "type": "message", "content": content})
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    items = json.loads(f"[{','.join([text] * 500)}]")
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert 0.7 < held_bytes(items) / taken < 1.7
 
 
 def test_half_a_character_in_metadata_is_answered_as_it_was_sent(thinker: FakeEngine) -> None:
