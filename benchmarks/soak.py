@@ -82,7 +82,8 @@ class Soak:
         kinds = (
             self.whole, self.whole, self.streamed, self.streamed, self.chat, self.several, self.hangs_up, self.hangs_up_at_once,
             self.no_json, self.refused_field, self.impossible, self.too_long, self.structured, self.again, self.again,
-            self.reads_slowly, self.never_reads, self.cut_in_body, self.cut_in_answer, self.bomb, self.big_body,
+            self.reads_slowly, self.never_reads, self.cut_in_body, self.cut_in_answer, self.big_body,
+            *([self.bomb] if self.num_bombs else []),
         )  # fmt: skip
         kind = self.rng.choice(kinds)
         try:
@@ -306,7 +307,7 @@ def main(
     requests: Annotated[int, typer.Option()] = 10000,
     together: Annotated[int, typer.Option(help="Requests at once.")] = 48,
     idle: Annotated[int, typer.Option(help="Connections that do nothing.")] = 500,
-    bombs: Annotated[int, typer.Option(min=1, max=26, help="Different grammars that explode.")] = 8,
+    bombs: Annotated[int, typer.Option(min=0, max=26, help="Different grammars that explode; 0: no such request.")] = 8,
     seed: Annotated[int, typer.Option()] = 1,
     threads: Annotated[int, typer.Option()] = 2,
 ) -> None:
