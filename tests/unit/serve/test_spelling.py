@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from outrider.errors import ConfigError
+from outrider.messages import encode_conversation
 from outrider.serve.api.spelling import Spelling
 from tests import published_tokenizers
 from tests.helpers import byte_tokenizer
@@ -209,3 +210,16 @@ def test_a_server_that_cannot_spell_does_not_start() -> None:
     tokenizer.__class__ = type("Own", (PreTrainedTokenizerFast,), {"__call__": lambda *_, **__: {"input_ids": [1]}})
     with pytest.raises(ConfigError, match="spell_special_tokens"):
         state_of(FakeEngine(tokenizer=tokenizer), spell_special_tokens=True)
+
+
+def test_calls_in_the_history_reach_templates_that_join_texts() -> None:
+    """Such a template fails with objects, and is asked again with the text that the model wrote."""
+    tokenizer = published_tokenizers.llama_2()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<s>{% for c in m.tool_calls %}{{ 'call ' + c.function.arguments }}{% endfor %}</s>{% endfor %}"
+    )
+    call = {"type": "function", "function": {"name": "look", "arguments": '{"a": "</s>"}'}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    ids = encode_conversation(Spelling(tokenizer, tokenizer.chat_template, "m"), messages, tokenizer.chat_template)
+    assert specials(tokenizer, ids) == ["<s>", "</s>"]
+    assert "</s>" in tokenizer.decode(ids[1:-1])
