@@ -39,8 +39,11 @@ class Band:
 
 
 def enough_prompts(prompts: Sequence[list[int]], context: int, num_draws: int) -> list[list[int]]:
-    """The prompts in turn, again and again, until their texts have `num_draws` tokens for every band."""
-    rooms = [_room(prompt, context) for prompt in prompts]
+    """The prompts in turn, again and again, until their texts have `num_draws` tokens for every band.
+
+    A band ends between two positions, at which every text has a token: so a band may lack one draw of each text.
+    """
+    rooms = [max(1, _room(prompt, context) - BANDS) for prompt in prompts]
     num_rounds = -(-BANDS * num_draws // max(1, sum(rooms)))
     ends = np.cumsum(rooms * num_rounds)
     return (list(prompts) * num_rounds)[: int(np.searchsorted(ends, BANDS * num_draws)) + 1]
@@ -94,9 +97,9 @@ def _draw(
 
 
 def bands_of(texts: Sequence[range], num_draws: int) -> list[Band]:
-    """Bands of the positions of all texts."""
+    """Bands of the positions of all texts, each with at least `num_draws` draws."""
     positions = np.sort(np.concatenate(texts))
-    num_bands = min(BANDS, len(positions) // num_draws)
+    num_bands = min(BANDS, len(positions) // (num_draws + len(texts))) or int(len(positions) >= num_draws)
     lasts = sorted({int(part[-1]) for part in np.array_split(positions, num_bands)}) if num_bands else []
     firsts = [int(positions[0]), *(last + 1 for last in lasts[:-1])]
     return [Band(first, last) for first, last in zip(firsts, lasts, strict=False)]

@@ -18,7 +18,7 @@ WARM = SamplingParams(temperature=1.0)
 @pytest.mark.parametrize("num_draws", [1, 80, 1000])
 def test_texts_hold_enough_tokens_and_no_needless_text(context: int, num_draws: int) -> None:
     chosen = enough_prompts(PROMPTS, context, num_draws)
-    rooms = [min(LATEST, context - len(prompt)) for prompt in chosen]
+    rooms = [min(LATEST, context - len(prompt)) - BANDS for prompt in chosen]  # each band may lack one draw of a text
     assert sum(rooms) >= BANDS * num_draws > sum(rooms[:-1])
     assert chosen[: len(PROMPTS)] == PROMPTS[: len(chosen)], "prompts take turns"
 
@@ -31,6 +31,14 @@ def test_bands_share_the_draws_evenly_and_leave_no_position_out() -> None:
     counts = [sum(len(range(max(text.start, band.first), min(text.stop, band.last + 1))) for text in texts) for band in bands]
     assert len(counts) == BANDS
     assert max(counts) - min(counts) <= 2 * len(texts)
+    assert min(counts) >= 400
+
+
+def test_a_band_never_lacks_draws() -> None:
+    """Catches bands that end within the draws of one position."""
+    texts = [range(5, 605)] * 4
+    counts = [4 * (band.last + 1 - band.first) for band in bands_of(texts, 599)]
+    assert counts == [800, 800, 800]
 
 
 def test_texts_that_end_early_make_fewer_bands() -> None:
