@@ -86,7 +86,8 @@ class TreesThatErr(OracleThatErrs):
         chain = super().propose(rows, [GAMMA] * len(rows)).tokens
         others = (chain + 1) % rows.vocab_size
         parents = torch.tensor([-1, -1, 1, 1, 3, 3, 5, 5]).expand(len(rows), -1)
-        return Draft(torch.stack([others, chain], dim=2).flatten(1), torch.full((len(rows),), 2 * GAMMA), parents)
+        lengths = torch.tensor(gamma).clamp(max=2 * GAMMA)  # a row near its end is asked for less
+        return Draft(torch.stack([others, chain], dim=2).flatten(1), lengths, parents)
 
 
 PROMPTS = [text_of(9, seed=70), text_of(24, seed=71), text_of(1, seed=72)]
