@@ -74,7 +74,7 @@ class TrafficLog:
 
 
 class _PrivateFile(WatchedFileHandler):
-    """A file that its owner alone may read, whoever might before; also after it was moved away."""
+    """A file that its owner alone may read, though others could before; also after it was moved away."""
 
     def _open(self) -> TextIOWrapper:
         number = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, OWNER_ONLY)

@@ -70,7 +70,7 @@ def test_only_a_reader_who_holds_up_is_too_slow() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_an_answer_ends_whose_reader_stopped(caplog: pytest.LogCaptureFixture) -> None:
-    """Guards against a client that fills the memory: the rows end, what waited is let go, and a reader who comes back is told."""
+    """Guards against a client that fills the memory: the rows end, what waited is let go, and a late reader gets an error."""
     caplog.set_level(logging.INFO, "outrider")
     gate = threading.Semaphore(0)
     engine = FakeEngine(gate=gate, reply="x" * 400, context=1000)

@@ -184,7 +184,7 @@ def test_every_interface_spells(path: str, body: dict[str, Any], client: TestCli
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
 def test_without_the_switch_they_act_as_such(path: str, body: dict[str, Any], engine: FakeEngine) -> None:
-    """As in other servers, and as docs/serve.md says."""
+    """Special tokens in texts act as such by default, as in other servers and in docs/serve.md."""
     with serving(engine) as client:
         assert client.post(path, json=body).status_code == 200
     assert 0 in engine.seen[0].prompt

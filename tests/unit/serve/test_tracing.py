@@ -255,5 +255,5 @@ def test_path_of_the_endpoint_is_kept_where_there_is_one() -> None:
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator who asks for traces must not run without them."""
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(CapabilityError, match=r"outrider\[otel\]"):
+    with pytest.raises(CapabilityError, match=r"pip install '\.\[otel\]'"):
         Tracing.to("http://localhost:4318")
