@@ -35,7 +35,10 @@ class KeptTokenizer:
         """`kept`: what `written` gave; `whole` loads the real tokenizer."""
         self.backend_tokenizer = Tokenizer.from_str(kept["backend"])
         self.backend_tokenizer.encode_special_tokens = kept["splits_special_tokens"]
-        self.__dict__ |= ast.literal_eval(kept["values"])
+        values = ast.literal_eval(kept["values"])
+        if values.keys() != set(VALUES):
+            raise ValueError("values of another tokenizer")
+        self.__dict__ |= values
         self._load_whole, self._loaded = whole, None
 
     @property

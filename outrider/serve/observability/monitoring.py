@@ -105,8 +105,7 @@ def kept_test(facts: dict[str, Any] | None) -> SelfTest | None:
     sooner. `facts`: None where tomorrow may differ from today."""
     if facts is None:
         return None
-    content = kept_json(_path(facts))
-    return None if content is None else SelfTest([], content["numbers"])
+    return kept_json(_path(facts), lambda content: SelfTest([], {**content["numbers"]}))
 
 
 def keep_test(facts: dict[str, Any] | None, result: SelfTest) -> None:
