@@ -105,7 +105,7 @@ class _Checker:
         _number(first.cols, "columns", least, MAX_SIZE)
         if op.output is not None:
             self._writes(op.output)
-        _CHECKS.get(op.code, _Checker._elementwise)(self, op, first.rows, first.cols)
+        _CHECKS.get(op.code, _Checker._elementwise)(self, op, first)
 
     # ------------------------------------------------------------ operands
 
@@ -184,17 +184,15 @@ class _Checker:
         if tensor.dtype != dtype or not tensor.numel() or max(tensor.shape) > MAX_SIZE:
             _refuse("weights of another type than their operands'")
 
-    # ------------------------------------------------------------ operations
+    # ------------------------------------------------------------ operations; `out`: the output, or what one without reads
 
-    def _elementwise(self, op: Op, rows: int, cols: int) -> None:
-        assert op.output is not None
-        self._fits(op.output, rows, 1 if op.code in (Code.MEAN, Code.SUM) else cols)
+    def _elementwise(self, op: Op, out: View) -> None:
+        self._fits(out, out.rows, 1 if op.code in (Code.MEAN, Code.SUM) else out.cols)
         for view in op.inputs:
-            self._fits(view, rows, cols)
+            self._fits(view, out.rows, out.cols)
 
-    def _linear(self, op: Op, rows: int, cols: int) -> None:
-        assert op.output is not None
-        dtype, weight = self._same_type(op.inputs[0], op.output), self._tensors[op.weight]
+    def _linear(self, op: Op, out: View) -> None:
+        dtype, weight = self._same_type(op.inputs[0], out), self._tensors[op.weight]
         self._per_token(op.inputs[0])
         if isinstance(weight, Matrix):
             self._matrix(weight)
@@ -207,25 +205,23 @@ class _Checker:
             self._plain(self._tensor(op.weight, 2), dtype)
             outputs, inputs = weight.shape[::-1] if op.transposed else weight.shape
         self._fits(op.inputs[0], 1, inputs, is_dense=True)
-        self._fits(View(op.output.value, 1, outputs), 1, outputs)
+        self._fits(View(out.value, 1, outputs), 1, outputs)
         self._bias(op, outputs)
 
-    def _embed(self, op: Op, rows: int, cols: int) -> None:
-        assert op.output is not None
+    def _embed(self, op: Op, out: View) -> None:
         table = self._tensors[op.weight]
         if isinstance(table, Matrix):
             self._matrix(table, is_table=True)
         else:
-            self._plain(self._tensor(op.weight, 2), self._same_type(op.output))
+            self._plain(self._tensor(op.weight, 2), self._same_type(out))
             if not table.is_contiguous():
                 _refuse("a table whose rows do not lie one after the other")
-        if table.shape[1] != cols:
+        if table.shape[1] != out.cols:
             _refuse("a table of another width")
-        self._fits(View(op.output.value, 1, cols), 1, cols)
+        self._fits(View(out.value, 1, out.cols), 1, out.cols)
 
-    def _experts(self, op: Op, rows: int, cols: int) -> None:
-        assert op.output is not None
-        dtype = self._same_type(op.inputs[0], op.output)
+    def _experts(self, op: Op, out: View) -> None:
+        dtype = self._same_type(op.inputs[0], out)
         weight = self._tensors[op.weight]
         if isinstance(weight, Matrix):
             self._matrix(weight)
@@ -238,49 +234,47 @@ class _Checker:
             self._plain(weights, dtype)
             experts, outputs, inputs = weights.shape
             outputs, inputs = (inputs, outputs) if op.transposed else (outputs, inputs)
-        if experts < 1 or (op.code == Code.HEADS and rows > experts):
+        if experts < 1 or (op.code == Code.HEADS and out.rows > experts):
             _refuse("experts that are not there")
         for view in op.inputs[: 2 if op.code == Code.EXPERTS else 1]:
             if self._value(view).source == Source.ROTARY:
                 _refuse("an operand that is not one of tokens")
-        self._fits(op.inputs[0], rows, inputs, is_dense=True)
+        self._fits(op.inputs[0], out.rows, inputs, is_dense=True)
         if op.code == Code.EXPERTS:
-            self._fits(op.inputs[1], 1, rows)
-        self._fits(op.output, rows, outputs, is_dense=True)
+            self._fits(op.inputs[1], 1, out.rows)
+        self._fits(out, out.rows, outputs, is_dense=True)
         self._bias(op, experts * outputs)
 
-    def _store(self, op: Op, rows: int, cols: int) -> None:
+    def _store(self, op: Op, out: View) -> None:
         shape = self._layer(op)
         size = shape.stored_value_size if op.is_value else shape.key_size
-        if (rows, cols) != (shape.num_kv_heads, size) or self._same_type(op.inputs[0]) != self._dtype:
+        if (out.rows, out.cols) != (shape.num_kv_heads, size) or self._same_type(op.inputs[0]) != self._dtype:
             _refuse("keys or values of another shape than the cache's")
-        self._fits(op.inputs[0], rows, cols, is_dense=True)
+        self._fits(op.inputs[0], out.rows, out.cols, is_dense=True)
 
-    def _signal(self, op: Op, rows: int, cols: int) -> None:
+    def _signal(self, op: Op, out: View) -> None:
         _number(op.layer, "signal", 0, len(self._program.signals) - 1)
-        if (rows, cols) != (1, self._program.hidden_size) or self._same_type(op.inputs[0]) != self._dtype:
+        if (out.rows, out.cols) != (1, self._program.hidden_size) or self._same_type(op.inputs[0]) != self._dtype:
             _refuse("a signal of another shape than hidden states'")
-        self._fits(op.inputs[0], 1, cols, is_dense=True)
+        self._fits(op.inputs[0], 1, out.cols, is_dense=True)
 
-    def _gather(self, op: Op, rows: int, cols: int) -> None:
-        assert op.output is not None
-        self._same_type(op.inputs[0], op.output)
-        self._fits(op.inputs[0], 1, cols, is_dense=True)
-        self._fits(View(op.output.value, 1, cols), 1, cols)
+    def _gather(self, op: Op, out: View) -> None:
+        self._same_type(op.inputs[0], out)
+        self._fits(op.inputs[0], 1, out.cols, is_dense=True)
+        self._fits(View(out.value, 1, out.cols), 1, out.cols)
 
-    def _attention(self, op: Op, rows: int, cols: int) -> None:
-        assert op.output is not None
+    def _attention(self, op: Op, out: View) -> None:
         shape = self._layer(op)
         heads, window = _number(op.heads, "heads", 1, MAX_SIZE), _number(op.window, "window", 0, MAX_WINDOW)
         if shape.is_indexer or min(shape.num_kv_heads, shape.key_size, shape.value_size) < 1 or heads % shape.num_kv_heads:
             _refuse("attention to a layer that is none")
         if shape.values_in_keys and shape.value_size > shape.key_size:
             _refuse("values that are longer than the keys they lie in")
-        if self._same_type(op.inputs[0], op.output) != self._dtype or (op.chunked and not window):
+        if self._same_type(op.inputs[0], out) != self._dtype or (op.chunked and not window):
             _refuse("attention of another form than the cache's")
         self._per_token(op.inputs[0])
         self._fits(op.inputs[0], heads, shape.key_size, is_dense=True)
-        self._fits(View(op.output.value, 1, 1), 1, heads * shape.value_size)
+        self._fits(View(out.value, 1, 1), 1, heads * shape.value_size)
         if op.weight and self._tensor(op.weight).numel() != heads:
             _refuse("slopes of other heads")
         others = op.inputs[1:]
@@ -296,32 +290,29 @@ class _Checker:
                 _refuse("sinks that are no constant")
             self._fits(sinks, 1, heads)
 
-    def _choice(self, op: Op, rows: int, cols: int) -> None:
-        assert op.output is not None
+    def _choice(self, op: Op, out: View) -> None:
         shape, heads = self._layer(op), _number(op.heads, "heads", 1, MAX_SIZE)
         if shape.num_kv_heads != 1 or shape.key_size < 1 or shape.window is not None:
             _refuse("a choice among a layer's positions that are no indexer's")
-        if self._same_type(op.inputs[0]) != self._dtype or self._same_type(op.output) != torch.float32:
+        if self._same_type(op.inputs[0]) != self._dtype or self._same_type(out) != torch.float32:
             _refuse("a choice of another type than the cache's")
         self._per_token(op.inputs[0])
         self._per_token(op.inputs[1])
         self._fits(op.inputs[0], heads, shape.key_size, is_dense=True)
         self._fits(op.inputs[1], 1, heads)
-        self._fits(op.output, 1, cols, is_dense=True)
-        self._choices[op.output.value] = op
+        self._fits(out, 1, out.cols, is_dense=True)
+        self._choices[out.value] = op
 
-    def _convolution(self, op: Op, rows: int, cols: int) -> None:
-        assert op.output is not None
+    def _convolution(self, op: Op, out: View) -> None:
         weight = self._tensor(op.weight, 2)
         width = _number(weight.shape[1], "width", 1, MAX_WIDTH)
-        if weight.shape[0] != cols or (op.bias and self._tensor(op.bias).numel() != cols):
+        if weight.shape[0] != out.cols or (op.bias and self._tensor(op.bias).numel() != out.cols):
             _refuse("a convolution of other channels")
-        self._fits(op.inputs[0], 1, cols)
-        self._fits(op.output, 1, cols)
-        self._state(op, (width - 1) * cols, cols * self._same_type(op.inputs[0]).itemsize)
+        self._fits(op.inputs[0], 1, out.cols)
+        self._fits(out, 1, out.cols)
+        self._state(op, (width - 1) * out.cols, out.cols * self._same_type(op.inputs[0]).itemsize)
 
-    def _delta_rule(self, op: Op, rows: int, cols: int) -> None:
-        assert op.output is not None
+    def _delta_rule(self, op: Op, out: View) -> None:
         query, key, value, decay, *betas = op.inputs
         size, value_size, key_heads = key.cols, value.cols, key.rows
         for count in (size, value_size, key_heads, value.rows, decay.cols):
@@ -334,45 +325,41 @@ class _Checker:
         self._fits(decay, op.heads, decay.cols)
         for beta in betas:
             self._fits(beta, op.heads, 1)
-        self._fits(op.output, op.heads, value_size)
+        self._fits(out, op.heads, value_size)
         record = (key_heads * size + op.heads * value_size) * width + op.heads * (decay.cols + 1) * 4
         self._state(op, op.heads * size * value_size, record)
 
-    def _scan(self, op: Op, rows: int, cols: int) -> None:
-        assert op.output is not None
+    def _scan(self, op: Op, out: View) -> None:
         rates = self._tensor(op.weight, 2) if op.weight else None
         each = 1 if rates is None else _number(rates.shape[1], "numbers of a state", 1, MAX_SIZE)
-        if len(op.inputs) == 3 or (rates is not None and (rates.shape[0] != cols or len(op.inputs) != 4)):
+        if len(op.inputs) == 3 or (rates is not None and (rates.shape[0] != out.cols or len(op.inputs) != 4)):
             _refuse("a scan of an unusual shape")
-        for view in (*op.inputs[:2], op.output):
-            self._fits(view, 1, cols)
+        for view in (*op.inputs[:2], out):
+            self._fits(view, 1, out.cols)
         for view in op.inputs[2:]:
             self._fits(view, 1, each)
         widths = [self._value(view).dtype.itemsize for view in op.inputs[:3]]
-        record = sum(width * count for width, count in zip(widths, (cols, cols, each), strict=False))
-        self._state(op, each * cols, record)
+        record = sum(width * count for width, count in zip(widths, (out.cols, out.cols, each), strict=False))
+        self._state(op, each * out.cols, record)
 
-    def _top(self, op: Op, rows: int, cols: int) -> None:
-        assert op.output is not None
-        self._fits(op.inputs[0], rows, _whole(op.numbers[0], "numbers", cols, MAX_SIZE))
-        self._fits(op.output, rows, cols)
+    def _top(self, op: Op, out: View) -> None:
+        self._fits(op.inputs[0], out.rows, _whole(op.numbers[0], "numbers", out.cols, MAX_SIZE))
+        self._fits(out, out.rows, out.cols)
 
-    def _take(self, op: Op, rows: int, cols: int) -> None:
-        assert op.output is not None
-        self._fits(op.inputs[0], rows, _whole(op.numbers[0], "numbers", 1, MAX_SIZE))
-        self._fits(op.inputs[1], rows, cols)
-        self._fits(op.output, rows, cols)
+    def _take(self, op: Op, out: View) -> None:
+        self._fits(op.inputs[0], out.rows, _whole(op.numbers[0], "numbers", 1, MAX_SIZE))
+        self._fits(op.inputs[1], out.rows, out.cols)
+        self._fits(out, out.rows, out.cols)
 
-    def _put(self, op: Op, rows: int, cols: int) -> None:
-        assert op.output is not None
+    def _put(self, op: Op, out: View) -> None:
         count = _whole(op.numbers[0], "numbers", 1, MAX_SIZE)
-        self._fits(op.inputs[0], rows, cols)
+        self._fits(op.inputs[0], out.rows, out.cols)
         for view in op.inputs[1:]:
-            self._fits(view, rows, count)
-        self._fits(op.output, rows, cols)
+            self._fits(view, out.rows, count)
+        self._fits(out, out.rows, out.cols)
 
 
-_CHECKS: dict[Code, Callable[[_Checker, Op, int, int], None]] = {
+_CHECKS: dict[Code, Callable[[_Checker, Op, View], None]] = {
     Code.LINEAR: _Checker._linear,
     Code.EMBED: _Checker._embed,
     Code.EXPERTS: _Checker._experts,
