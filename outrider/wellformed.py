@@ -73,6 +73,14 @@ def load_json(path: Path) -> Any:
     return parse_json(regular_bytes(path).decode("utf-8"))
 
 
+def load_object(path: Path) -> dict[str, Any]:
+    """The content of a JSON file that holds an object, as config.json does. Raises as `load_json`, and where it holds none."""
+    content = load_json(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"it holds no JSON object but a {type(content).__name__}")
+    return content
+
+
 def parse_json(text: str) -> Any:
     """The value of a JSON text that comes from a file. Raises ValueError for what is none, or is nested too deep."""
     try:

@@ -53,3 +53,18 @@ def _places(content: Any, path: str = "") -> Any:
     for key, value in items:
         yield content, key, f"{path}/{key}"
         yield from _places(value, f"{path}/{key}")
+
+
+def altered_bytes(content: bytes, chance: random.Random, end: int | None = None) -> tuple[bytes, str]:
+    """A copy of a file with a few bytes in front of `end` changed, a number there replaced, or a part cut out."""
+    place, kind = chance.randrange(end or len(content)), chance.random()
+    if kind < 0.4:
+        new = bytes([chance.choice((0, 1, 2, 8, 0x7F, 0xFF, chance.randrange(256)))])
+        return content[:place] + new + content[place + 1 :], f"byte {place} -> {new[0]}"
+    if kind < 0.8:
+        size = chance.choice((2, 4, 8))
+        number = chance.choice(NUMBERS) % (1 << 8 * size)
+        return content[:place] + number.to_bytes(size, "little") + content[place + size :], f"{size} bytes at {place} -> {number}"
+    if kind < 0.9:
+        return content[:place], f"cut at {place}"
+    return content[:place] + content[place + chance.randrange(1, 16) :], f"bytes missing at {place}"

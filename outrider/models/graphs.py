@@ -27,7 +27,8 @@ from outrider.errors import CapabilityError
 from outrider.models.attention import PassPlan, ShortSlots
 from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
 from outrider.models.lm import PREFILL_CHUNK, Run
-from outrider.models.loading.load import LoadedModel, first_line
+from outrider.models.loading.checked_files import first_line
+from outrider.models.loading.load import LoadedModel
 from outrider.models.probes.probe import check_same_logits, probe_logits
 
 log = logging.getLogger("outrider.models")

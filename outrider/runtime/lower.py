@@ -117,12 +117,7 @@ class Lowering:
         if block.axes != ("B", "T", ""):
             raise NotLoweredError("hidden states of an unusual shape")
         self._made.hidden_size = block.own.count
-        view, dtype = self.flat(block), self.dtype(self.block(self._recording.signals[AFTER_NORM]).own.value)
-        if self.dtype(view.value) != dtype:  # layers that are added up in fp32, of a model in bf16
-            made = self.new(view.cols, dtype)
-            self._ops.append(Op(Code.COPY, (view,), made))
-            view = made
-        self._ops.append(Op(Code.SIGNAL, (view,), None, layer=index))
+        self._ops.append(Op(Code.SIGNAL, (self.flat(block),), None, layer=index))
 
     def _split_head(self) -> None:
         """What makes logits of what the output head reads goes to the rows that are asked for."""

@@ -64,6 +64,8 @@ class _Checker:
         """Raises NotLoweredError, or any error of Python where values are of other types than a program's."""
         program = self._program
         _number(program.hidden_size, "hidden size", 0, MAX_SIZE)
+        if len({_number(key, "signal", -MAX_SIZE, MAX_SIZE) for key in program.signals}) < len(program.signals):
+            _refuse("two signals of one key")
         for value in program.values:
             _number(value.size, "size", 0, MAX_SIZE)
             if value.dtype not in DTYPES:
@@ -254,7 +256,7 @@ class _Checker:
 
     def _signal(self, op: Op, out: View) -> None:
         _number(op.layer, "signal", 0, len(self._program.signals) - 1)
-        if (out.rows, out.cols) != (1, self._program.hidden_size) or self._same_type(op.inputs[0]) != self._dtype:
+        if (out.rows, out.cols) != (1, self._program.hidden_size):
             _refuse("a signal of another shape than hidden states'")
         self._fits(op.inputs[0], 1, out.cols, is_dense=True)
 

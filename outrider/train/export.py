@@ -13,7 +13,6 @@ The tensors and the config decide the kind, not names. Heads that share the targ
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from outrider.models.loading.context import UNKNOWN_CONTEXT
 from outrider.models.loading.load import load_config, load_module, load_tokenizer, own_dtype
 from outrider.train.export_draft import CPU, check_draft, export_draft
 from outrider.train.export_eagle import export_eagle
+from outrider.wellformed import load_object
 
 Config = TypeVar("Config", BlockConfig, EagleConfig)
 DRAFT_MODEL = "draft-model"
@@ -176,7 +176,7 @@ def check(source: Path, kind: str, out: Path, target: Target) -> list[str]:
         return check_draft(source, out, target.module)
     ours, theirs = (load_head(kind, folder, target) for folder in (source, out))
     count = _same_tensors(ours, theirs, out)
-    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    config = load_object(out / "config.json")
     architecture = ", ".join(config.get("architectures") or []) or "no architecture named"
     sizes = target.sizes
     return [

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from outrider.errors import CapabilityError, ConfigError
-from outrider.models.loading.load import first_line
+from outrider.models.loading.checked_files import first_line
 from outrider.models.signals import decoder_layers
 
 

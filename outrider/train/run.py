@@ -49,6 +49,7 @@ from outrider.train.recipe import Calibrates, Recipe, RecipeSetup
 from outrider.train.responses import ResponsePlan
 from outrider.train.texts import TrainingText, fitting, split, token_counts
 from outrider.train.train_result import CurvePoint, TrainingLoss, TrainResult
+from outrider.wellformed import load_object
 
 DRAFTER, BEFORE, FEATURES, CONFIG, RESULT = "drafter", "before", "features", "config.json", "result.json"
 
@@ -280,7 +281,7 @@ def _open_folder(spec: TrainSpec, settings: dict[str, Any], command: str) -> Non
         if (spec.out / RESULT).exists():
             raise ConfigError(f"the run in {spec.out} is finished: outrider report {spec.out / RESULT}")
         try:
-            before = json.loads(path.read_text(encoding="utf-8"))["run"]
+            before = load_object(path)["run"]
         except (ValueError, KeyError, OSError) as error:
             raise ConfigError(f"{path} is damaged ({error}); begin anew with another --out") from error
         check_same(before, asked)

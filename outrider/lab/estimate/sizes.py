@@ -12,7 +12,8 @@ from outrider.lab.estimate.roofline import DTYPE_BYTES, DtypeName, ModelSize
 from outrider.lazy import transformers
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_bytes
-from outrider.models.loading.load import first_line, load_config
+from outrider.models.loading.checked_files import first_line
+from outrider.models.loading.load import load_config
 from outrider.models.loading.memory import kv_bytes_per_token
 from outrider.models.quantised.scheme import EXPERTS
 

@@ -24,6 +24,7 @@ from outrider.errors import CheckpointError
 from outrider.models.gguf.header import GgufFile
 from outrider.models.gguf.names import gguf_in
 from outrider.models.heads.gguf_heads import read_gguf_head
+from outrider.wellformed import load_object
 
 CONFIG = "config.json"
 WEIGHT_FILES = ("*.safetensors", "*.pt", "*.bin")  # in the order of preference: a folder may hold the same tensors twice
@@ -135,12 +136,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        return load_object(path)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read '{path}': {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"'{path}' must hold a JSON object, got a {type(config).__name__}")
-    return config
 
 
 def write_head(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -11,6 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from outrider.errors import CapabilityError, CheckpointError
+from outrider.wellformed import load_object
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -64,9 +64,9 @@ def adapter_in(name: str) -> Adapter | None:
     if not (folder / CONFIG).is_file():
         return None
     try:
-        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        settings = load_object(folder / CONFIG)
         named = settings["base_model_name_or_path"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"'{folder / CONFIG}' is damaged: it names no base_model_name_or_path.") from error
     if whole := _whole_weights(folder):
         raise CheckpointError(
