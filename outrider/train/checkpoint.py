@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import CheckpointError, OutriderError
+from outrider.models.loading.checked_files import first_line
 
 
 def trained_state(module: nn.Module) -> dict[str, Tensor]:
@@ -47,5 +48,6 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:
-        raise CheckpointError(f"{path} is damaged and cannot be resumed ({error}); begin anew without --resume") from error
+        reason = first_line(error)
+        raise CheckpointError(f"{path} is damaged and cannot be resumed ({reason}); begin anew without --resume") from error
     return state

@@ -21,6 +21,7 @@ from outrider.models.gguf.header import GgufFile, TensorInfo
 from outrider.models.gguf.linear import BlockExperts, block_layers, runs_on_kernels
 from outrider.models.gguf.loading import GgufLoading, divide_frequencies, make_buffers
 from outrider.models.gguf.packing import Packer, by_torch
+from outrider.models.loading.checked_files import first_line
 
 BLOCK_0 = "blk.0."
 BLOCK_NUMBER = re.compile(r"blk\.(\d+)\.")
@@ -47,8 +48,12 @@ def gguf_module(
     with torch.no_grad():
         make_buffers(module)
         loading = GgufLoading(own_layers(file, config), module, config, dtype, staying(file, experts=experts_stay), pack)
-        loading.run()
-        divide_frequencies(module, file)
+        try:
+            loading.run()
+            divide_frequencies(module, file)
+        except (ValueError, IndexError, RuntimeError) as error:
+            reason = first_line(error)
+            raise CheckpointError(f"'{file.path}' is damaged: its tensors have other shapes than it says ({reason}).") from error
     module.outrider_stored = loading.stored
     module.generation_config = gguf_generation_config(file, config)
     return module

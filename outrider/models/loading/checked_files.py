@@ -15,6 +15,8 @@ from outrider.errors import CheckpointError
 from outrider.models.loading import hub
 from outrider.wellformed import load_object, parse_json, regular_bytes
 
+ADVICE = "weights_only"
+CODE_INSIDE = "it is damaged, or a pickle of more than tensors, which could run code and is not read. Use a safetensors file"
 SHOWN = 300  # characters of an error of transformers'
 LARGE_ID = re.compile(rb'":\s*[0-9]{7}')  # a million or more
 MANY_IDS = 1 << 20  # ids that may be left out, whatever the vocabulary: tables by id are that long
@@ -71,6 +73,8 @@ def check_config(name: str, config: Any) -> None:
 
 def first_line(error: BaseException) -> str:
     """What an error says first. A line that only announces the next one ("Validation error for field 'x':") takes it along."""
+    if ADVICE in str(error):  # torch's, to read any pickle, which runs the code in it
+        return CODE_INSIDE
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     line = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return line if len(line) <= SHOWN else f"{line[: SHOWN - 1]}…"

@@ -62,8 +62,8 @@ def check_sizes(folder: Path, tensors: dict[str, dict[str, Any]], config: Any) -
     bits = 8 * sum(entry["data_offsets"][1] - entry["data_offsets"][0] for entry in tensors.values())
     if isinstance(layers, int) and layers > len(tensors):
         raise CheckpointError(
-            f"'{folder}': config.json says num_hidden_layers {layers}, and the files have {len(tensors)} tensors in all. Weights and "
-            "config.json are of different models."
+            f"'{folder}': config.json says num_hidden_layers {layers}, and the files have {len(tensors)} tensors in all. Weights "
+            "and config.json are of different models."
         )
     for name in ("vocab_size", "intermediate_size", "hidden_size"):
         size = getattr(config, name, None)
