@@ -134,4 +134,6 @@ def render(
         )  # fmt: skip
     except Exception as error:  # templates are programs that come with the model
         raise RequestError(f"the chat template refused the messages: {error}") from error
+    if not encoded["input_ids"]:
+        raise RequestError(f"the chat template of '{model}' renders nothing of these messages; give another with chat_template")
     return list(encoded["input_ids"])

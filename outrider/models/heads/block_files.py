@@ -193,7 +193,7 @@ def _sights(values: _Values, num_layers: int) -> dict[str, Any]:
     kinds = list(values.get("layer_types", default=[SLIDING if is_muse else FULL] * num_layers))
     unknown = [kind for kind in kinds if kind not in (FULL, SLIDING)]
     if unknown:
-        raise CapabilityError(f"{values.what} has layers of type '{unknown[0]}'; known are {FULL} and {SLIDING}")
+        raise CapabilityError(f"{values.what} has layers of type '{str(unknown[0])[:40]}'; known are {FULL} and {SLIDING}")
     if len(kinds) < num_layers:
         raise CheckpointError(f"{values.what}: config.json names the types of {len(kinds)} layers, the weights have {num_layers}")
     named = tuple(index for index, kind in enumerate(kinds[:num_layers]) if kind == SLIDING)

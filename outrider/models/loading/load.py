@@ -62,6 +62,7 @@ from outrider.models.stateful.lm import StateLM
 from outrider.models.tokens.token_bytes import special_ids
 from outrider.models.tokens.token_text import vocabulary_bytes
 from outrider.sampling.words import BadWords, Spelling
+from outrider.templates import bound_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -234,6 +235,7 @@ def load_tokenizer(
     name: str, trust_remote_code: bool = False, revision: str | None = None
 ) -> PreTrainedTokenizerBase:
     """The model's tokenizer. Raises CheckpointError when the checkpoint has none."""
+    bound_transformers()
     if (adapter := adapter_in(name)) is not None and adapter.tokenizer_source != str(adapter.folder):
         return load_tokenizer(adapter.base, trust_remote_code, adapter.revision)
     if (file := gguf_in(name, revision)) is not None:

@@ -109,11 +109,15 @@ class SharedTokenizer:
             return list(self.tokenizer.apply_chat_template(messages, return_dict=True, **options)["input_ids"])
 
         try:
-            return await self._alone(work, len(str((messages, options))))  # tools, calls and thoughts included
+            tokens = await self._alone(work, len(str((messages, options))))  # tools, calls and thoughts included
         except OutriderError:
             raise
         except Exception as error:  # templates are programs that come with the model
             raise ApiError(f"the chat template refused the messages: {error}", param="messages") from error
+        if not tokens:
+            problem = f"the chat template of '{self._name}' renders nothing of these messages; use /v1/completions"
+            raise ApiError(problem, param="messages")
+        return tokens
 
     def decode(self, tokens: Sequence[int], *, flush: bool = True) -> str:
         """The text of token ids, special tokens included. Without `flush` an unfinished character at the end is left out."""
