@@ -38,6 +38,7 @@ from outrider.models.loading.load import (
     resolve_dtype,
 )
 from outrider.settings import parse_settings
+from outrider.train.checkpoint import GO_ON, why_unwritten
 from outrider.train.config import TrainConfig, check_same
 from outrider.train.feature_cache import FeatureCache
 from outrider.train.features import FeatureSource
@@ -244,8 +245,9 @@ def save_drafter(save: Callable[[Path], None], folder: Path) -> None:
     except OutriderError:
         raise
     except Exception as error:
+        why = why_unwritten(folder.parent, error)
         shutil.rmtree(scratch, ignore_errors=True)
-        raise OutriderError(f"the drafter cannot be written to {folder}: {error}") from error
+        raise OutriderError(f"the drafter cannot be written to {folder} ({why}); {GO_ON}") from error
 
 
 def own_device(asked: str) -> torch.device:
