@@ -48,7 +48,7 @@ _spent = _Spent()
 
 
 def bounded(environment: ImmutableSandboxedEnvironment) -> Environment:
-    """The same environment, whose templates stay within bounds from now on."""
+    """Changes an environment so that its templates stay within bounds from now on, and returns it."""
     if type(environment) is not ImmutableSandboxedEnvironment:
         raise TypeError(f"an environment of another kind than transformers': {type(environment).__name__}")
     environment.__class__ = _BoundedEnvironment
@@ -160,7 +160,7 @@ def _counting() -> Iterator[None]:
 
 
 def step(written: int) -> None:
-    """One iteration, or a call of a macro, with so many characters of the template's own in it."""
+    """Counts an iteration, or a call of a macro. `written`: characters of the template's own in it."""
     _spent.steps += 1 + written
     if _spent.steps > MAX_STEPS:
         raise TemplateBoundError(f"it takes more than {MAX_STEPS} steps or characters")
@@ -169,7 +169,7 @@ def step(written: int) -> None:
 
 
 def joined(*parts: Any) -> Any:
-    """The texts of some values one behind the other (`~`)."""
+    """The texts of some values, joined (`~`)."""
     return _made("".join(str(part) for part in parts), SHARE_JOINED)
 
 

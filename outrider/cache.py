@@ -31,8 +31,10 @@ def cache_folder() -> Path:
 
 
 def why_unsafe(path: Path) -> str | None:
-    """The reason not to use a folder or file of the cache, and what to do; None for one that only its owner, who runs this or is
-    root, can change, and for one that is not there."""
+    """The reason not to use a folder or file of the cache, and what to do; None where it is safe, or not there.
+
+    Safe is what only its owner can change, who must be the user of this process or root.
+    """
     root = cache_folder()
     inside = [parent for parent in path.parents if parent.is_relative_to(root)] if path.is_relative_to(root) else [path.parent]
     for place in [*reversed(inside), path]:

@@ -39,7 +39,7 @@ def as_it_is(content: Any) -> Any:
     ],
 )
 def test_where_it_is(named: str, users: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty variable is one that is not set: a library in the folder where somebody works would be run else."""
+    """An empty variable is one that is not set: otherwise a library in the folder where somebody works would be run."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("OUTRIDER_CACHE", named)
     monkeypatch.setenv("XDG_CACHE_HOME", users)

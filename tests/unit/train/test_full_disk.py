@@ -61,7 +61,7 @@ def test_an_export_is_whole_or_not_there(layout: str, is_there: bool, tmp_path: 
 
 
 def test_a_checkpoint_and_a_drafter_say_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of torch's error alone nobody sees that the disk is full."""
+    """Without our look at the disk nobody would see that it is full: torch does not say so."""
     path = tmp_path / "checkpoint.pt"
     write_checkpoint(path, {"a": torch.ones(3)})
     before = path.read_bytes()
