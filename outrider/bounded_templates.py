@@ -94,7 +94,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         return formatted
 
-    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """A call of a function or method."""
         if function in _HELPERS:
             return function(*args)
@@ -109,7 +109,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 class _Counting(NodeTransformer):
     """Puts a count into each loop and macro, and a check around what makes texts and lists."""
 
-    def get_visitor(self, node: nodes.Node) -> Callable[..., nodes.Node] | None:  # type: ignore[override]
+    def get_visitor(self, node: nodes.Node) -> Callable[..., nodes.Node] | None:
         """What takes the place of a node of this kind; none: only what is in it changes."""
         if isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock):
             return self._counted

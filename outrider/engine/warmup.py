@@ -72,7 +72,7 @@ class StepTimes:
                 raise ValueError("it has a time that is none")
             return seconds
 
-        return cls(facts, kept_json(_path(facts), read))
+        return cls(facts, kept_json(_path(facts), read) or {})
 
     def add(self, rows: int, seconds: dict[int, float]) -> None:
         """What was timed just now, kept for the next start."""

@@ -87,7 +87,7 @@ def _check_ids(path: Path) -> None:
         if LARGE_ID.search(content) is None:
             return
         tokenizer = parse_json(content.decode("utf-8"))
-        whole = tokenizer if "model" in tokenizer else {"model": {"vocab": tokenizer}}
+        whole: dict[str, Any] = tokenizer if "model" in tokenizer else {"model": {"vocab": tokenizer}}
         vocabulary, added = whole["model"]["vocab"], whole.get("added_tokens") or []
         ids = [*(vocabulary.values() if isinstance(vocabulary, dict) else ()), *(token["id"] for token in added)]
         count, largest = len(vocabulary) + len(added), max(ids, default=0)
