@@ -13,12 +13,11 @@ import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from outrider.wellformed import parse_json, regular_bytes
 
 log = logging.getLogger("outrider")
-Read = TypeVar("Read")
 _warned: set[str] = set()
 
 
@@ -72,7 +71,7 @@ def keep_json(path: Path, content: Any, *, max_files: int) -> None:
         old.unlink(missing_ok=True)
 
 
-def kept_json(path: Path, read: Callable[[Any], Read]) -> Read | None:
+def kept_json(path: Path, read: Callable[[Any], Any] = lambda content: content) -> Any:
     """What `read` makes of what `keep_json` wrote to this file; None where there is none, or a damaged one."""
     try:
         refuse_unsafe(path)

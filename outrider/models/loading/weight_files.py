@@ -12,7 +12,7 @@ from outrider.wellformed import load_object, parse_json
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MAX_HEADER_BYTES = 100 << 20  # safetensors' own limit
-FEW_NUMBERS = 1 << 26  # that cost nobody much, whatever they are
+FEW_NUMBERS, FEW_LAYERS = 1 << 26, 256  # that cost nobody much, whatever they are
 MAX_NUMBER = 1 << 50  # of bytes, or of a tensor's numbers in one direction
 
 
@@ -60,7 +60,7 @@ def check_sizes(folder: Path, tensors: dict[str, dict[str, Any]], config: Any) -
     """Raises CheckpointError where a config names sizes that the files cannot have: the model would be made before that shows."""
     layers, hidden = (getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size"))
     bits = 8 * sum(entry["data_offsets"][1] - entry["data_offsets"][0] for entry in tensors.values())
-    if isinstance(layers, int) and layers > len(tensors):
+    if isinstance(layers, int) and layers > max(len(tensors), FEW_LAYERS):
         raise CheckpointError(
             f"'{folder}': config.json says num_hidden_layers {layers}, and the files have {len(tensors)} tensors in all. Weights "
             "and config.json are of different models."
