@@ -61,14 +61,22 @@ def check_config(name: str, config: Any) -> None:
     if not isinstance(architectures, list) or not all(isinstance(each, str) for each in architectures):
         _refuse(name, "architectures", "a list of names", architectures)
     for part in (config, config.get_text_config()):
-        dtype = getattr(part, "dtype", None)
+        dtype = value_in(part, "dtype")
         if dtype is not None and not isinstance(dtype, torch.dtype):
             _refuse(name, "dtype", "the name of a type", dtype)
         for count in COUNTS:
-            value = getattr(part, count, None)
+            value = value_in(part, count)
             is_count = isinstance(value, int) and abs(value) < MAX_COUNT
             if value is not None and not is_count and not isinstance(value, list | tuple | dict):  # some say it layer by layer
                 _refuse(name, count, "a number", value)
+
+
+def value_in(config: Any, name: str) -> Any:
+    """A value of a config; None where it has none, or several for its layers, for which transformers raises an error."""
+    try:
+        return getattr(config, name, None)
+    except Exception:  # noqa: BLE001  of a kind that is private to transformers
+        return None
 
 
 def first_line(error: BaseException) -> str:

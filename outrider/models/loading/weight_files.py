@@ -8,6 +8,7 @@ from typing import Any
 
 from outrider.errors import CheckpointError
 from outrider.models.loading.adapter import WEIGHTS
+from outrider.models.loading.checked_files import value_in
 from outrider.wellformed import load_object, parse_json
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -58,7 +59,7 @@ def safetensors_header(file: Path) -> dict[str, dict[str, Any]]:
 
 def check_sizes(folder: Path, tensors: dict[str, dict[str, Any]], config: Any) -> None:
     """Raises CheckpointError where a config names sizes that the files cannot have: the model would be made before that shows."""
-    layers, hidden = (getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size"))
+    layers, hidden = (value_in(config, name) for name in ("num_hidden_layers", "hidden_size"))
     bits = 8 * sum(entry["data_offsets"][1] - entry["data_offsets"][0] for entry in tensors.values())
     if isinstance(layers, int) and layers > max(len(tensors), FEW_LAYERS):
         raise CheckpointError(
@@ -66,7 +67,7 @@ def check_sizes(folder: Path, tensors: dict[str, dict[str, Any]], config: Any) -
             "and config.json are of different models."
         )
     for name in ("vocab_size", "intermediate_size", "hidden_size"):
-        size = getattr(config, name, None)
+        size = value_in(config, name)
         if isinstance(size, int) and isinstance(hidden, int) and hidden * size > max(bits, FEW_NUMBERS):
             raise CheckpointError(
                 f"'{folder}': config.json says {name} {size} and hidden_size {hidden}, for which the files have too few numbers. "
