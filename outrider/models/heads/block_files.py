@@ -149,7 +149,7 @@ def _config(
 def _refuse_unknown(files: HeadTensors, values: _Values) -> None:
     activation = values.get("hidden_act", default="silu")
     if activation != "silu":
-        raise CapabilityError(f"{files.what()}: hidden_act '{activation}' is not known, only 'silu'")
+        raise CapabilityError(f"{files.what()}: hidden_act '{str(activation)[:40]}' is not known, only 'silu'")
     projector = values.get("projector_type", default="dflash")
     if projector not in ("dflash", "dflash2"):
         raise CapabilityError(f"{files.what()}: projector_type '{projector}' is not known; 'dflash' and 'dflash2' are")
