@@ -1,4 +1,7 @@
-"""The folder of files that a later start may use: a native library built here, costs of steps, findings of earlier starts."""
+"""The folder of files that a later start may use: a native library built here, costs of steps, findings of earlier starts.
+
+What lies there is run, so it must be the user's own: a folder of another user, or one that everybody may write to, is not used.
+"""
 
 from __future__ import annotations
 
@@ -6,32 +9,67 @@ import hashlib
 import json
 import logging
 import os
+import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import first_line
+from outrider.wellformed import parsed_json, regular_bytes
 
 log = logging.getLogger("outrider.cache")
+_warned: set[str] = set()
 
 
 def cache_folder() -> Path:
-    """$OUTRIDER_CACHE, else the user's cache folder."""
-    base = os.environ.get("OUTRIDER_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "outrider"
-    return Path(base).expanduser()
+    """$OUTRIDER_CACHE, else `outrider` in $XDG_CACHE_HOME, which must be absolute, else in ~/.cache."""
+    if named := os.environ.get("OUTRIDER_CACHE"):
+        return Path(named).expanduser()
+    users = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return (users if users.is_absolute() else Path("~/.cache").expanduser()) / "outrider"
+
+
+def why_unsafe(path: Path) -> str | None:
+    """The reason not to use a folder or file of the cache, and what to do; None where it is safe, or not there.
+
+    Safe is what only its owner can change, who must be the user of this process or root.
+    """
+    root = cache_folder()
+    inside = [parent for parent in path.parents if parent.is_relative_to(root)] if path.is_relative_to(root) else [path.parent]
+    for place in [*reversed(inside), path]:
+        try:
+            state = place.stat()
+        except OSError:  # it is not there, or cannot be looked at: opening it will say so
+            return None
+        if state.st_uid not in (os.geteuid(), 0):
+            return f"'{place}' belongs to user {state.st_uid}, not to user {os.geteuid()}: {_remedy()}"
+        if state.st_mode & stat.S_IWOTH or (state.st_mode & stat.S_IWGRP and state.st_gid not in _groups()):
+            return f"'{place}' can be changed by other users: chmod go-w '{place}', or {_remedy()}"
+    return None
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder of the cache, the user's own. Raises OSError where it cannot be made, or is unsafe."""
+    root = cache_folder()
+    for folder in [root, path] if path.is_relative_to(root) else [path]:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    refuse_unsafe(path)
 
 
 def keep_json(path: Path, content: Any, *, max_files: int) -> None:
     """Write a file whole or not at all; the oldest ones beyond `max_files` in its folder go. Raises OSError where it cannot."""
     text = json.dumps(content)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".new")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(f"{_digest(text)}\n{text}\n")
-    os.replace(scratch, path)
-    for old in sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)[:-max_files]:
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(f"{_digest(text)}\n{text}\n")
+        os.replace(scratch, path)
+    finally:
+        Path(scratch).unlink(missing_ok=True)
+    for old in sorted(path.parent.glob("*.json"), key=_changed_at)[:-max_files]:
         old.unlink(missing_ok=True)
 
 
@@ -49,13 +87,45 @@ def keeping(what: str) -> Iterator[None]:
         log.warning("%s: not kept for the next start, which works without: %s: %s", what, type(error).__name__, first_line(error))
 
 
-def kept_json(path: Path) -> Any:
-    """What `keep_json` wrote to this file; None where there is none, or a damaged one."""
+def kept_json(path: Path, read: Callable[[Any], Any] = lambda content: content) -> Any:
+    """What `read` makes of what `keep_json` wrote to this file; None where there is none, or a damaged one."""
     try:
-        digest, text = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
-        return json.loads(text) if digest == _digest(text) else None
-    except (OSError, ValueError):
+        refuse_unsafe(path)
+        digest, text = regular_bytes(path).decode("utf-8").rstrip("\n").split("\n")
+        return read(parsed_json(text)) if digest == _digest(text) else None
+    except FileNotFoundError:
         return None
+    except Exception as error:  # noqa: BLE001  the file may say anything: what comes of it is found by trying
+        log.info("'%s' is not used: %s", path, error)
+        return None
+
+
+def refuse_unsafe(path: Path) -> None:
+    """Raises OSError for a path that is unsafe, which a warning says once, and for one that is no file or folder."""
+    if (why := why_unsafe(path)) is None:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise OSError(f"'{path}' is no regular file")
+        return
+    if why not in _warned:
+        _warned.add(why)
+        log.warning("the cache is not used: %s", why)
+    raise PermissionError(why)
+
+
+def _remedy() -> str:
+    return "set OUTRIDER_CACHE to a folder of your own"
+
+
+def _groups() -> list[int]:
+    """The groups of this process, which may share a cache on purpose."""
+    return [os.getegid(), *os.getgroups()]
+
+
+def _changed_at(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:  # another process has removed it, or it is a broken link
+        return 0.0
 
 
 def _digest(text: str) -> str:

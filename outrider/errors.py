@@ -12,6 +12,10 @@ from pathlib import Path
 
 GOT = ", got "  # before the value that a message is about
 
+ADVICE = "weights_only"  # torch's, to read any pickle
+CODE_INSIDE = "it is damaged, or a pickle of more than tensors, which could run code and is not read. Use a safetensors file"
+SHOWN = 300  # characters of an error of transformers'
+
 
 class OutriderError(Exception):
     """Base of all errors meant to be read by a person."""
@@ -130,5 +134,8 @@ def near_path(path: Path) -> str:
 
 def first_line(error: BaseException) -> str:
     """What an error says first. A line that only announces the next one ("Validation error for field 'x':") takes it along."""
+    if ADVICE in str(error):  # torch's, to read any pickle, which runs the code in it
+        return CODE_INSIDE
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    line = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return line if len(line) <= SHOWN else f"{line[: SHOWN - 1]}…"

@@ -19,13 +19,13 @@ from outrider.models.graphs import use_graphs
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import merged_note
 from outrider.models.loading.context import check_asked, held_context
+from outrider.models.loading.ends import eos_token_ids
 from outrider.models.loading.generation_config import asked_of
 from outrider.models.loading.kept_config import KeptConfig
 from outrider.models.loading.load import (
     LoadedModel,
     Tables,
     build_lm,
-    eos_token_ids,
     finish,
     load_config,
     load_module,

@@ -97,7 +97,10 @@ def encode_conversation(tokenizer: Any, messages: Sequence[Message], template: s
 
     def encoded(conversation: Sequence[Message], *, as_text: bool = False) -> list[int]:
         turns = [as_turn(message, template, as_text=as_text) for message in conversation]
-        return list(tokenizer.apply_chat_template(turns, return_dict=True, **options)["input_ids"])
+        tokens = list(tokenizer.apply_chat_template(turns, return_dict=True, **options)["input_ids"])
+        if not tokens:
+            raise ValueError("it renders nothing of them")
+        return tokens
 
     try:
         return encoded(messages)

@@ -2,7 +2,8 @@
 
 Which they are is read from the template. One that calls transformers' functions, uses its filter or its tags, or is given more
 than roles and texts, is transformers' to render, and so is a conversation that a template refuses. The environment is
-transformers' own: a sandbox, whose namespaces take no name that begins with an underscore.
+transformers' own: a sandbox, whose namespaces take no name that begins with an underscore, within the bounds of
+`bounded_templates.py`, which hold for transformers' renderer, too.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from typing import Any
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from outrider.bounded_templates import TemplateBoundError, bounded
+from outrider.lazy import transformers
+
 ITS_OWN = frozenset(("strftime_now", "dict"))  # names that transformers gives templates
 ITS_FILTER = "tojson"
 SAMPLE = "Outrider's sample"
+_ORIGINAL: list[Any] = []  # transformers' own function that compiles a template, once it is replaced
 
 
 def rendered(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str | None:
@@ -29,8 +34,23 @@ def rendered(template: str, messages: Sequence[Mapping[str, Any]], variables: Ma
     try:
         own = [dict(message) for message in messages]
         return None if compiled is None else compiled.render(messages=own, tools=None, documents=None, **variables)
+    except TemplateBoundError:
+        raise
     except TemplateError:
         return None
+
+
+def bound_transformers() -> None:
+    """Have transformers, which renders the other templates, do so within the same bounds."""
+    module = transformers.utils.chat_template_utils
+    if module._compile_jinja_template is not _compiled_by_transformers:
+        _ORIGINAL.append(module._compile_jinja_template)
+        module._compile_jinja_template = _compiled_by_transformers
+
+
+@lru_cache(maxsize=32)
+def _compiled_by_transformers(template: str) -> Template:
+    return bounded(_ORIGINAL[0](template).environment).from_string(template)
 
 
 @lru_cache(maxsize=8)
@@ -52,7 +72,8 @@ def _shows(compiled: Template, content: object) -> bool:
 
 @lru_cache(maxsize=8)
 def _compiled(template: str) -> Template | None:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment = bounded(plain)
     environment.globals["raise_exception"] = _refuse
     try:
         tree = environment.parse(template)

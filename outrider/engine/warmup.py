@@ -62,15 +62,15 @@ class StepTimes:
     @classmethod
     def load(cls, facts: dict[str, Any]) -> StepTimes:
         """What an earlier start has kept; empty where nothing was, or nothing that fits."""
-        try:
-            content = kept_json(_path(facts))
+        def read(content: Any) -> dict[int, dict[int, float]]:
             if content["version"] != VERSION or content["facts"] != facts:
-                return cls(facts)
+                raise ValueError("it is of another model or machine")
             seconds = {int(rows): {int(n): float(s) for n, s in sizes.items()} for rows, sizes in content["seconds"].items()}
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return cls(facts)
-        values = [value for sizes in seconds.values() for value in sizes.values()]
-        return cls(facts, seconds if all(value > 0 and math.isfinite(value) for value in values) else {})
+            if not all(value > 0 and math.isfinite(value) for sizes in seconds.values() for value in sizes.values()):
+                raise ValueError("it has a time that is none")
+            return seconds
+
+        return cls(facts, kept_json(_path(facts), read) or {})
 
     def add(self, rows: int, seconds: dict[int, float]) -> None:
         """What was timed just now, kept for the next start."""

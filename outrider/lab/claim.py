@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from outrider.cache import cache_folder
+from outrider.cache import cache_folder, make_folder
 from outrider.errors import ConfigError
 from outrider.lazy import filelock
 
@@ -24,7 +24,7 @@ def claimed(path: Path) -> Iterator[None]:
     name = hashlib.blake2b(str(path.absolute()).encode(), digest_size=16).hexdigest()
     lock = filelock.FileLock(cache_folder() / "locks" / f"{name}.lock", timeout=0)
     try:
-        Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+        make_folder(Path(lock.lock_file).parent)
         lock.acquire()
     except filelock.Timeout as error:
         raise ConfigError(f"another run writes {path}: wait for its end, or give this one another --out") from error

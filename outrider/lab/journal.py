@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, OutriderError
 from outrider.lab.progress import Progress
+from outrider.wellformed import parsed_json
 
 
 class Journal:
@@ -62,8 +63,14 @@ class Journal:
 
     def add(self, key: str, value: Any) -> None:
         """Remember one finished unit; on disk when this returns."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": key, "value": value}) + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": key, "value": value}) + "\n")
+        except OSError as error:
+            raise OutriderError(
+                f"{self.path} cannot be written ({error.strerror}); {len(self)} units are kept: make room, then the same command "
+                "with --resume"
+            ) from error
         self._done[key] = value
 
     def unit(self, key: str, run: Callable[..., Any], *arguments: Any) -> Any:
@@ -82,11 +89,13 @@ def _read(path: Path, plan: dict[str, Any]) -> dict[str, Any]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError as error:
         raise ConfigError(f"there is no interrupted run to resume ({path} does not exist); leave --resume out") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read ({error}); leave --resume out to start anew") from error
     try:
-        before = json.loads(lines[0])["plan"]
+        before = parsed_json(lines[0])["plan"]
         whole = [line for line in lines[1:-1] if line]  # what follows the last newline was not finished
-        done = {entry["key"]: entry["value"] for entry in map(json.loads, whole)}
-    except (ValueError, KeyError, TypeError) as error:
+        done = {entry["key"]: entry["value"] for entry in map(parsed_json, whole)}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is damaged and cannot be resumed; leave --resume out to start anew") from error
     now = json.loads(json.dumps(plan))  # what JSON makes of it: tuples are lists there
     if different := sorted(name for name in {*before, *now} if before.get(name) != now.get(name)):

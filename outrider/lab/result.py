@@ -116,12 +116,12 @@ def read_result(path: Path) -> Result:
     content = read_json(path, str(path), MADE_BY)
     if not isinstance(content, dict) or "kind" not in content:
         raise ConfigError(f"{path} is no result of outrider: it has no field 'kind'{MADE_BY}")
-    if str(content["kind"]) not in KINDS:
-        raise ConfigError(f"{path} is of the unknown kind '{content['kind']}'.{did_you_mean(str(content['kind']), KINDS)}")
+    named = str(content["kind"])[:40]
+    if named not in KINDS:
+        raise ConfigError(f"{path} is of the unknown kind '{named}'.{did_you_mean(named, KINDS)}")
     if content.get("schema_version") != SCHEMA_VERSION:
-        raise ConfigError(
-            f"{path} has schema version {content.get('schema_version')}; this outrider reads version {SCHEMA_VERSION}: {WRITER}"
-        )
+        version = str(content.get("schema_version"))[:40]
+        raise ConfigError(f"{path} has schema version {version}; this outrider reads version {SCHEMA_VERSION}: {WRITER}")
     module, name = KINDS[content["kind"]].split(":")
     kind: type[Result] = getattr(import_module(module), name)
     try:

@@ -16,6 +16,7 @@ from outrider.models.linear.panel import WIDTH, to_panels
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.matrices import Matrix
 from outrider.runtime.ops import Code, Op, Program, Source, View
+from outrider.runtime.program_check import check_program
 from outrider.runtime.schedule import Schedule, schedule
 from outrider.runtime.structures import OperandStruct, OpStruct, PhaseStruct, ProgramStruct, WeightFormat
 
@@ -56,6 +57,7 @@ class Binding:
     def __init__(
         self, program: Program, tensors: Mapping[str, Tensor | Matrix], layers: Sequence[LayerShape], dtype: torch.dtype
     ) -> None:
+        check_program(program, tensors, layers, dtype)
         self._program, self._tensors, self._layers, self._dtype = program, tensors, layers, dtype
         self._kept: list[Tensor] = []
         self._schedule: Schedule = schedule(program)

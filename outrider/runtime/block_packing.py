@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from outrider.cache import cache_folder
-from outrider.errors import CapabilityError
+from outrider.errors import CapabilityError, CheckpointError
 from outrider.huge_pages import room_for_weight
 from outrider.models.gguf.experts import SAME
 from outrider.models.gguf.formats import panel_bytes
@@ -42,9 +42,11 @@ def _library() -> ctypes.CDLL | None:
 def by_library(native: ctypes.CDLL, stored: Stored) -> Tensor:
     """What `by_torch` makes."""
     tensors, order = stored
+    if len({(tensor.kind, tensor.shape[-1], tensor.shape[:-2]) for tensor in tensors}) > 1:
+        raise CheckpointError(f"'{tensors[0].name}' and what belongs to it are tensors of several kinds")
     mapped = [tensor.read() for tensor in tensors]  # held until the panels are made
     rows = np.concatenate([_addresses(one) for one in mapped], axis=-1)
-    rows = rows if order is SAME else rows[..., order]
+    rows = rows if order is SAME else rows[..., order]  # numpy refuses one that is not there
     kind, inputs, outputs = tensors[0].kind, tensors[0].shape[-1], rows.shape[-1]
     panels = room_for_weight([*rows.shape[:-1], -(-outputs // WIDTH), panel_bytes(kind, WIDTH, inputs)])
     for own, made in zip(rows.reshape(-1, outputs), panels.view(-1, *panels.shape[-2:]), strict=True):

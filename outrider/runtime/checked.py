@@ -27,6 +27,8 @@ from outrider.models.loading.adapter import adapter_in
 from outrider.runtime.building import fingerprint
 
 MAX_FILES = 200  # the oldest go first
+MAX_GRANULARITY = 1024  # tokens that passes are rounded up to
+MAX_NUMBER = 1 << 50  # of what is counted in a model
 FEW_WEIGHTS = 1_000_000_000  # passes over fewer are short: threads would wait for one another longer than they work
 
 
@@ -56,12 +58,26 @@ def find(key: str | None) -> Checked | None:
     """What an earlier start kept under this key."""
     if key is None:
         return None
-    content = kept_json(_path(key))
-    if content is None:
-        return None
-    layers = tuple(LayerShape(**layer) for layer in content["shape"].pop("layers"))
-    states = tuple(StateShape(**state) for state in content["shape"].pop("states"))
-    return Checked(LMShape(layers=layers, states=states, **content["shape"]), PassLimits(**content["limits"]))
+    return kept_json(_path(key), _read)
+
+
+def _read(content: Any) -> Checked:
+    """The findings in a file's content, which anybody may have changed. Raises an error of any kind where they are none."""
+    shape, limits = content["shape"], content["limits"]
+    layers = tuple(LayerShape(**layer) for layer in shape.pop("layers"))
+    states = tuple(StateShape(**state) for state in shape.pop("states"))
+    if not 1 <= limits["granularity"] <= MAX_GRANULARITY:
+        raise ValueError("passes of a length that none has")
+    sizes = [shape["vocab_size"], shape["context_length"], limits["granularity"], limits["max_tokens_per_pass"]]
+    windows = [shape["sliding_window"], *(layer.window for layer in layers)]
+    counts = [number for layer in layers for number in (layer.num_kv_heads, layer.key_size, layer.value_size)]
+    counts += [shape["num_parameters"], *(number for state in states for number in (state.size, state.record_bytes))]
+    sizes += [window for window in windows if window is not None]
+    if not all(type(size) is int and 1 <= size <= MAX_NUMBER for size in sizes):
+        raise ValueError("a size of the model that is none")
+    if not all(type(count) is int and 0 <= count <= MAX_NUMBER for count in counts):
+        raise ValueError("a number of the model's layers that is none")
+    return Checked(LMShape(layers=layers, states=states, **shape), PassLimits(**limits))
 
 
 def keep(key: str | None, checked: Checked) -> None:

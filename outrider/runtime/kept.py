@@ -25,6 +25,7 @@ from outrider.models.lm import LM
 from outrider.models.loading import kept_config
 from outrider.models.loading.adapter import adapter_in
 from outrider.models.loading.generation_config import Asked
+from outrider.models.loading.kept_config import KeptConfig
 from outrider.models.loading.made_tensors import SUFFIX
 from outrider.models.loading.stored import find_stored, read_stored
 from outrider.models.tokens.kept_tokenizer import KeptTokenizer
@@ -35,8 +36,10 @@ from outrider.runtime.building import fingerprint
 from outrider.runtime.matrices import Matrix
 from outrider.runtime.rotary import Rotary, Wave, waves_of
 from outrider.runtime.run import Bound, Executor, NativeRun, tensors_of
+from outrider.runtime.start_check import check_start
 
 MAX_FILES, MAX_TOKENIZERS = 50, 20  # the oldest go first
+DTYPES = ("bfloat16", "float32")  # that the native runtime runs
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf")  # whose versions decide what is loaded
 
 
@@ -77,11 +80,23 @@ def key_of(name: str, *options: object) -> Key | None:
 
 def find(key: Key | None) -> Start | None:
     """What an earlier start kept under this key."""
-    content = None if key is None else kept_json(_path(key))
-    if content is None:
-        return None
+    return None if key is None else kept_json(_path(key), _start)
+
+
+def _start(content: Any) -> Start:
+    """A start of a file's content, which anybody may have changed. Raises an error of any kind where it is none."""
     asked = content.pop("asked")
-    return Start(asked=None if asked is None else Asked(**asked), **content)
+    start = Start(asked=None if asked is None else Asked(**asked), **content)
+    KeptConfig(start.config, dict)
+    texts = [start.dtype, *start.notes, *([] if start.tokenizer is None else [start.tokenizer])]
+    numbers = [*start.ends, *(start.rounding or [0, 0])]
+    if not all(isinstance(text, str) for text in texts) or start.dtype not in DTYPES:
+        raise TypeError("a name, a note or a type that is none")
+    if not all(type(number) is int and number >= 0 for number in numbers) or len(numbers) != len(start.ends) + 2:
+        raise TypeError("a token or a size that is none")
+    if asked is not None and not (isinstance(asked["values"], dict) and isinstance(asked["foreign"], dict)):
+        raise TypeError("sampling defaults that are none")
+    return start
 
 
 def keep(
@@ -108,7 +123,7 @@ def keep(
 
 
 def started_lm(start: Start, key: Key, name: str, found: checked.Checked) -> LM | None:
-    """The model that was kept, ready to run; None where its file of weights is damaged."""
+    """The model that was kept, ready to run; None where its weights are not as they were. Damaged files may raise anything."""
     if (stored := read_stored(name, start.stored, _weights(key), pack)) is None:
         return None
     tensors, in_blocks = stored
@@ -116,6 +131,7 @@ def started_lm(start: Start, key: Key, name: str, found: checked.Checked) -> LM 
     program = program_text.read(start.program)
     program.matrices = {layer: Matrix(*blocks) for layer, blocks in in_blocks.items()}
     waves = [Wave(**{**wave, "frequencies": tuple(wave["frequencies"])}) for wave in start.waves]
+    check_start(program, waves, start.ends, found.shape)
     every: dict[str, Tensor | Matrix] = {**tensors, **program.constants, **program.matrices}
     bound = Bound(Executor(program, every, found.shape.layers, dtype, path), Rotary(waves))
     run = NativeRun.around(bound, path)
@@ -126,8 +142,9 @@ def started_lm(start: Start, key: Key, name: str, found: checked.Checked) -> LM 
 
 def kept_tokenizer(start: Start, whole: Callable[[], Any]) -> Any:
     """The tokenizer that was kept. `whole` loads transformers'."""
-    content = None if start.tokenizer is None else kept_json(_tokenizers() / start.tokenizer)
-    return whole() if content is None else KeptTokenizer(content, whole)
+    path = None if start.tokenizer is None else _tokenizers() / Path(start.tokenizer).name
+    tokenizer = None if path is None else kept_json(path, lambda content: KeptTokenizer(content, whole))
+    return whole() if tokenizer is None else tokenizer
 
 
 def _keep_tokenizer(tokenizer: Any) -> str | None:

@@ -8,35 +8,62 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import logging
 from pathlib import Path
 
-from outrider.cache import cache_folder
+from outrider.cache import cache_folder, make_folder, why_unsafe
 from outrider.errors import CapabilityError
 from outrider.instructions import of_this_cpu
 from outrider.lazy import filelock
 from outrider.runtime.building import PREBUILT, build, compiler, file_name
+from outrider.wellformed import regular_bytes
 
 log = logging.getLogger("outrider.runtime")
 NO_INSTRUCTIONS = "the CPU has neither AVX2 nor AVX-512 with bf16, nor ARM's NEON with byte products, on Linux"
 
 
 def find(cache: Path) -> Path:
-    """The best library for this CPU, built into `cache` where the package has none. Raises CapabilityError with the reason."""
+    """The best library for this CPU, built into `cache` where the package has none, and again where it is damaged there. Raises
+    CapabilityError with the reason."""
     kind = of_this_cpu()
     if kind is None:
         raise CapabilityError(NO_INSTRUCTIONS)
     name = file_name(kind)
     if (PREBUILT / name).exists():
         return PREBUILT / name
-    if not (cache / name).exists():
+    path = cache / name
+    if (why := why_unsafe(path)) is not None:
+        raise CapabilityError(f"no library is loaded from the cache, since {why}")
+    if not _is_whole(path):
         if compiler() is not None:
             log.warning("compiling the native runtime, once for this machine: some ten seconds, minutes on a busy one")
-        cache.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(cache / f"{name}.lock"):
-            if not (cache / name).exists():  # a process that started beside this one may have built it meanwhile
-                build(cache / name, kind)
-    return cache / name
+        try:
+            make_folder(cache)
+            with filelock.FileLock(cache / f"{name}.lock"):
+                if not _is_whole(path):  # a process that started at the same time may have built it meanwhile
+                    build(path, kind)
+                    _sum_of(path).write_text(_sum(path), encoding="utf-8")
+        except OSError as error:
+            raise CapabilityError(f"the native runtime cannot be built in '{cache}': {error.strerror or error}") from error
+    return path
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library is in the cache as it was built."""
+    try:
+        return regular_bytes(_sum_of(path)).decode() == _sum(path)
+    except (OSError, ValueError):
+        return False
+
+
+def _sum_of(path: Path) -> Path:
+    """The file that holds a library's sum."""
+    return path.with_suffix(".sum")
+
+
+def _sum(path: Path) -> str:
+    return hashlib.blake2b(regular_bytes(path), digest_size=16).hexdigest()
 
 
 def why_missing() -> str | None:
@@ -44,9 +71,11 @@ def why_missing() -> str | None:
     kind = of_this_cpu()
     if kind is None:
         return NO_INSTRUCTIONS
-    if (PREBUILT / file_name(kind)).exists() or compiler() is not None:
+    if (PREBUILT / file_name(kind)).exists():
         return None
-    return "not in this installation, and no C++ compiler found (install g++)"
+    if (why := why_unsafe(cache_folder() / file_name(kind))) is not None:
+        return f"not in this installation, and {why}"
+    return None if compiler() is not None else "not in this installation, and no C++ compiler found (install g++)"
 
 
 def has_tiles() -> bool:
@@ -56,8 +85,14 @@ def has_tiles() -> bool:
 
 @functools.cache
 def load(path: Path) -> ctypes.CDLL:
-    """The library, its names to itself. It has the verdict kernels of `verifiers/kernels.py`, too, on one thread."""
-    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+    """The library, its names to itself. It has the verdict kernels of `verifiers/kernels.py`, too, on one thread.
+
+    Raises CapabilityError where it cannot be loaded.
+    """
+    try:
+        library = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+    except OSError as error:  # damaged, or in a file system that nothing is run from
+        raise CapabilityError(f"the native library cannot be loaded: {error}") from error
     pointer, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
     library.outrider_runtime_workers.argtypes, library.outrider_runtime_workers.restype = (size,), pointer
     library.outrider_runtime_dismiss.argtypes, library.outrider_runtime_dismiss.restype = (pointer,), None

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from outrider.models.derived.quantised_linear import QuantisedPanels
-from outrider.models.gguf.formats import Form, values_of
+from outrider.models.gguf.formats import BLOCK, Form, known_forms, values_of
 from outrider.models.gguf.linear import BlockEmbedding, BlockLinear
+from outrider.models.linear.panel import WIDTH
 from outrider.runtime.structures import WeightFormat
 
 
@@ -36,6 +37,14 @@ class Matrix:
     def experts(self) -> int:
         """Layers that lie one after the other; 0: it is none of experts."""
         return len(self.panels) if self.panels.dim() == 3 else 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the executor knows the form, and the panels are as many bytes as it reads."""
+        form, panels, shape = self.form, self.panels, (-(-self.outputs // WIDTH), self.form.panel_bytes(self.inputs))
+        is_known = form in known_forms(form.group) and form.group >= BLOCK and form.group % BLOCK == 0
+        is_plain = panels.element_size() == 1 and panels.is_contiguous() and panels.dim() in (2, 3)
+        return is_known and is_plain and panels.shape[-2:] == shape
 
     def values(self) -> Tensor:
         """A plain copy, fp32; (experts, outputs, inputs) where there are some."""

@@ -58,6 +58,9 @@ class Executor:
         self.workers = library.workers(self.library, torch.get_num_threads())
         with one_thread(sum(tensor.numel() for tensor in tensors.values() if isinstance(tensor, Tensor))):
             self._binding = Binding(program, tensors, layers, dtype)
+        made = {op.layer: program.values[op.inputs[0].value].dtype for op in program.body if op.code == Code.SIGNAL}
+        # by key; layers may be added up in fp32 in a model of bf16
+        self._signal_types = {key: made.get(number, dtype) for number, key in enumerate(program.signals)}
         windows = [shape.window for shape in layers]
         self._whole = windows.index(None) if None in windows else None  # a layer without a window
         self._short = next((layer for layer, window in enumerate(windows) if window is not None), 0)  # and one with
@@ -74,7 +77,7 @@ class Executor:
         num_rows, num_tokens = ids.shape
         logits = self.logits(num_rows, len(columns))
         hidden = {
-            layer: torch.empty(num_rows, num_tokens, self.program.hidden_size, dtype=self.dtype) for layer in layers
+            key: torch.empty(num_rows, num_tokens, self.program.hidden_size, dtype=self._signal_types[key]) for key in layers
         }
         call = self.call(
             num_rows, num_tokens, len(columns), keys=plan.keys, values=plan.values, tables=tables, inputs=inputs,
@@ -83,7 +86,7 @@ class Executor:
             state_pass=plan.states, bases=None if plan.short is None else plan.short.bases,
         )  # fmt: skip
         self.make(call)
-        return logits, [hidden[layer] for layer in layers]
+        return logits, [hidden[layer].to(self.dtype) for layer in layers]
 
     def draft(
         self, first: FirstPass, keys: Sequence[Tensor], values: Sequence[Tensor], tables: Sequence[Tensor],
@@ -133,6 +136,8 @@ class Executor:
         structure keeps alive what it points to, all of which is contiguous. Signals that are left out are wanted by nobody;
         `sees` as in `PassPlan`, `bases` as in `ShortSlots`."""
         wanted = [*signals, *[None] * (len(self.program.signals) - len(signals))]
+        types = self._signal_types.values()
+        assert all(each is None or each.dtype == dtype for each, dtype in zip(wanted, types, strict=True)), "room of another type"
         states, records = ((), ()) if state_pass is None else (state_pass.states, state_pass.records)
         known = [kept(each) for kept, each in zip(self._lists, (keys, values, tables, states, records), strict=True)]
         lists, signal_table = [*known[:3], addresses(inputs), *known[3:]], addresses(wanted)

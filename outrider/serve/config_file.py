@@ -21,7 +21,6 @@ Unknown keys and wrong types are refused by name.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -35,6 +34,7 @@ from outrider.errors import ConfigError, did_you_mean
 from outrider.serve.rules import Rule
 from outrider.serve.settings import ServedModel, ServerSettings
 from outrider.settings_file import read_settings
+from outrider.wellformed import read_toml
 
 TABLES = ("server", "models", "routes")
 IN_SECONDS = ("request_timeout", "drain_timeout", "hang_timeout")  # `_s` in Python only
@@ -47,7 +47,7 @@ def read_config(path: Path, given: dict[str, Any], read_model: ReadModel | None 
     """`given`: fields of `ServerSettings` from the command line, which win; `read_model`: what a table of [[models]] means, if
     no engine here. Raises ConfigError naming file and key."""
     read_model = read_model or _model
-    content = _read(path)
+    content = read_toml(path, f"configuration {path}")
     check_keys(content, TABLES, str(path))
     server = content.get("server", {})
     if not isinstance(server, dict):
@@ -57,15 +57,6 @@ def read_config(path: Path, given: dict[str, Any], read_model: ReadModel | None 
     models = [read_model(table, where) for table, where in _tables(content, "models", path)]
     rules = [_made(Rule, table, where) for table, where in _tables(content, "routes", path)]
     return _made(ServerSettings, {**server, **given, "models": tuple(models), "rules": tuple(rules)}, f"{path} [server]")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"configuration {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"configuration {path} is not TOML: {error}") from error
 
 
 def _tables(content: dict[str, Any], name: str, path: Path) -> Iterator[tuple[dict[str, Any], str]]:

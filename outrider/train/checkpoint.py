@@ -6,13 +6,20 @@ loop seeds every batch from (seed, step); see loop.py.
 
 from __future__ import annotations
 
+import errno
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from outrider.errors import CheckpointError, OutriderError
+from outrider.errors import CheckpointError, OutriderError, first_line
+
+GO_ON = "when that is mended, the same command with --resume goes on"
+FULL = re.compile(r"os error 28|No space left")
+LITTLE = 1 << 16  # bytes that a full disk may have left
 
 
 def trained_state(module: nn.Module) -> dict[str, Tensor]:
@@ -37,9 +44,21 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
         torch.save(state, scratch)
         scratch.replace(path)
     except (OSError, RuntimeError) as error:  # torch's own writer raises RuntimeError on a full disk
+        why = why_unwritten(path.parent, error)
         scratch.unlink(missing_ok=True)
-        before = f"the one before it is whole: make room, then the same command with --resume ({path})" if path.exists() else path
-        raise OutriderError(f"the checkpoint cannot be written ({error}); {before}") from error
+        before = f"the one before it is whole ({path}), and " if path.exists() else ""
+        raise OutriderError(f"the checkpoint cannot be written ({why}); {before}{GO_ON}") from error
+
+
+def why_unwritten(folder: Path, error: Exception) -> str:
+    """The reason that a file could not be written there, as long as what was written of it lies there still.
+
+    Of torch's errors none says that the disk is full.
+    """
+    is_full = FULL.search(str(error)) is not None or getattr(error, "errno", None) == errno.ENOSPC
+    if not is_full and folder.is_dir():
+        is_full = shutil.disk_usage(folder).free < LITTLE
+    return "the disk is full: make room" if is_full else first_line(error)
 
 
 def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
@@ -47,5 +66,6 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:
-        raise CheckpointError(f"{path} is damaged and cannot be resumed ({error}); begin anew without --resume") from error
+        reason = first_line(error)
+        raise CheckpointError(f"{path} is damaged and cannot be resumed ({reason}); begin anew without --resume") from error
     return state

@@ -13,7 +13,7 @@ The tensors and the config decide the kind, not names. Heads that share the targ
 
 from __future__ import annotations
 
-import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,8 +34,10 @@ from outrider.models.heads.medusa_files import export_medusa, load_medusa
 from outrider.models.heads.tensors import HeadTensors
 from outrider.models.loading.context import UNKNOWN_CONTEXT
 from outrider.models.loading.load import load_config, load_module, load_tokenizer, own_dtype
+from outrider.train.checkpoint import why_unwritten
 from outrider.train.export_draft import CPU, check_draft, export_draft
 from outrider.train.export_eagle import export_eagle
+from outrider.wellformed import load_object
 
 Config = TypeVar("Config", BlockConfig, EagleConfig)
 DRAFT_MODEL = "draft-model"
@@ -154,16 +156,29 @@ def writer_for(source: Path, layout: str) -> tuple[str, Writer]:
 
 
 def export(source: Path, layout: str, out: Path, target: Target) -> str:
-    """Write it; returns its kind. Raises what `writer_for` raises, CheckpointError when it does not fit the target, OutriderError
-    when the disk is full."""
+    """Write it, whole or not at all; returns its kind.
+
+    Raises what `writer_for` raises, CheckpointError when it does not fit the target, OutriderError when the disk is full.
+    """
     kind, write = writer_for(source, layout)
     if out.is_dir() and any(out.iterdir()):
         raise ConfigError(f"{out} is there already and not empty; give another --out")
+    is_new, scratch = not out.exists(), out / ".new"
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        write(source, out, target)
-    except OSError as error:
-        raise OutriderError(f"{out} cannot be written: {error}") from error
+        scratch.mkdir(parents=True, exist_ok=True)
+        write(source, scratch, target)
+        for file in scratch.iterdir():
+            file.rename(out / file.name)
+    except OutriderError:
+        raise
+    except Exception as error:  # of torch, safetensors and the system
+        why = why_unwritten(out, error)
+        kept = "nothing of it was kept, and when that is mended the same command writes it"
+        raise OutriderError(f"{out} cannot be written ({why}); {kept}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if is_new and out.is_dir() and not any(out.iterdir()):
+            out.rmdir()
     return kind
 
 
@@ -176,7 +191,7 @@ def check(source: Path, kind: str, out: Path, target: Target) -> list[str]:
         return check_draft(source, out, target.module)
     ours, theirs = (load_head(kind, folder, target) for folder in (source, out))
     count = _same_tensors(ours, theirs, out)
-    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    config = load_object(out / "config.json")
     architecture = ", ".join(config.get("architectures") or []) or "no architecture named"
     sizes = target.sizes
     return [

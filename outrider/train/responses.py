@@ -26,6 +26,7 @@ from outrider.lab.workload.types import OnBad
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams
 from outrider.train.texts import TrainingText
+from outrider.wellformed import parsed_json
 
 VERSION = 1
 ROUNDS = 4  # batches of rows per call of the engine: what an interruption costs at most
@@ -186,7 +187,7 @@ def _parsed(path: Path, lines: list[str]) -> tuple[dict[str, Any], list[Training
     head: dict[str, Any] = {}
     for number, line in enumerate(lines, 1):
         try:
-            entry = json.loads(line)
+            entry = parsed_json(line)
             if number == 1:
                 head = dict(entry)
             else:

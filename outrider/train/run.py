@@ -38,6 +38,7 @@ from outrider.models.loading.load import (
     resolve_dtype,
 )
 from outrider.settings import parse_settings
+from outrider.train.checkpoint import GO_ON, why_unwritten
 from outrider.train.config import TrainConfig, check_same
 from outrider.train.feature_cache import FeatureCache
 from outrider.train.features import FeatureSource
@@ -49,6 +50,7 @@ from outrider.train.recipe import Calibrates, Recipe, RecipeSetup
 from outrider.train.responses import ResponsePlan
 from outrider.train.texts import TrainingText, fitting, split, token_counts
 from outrider.train.train_result import CurvePoint, TrainingLoss, TrainResult
+from outrider.wellformed import load_object
 
 DRAFTER, BEFORE, FEATURES, CONFIG, RESULT = "drafter", "before", "features", "config.json", "result.json"
 
@@ -243,8 +245,9 @@ def save_drafter(save: Callable[[Path], None], folder: Path) -> None:
     except OutriderError:
         raise
     except Exception as error:
+        why = why_unwritten(folder.parent, error)
         shutil.rmtree(scratch, ignore_errors=True)
-        raise OutriderError(f"the drafter cannot be written to {folder}: {error}") from error
+        raise OutriderError(f"the drafter cannot be written to {folder} ({why}); {GO_ON}") from error
 
 
 def own_device(asked: str) -> torch.device:
@@ -280,7 +283,7 @@ def _open_folder(spec: TrainSpec, settings: dict[str, Any], command: str) -> Non
         if (spec.out / RESULT).exists():
             raise ConfigError(f"the run in {spec.out} is finished: outrider report {spec.out / RESULT}")
         try:
-            before = json.loads(path.read_text(encoding="utf-8"))["run"]
+            before = load_object(path)["run"]
         except (ValueError, KeyError, OSError) as error:
             raise ConfigError(f"{path} is damaged ({error}); begin anew with another --out") from error
         check_same(before, asked)

@@ -12,12 +12,12 @@ Everything is read in pieces of about a megabyte, cut at line ends, so a corpus 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import ConfigError
+from outrider.wellformed import parsed_json
 
 TEXT_FIELDS = (
     "text", "content", "code", "prompt", "question", "problem", "instruction", "input", "turns", "messages",
@@ -88,8 +88,8 @@ def _json_documents(file: Path) -> Iterator[str]:
             if not line.strip():
                 continue
             try:
-                item = json.loads(line)
-            except json.JSONDecodeError as error:
+                item = parsed_json(line)
+            except ValueError as error:
                 raise ConfigError(f"corpus: '{file}' line {number} is not JSON: {error}") from error
             if not isinstance(item, dict) or not any(field in item for field in TEXT_FIELDS):
                 names = ", ".join(item) if isinstance(item, dict) else type(item).__name__

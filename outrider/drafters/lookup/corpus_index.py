@@ -26,6 +26,7 @@ import numpy as np
 from outrider.drafters.lookup.corpus import corpus_hash, read_documents
 from outrider.drafters.lookup.suffix_array import MAX_TOKENS, SEPARATOR, TOKEN, SuffixArray
 from outrider.errors import CheckpointError, ConfigError
+from outrider.wellformed import parsed_json
 
 FORMAT = "outrider-corpus-index"
 VERSION = 1
@@ -105,7 +106,7 @@ def load_index(path: Path) -> tuple[SuffixArray, Origin]:
     """The index in a file and what it was made from. Raises CheckpointError when the file is damaged or something else."""
     try:
         with np.load(path, allow_pickle=False) as stored:
-            about = json.loads(str(stored["about"]))
+            about = parsed_json(str(stored["about"]))
             tokens, order = stored["tokens"], stored["order"]
         if about["format"] != FORMAT:
             raise ValueError(f"its format is {about['format']!r}")

@@ -18,6 +18,7 @@ from typing import Any
 
 from outrider.drafters.lookup.suffix_tree import END, SuffixTree
 from outrider.errors import CheckpointError
+from outrider.wellformed import load_json
 
 FORMAT, VERSION = "outrider suffix memory", 1
 
@@ -73,10 +74,10 @@ class SuffixMemory:
 def _read(path: Path, vocab_size: int) -> list[list[int]]:
     remedy = "Delete it to start with an empty one, or name another file."
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = load_json(path)
     except OSError as error:
         raise CheckpointError(f"cannot read the suffix cache '{path}': {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CheckpointError(f"the suffix cache '{path}' is damaged: it is no JSON. {remedy}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"'{path}' is no suffix cache. {remedy}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outrider.cache import cache_folder
 from outrider.errors import ConfigError, did_you_mean
 from outrider.lab.workload.fields import Fields, Turns
 from outrider.lab.workload.files import RequestFile, Wanted
@@ -154,9 +155,8 @@ def _find(name: str, files: Files, data: Path | None, home: str) -> tuple[Path |
 
 
 def _usual_folders() -> list[Path]:
-    cache = os.environ.get("OUTRIDER_CACHE") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "outrider"
     named = os.environ.get("OUTRIDER_DATA")
-    return [Path(os.path.expanduser(folder)) for folder in (named, Path(cache) / "data") if folder]
+    return [*([Path(named).expanduser()] if named else []), cache_folder() / "data"]
 
 
 def _embedded(name: str, files: Files, turns: Turns) -> tuple[RequestFile, ...]:

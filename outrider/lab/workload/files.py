@@ -22,6 +22,7 @@ from outrider.errors import ConfigError
 from outrider.lab.workload.fields import Fields, Turns, UnusableError
 from outrider.lab.workload.formats import read_entry
 from outrider.lab.workload.types import BadLine, FileEntry, WorkloadRequest
+from outrider.wellformed import parsed_json
 
 PEEK = 1 << 16  # bytes by which a file is recognised
 GZIP = b"\x1f\x8b"
@@ -126,11 +127,9 @@ def read_lines(file: TextIO) -> Iterator[FileEntry | BadLine]:
         if not line.strip():
             continue
         try:
-            yield FileEntry(number, f":{number}", json.loads(line))
+            yield FileEntry(number, f":{number}", parsed_json(line))
         except ValueError as error:
             yield BadLine(number, _not_json(line, error))
-        except RecursionError:
-            yield BadLine(number, "nested too deeply to be a request")
 
 
 def _not_json(line: str, error: ValueError) -> str:

@@ -120,6 +120,13 @@ FORMS = {  # by the format's name
 }  # fmt: skip
 
 
+def known_forms(group: int) -> list[Form]:
+    """All layouts that the native kernel has, with `group` inputs sharing a scale."""
+    zeros = [zero_form(bits, group, dtype) for bits in (4, 8) for dtype in (torch.float16, torch.bfloat16)]
+    plain = [replace(form, group=group) for form in FORMS.values()]
+    return [*plain, float_form(group), own_form(4, group), own_form(8, group), *zeros]
+
+
 class BlockParts(NamedTuple):
     """Weights (out, in) taken apart."""
 

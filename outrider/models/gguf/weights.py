@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from outrider.errors import CapabilityError, CheckpointError
+from outrider.errors import CapabilityError, CheckpointError, first_line
 from outrider.lazy import transformers
 from outrider.models.gguf.config import DTYPES, gguf_generation_config, num_extra_layers
 from outrider.models.gguf.experts import staying
@@ -47,8 +47,12 @@ def gguf_module(
     with torch.no_grad():
         make_buffers(module)
         loading = GgufLoading(own_layers(file, config), module, config, dtype, staying(file, experts=experts_stay), pack)
-        loading.run()
-        divide_frequencies(module, file)
+        try:
+            loading.run()
+            divide_frequencies(module, file)
+        except (ValueError, IndexError, RuntimeError) as error:
+            reason = first_line(error)
+            raise CheckpointError(f"'{file.path}' is damaged: its tensors have other shapes than it says ({reason}).") from error
     module.outrider_stored = loading.stored
     module.generation_config = gguf_generation_config(file, config)
     return module

@@ -149,7 +149,7 @@ def _config(
 def _refuse_unknown(files: HeadTensors, values: _Values) -> None:
     activation = values.get("hidden_act", default="silu")
     if activation != "silu":
-        raise CapabilityError(f"{files.what()}: hidden_act '{activation}' is not known, only 'silu'")
+        raise CapabilityError(f"{files.what()}: hidden_act '{str(activation)[:40]}' is not known, only 'silu'")
     projector = values.get("projector_type", default="dflash")
     if projector not in ("dflash", "dflash2"):
         raise CapabilityError(f"{files.what()}: projector_type '{projector}' is not known; 'dflash' and 'dflash2' are")
@@ -193,7 +193,7 @@ def _sights(values: _Values, num_layers: int) -> dict[str, Any]:
     kinds = list(values.get("layer_types", default=[SLIDING if is_muse else FULL] * num_layers))
     unknown = [kind for kind in kinds if kind not in (FULL, SLIDING)]
     if unknown:
-        raise CapabilityError(f"{values.what} has layers of type '{unknown[0]}'; known are {FULL} and {SLIDING}")
+        raise CapabilityError(f"{values.what} has layers of type '{str(unknown[0])[:40]}'; known are {FULL} and {SLIDING}")
     if len(kinds) < num_layers:
         raise CheckpointError(f"{values.what}: config.json names the types of {len(kinds)} layers, the weights have {num_layers}")
     named = tuple(index for index, kind in enumerate(kinds[:num_layers]) if kind == SLIDING)

@@ -7,7 +7,7 @@ from typing import Any
 
 from outrider.errors import CheckpointError
 from outrider.models.heads.tensors import HeadTensors
-from outrider.models.loading.memory import safetensors_header
+from outrider.models.loading.weight_files import safetensors_header
 
 DSPARK = "mtp.0.main_proj.weight"  # of the head inside DeepSeek V4's checkpoints
 

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from outrider.errors import CheckpointError
+from outrider.wellformed import load_object
 
 KIND = "outrider-exit-head"
 
@@ -73,7 +74,7 @@ class ExitHead(nn.Module):
     def load(cls, folder: Path) -> ExitHead:
         """The head in a folder. Raises CheckpointError: nothing there, another kind of head, a tensor that does not fit."""
         try:
-            found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            found = load_object(folder / "config.json")
             tensors = load_file(folder / "model.safetensors")
         except Exception as error:
             raise CheckpointError(f"'{folder}' holds no exit head ({error}); 'outrider train early-exit' makes one") from error

@@ -44,12 +44,13 @@ def _fitted(files: HeadTensors, hidden_size: int, vocab_size: int, device: str) 
     for prefix in PREFIXES:
         files.rename(prefix)
     names = files.names
-    if any(re.match(r"\d+\.\d+\.", name) for name in names):
-        config, tensors = _read_original(files, hidden_size, vocab_size)
-    elif any(name.startswith("blocks.") for name in names):
-        config, tensors = _read_vllm(files, hidden_size, vocab_size)
-    else:
-        raise CheckpointError(f"{files.what()} holds no {KIND}: it has {', '.join(sorted(names)[:6])}")
+    with files.making(KIND):
+        if any(re.match(r"\d+\.\d+\.", name) for name in names):
+            config, tensors = _read_original(files, hidden_size, vocab_size)
+        elif any(name.startswith("blocks.") for name in names):
+            config, tensors = _read_vllm(files, hidden_size, vocab_size)
+        else:
+            raise CheckpointError(f"{files.what()} holds no {KIND}: it has {', '.join(sorted(names)[:6])}")
     files.finish(KIND)
     own = files.config.get("outrider") or {}
     with files.making(KIND), torch.device(device):

@@ -7,7 +7,6 @@ so it is refused.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -47,14 +46,10 @@ from outrider.models.heads.mtp_streams import StreamsLayer
 from outrider.models.heads.tensors import read_config, write_head
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import adapter_in
-from outrider.models.loading.memory import (
-    ModelMemory,
-    folder_weights_bytes,
-    layer_kv_bytes,
-    safetensors_header,
-    weight_files,
-)
+from outrider.models.loading.memory import ModelMemory, folder_weights_bytes, layer_kv_bytes
+from outrider.models.loading.weight_files import safetensors_header, weight_files
 from outrider.models.signals import AFTER_NORM
+from outrider.wellformed import load_object
 
 NOT_READ = {  # families, and what is not read of their heads
     "dots3_note": "an embedding of the head's own", "glm5_next": "a layer without the target's hyper-connections",
@@ -98,7 +93,7 @@ def ships_mtp(name: str) -> bool:
             nextn = find_nextn(file)
             return nextn is not None and not nextn.is_alone and not nextn.lacking
         folder = checkpoint_folder(name, None, fetches=False)
-        config = {} if folder is None else json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = {} if folder is None else load_object(folder / "config.json")
         text = config.get("text_config") or config
         named = text.get("num_hidden_layers") or text.get("num_layers")  # LongCat's name for it
         layers = named or len(text["layers_block_type"])  # Nemotron-H names no number

@@ -20,10 +20,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.errors import CheckpointError
+from outrider.errors import CheckpointError, OutriderError, first_line
 from outrider.models.gguf.header import GgufFile
 from outrider.models.gguf.names import gguf_in
 from outrider.models.heads.gguf_heads import read_gguf_head
+from outrider.wellformed import load_object
 
 CONFIG = "config.json"
 WEIGHT_FILES = ("*.safetensors", "*.pt", "*.bin")  # in the order of preference: a folder may hold the same tensors twice
@@ -64,10 +65,9 @@ class HeadTensors:
     @property
     def trained_for(self) -> str:
         """The target the config names; '' where it names none."""
-        own = self.config.get("outrider") or {}
-        speculators = (self.config.get("speculators_config") or {}).get("verifier") or {}
-        found = own.get("target") or speculators.get("name_or_path") or self.config.get("base_model_name_or_path")
-        return str(found or "")
+        speculators = _table(self.config, "speculators_config")
+        found = _table(self.config, "outrider").get("target") or _table(speculators, "verifier").get("name_or_path")
+        return str(found or self.config.get("base_model_name_or_path") or "")
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
@@ -119,10 +119,11 @@ class HeadTensors:
         """While a head is made of what config.json says, which may be anything: what goes wrong inside is a CheckpointError."""
         try:
             yield
-        except (ValueError, TypeError, AttributeError, KeyError, ZeroDivisionError, RuntimeError) as error:
-            raise CheckpointError(
-                f"{self.what()}: no {kind.removeprefix('a ').removeprefix('an ')} can be made of its config.json ({error})"
-            ) from error
+        except OutriderError:
+            raise
+        except Exception as error:
+            what = kind.removeprefix("a ").removeprefix("an ")
+            raise CheckpointError(f"{self.what()}: no {what} can be made of its config.json ({first_line(error)})") from error
 
     def what(self) -> str:
         """The folder, and the target that it was trained for: the beginning of every message."""
@@ -135,12 +136,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        return load_object(path)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read '{path}': {error}") from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"'{path}' must hold a JSON object, got a {type(config).__name__}")
-    return config
 
 
 def write_head(
@@ -155,6 +153,12 @@ def write_head(
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     # clones: safetensors refuses tensors that share storage
     save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, str(folder / file))
+
+
+def _table(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """An object inside a config; empty where there is none."""
+    found = config.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def _is_codes(tensor: Tensor) -> bool:
@@ -191,8 +195,7 @@ def _read_file(path: Path, *, outline: bool) -> dict[str, Tensor]:
             return _header(path) if outline else load_file(str(path))
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, SafetensorError, pickle.UnpicklingError) as error:
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"cannot read the weights '{path}': {line}") from error
+        raise CheckpointError(f"cannot read the weights '{path}': {first_line(error)}") from error
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise CheckpointError(f"'{path}' must hold named tensors, got a {type(found).__name__}")
     return found

@@ -6,7 +6,6 @@ to the embeddings, get weights of their own before one of them is changed. What 
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from outrider.errors import CapabilityError, CheckpointError, first_line, install_hint
 from outrider.models.gguf.names import names_gguf
 from outrider.models.quantised.checkpoint import quantisation_of
+from outrider.wellformed import load_object
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -149,9 +149,9 @@ def adapter_in(name: str) -> Adapter | None:
     if not (folder / CONFIG).is_file():
         return None
     try:
-        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        settings = load_object(folder / CONFIG)
         named = settings["base_model_name_or_path"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"'{folder / CONFIG}' is damaged: it names no base_model_name_or_path.") from error
     if whole := _whole_weights(folder):
         raise CheckpointError(

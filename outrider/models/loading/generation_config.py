@@ -16,6 +16,7 @@ from outrider.errors import ConfigError
 from outrider.lazy import transformers
 from outrider.models.loading.load import LoadedModel
 from outrider.sampling.params import SamplingParams
+from outrider.wellformed import load_object
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -115,15 +116,15 @@ def sampling_defaults(choice: str, model: LoadedModel, context: int) -> Sampling
 
 def _is_json(file: Path) -> bool:
     try:
-        json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
+        load_object(file)
+    except (OSError, ValueError):
         return False
     return True
 
 
 def _read(folder: Path) -> Asked:
     try:
-        found = asked_of(transformers.GenerationConfig.from_dict(json.loads((folder / FILE).read_text(encoding="utf-8"))))
+        found = asked_of(transformers.GenerationConfig.from_dict(load_object(folder / FILE)))
         assert found is not None
         return found
     except Exception as error:  # transformers checks values in many ways

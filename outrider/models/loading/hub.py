@@ -6,13 +6,13 @@ firewall that drops packets. Where the hub gives no sign of life, models are loo
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from functools import lru_cache
 from pathlib import Path
 
 from outrider.lazy import huggingface_hub, transformers
+from outrider.wellformed import load_object
 
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 PATIENCE_S = 5.0  # for each of connecting and answering
@@ -40,11 +40,21 @@ def snapshot_of(name: str, revision: str | None = None) -> Path | None:
 
 def template_of_processor(name: str, revision: str | None, is_offline: bool) -> str | None:
     """The chat template of older multimodal checkpoints, which is in a file that only processors read."""
-    path = transformers.utils.cached_file(
-        name, "chat_template.json", revision=revision, local_files_only=is_offline,
+    path = file_of(name, "chat_template.json", revision, is_offline)
+    template = None if path is None else load_object(path).get("chat_template")
+    return template if isinstance(template, str) else None
+
+
+def file_of(name: str, file: str, revision: str | None, is_offline: bool) -> Path | None:
+    """A file of a model that is a folder or on the hub; None where it has none of this name."""
+    if Path(name).is_dir():
+        path = Path(name) / file
+        return path if path.exists() else None
+    found = transformers.utils.cached_file(
+        name, file, revision=revision, local_files_only=is_offline,
         _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False,
     )  # fmt: skip
-    return None if path is None else json.loads(Path(path).read_text(encoding="utf-8")).get("chat_template")
+    return None if found is None else Path(found)
 
 
 def is_absent(error: BaseException) -> bool:

@@ -41,6 +41,12 @@ from outrider.models.linear.pack import can_pack, has_fast_bf16, pack_linears, p
 from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import about_base, adapter_in
+from outrider.models.loading.checked_files import (
+    check_config,
+    check_json,
+    check_tokenizer,
+    check_tokenizer_files,
+)
 from outrider.models.loading.context import context_length, hold_positions, reaches, sliding_window
 from outrider.models.loading.multimodal import auto_classes, loaded, text_part
 from outrider.models.loading.older_code import hand_over
@@ -63,6 +69,7 @@ from outrider.models.stateful.lm import StateLM
 from outrider.models.tokens.token_bytes import special_ids
 from outrider.models.tokens.token_text import vocabulary_bytes
 from outrider.sampling.words import BadWords, Spelling
+from outrider.templates import bound_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -205,15 +212,19 @@ def load_config(name: str, trust_remote_code: bool = False, revision: str | None
         raise CheckpointError(f"'{name}' has no config.json, so it is no transformers checkpoint. Give a folder that has one.")
     offline = hub.only_cached(name)
     try:
+        check_json(name, "config.json", revision, offline)
         config = transformers.AutoConfig.from_pretrained(
             name, trust_remote_code=trust_remote_code, revision=revision, local_files_only=offline
         )
+    except OutriderError:
+        raise
     except Exception as error:
         if offline and hub.is_absent(error):
             raise CheckpointError(hub.not_found(name)) from error
         refuse_untrusted(name, "model", error)
         refuse_unknown_kinds(name, error)
         raise CheckpointError(f"cannot read the config of '{name}': {first_line(error)}") from error
+    check_config(name, config)
     return _decoder(name, config)
 
 
@@ -231,18 +242,23 @@ def load_tokenizer(
     name: str, trust_remote_code: bool = False, revision: str | None = None
 ) -> PreTrainedTokenizerBase:
     """The model's tokenizer. Raises CheckpointError when the checkpoint has none."""
+    bound_transformers()
     if (adapter := adapter_in(name)) is not None and adapter.tokenizer_source != str(adapter.folder):
         return load_tokenizer(adapter.base, trust_remote_code, adapter.revision)
     if (file := gguf_in(name, revision)) is not None:
         return gguf_tokenizer(file)
     offline = hub.only_cached(name)
     try:
+        check_tokenizer_files(name, revision, offline)
         found = transformers.AutoTokenizer.from_pretrained(
             name, trust_remote_code=trust_remote_code, revision=revision, local_files_only=offline
         )
         if getattr(found, "chat_template", None) is None and (template := hub.template_of_processor(name, revision, offline)):
             found.chat_template = template
+        check_tokenizer(found)
         return found
+    except OutriderError:
+        raise
     except Exception as error:
         if offline and hub.is_absent(error):
             raise CheckpointError(hub.not_found(name)) from error
@@ -382,19 +398,3 @@ def finish(lm: LM, module: nn.Module, *, pack: bool = True, kernels: Kernels | N
         panel_linears(module)
         lm.kernels = kernels(module)
     lm.limits = find_state_limits(lm) if isinstance(lm, StateLM) else find_pass_limits(lm, module)
-
-
-def eos_token_ids(module: nn.Module, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> frozenset[int]:
-    """Every token id that ends a text: generation_config's (config's where that names none) and the tokenizer's eos_token.
-
-    This is vLLM's rule. Fine-tunes often name the end of a turn in one place and the end of a document in the other. Ids outside
-    the vocabulary, as some configs have them (-1), are left out.
-    """
-    named, fallback, own = (_eos_ids(source, vocab_size) for source in (module.generation_config, module.config, tokenizer))
-    return (named or fallback) | own
-
-
-def _eos_ids(source: Any, vocab_size: int) -> frozenset[int]:
-    value = getattr(source, "eos_token_id", None)
-    ids = [value] if isinstance(value, int) else value or []
-    return frozenset(token for token in ids if 0 <= token < vocab_size)

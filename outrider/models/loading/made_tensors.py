@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from outrider.cache import make_folder, refuse_unsafe
 from outrider.huge_pages import on_huge_pages
 
 MAX_BYTES, MAX_FILES = 64 << 30, 50  # of all files; those that were not read for longest go first
@@ -26,7 +27,7 @@ SUFFIX = ".safetensors"
 
 def keep_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """Write them, whole or not at all, and give the sum of each. Raises OSError where they cannot be written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     size, free = sum(tensor.nbytes for tensor in tensors.values()), shutil.disk_usage(path.parent).free
     if size > min(free // MAX_SHARE, MAX_BYTES):
         raise OSError(f"{size >> 20} MiB of weights are too many for a disk with {free >> 20} MiB free")
@@ -49,8 +50,12 @@ def kept_tensors(path: Path, sums: Mapping[str, int]) -> dict[str, Tensor] | Non
         return {}
     found = {}
     try:
+        refuse_unsafe(path)
         with safe_open(path, "pt") as file:
+            names = frozenset(file.keys())
             for name, expected in sums.items():
+                if name not in names:
+                    return None
                 found[name] = on_huge_pages(file.get_tensor(name))
                 if _sum(found[name]) != expected:
                     return None

@@ -9,8 +9,6 @@ megabytes.
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,10 +22,11 @@ from outrider.errors import CapabilityError, CheckpointError
 from outrider.lazy import transformers
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_bytes
-from outrider.models.loading.adapter import WEIGHTS, adapter_in
+from outrider.models.loading.adapter import adapter_in
 from outrider.models.loading.context import configured_context
 from outrider.models.loading.multimodal import auto_classes
 from outrider.models.loading.unsupported import STATEFUL_KINDS
+from outrider.models.loading.weight_files import check_sizes, safetensors_header, weight_files
 from outrider.models.quantised.checkpoint import bits_per_weight, is_widened, quantisation_of
 from outrider.models.quantised.scheme import scheme_of
 
@@ -37,7 +36,6 @@ OWN_CODE = "transformers_modules"  # the package of a checkpoint's own code, whi
 KEEPS_HEADS = "5.17."  # the version of transformers whose own cache does so where an indexer picks keys
 PACKED_COPIES = 2.0  # weights as loaded, and packed for the kernels
 DEFAULT_TOKENS = 4096  # room asked for when nobody names a length: the cache only grows as it is used
-MAX_HEADER_BYTES = 100 << 20  # safetensors' own limit
 FLOATS = {
     "F64": 8,
     "F32": 4,
@@ -295,6 +293,8 @@ def _folder_bytes(folder: Path, dtype: torch.dtype, config: Any, *, widened: boo
         stored = sum(file.stat().st_size for file in files)
         return stored * dtype.itemsize // (getattr(config, "dtype", None) or dtype).itemsize, 0
     tensors = {name: entry for file in files for name, entry in safetensors_header(file).items()}
+    if config is not None:
+        check_sizes(folder, tensors, config.get_text_config())
     if config is not None and getattr(config.get_text_config(), "tie_word_embeddings", False):
         tensors.pop("lm_head.weight", None)  # loaded once, though some checkpoints store it twice
     if widened:
@@ -302,43 +302,6 @@ def _folder_bytes(folder: Path, dtype: torch.dtype, config: Any, *, widened: boo
         return sum(_widened_bytes(name, entry, bits, dtype) for name, entry in tensors.items()), 0
     sizes = [(_loaded_bytes(entry, dtype), entry["dtype"] in FLOATS) for entry in tensors.values()]
     return sum(size for size, is_float in sizes if is_float), sum(size for size, is_float in sizes if not is_float)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The files of a checkpoint folder that hold weights. Raises CheckpointError where there are none, or some are missing."""
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if index.exists() and not single.exists():  # an index beside one whole file is left over, as transformers has it
-        files = [folder / file for file in sorted(set(_read_json(index).get("weight_map", {}).values()))]
-        missing = [file.name for file in files if not file.exists()]
-        if missing:
-            raise CheckpointError(f"'{folder}' lacks {len(missing)} of {len(files)} weight files, first '{missing[0]}'.")
-        if files:
-            return files
-    files = [single] if single.exists() else sorted(set(folder.glob("*.safetensors")) - {folder / WEIGHTS[0]})
-    files = files or sorted(folder.glob("pytorch_model*.bin"))
-    if not files:
-        raise CheckpointError(f"'{folder}' has no weights: neither *.safetensors nor pytorch_model*.bin.")
-    return files
-
-
-def safetensors_header(file: Path) -> dict[str, dict[str, Any]]:
-    """The tensors of a file by name: dtype, shape, offset. CheckpointError when the file is cut off."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        start = stream.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        header_ends = 8 + length
-        if not 2 <= length <= MAX_HEADER_BYTES or header_ends > size:
-            raise CheckpointError(f"'{file}' is damaged: {size} bytes are no safetensors file. Fetch it again.")
-        try:
-            header = json.loads(stream.read(length))
-        except ValueError as error:
-            raise CheckpointError(f"'{file}' is damaged: its header cannot be read. Fetch it again.") from error
-    header.pop("__metadata__", None)
-    expected = header_ends + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if expected != size:
-        raise CheckpointError(f"'{file}' is damaged: {size} bytes instead of {expected}. Fetch it again.")
-    return header
 
 
 def config_weights_bytes(config: Any, dtype: torch.dtype) -> int:
@@ -384,13 +347,6 @@ def _widened_bytes(name: str, entry: dict[str, Any], bits: int, dtype: torch.dty
     if name.endswith(("_blocks", "_packed")) or entry["dtype"] == "U8":
         return (end - start) * 8 // bits * dtype.itemsize
     return _loaded_bytes(entry, dtype)
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"'{file}' is damaged: it is no JSON. Fetch it again.") from error
 
 
 def _size(num_bytes: float) -> str:

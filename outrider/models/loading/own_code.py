@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import CheckpointError
+from outrider.wellformed import load_object
 
 REMEDY = "read it, then pass --set trust_remote_code=true (trust_remote_code=True in Python)"
 
@@ -32,7 +32,7 @@ def ignored_code(config: Any, module: Any, trusted: bool, name: str) -> list[str
 def _files(folder: Path, file: str) -> list[str]:
     """Files of code that a local checkpoint names; none for one on the hub."""
     try:
-        named = json.loads((folder / file).read_text(encoding="utf-8")).get("auto_map") or {}
+        named = load_object(folder / file).get("auto_map") or {}
     except (OSError, ValueError):
         return []
     classes = [one for value in named.values() for one in (value if isinstance(value, list) else [value]) if one]

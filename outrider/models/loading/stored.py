@@ -26,7 +26,7 @@ from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.packing import Packer, panels_in
 from outrider.models.loading import tensor_text
 from outrider.models.loading.made_tensors import keep_tensors, kept_tensors
-from outrider.models.loading.memory import weight_files
+from outrider.models.loading.weight_files import weight_files
 from outrider.models.quantised.tensor_targets import WEIGHT, TensorTargets
 
 FEW = 4096  # numbers that are kept where no file has them

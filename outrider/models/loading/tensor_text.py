@@ -20,4 +20,4 @@ def read(kept: list[Any]) -> Tensor:
     """The tensor that `written` wrote down."""
     name, shape, text = kept
     raw, dtype = bytearray(base64.b64decode(text)), getattr(torch, name)
-    return torch.frombuffer(raw, dtype=dtype).view(shape) if raw else torch.empty(shape, dtype=dtype)
+    return (torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)).view(shape)

@@ -17,8 +17,8 @@ from outrider.lazy import huggingface_hub, transformers
 from outrider.models.gguf.linear import BlockEmbedding, put_experts, runs_on_kernels
 from outrider.models.gguf.loading import make_buffers
 from outrider.models.loading import hub
-from outrider.models.loading.memory import weight_files
 from outrider.models.loading.multimodal import auto_classes
+from outrider.models.loading.weight_files import weight_files
 from outrider.models.quantised.floats import SmallFloats, mxfp4
 from outrider.models.quantised.formats import Codes, MalformedError
 from outrider.models.quantised.layers import experts_of, joined, layer_of

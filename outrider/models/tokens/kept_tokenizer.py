@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from outrider.lazy import transformers
-from outrider.templates import rendered
+from outrider.templates import bound_transformers, rendered
 
 VALUES = (
     "bos_token", "eos_token", "unk_token", "pad_token", "bos_token_id", "eos_token_id", "unk_token_id", "pad_token_id",
@@ -35,7 +35,10 @@ class KeptTokenizer:
         """`kept`: what `written` gave; `whole` loads the real tokenizer."""
         self.backend_tokenizer = Tokenizer.from_str(kept["backend"])
         self.backend_tokenizer.encode_special_tokens = kept["splits_special_tokens"]
-        self.__dict__ |= ast.literal_eval(kept["values"])
+        values = ast.literal_eval(kept["values"])
+        if values.keys() != set(VALUES):
+            raise ValueError("values of another tokenizer")
+        self.__dict__ |= values
         self._load_whole, self._loaded = whole, None
 
     @property
@@ -84,6 +87,7 @@ class KeptTokenizer:
         if not tools and not continue_final_message:
             text = rendered(template, messages, begins | named)
         if text is None:
+            bound_transformers()
             (text,), _ = transformers.utils.chat_template_utils.render_jinja_template(
                 conversations=[messages], tools=tools, chat_template=template, continue_final_message=continue_final_message,
                 **begins, **named,

@@ -59,7 +59,7 @@ def weights_hash(name: str, config: Any) -> str:
     else:
         return f"{name}@{getattr(config, '_commit_hash', None) or 'unknown'}"
     kept = cache_folder() / "weight-hashes" / "files.json"
-    known = kept_json(kept) or {}
+    known = kept_json(kept, _hashes) or {}
     hashes = [_file_hash(file, known) for file in files]
     with keeping("hashes of weights"):
         keep_json(kept, known, max_files=1)
@@ -79,6 +79,12 @@ def arithmetic_hash(target: LM) -> str:
         lm.kv.advance(0, width)
         start += width
     return digest.hexdigest()[:16]
+
+
+def _hashes(content: Any) -> dict[str, str]:
+    if not all(isinstance(value, str) for value in content.values()):
+        raise TypeError("a hash is a text")
+    return dict(content)
 
 
 def _file_hash(file: Path, known: dict[str, str]) -> str:

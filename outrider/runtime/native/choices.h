@@ -13,7 +13,7 @@ namespace choices {
 
 inline int64_t index_at(const tokenwise::Row& indices, int64_t c, int64_t count) {
   const float index = indices.one(c);
-  return index >= 0 ? std::min<int64_t>(int64_t(index), count - 1) : 0;
+  return index >= 0 ? index < float(count) ? std::min<int64_t>(int64_t(index), count - 1) : count - 1 : 0;  // infinite, too
 }
 
 // Whether a stands before b, whose index is the lower one: larger, or no number

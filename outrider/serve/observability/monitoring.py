@@ -103,8 +103,7 @@ def kept_test(facts: dict[str, Any] | None) -> SelfTest | None:
     sooner. `facts`: None where tomorrow may differ from today."""
     if facts is None:
         return None
-    content = kept_json(_path(facts))
-    return None if content is None else SelfTest([], **content, is_remembered=True)
+    return kept_json(_path(facts), lambda content: SelfTest([], **content, is_remembered=True))
 
 
 def keep_test(facts: dict[str, Any] | None, result: SelfTest) -> None:

@@ -11,7 +11,6 @@ time: enough to see that something is broken, not to choose settings (`outrider 
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -28,6 +27,7 @@ from outrider.errors import CapabilityError, CheckpointError, OutriderError
 from outrider.models.loading.load import load_config
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
+from outrider.wellformed import load_object
 
 log = logging.getLogger("outrider.serve")
 
@@ -325,7 +325,7 @@ def trained_context(folder: str) -> int | None:
     """The context length that a draft model or head was made for, from its own config; None where it has none."""
     path = Path(folder) / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else load_config(folder).to_dict()
+        config = load_object(path) if path.is_file() else load_config(folder).to_dict()
     except (OSError, ValueError, CheckpointError):
         return None  # a head may come without config; a model without one would not have loaded
     length = config.get("max_position_embeddings")

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from outrider import LLM, SamplingParams
-from outrider.cache import cache_folder, keep_json, kept_json
+from outrider.cache import cache_folder
 from outrider.engine import warmup
 from outrider.models.lm import LM
 from outrider.models.loading.kept_config import KeptConfig
@@ -276,12 +276,3 @@ def test_programs_and_rotary_tables_are_read_back(name: str) -> None:
     positions = torch.arange(5000, 5100)
     for wave, maker in zip(waves, rotary_of(module, program).makers, strict=True):
         assert torch.equal(wave(positions), maker(positions))
-
-
-def test_a_kept_file_is_whole_or_none(tmp_path: Path) -> None:
-    file = tmp_path / "one.json"
-    assert kept_json(file) is None
-    keep_json(file, {"a": [1.5, None]}, max_files=1)
-    assert kept_json(file) == {"a": [1.5, None]}
-    file.write_text(file.read_text(encoding="utf-8").replace("1.5", "2.5"), encoding="utf-8")
-    assert kept_json(file) is None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.serve.tools.values import converted, parameter, types_of
-from outrider.wellformed import MAX_NESTED, parsed_json
+from outrider.wellformed import MAX_DEPTH, parsed_json
 
 ROOT = {
     "properties": {"city": {"type": "string"}},
@@ -116,11 +116,11 @@ def test_how_deep_json_may_be_nested() -> None:
     """The limit is ours, not that of each Python; brackets in strings do not count."""
     for opening, closing, value in (("[", "]", []), ('{"a":', "}", 1)):
         inner = "" if value == [] else "1"
-        deepest = parsed_json(opening * MAX_NESTED + inner + closing * MAX_NESTED)
-        for _ in range(MAX_NESTED - (value == [])):
+        deepest = parsed_json(opening * MAX_DEPTH + inner + closing * MAX_DEPTH)
+        for _ in range(MAX_DEPTH - (value == [])):
             (deepest,) = deepest if isinstance(deepest, list) else deepest.values()
         assert deepest == value
-        with pytest.raises(ValueError, match="nested more than 200 levels deep"):
-            parsed_json(opening * (MAX_NESTED + 1) + inner + closing * (MAX_NESTED + 1))
+        with pytest.raises(ValueError, match="nested deeper than 200"):
+            parsed_json(opening * (MAX_DEPTH + 1) + inner + closing * (MAX_DEPTH + 1))
     assert len(parsed_json("[" + "[[]]," * 300 + "[]]")) == 301
     assert parsed_json('["' + '[{\\"' * 300 + '"]') == ['[{"' * 300]

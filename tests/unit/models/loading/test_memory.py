@@ -18,8 +18,8 @@ from outrider.models.loading.memory import (
     estimate_memory,
     folder_weights_bytes,
     kv_bytes_per_token,
-    safetensors_header,
 )
+from outrider.models.loading.weight_files import safetensors_header
 
 LLAMA = LlamaConfig(
     hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
