@@ -146,5 +146,5 @@ def test_both_renderers_are_bounded() -> None:
 
 def test_one_that_renders_nothing_is_refused_by_name() -> None:
     asked: dict[str, Any] = dict.fromkeys(("add_generation_prompt", "tools", "chat_template_kwargs"))
-    with pytest.raises(RequestError, match="the chat template of 'my-model' renders nothing of these messages"):
+    with pytest.raises(RequestError, match="the chat template refused the messages: it renders nothing of them"):
         render(byte_tokenizer(), "my-model", [*MESSAGES], chat_template="{# #}", continue_final_message=False, **asked)
