@@ -9,6 +9,7 @@ here: it goes on with a lexer of its own, and rows to come share a new one.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,14 +24,20 @@ class Compiled:
     def __init__(self, name: str, make: Callable[[], Any]) -> None:
         self._name, self._make = name, make
         self.is_spent = False  # the lexer that copies share; set and read by any thread
+        began = time.thread_time()
         self._shared = make()
         self._shared.compute_logit_bias()  # the first mask builds the lexer's first states: once, not per row
         if self._shared.is_error():
             raise self.refusal(self._shared)
+        self.seconds = time.thread_time() - began  # of a processor, to make one
 
     def copy(self) -> Any:
         """For a row that begins."""
         return self._shared.deep_copy()
+
+    def is_lexer_used_up(self, matcher: Any) -> bool:
+        """Whether a matcher that is broken would not be with a new lexer. The parser's limits hold for one step."""
+        return bool(matcher.get_error().startswith("lexer error"))
 
     def anew(self) -> Any:
         """For a row whose matcher broke; it may break again, which `is_error` says."""
@@ -41,6 +48,10 @@ class Compiled:
     def refusal(self, matcher: Any) -> RequestError:
         """What to raise for a matcher that is broken."""
         why = matcher.get_error().splitlines()[0]
+        return self.refusal_of(why)
+
+    def refusal_of(self, why: str) -> RequestError:
+        """What to raise for a matcher that broke, in llguidance's words or ours."""
         if why == "NoExtensionBias":  # llguidance's word for a text in which no token fits
             return RequestError(f"{self._name} asks for a text that the tokens of this model cannot spell: use other characters")
         return RequestError(

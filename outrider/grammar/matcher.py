@@ -9,6 +9,7 @@ A matcher may break on the way (compiled.py): then the row starts a new matcher,
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from outrider.errors import NumericalError, RequestError
 from outrider.grammar.compiled import Compiled
+from outrider.grammar.limits import REBUILD_S
 from outrider.grammar.specs import Spec
 
 Given = TypeVar("Given")
@@ -43,6 +45,7 @@ class Matcher:
         self._walked: list[int] = []  # tokens the matcher has consumed beyond the committed ones
         self._known: dict[tuple[int, ...], Tensor] = {}
         self._failure: RequestError | None = None
+        self._rebuilding_s = 0.0  # of a processor
 
     @property
     def is_over(self) -> bool:
@@ -81,8 +84,10 @@ class Matcher:
         while shared < min(len(path), len(self._walked)) and path[shared] == self._walked[shared]:
             shared += 1
         self._go_back(shared)
-        for token in path[shared:]:
-            if token in self._eos or not self._consumes(token):
+        for at in range(shared, len(path)):
+            token, mask = path[at], self._known.get(path[:at])
+            is_refused = mask is not None and not mask[token]
+            if is_refused or token in self._eos or not self._consumes(token):
                 return False
             self._walked.append(token)
         return True
@@ -100,7 +105,10 @@ class Matcher:
         return torch.from_numpy(mask)
 
     def _consumes(self, token: int) -> bool:
-        return bool(self._matcher.try_consume_tokens([token]) == 1)
+        if self._matcher.try_consume_tokens([token]) == 1:
+            return True
+        self._matcher.compute_logit_bias()  # a lexer that was used up within the token may say so at the next mask only
+        return False
 
     def _unbroken(self, ask: Callable[[Given], Found], given: Given) -> Found:
         """What `ask` finds with a matcher that does not break meanwhile."""
@@ -108,14 +116,24 @@ class Matcher:
             found = ask(given)
             if not self._matcher.is_error():
                 return found
-            self._begin_anew()
-            found = ask(given)
-            if not self._matcher.is_error():
-                return found
+            if self._grammar.is_lexer_used_up(self._matcher):
+                if self._rebuilding_s + self._grammar.seconds > REBUILD_S:
+                    self._failure = self._grammar.refusal_of(f"its lexer was used up again and again, for {REBUILD_S:g} s")
+                    raise self._failure
+                self._begin_anew()
+                found = ask(given)
+                if not self._matcher.is_error():
+                    return found
             self._failure = self._grammar.refusal(self._matcher)
         raise self._failure
 
     def _begin_anew(self) -> None:
-        """At the end of the committed text; broken again, perhaps."""
+        """Stand at the end of the committed text with a new matcher, which may be broken again.
+
+        This happens in the engine's thread, where other rows wait for it."""
+        began = time.thread_time()
         self._matcher, self._walked = self._grammar.anew(), []
-        self._matcher.try_consume_tokens(self._emitted)
+        for token in self._emitted:  # one by one: a lexer's fuel is that of a call
+            if not self._consumes(token):
+                break
+        self._rebuilding_s += time.thread_time() - began

@@ -73,7 +73,7 @@ class Served:
         Raises ConfigError for a parser that does not fit the model, and for a tokenizer that cannot spell.
         """
         texts = SharedTokenizer(engine.tokenizer, engine.name, spells=spells)
-        grammars = Grammars(texts.tokenizer, engine.vocab_size, engine.eos_token_ids)
+        grammars = Grammars(texts.tokenizer, engine.vocab_size, engine.eos_token_ids, of_strangers=True)
         return cls(engine, texts, grammars, created, Reasoning.of(texts, reasoning_parser))
 
     def answer_text(self, request: Request) -> Detokenizer:

@@ -55,7 +55,7 @@ class TargetService:
 
     def serve(self, engine: Serves, identity: messages.ModelIdentity, terms: messages.TargetTerms, notes: list[str]) -> None:
         """Loaded: answer from now on."""
-        self._grammars = Grammars(engine.tokenizer, engine.vocab_size, engine.eos_token_ids)
+        self._grammars = Grammars(engine.tokenizer, engine.vocab_size, engine.eos_token_ids, of_strangers=True)
         self._identity, self._terms, self._notes = identity, terms, notes
         self._engine = engine
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from typing import Any
 
@@ -24,6 +25,7 @@ from outrider.serve.schema.chat import ChatBody
 from outrider.serve.schema.sampling import GenerationFields
 from outrider.serve.served import Served
 
+COMPILING = ThreadPoolExecutor(16, "compiling a grammar")  # its own threads: others do not wait where clients send many
 FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -97,5 +99,10 @@ async def constraints(served: Served, spec: Spec | None, count: int) -> list[Con
     """A fresh grammar for each of `count` requests. Raises RequestError for one that is wrong."""
     if spec is None:
         return [None] * count
-    # in a thread: one of them may compile, read the whole vocabulary, or wait for another that does
-    return await asyncio.to_thread(lambda: [served.grammars.constraint(spec) for _ in range(count)])
+
+    def make() -> list[Constraint | None]:
+        return [served.grammars.constraint(spec) for _ in range(count)]
+
+    if served.grammars.has(spec):
+        return make()
+    return await asyncio.get_running_loop().run_in_executor(COMPILING, make)  # or it waits for another that compiles the same

@@ -62,10 +62,10 @@ def test_no_more_is_remembered_than_there_is_room_for(monkeypatch: pytest.Monkey
     made: list[str] = []
     own, grammars = Compiled, Grammars(BYTES, 257, [EOS])
     monkeypatch.setattr("outrider.grammar.grammars.Compiled", lambda name, make: (made.append(name), own(name, make))[1])
-    monkeypatch.setattr("outrider.grammar.grammars.MAX_CHARACTERS", 10)
+    monkeypatch.setattr("outrider.grammar.grammars.MAX_KEPT_CHARACTERS", 10)
     for pattern in ("aaaaa", "bbbbb", "aaaaa", "ccccc", "aaaaa", "c" * 11, "aaaaa"):
         grammars.constraint(regex(pattern, name=pattern))
-    assert made == ["aaaaa", "bbbbb", "ccccc", "aaaaa", "c" * 11, "aaaaa"]
+    assert made == ["aaaaa", "bbbbb", "ccccc", "c" * 11, "aaaaa"]
 
 
 @pytest.mark.parametrize(("spec", "good", "bad"), CASES, ids=[f"{case[0].form}-{at}" for at, case in enumerate(CASES)])
