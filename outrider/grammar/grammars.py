@@ -80,7 +80,7 @@ class Grammars:
         """Let all who wait for a grammar have it, or the error."""
         try:
             future.set_result(self._compiled(library, spec))
-        except BaseException as error:  # noqa: BLE001  whoever waits for it must be told
+        except BaseException as error:  # noqa: BLE001  it is raised for all who wait
             with self._lock:
                 if self._kept.get(spec) is future:
                     del self._kept[spec]
