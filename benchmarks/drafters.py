@@ -56,11 +56,11 @@ from outrider.drafters.base import Drafter
 from outrider.engine.warmup import calibrate_alone
 from outrider.errors import OutriderError
 from outrider.models.lm import LM
-from outrider.models.loading.load import LoadedModel
+from outrider.models.loaded import LoadedModel
 from outrider.parts import Parts, choose_parts
 from outrider.rows import Row
 from outrider.stats import PHASES, DecodeStats
-from outrider.text import StopStrings
+from outrider.stops import StopStrings
 
 Run = dict[str, Any]
 CORPUS = "../shared/data/gsm8k/train.jsonl"  # relative to the repository, so that no machine's path is in a result

@@ -41,7 +41,7 @@ from outrider.models.lm import LM
 from outrider.rows import Row, RowVerifier
 from outrider.sampling.theory import tau
 from outrider.stats import PHASES
-from outrider.text import StopStrings
+from outrider.stops import StopStrings
 from outrider.verifiers.coupled import CoupledVerifier
 
 MAX_TOKENS = 16

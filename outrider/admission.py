@@ -9,7 +9,6 @@ from typing import Any
 from outrider.build import Built
 from outrider.errors import ConfigError, RequestError
 from outrider.grammar import form_of
-from outrider.models.loading.load import LoadedModel
 from outrider.rows import Row
 from outrider.sampling.bans import Bans
 from outrider.sampling.constraint import Constraint
@@ -17,7 +16,8 @@ from outrider.sampling.distribution import BatchSampling
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.thinking import BehindThoughts
 from outrider.sampling.words import BadWords
-from outrider.text import Detokenizer, StopStrings
+from outrider.stops import StopStrings
+from outrider.text import Detokenizer
 from outrider.thoughts import StopsBehindThoughts
 from outrider.wellformed import checked_text
 
@@ -105,7 +105,7 @@ def constraint_for(built: Built, params: SamplingParams, grammar: Constraint | N
         grammar = BehindThoughts(vocab_size, thinking, grammar)
     if not (params.min_tokens or params.bad_words):
         return grammar
-    words, ends, only = bad_words(built.target, params), _ends(built, params)[1], params.allowed_token_ids
+    words, ends, only = bad_words(built, params), _ends(built, params)[1], params.allowed_token_ids
     banned = {*(words.anywhere if words else ()), *(ends if params.min_tokens else ())}
     if only is not None and banned.issuperset(only):
         raise ConfigError(
@@ -115,12 +115,12 @@ def constraint_for(built: Built, params: SamplingParams, grammar: Constraint | N
     return Bans(vocab_size, min_tokens=params.min_tokens, ends=ends, words=words, only=only, inner=grammar)
 
 
-def bad_words(target: LoadedModel, params: SamplingParams) -> BadWords | None:
+def bad_words(built: Built, params: SamplingParams) -> BadWords | None:
     """The words that the answer may not hold. Raises ConfigError for one that this vocabulary cannot write."""
     if not params.bad_words:
         return None
     words = tuple(checked_text("bad_words", word.lstrip() or word) for word in params.bad_words)
-    made = target.bad_words(words, shows_specials=not params.skip_special_tokens)
+    made = built.bad_words.find(words, shows_specials=not params.skip_special_tokens)
     if made.unwritten:
         raise ConfigError(f"bad_words must hold words that tokens of this model's vocabulary write, got {made.unwritten[0]!r}")
     return made

@@ -28,11 +28,13 @@ from outrider.models.gguf.names import fetched_gguf
 from outrider.models.heads.block_names import ships_dspark
 from outrider.models.heads.kinds import head_kind, how_to_draft
 from outrider.models.heads.mtp_files import ships_mtp
+from outrider.models.loaded import LoadedModel
 from outrider.models.loading.adapter import adapters
 from outrider.models.loading.context import shorter_draft
-from outrider.models.loading.load import LoadedModel, load_config, resolve_device
+from outrider.models.loading.load import load_config, resolve_device
 from outrider.models.loading.memory import MemoryReport
 from outrider.models.loading.unsupported import OWN_CACHE_ROUNDS, why_rows_differ
+from outrider.models.tokens.bad_words import BadWordFinder
 from outrider.options import DEMO, Needs, Options, replaced
 from outrider.parts import Parts, choose_parts
 from outrider.settings import parse_settings
@@ -73,6 +75,11 @@ class Built:
     def grammars(self) -> Grammars:
         """Grammars over the target's vocabulary."""
         return Grammars(self.target.tokenizer, self.target.lm.shape.vocab_size, self.target.eos_token_ids)
+
+    @cached_property
+    def bad_words(self) -> BadWordFinder:
+        """Words that answers may not hold, as tokens of the target."""
+        return BadWordFinder(self.target.tokenizer, self.target.lm.shape.vocab_size, self.target.label)
 
     def config(self) -> dict[str, Any]:
         """The resolved options as plain JSON."""

@@ -15,23 +15,15 @@ from outrider.cache import cache_folder
 from outrider.errors import CapabilityError, first_line
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_notes
-from outrider.models.graphs import use_graphs
+from outrider.models.graph_use import use_graphs
+from outrider.models.loaded import LoadedModel, Tables
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import merged_note
 from outrider.models.loading.context import check_asked, held_context
 from outrider.models.loading.ends import eos_token_ids
 from outrider.models.loading.generation_config import asked_of
 from outrider.models.loading.kept_config import KeptConfig
-from outrider.models.loading.load import (
-    LoadedModel,
-    Tables,
-    build_lm,
-    finish,
-    load_config,
-    load_module,
-    load_tokenizer,
-    resolve_dtype,
-)
+from outrider.models.loading.load import build_lm, finish, load_config, load_module, load_tokenizer, resolve_dtype
 from outrider.models.loading.memory import MemoryReport, estimate_memory
 from outrider.models.loading.own_code import ignored_code
 from outrider.models.loading.slow_paths import slow_paths_held

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
-from outrider.drafters.base import Drafter
+from outrider.drafters.requirements import DraftsWithHead
 from outrider.errors import ConfigError
 from outrider.parts import Parts
 
@@ -77,7 +77,7 @@ class Needs:
     draft: bool = False  # a draft model
     module: bool = False  # the target's own weights, beside its packed ones
     loop_lengths: tuple[int, ...] = ()  # tokens that calls of a recorded loop draft (CUDA graphs); none: no loop
-    heads: tuple[tuple[type[Drafter], str], ...] = ()  # trained heads that draft, and their folders
+    heads: tuple[tuple[DraftsWithHead, str], ...] = ()  # trained heads that draft, and their folders
     max_nodes: int = 0  # that a row drafts in a step
 
     @classmethod

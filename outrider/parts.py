@@ -12,7 +12,7 @@ from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.requirements import Requirements
 from outrider.errors import CapabilityError, ConfigError
-from outrider.models.loading.load import LoadedModel
+from outrider.models.loaded import LoadedModel
 from outrider.settings import parse_settings
 from outrider.verifiers import VERIFIERS
 from outrider.verifiers.base import Verifier

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,8 +23,11 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import KeyedStreams, NoiseMaker, Randomness
 from outrider.sampling.thinking import ThinkingState
 from outrider.stats import DecodeStats
-from outrider.text import Detokenizer, StopStrings
+from outrider.stops import StopStrings
 from outrider.types import Draft, Verdict
+
+if TYPE_CHECKING:
+    from outrider.text import Detokenizer
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from outrider.sampling.thinking import Phase, ThinkingMarks, ThinkingState
-from outrider.text import StopStrings, overlap
+from outrider.stops import StopStrings, overlap
 
 Kind = Literal["thought", "answer", "mark"]
 Part = tuple[Kind, str]

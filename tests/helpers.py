@@ -24,7 +24,8 @@ from outrider.rows import Row, Rows
 from outrider.run import has_ended, run_rows
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.words import BadWords, Spelling
-from outrider.text import Detokenizer, StopStrings
+from outrider.stops import StopStrings
+from outrider.text import Detokenizer
 from outrider.types import Draft
 
 LARGE_BYTES = 64 << 20  # glibc hands blocks beyond 32 MiB back to the system, however many it has seen

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.models.attention import PassPlan
 from outrider.models.gguf.formats import BLOCK
+from outrider.models.pass_plan import PassPlan
 from outrider.runtime.ops import REDUCING, Code, Op, Program, Source, View
 from outrider.runtime.rotary import real_tables
 

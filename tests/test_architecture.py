@@ -21,7 +21,7 @@ FLOORS = {
     "bounded_templates": 0,
     "foreign": 0,
     "machine": 1, "messages": 1, "prompts": 1,
-    "sampling": 1,
+    "sampling": 1, "stops": 1,
     "kv": 2, "models": 2, "runtime": 2, "draft_length": 2,
     "rows": 2, "step": 2, "text": 2, "thoughts": 2, "trees": 2, "grammar": 2,
     "drafters": 3, "verifiers": 3,

@@ -26,7 +26,7 @@ from outrider.parts import choose_parts
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from outrider.stats import PHASES
-from outrider.text import StopStrings
+from outrider.stops import StopStrings
 
 MINUTES = 1.0
 LENGTHS = (1, 4)  # draft tokens per step: alone, and as a loop

@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3MoeConfig
 from gpu_stages.context import Context
 from outrider.errors import CapabilityError
 from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
-from outrider.models.graphs import use_graphs
+from outrider.models.graph_use import use_graphs
 from outrider.models.lm import LM
-from outrider.models.loading.load import LoadedModel, Tables, build_lm, finish
+from outrider.models.loaded import LoadedModel, Tables
+from outrider.models.loading.load import build_lm, finish
 from outrider.runtime.gpu.run import use_device_run
 
 SMOL, LLAMA, QWEN = "SmolLM2-135M", "Llama-3.1-8B", "Qwen3-30B-A3B"

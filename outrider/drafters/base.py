@@ -18,20 +18,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
-from outrider.kv import KVCache
-from outrider.models.lm import LM
-from outrider.models.loading.load import LoadedModel
-from outrider.models.loading.memory import ModelMemory
+from outrider.models.loaded import LoadedModel
+from outrider.models.model_memory import ModelMemory
 from outrider.rows import PerRow, Row, Rows
 from outrider.settings import NoSettings
 from outrider.types import Draft, TargetOutput, Verdict
+
+if TYPE_CHECKING:
+    from outrider.kv import KVCache
+    from outrider.models.lm import LM
 
 # With the pending token a pass of 8 or 16 tokens, whole tiles of most kernels (ours for bf16 on CPU have no step there).
 SMALL_TREE, LARGE_TREE = 7, 15

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.models.draft_loop import DraftLoop
-from outrider.models.loading.load import LoadedModel
+from outrider.models.loaded import LoadedModel
 from outrider.models.picking import Draws, no_draws
 from outrider.rows import Row, Rows
 from outrider.runtime.drafting import ChainLoop

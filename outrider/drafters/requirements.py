@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from outrider.drafters.base import Drafter
+from outrider.models.model_memory import ModelMemory
 
 DEFAULT_NUM_DRAFT_TOKENS = 5
 LOOP_LENGTHS = (8, 5, 3, 2, 1)  # tokens of drafting programs of which two make up any number to eight
@@ -27,6 +26,15 @@ def lengths_for_any(max_tokens: int) -> tuple[int, ...]:
     return tuple(length for length in LOOP_LENGTHS if length <= max_tokens)
 
 
+class DraftsWithHead(Protocol):
+    """A class of drafters, as far as a trained head that its settings name is concerned."""
+
+    @property
+    def requires(self) -> Requirements: ...
+
+    def weigh_head(self, head: str, target_config: Any, dtype: Any) -> ModelMemory: ...
+
+
 @dataclass(frozen=True)
 class Requirements:
     """What one drafter requires under given settings (`Drafter.requirements`), or whatever they are (`Drafter.requires`)."""
@@ -36,7 +44,7 @@ class Requirements:
     head: bool = False  # --draft, or the setting `head`, must name a head trained for this target
     head_in_target: bool = False  # that head is in the target's own checkpoint, where none is named
     head_part: str | None = None  # the part that drafts with a trained head, in a drafter made of several
-    heads: tuple[tuple[type[Drafter], str], ...] = ()  # trained heads that settings name: who drafts with each, its folder
+    heads: tuple[tuple[DraftsWithHead, str], ...] = ()  # trained heads that settings name: who drafts with each, its folder
     logits: bool = False  # it learns from `TargetOutput.logits`, which another engine may not show
     tokenizer: bool = False  # it reads `LoadedModel.tokenizer` of the target
     prediction: bool = False  # it drafts from what the caller expects the answer to be (`Row.prediction`)

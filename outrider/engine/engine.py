@@ -145,7 +145,7 @@ class Engine:
 
         Raises ConfigError for words that this model's vocabulary cannot write.
         """
-        bad_words(self._batch.built.target, params)
+        bad_words(self._batch.built, params)
 
     def submit(self, request: Request, listener: Listener) -> None:
         """Queue a request. Raises RequestError, ConfigError or CapabilityError for one that cannot be honoured, QueueFullError

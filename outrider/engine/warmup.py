@@ -31,7 +31,7 @@ from outrider.draft_length import AutoLength, Goodput
 from outrider.engine.batch import Batch
 from outrider.engine.drafter_pool import DrafterPool
 from outrider.machine import cores, cpu_name
-from outrider.models.loading.load import LoadedModel
+from outrider.models.loaded import LoadedModel
 from outrider.models.probes.probe import probe_tokens
 from outrider.parts import Parts
 from outrider.rows import Rows

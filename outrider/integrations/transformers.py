@@ -44,13 +44,14 @@ from outrider.errors import CapabilityError, ConfigError, RequestError
 from outrider.models import attention
 from outrider.models.heads.kinds import how_to_draft
 from outrider.models.lm import LM, LMShape, PassLimits, module_run
-from outrider.models.loading.load import LoadedModel, Tables, build_lm, finish, load_config, load_module, resolve_dtype
+from outrider.models.loaded import LoadedModel, Tables
+from outrider.models.loading.load import build_lm, finish, load_config, load_module, resolve_dtype
 from outrider.parts import Parts, choose_parts
 from outrider.rows import Row
 from outrider.run import run_rows
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
-from outrider.text import StopStrings
+from outrider.stops import StopStrings
 
 # Processors with an equal of ours: its option, and the attribute to read; in the order of our distribution.
 PROCESSORS: Mapping[type, tuple[str, str]] = {

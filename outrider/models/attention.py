@@ -1,9 +1,9 @@
 """Our attention and mask functions, registered with transformers, so that any of its decoders runs on our cache.
 
-The model calls `attention` where it would call SDPA or flash attention, while `following` a plan. We write the new keys and
-values into the cache at the indices the plan names, and attend from the pass's queries to whole blocks of the cache under one
-additive mask that says which positions each query may see (committed prefix, tree ancestors, itself). Positions behind a row's
-end are masked, and a masked position contributes exactly nothing, so rows of different lengths share a pass.
+The model calls `attention` where it would call SDPA or flash attention, while it follows a plan (pass_plan.py). We write the new
+keys and values into the cache at the indices the plan names, and attend from the pass's queries to whole blocks of the cache
+under one additive mask that says which positions each query may see (committed prefix, tree ancestors, itself). Positions behind
+a row's end are masked, and a masked position contributes exactly nothing, so rows of different lengths share a pass.
 
 Queries are padded to a multiple of `QUERY_BLOCK` here, and keys come in whole blocks: a query's result then has the
 same bits whether it is alone, beside draft tokens, or beside other rows (probed in `probes/pass_limits.py`, not assumed).
@@ -11,84 +11,19 @@ same bits whether it is alone, beside draft tokens, or beside other rows (probed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.kv.state_slots import StatePass
 from outrider.lazy import transformers
 from outrider.models.indexer import CHOOSE, Choose, Scores
 from outrider.models.latent import ABSORBED, absorbed
+from outrider.models.pass_plan import PassPlan, followed
 
 NAME = "outrider"
-QUERY_BLOCK = 8
-
-
-@dataclass(frozen=True)
-class ShortSlots:
-    """The places of a pass in layers with windows, whose slots begin at a base of each row (`kv/cache.py`)."""
-
-    indices: Tensor  # (B*T,) int64: slot * capacity of these layers + position - base of every new token
-    bases: Tensor  # (B,) int64
-
-
-@dataclass(frozen=True)
-class PassPlan:
-    """The slots that a pass writes and what it may see. Masks are made when attention asks for them; the native runtime
-    needs none."""
-
-    keys: list[Tensor]  # per layer (slots, capacity, KV heads, key size)
-    values: list[Tensor]  # per layer (slots, capacity, KV heads, value size); of size 0: values are the beginnings of keys
-    indices: Tensor  # (B*T,) int64: slot * capacity + position of every new token
-    make_mask: Callable[[], Tensor]
-    make_window_mask: Callable[[], Tensor] | None = None  # None when the model has no layers with windows
-    sees: np.ndarray | None = None  # (B, T, T) bool, which tokens each token of a tree sees; None for chains
-    chain_keys: int | None = None  # S of a pass of chains alone, in which indices say who sees what; None: the mask says it
-    states: StatePass | None = None  # running states, of a model that has them
-    parents: Tensor | None = None  # (B, T-1) as in `Draft`, of a tree over running states
-    short: ShortSlots | None = None  # of layers with windows; None where they lie as the others do
-    starts: Sequence[int] | None = None  # (B,) positions in front of the pass, which the native runtime asks for
-
-    @cached_property
-    def mask(self) -> Tensor:
-        """(B, 1, T padded to QUERY_BLOCK, S) additive, S a multiple of the cache block."""
-        return self.make_mask()
-
-    @cached_property
-    def window_mask(self) -> Tensor | None:
-        """The mask of layers with windows, over the keys of their slots; None when the model has none."""
-        return None if self.make_window_mask is None else self.make_window_mask()
-
-    @cached_property
-    def distances(self) -> Tensor:
-        """(B, 1, T padded, S) fp32: each key's position less that of the query, as both stand on the query's own path."""
-        positions = (self.mask == 0).sum(-1)[:, 0] - 1  # as many keys are seen as stand before it, and itself
-        num_rows, num_keys = len(self.mask), self.mask.shape[3]
-        indices = self.indices.view(num_rows, -1) % self.keys[0].shape[1]
-        keys = torch.arange(num_keys, device=indices.device).repeat(num_rows, 1)
-        keys.scatter_(1, indices, positions[:, : indices.shape[1]])
-        return (keys[:, None] - positions[:, :, None])[:, None].float()
-
-
-_followed: ContextVar[PassPlan] = ContextVar("the plan of the pass that this thread makes")
-
-
-@contextmanager
-def following(plan: PassPlan) -> Iterator[None]:
-    """Attention of modules that this thread calls inside follows the plan, whichever arguments their code hands on."""
-    before = _followed.set(plan)
-    try:
-        yield
-    finally:
-        _followed.reset(before)
 
 
 def attention(
@@ -109,7 +44,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention contract, on the plan that is followed: returns (what `attend` gives, no weights)."""
     out = attend(
-        _followed.get(), module.layer_idx, scaled(query, query_scales), key, value,
+        followed(), module.layer_idx, scaled(query, query_scales), key, value,
         scaling=scaling, softcap=softcap, sliding_window=chunk_of(module) or sliding_window, sinks=s_aux, slopes=alibi_slopes,
         chosen=indices,
     )  # fmt: skip
@@ -119,7 +54,7 @@ def attention(
 def choose(number: int, scores: Scores) -> Tensor:
     """The places in its slot that each token chooses (B, T, count), on the plan that is followed. Its new keys are in the cache
     from now on."""
-    plan = _followed.get()
+    plan = followed()
     mask = plan.mask[:, 0]
     keys = _write(plan.keys[number], plan.indices, scores.key[:, None])[: len(mask), : mask.shape[2], 0]
     num_tokens, num_heads = scores.query.shape[1:3]

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.kv.cache import BLOCK, KVCache
-from outrider.models.attention import PassPlan, ShortSlots
 from outrider.models.layout import attention_mask
 from outrider.models.lm import LM, Run
+from outrider.models.pass_plan import PassPlan, ShortSlots
 from outrider.models.picking import Draws, pick
 from outrider.models.tokens.vocabulary import fit_width
 

@@ -5,9 +5,8 @@ the host most of the time. A graph is recorded once for each combination of shap
 copied to where the recording read them, one launch, results copied out before the next replay overwrites them.
 
 A shape is recorded the second time it comes: prompts bring many lengths that never come again, decoding brings few that always
-do. Whole chunks of a prompt are never recorded. The same arithmetic without graphs is the reference (runtime `eager`); what a
-loaded model's graphs give is compared with it before the first token (`probe.check_same_logits`), and
-`tests/unit/models/test_graphs.py` does so on simulated devices.
+do. Whole chunks of a prompt are never recorded. The same arithmetic without graphs is the reference (runtime `eager`):
+`graph_use.py` compares both before the first token, and `tests/unit/models/test_graphs.py` does so on simulated devices.
 """
 
 from __future__ import annotations
@@ -21,14 +20,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from outrider.errors import CapabilityError, first_line
-from outrider.models.attention import PassPlan, ShortSlots
-from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
 from outrider.models.lm import PREFILL_CHUNK, Run
-from outrider.models.loading.load import LoadedModel
-from outrider.models.probes.probe import check_same_logits, probe_logits
+from outrider.models.pass_plan import PassPlan, ShortSlots
 
 log = logging.getLogger("outrider.models")
 # Of a pass, rows times tokens. Chunks of a prompt hide their launches, and each cache length comes twice a prompt: recording them
@@ -36,36 +31,6 @@ log = logging.getLogger("outrider.models")
 MAX_TOKENS = PREFILL_CHUNK - 1
 MAX_GRAPHS = 64  # kept at once; each holds its inputs and results, all share the memory of what lies between
 WARM_UPS = 2  # runs before recording: libraries choose kernels and take memory, which a recording must not
-
-
-def use_graphs(loaded: LoadedModel, module: nn.Module, loop_lengths: Sequence[int], loop_vocab: int | None) -> None:
-    """Switches a model on CUDA to replays of its passes and, optionally, of a drafting loop.
-
-    With `loop_vocab`, the loop drafts over that vocabulary, and its calls make as many tokens as `loop_lengths` says.
-    Raises CapabilityError, and changes nothing, when it cannot be recorded (it looks at its own numbers on the host, say)
-    or its replays do not reproduce its logits.
-    """
-    lm, plain, expected = loaded.lm, loaded.lm.run, probe_logits(loaded.lm)
-    loops: dict[int, GraphedLoop] = {}
-    if loop_vocab is not None:
-        loops = {length: GraphedLoop(DraftLoopProgram(lm, module, length, loop_vocab)) for length in loop_lengths}
-    lm.run = GraphedPass(plain)
-    try:
-        probe_logits(lm)  # two passes of one shape: the second is recorded
-        check_same_logits(lm, expected, module)
-    except (CapabilityError, RuntimeError) as error:
-        lm.run = plain
-        reason = first_line(_first(error)).rstrip(".")
-        raise CapabilityError(f"its passes cannot be recorded as CUDA graphs: {reason}") from error
-    if loops:
-        loaded.draft_loop = DraftLoop(lm, loops)
-
-
-def _first(error: BaseException) -> BaseException:
-    """What broke a recording: torch raises once more when it ends a broken one, with less to say."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return error
 
 
 class Graphs:
@@ -219,24 +184,6 @@ class GraphedPass:
         others = [*parents, ids, positions, plan.indices, columns, *short, *masks]
         harmless = None if states is None else lambda: [*map(_written_nowhere, moves), *others]
         return self.graphs.run(key, call, [*moves, *others], harmless)
-
-
-class GraphedLoop:
-    """A whole drafting loop as one recording, which `DraftLoop` calls."""
-
-    def __init__(self, program: DraftLoopProgram) -> None:
-        self._program = program
-        self.graphs = Graphs()
-
-    def __call__(
-        self, state: Tensor, key_positions: Tensor, keys: list[Tensor], values: list[Tensor], draws: list[Tensor]
-    ) -> tuple[Tensor, ...]:
-        """See `DraftLoopProgram.forward`."""
-
-        def call(*inputs: Tensor) -> tuple[Tensor, ...]:
-            return self._program(*inputs[:2], keys, values, list(inputs[2:]))
-
-        return tuple(self.graphs.run(memory_of([*keys, *values]), call, (state, key_positions, *draws)))
 
 
 def _written_nowhere(moves: Tensor) -> Tensor:

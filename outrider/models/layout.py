@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.models.attention import QUERY_BLOCK
+from outrider.models.pass_plan import QUERY_BLOCK
 
 
 def tree_depths_and_ancestors(parents: Tensor) -> tuple[Tensor, Tensor]:

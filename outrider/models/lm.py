@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from outrider.kv import KVCache, LayerShape
 from outrider.kv.cache import CHUNK_ROOM
 from outrider.kv.state_slots import StateShape, StateSlots
-from outrider.models.attention import PassPlan, following
+from outrider.models.pass_plan import PassPlan, following
 from outrider.models.plan import plan_pass
 from outrider.models.signals import Listening
 

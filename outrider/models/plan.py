@@ -10,8 +10,8 @@ from torch import Tensor
 
 from outrider.kv import KVCache
 from outrider.kv.cache import BLOCK
-from outrider.models.attention import PassPlan, ShortSlots
 from outrider.models.layout import ancestors_on_host, attention_mask, chain_mask, tree_depths_and_ancestors, tree_mask
+from outrider.models.pass_plan import PassPlan, ShortSlots
 
 
 def plan_pass(

@@ -25,7 +25,7 @@ from outrider.models.signals import AFTER_NORM
 from outrider.rows import Rows
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.drafting import ChainRequest, Picks, Vocabulary
-from outrider.runtime.lower import Lowering
+from outrider.runtime.lower import program_of
 from outrider.runtime.record import Part, RecordedCache, record_part
 from outrider.runtime.run import Bound, bind
 from outrider.runtime.structures import DraftingStruct, LevelsStruct, PassStruct
@@ -61,7 +61,7 @@ class BlockRun:
                 recording = record_part(parts, config.vocab_size, inputs, part)
             except CapabilityError as error:
                 raise NotLoweredError(str(error)) from error
-            return bind(Lowering(parts, recording).program(), parts, layers, head.dtype, path)
+            return bind(program_of(parts, recording), parts, layers, head.dtype, path)
 
         def read(
             ids: Tensor, positions: Tensor, inputs: list[Tensor], cache: RecordedCache

@@ -11,6 +11,7 @@ from outrider.runtime.record import ROWS, TOKENS
 from outrider.runtime.strides import Strided
 
 DTYPES = (torch.float32, torch.bfloat16)
+TRUTHS = torch.float32  # what 1 and 0 of a mask are kept as
 SIZES = {"B": ROWS, "T": TOKENS, "N": ROWS * TOKENS}
 
 

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider.runtime.blocks import Block, Known, NotLoweredError
 from outrider.runtime.events import Event
+from outrider.runtime.lowering import Lowering
 from outrider.runtime.ops import Code, Op, View
 from outrider.runtime.strides import collapse, dense
-
-if TYPE_CHECKING:
-    from outrider.runtime.lower import Lowering
 
 INDICES = torch.float32
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,10 +11,8 @@ from torch import Tensor
 from outrider.runtime.blocks import Block, Complex, Known, NotLoweredError
 from outrider.runtime.elementwise import ELEMENTWISE, combined
 from outrider.runtime.events import Event
+from outrider.runtime.lowering import Lowering
 from outrider.runtime.ops import Code
-
-if TYPE_CHECKING:
-    from outrider.runtime.lower import Lowering
 
 
 def from_pairs(low: Lowering, event: Event) -> list[Known]:

@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from outrider.runtime.blocks import Block, Index, Known, NotLoweredError
+from outrider.runtime.blocks import TRUTHS, Block, Index, Known, NotLoweredError
 from outrider.runtime.events import Event
+from outrider.runtime.lowering import Lowering
 from outrider.runtime.ops import Code
 from outrider.runtime.strides import Strided
-
-if TYPE_CHECKING:
-    from outrider.runtime.lower import Lowering
-
 
 UNARY = {
     "neg": Code.NEG, "rsqrt": Code.RSQRT, "sqrt": Code.SQRT, "tanh": Code.TANH, "sigmoid": Code.SIGMOID, "silu": Code.SILU,
     "relu": Code.RELU, "reciprocal": Code.RECIPROCAL, "square": Code.SQUARE, "exp": Code.EXP, "log": Code.LOG,
     "expm1": Code.EXPM1, "log1p": Code.LOG1P,
 }  # fmt: skip
-TRUTHS = torch.float32  # 1 and 0
 
 
 def to_copy(low: Lowering, event: Event) -> list[Known]:

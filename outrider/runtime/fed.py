@@ -9,16 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.errors import CapabilityError
-from outrider.models.attention import PassPlan
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.head_lm import FedHead, HeadLM
 from outrider.models.heads.mtp import MtpHead
+from outrider.models.pass_plan import PassPlan
 from outrider.models.signals import AFTER_NORM
 from outrider.rows import Rows
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.drafting import Picks, Vocabulary, draft_chains, first_pass
 from outrider.runtime.growing import GrownTrees, TreeLimits, grow_trees
-from outrider.runtime.lower import Lowering
+from outrider.runtime.lower import program_of
 from outrider.runtime.record import Part, RecordedCache, record_part
 from outrider.runtime.run import Bound, bind
 
@@ -52,7 +52,7 @@ class FedRun:
                 recording = record_part(parts, lm.shape.vocab_size, [(size, dtype)], part)
             except CapabilityError as error:
                 raise NotLoweredError(str(error)) from error
-            return bind(Lowering(parts, recording).program(), parts, lm.kv.layers, dtype, path)
+            return bind(program_of(parts, recording), parts, lm.kv.layers, dtype, path)
 
         self.bound = lowered(config.hidden_size if parts.fuses else config.feature_size, states)
         self._fuse = lowered(config.feature_size, fused).executor if parts.fuses else None

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from outrider.runtime.blocks import Block, Known, Unknown
+from outrider.runtime.lowering import Lowering
 from outrider.runtime.ops import Code
 from outrider.runtime.strides import stretch
-
-if TYPE_CHECKING:
-    from outrider.runtime.lower import Lowering
 
 UNKNOWN = Unknown("a tensor whose memory is written by way of another")
 

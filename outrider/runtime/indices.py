@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from outrider.runtime.blocks import Index, IsBelow, Known, NotLoweredError
 from outrider.runtime.elementwise import ELEMENTWISE
 from outrider.runtime.events import Event
-
-if TYPE_CHECKING:
-    from outrider.runtime.lower import Lowering
+from outrider.runtime.lowering import Lowering
 
 
 def compared(low: Lowering, event: Event) -> list[Known]:

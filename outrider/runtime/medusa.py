@@ -16,7 +16,7 @@ from outrider.errors import CapabilityError
 from outrider.models.heads.medusa import MedusaHeads
 from outrider.models.signals import AFTER_NORM
 from outrider.runtime.blocks import NotLoweredError
-from outrider.runtime.lower import Lowering
+from outrider.runtime.lower import program_of
 from outrider.runtime.record import record_part
 from outrider.runtime.run import Executor, bind
 
@@ -38,7 +38,7 @@ class MedusaRun:
                 recording = record_part(module, heads.config.vocab_size, [(size, heads.dtype)], part)
             except CapabilityError as error:
                 raise NotLoweredError(str(error)) from error
-            return bind(Lowering(module, recording).program(), module, (), heads.dtype, path).executor
+            return bind(program_of(module, recording), module, (), heads.dtype, path).executor
 
         self._blocks = lowered(heads, lambda features: torch.cat([part(features) for part in parts], dim=-1))
         self._outputs = [lowered(nn.ModuleList([output]), output) for output in outputs]

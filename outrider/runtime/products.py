@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from outrider.runtime.blocks import Block, Known, NotLoweredError
 from outrider.runtime.events import Event
+from outrider.runtime.lowering import Lowering
 from outrider.runtime.ops import Code, Op, View
 from outrider.runtime.reducing import small_products
 from outrider.runtime.strides import dense
-
-if TYPE_CHECKING:
-    from outrider.runtime.lower import Lowering
 
 
 def linear(low: Lowering, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, transposed: bool) -> list[Known]:

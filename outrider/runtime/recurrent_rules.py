@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from outrider.kv.state_slots import StateShape
 from outrider.runtime.blocks import Block, Known, NotLoweredError
 from outrider.runtime.events import Event
+from outrider.runtime.lowering import Lowering
 from outrider.runtime.ops import Code, Op, View
 from outrider.runtime.strides import Strided, dense
-
-if TYPE_CHECKING:
-    from outrider.runtime.lower import Lowering
 
 MAX_WIDTH = 8  # of a convolution (`native/recurrent.h`)
 EPSILON = 1e-6  # transformers', of the norms of queries and keys

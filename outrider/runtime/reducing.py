@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,12 +12,9 @@ from torch import Tensor
 from outrider.runtime.blocks import Block, Known, NotLoweredError
 from outrider.runtime.elementwise import combined
 from outrider.runtime.events import Event
+from outrider.runtime.lowering import Lowering
 from outrider.runtime.ops import Code
 from outrider.runtime.strides import Strided
-
-if TYPE_CHECKING:
-    from outrider.runtime.lower import Lowering
-
 
 MAX_ADDED = 64  # numbers of a sum that is written out
 

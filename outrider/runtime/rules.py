@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -15,15 +14,13 @@ from outrider.runtime.complex_numbers import COMPLEX
 from outrider.runtime.elementwise import ELEMENTWISE
 from outrider.runtime.events import Event
 from outrider.runtime.indices import INDICES as INDEX_RULES
+from outrider.runtime.lowering import Lowering
 from outrider.runtime.ops import Code, Op, View
 from outrider.runtime.products import PRODUCTS
 from outrider.runtime.recurrent_rules import RECURRENT
 from outrider.runtime.reducing import REDUCING
 from outrider.runtime.strides import dense
 from outrider.runtime.views import VIEWS
-
-if TYPE_CHECKING:
-    from outrider.runtime.lower import Lowering
 
 Rule = Callable[["Lowering", Event], Sequence[Known]]
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from outrider.errors import CapabilityError
 from outrider.kv import LayerShape
 from outrider.kv.state_slots import StatePass
-from outrider.models.attention import PassPlan
 from outrider.models.lm import LM
+from outrider.models.pass_plan import PassPlan
 from outrider.models.probes.probe import check_same_logits, probe_logits
 from outrider.runtime import library
 from outrider.runtime.binding import Binding
@@ -26,6 +26,7 @@ from outrider.runtime.matrices import Matrix
 from outrider.runtime.ops import Code, Program, Source
 from outrider.runtime.rotary import Rotary, rotary_of
 from outrider.runtime.structures import SIZES, DraftingStruct, GrowingStruct, PassStruct, ProgramStruct
+from outrider.runtime.torch_threads import OnOwnThreads
 from outrider.runtime.windows import keep_windows
 
 Memory = Tensor | np.ndarray  # contiguous
@@ -195,7 +196,7 @@ def tensors_of(program: Program, module: Any) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named.items() if name in read}
 
 
-class NativeRun:
+class NativeRun(OnOwnThreads):
     """A model's passes on the executor. It keeps its own copy of the weights."""
 
     def __init__(self, lm: LM, module: Any, program: Program, path: Path) -> None:

@@ -17,7 +17,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from outrider.models.lm import LM
-from outrider.runtime.run import NativeRun
+
+
+class OnOwnThreads:
+    """A run whose passes compute on threads of its own."""
 
 
 class _Decoder(Protocol):
@@ -34,7 +37,7 @@ def spare_threads(step: Callable[[Self], Result]) -> Callable[[Self], Result]:
 
     @wraps(step)
     def spared(decoder: Self) -> Result:
-        if not isinstance(decoder.target.run, NativeRun) or decoder.drafter.runs_modules:
+        if not isinstance(decoder.target.run, OnOwnThreads) or decoder.drafter.runs_modules:
             return step(decoder)
         before = torch.get_num_threads()  # asked first: it gives a new thread the process's number
         set_threads = _openmp()

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from outrider.runtime.blocks import SIZES, Block, Complex, Folded, Index, Known, NotLoweredError
 from outrider.runtime.events import Event
+from outrider.runtime.lowering import Lowering
 from outrider.runtime.ops import Code
 from outrider.runtime.strides import Strided, dense, reshape
-
-if TYPE_CHECKING:
-    from outrider.runtime.lower import Lowering
 
 
 def view(low: Lowering, event: Event) -> list[Known]:

@@ -17,6 +17,7 @@ from outrider.models import attention
 from outrider.models.lm import LM
 from outrider.models.loading import load
 from outrider.models.loading.load import build_lm, finish
+from outrider.models.pass_plan import QUERY_BLOCK
 from outrider.models.probes.pass_limits import find_pass_limits
 from tests.contract.test_architectures import GPT2, GROUPED, make_module
 
@@ -128,6 +129,6 @@ def test_experts_are_not_called_exact() -> None:
 
 def test_limits_are_claimed_only_when_measured(lm: LM) -> None:
     """Catches limits that no pass can keep, or that never allow a second row."""
-    assert lm.limits.granularity in (2, attention.QUERY_BLOCK)
-    assert lm.limits.max_tokens_per_pass >= attention.QUERY_BLOCK
+    assert lm.limits.granularity in (2, QUERY_BLOCK)
+    assert lm.limits.max_tokens_per_pass >= QUERY_BLOCK
     assert lm.limits.exact_rows

@@ -12,7 +12,7 @@ from outrider.errors import ConfigError
 from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
 from outrider.settings import parse_settings
-from outrider.text import StopStrings
+from outrider.stops import StopStrings
 from outrider.types import Draft, TargetOutput, Verdict
 
 PHRASES = [[1, 2, 3, 4], [1, 2, 5], [2, 6, 7, 8], [9]]

@@ -25,7 +25,8 @@ from outrider.errors import ConfigError
 from outrider.models.heads.medusa import MedusaHeads
 from outrider.models.heads.medusa_files import load_medusa, outline_medusa
 from outrider.models.linear.pack import can_pack, pack_linears
-from outrider.models.loading.memory import ModelMemory, head_memory
+from outrider.models.loading.memory import head_memory
+from outrider.models.model_memory import ModelMemory
 from outrider.rows import Rows
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.medusa import MedusaRun

@@ -30,7 +30,7 @@ from outrider.models.heads.mtp_turns import MtpTurnsLM
 from outrider.models.heads.mtp_turns_states import MtpTurnsStatesLM
 from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.lm import LM
-from outrider.models.loading.memory import ModelMemory
+from outrider.models.model_memory import ModelMemory
 from outrider.runtime import block_packing
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.fed import FedChains, FedRun, FedTrees

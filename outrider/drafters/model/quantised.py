@@ -26,7 +26,7 @@ from outrider.models.derived.quantise import (
     quantised_copy,
 )
 from outrider.models.lm import LM
-from outrider.models.loading.load import LoadedModel
+from outrider.models.loaded import LoadedModel
 from outrider.models.loading.memory import available_memory
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.derived import native_derived_lm

@@ -11,12 +11,11 @@ from importlib import import_module
 from typing import Any
 
 from outrider.errors import CapabilityError, ConfigError
+from outrider.integrations.sglang.tested import OTHERWISE, TESTED
 from outrider.integrations.vllm.options import read_options
 
 NAME = "OUTRIDER"
-TESTED = "0.5.19"
 INFO, REGISTRY = "sglang.srt.speculative.spec_info", "sglang.srt.speculative.spec_registry"
-OTHERWISE = f"Outrider knows the speculative algorithms of SGLang {TESTED}, and here"
 
 
 def register() -> None:

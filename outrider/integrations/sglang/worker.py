@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.errors import CapabilityError, ConfigError
 from outrider.integrations.sglang.lookups import Lookups
-from outrider.integrations.sglang.plugin import OTHERWISE, TESTED
+from outrider.integrations.sglang.tested import OTHERWISE, TESTED
 from outrider.integrations.vllm.drafting import BatchDrafter
 from outrider.integrations.vllm.lookups import LookupPlan
 from outrider.integrations.vllm.options import read_options

@@ -22,7 +22,7 @@ from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.proposals import proposed
 from outrider.rows import PerRow, Row, Rows
 from outrider.sampling.params import SamplingParams
-from outrider.text import StopStrings
+from outrider.stops import StopStrings
 from outrider.types import Draft, TargetOutput, Verdict, VerdictLists
 
 ENDLESS = 1 << 60  # the engine ends texts, not we

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from outrider.errors import CapabilityError, CheckpointError
-from outrider.models.attention import PassPlan
 from outrider.models.lm import LM, LMShape
-from outrider.models.loading.load import LoadedModel
+from outrider.models.loaded import LoadedModel
+from outrider.models.pass_plan import PassPlan
 
 
 @dataclass(frozen=True)

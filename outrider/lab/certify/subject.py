@@ -30,7 +30,7 @@ from outrider.sampling.constraint import Constraint
 from outrider.sampling.distribution import distribution
 from outrider.sampling.params import SamplingParams
 from outrider.step import StepObserver
-from outrider.text import StopStrings
+from outrider.stops import StopStrings
 from outrider.types import Draft, Verdict
 from outrider.verifiers.base import Verifier
 from outrider.verifiers.token import TokenVerifier

@@ -24,7 +24,7 @@ from outrider.rows import Row, Rows
 from outrider.sampling.distribution import BatchSampling, History, distribution, greedy_choice
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import RowStreams
-from outrider.text import StopStrings
+from outrider.stops import StopStrings
 from outrider.types import Draft, TargetOutput, Verdict, VerdictLists
 
 CHUNK_NUMBERS = 1 << 20  # tokens times vocabulary of one chunk: bounds the memory of its distributions (8 MB each)

@@ -24,14 +24,15 @@ from outrider.drafters.base import Drafter
 from outrider.drafters.proposals import proposed
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.lab.replay.texts import Text
-from outrider.models.attention import PassPlan
 from outrider.models.lm import LM, LMShape, Reader
+from outrider.models.loaded import LoadedModel
 from outrider.models.loading.context import UNKNOWN_CONTEXT
-from outrider.models.loading.load import LoadedModel, load_config, load_tokenizer
+from outrider.models.loading.load import load_config, load_tokenizer
+from outrider.models.pass_plan import PassPlan
 from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
 from outrider.step import Control, StepFacts
-from outrider.text import StopStrings
+from outrider.stops import StopStrings
 from outrider.types import Draft, TargetOutput, Verdict
 from outrider.verifiers.base import agreeing_ends, path_verdict
 

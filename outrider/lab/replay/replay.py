@@ -22,7 +22,7 @@ from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.replay.loop import LoggedRow, ReplayLoop, text_target
 from outrider.lab.replay.texts import Text
-from outrider.models.loading.load import LoadedModel
+from outrider.models.loaded import LoadedModel
 from outrider.parts import Parts
 from outrider.run import has_ended, run_rows
 from outrider.stats import DecodeStats

@@ -21,7 +21,7 @@ from outrider.lab.replay.replay_result import ReplayedConfiguration, ReplayResul
 from outrider.lab.replay.search import check_search, check_texts, search, space_of
 from outrider.lab.replay.summary import summarise
 from outrider.lab.replay.texts import Log
-from outrider.models.loading.load import LoadedModel
+from outrider.models.loaded import LoadedModel
 from outrider.version import __version__
 
 SHOWN = 3  # requests in a note

@@ -25,7 +25,7 @@ from outrider.lab.replay.replay import Order, Replay, replay, replayable_parts
 from outrider.lab.replay.replay_result import SearchOutcome
 from outrider.lab.replay.summary import Sums, gain_interval, plain_steps, summarise, unpaid_drafting
 from outrider.lab.replay.texts import Text
-from outrider.models.loading.load import LoadedModel
+from outrider.models.loaded import LoadedModel
 from outrider.parts import Parts
 
 MIN_TEXTS = 4

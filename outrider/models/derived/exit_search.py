@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outrider.models.derived.truncate import DecoderLayers
 from outrider.models.lm import LM, module_run
-from outrider.models.loading.load import LoadedModel
+from outrider.models.loaded import LoadedModel
 from outrider.models.probes.probe import probe_tokens
 from outrider.sampling.theory import predicted_speedup
 

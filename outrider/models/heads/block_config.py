@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from outrider.models.attention import QUERY_BLOCK
+from outrider.models.pass_plan import QUERY_BLOCK
 
 
 class Sight(NamedTuple):

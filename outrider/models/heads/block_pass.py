@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from outrider.kv.cache import BLOCK, KVCache
-from outrider.models.attention import PassPlan, attend
+from outrider.models.attention import attend
 from outrider.models.heads.block import BlockHead
+from outrider.models.pass_plan import PassPlan
 
 
 class Unread(NamedTuple):

@@ -31,7 +31,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from outrider.errors import CapabilityError
 from outrider.kv import LayerShape
-from outrider.models.attention import PassPlan, attend
+from outrider.models.attention import attend
+from outrider.models.pass_plan import PassPlan
 from outrider.models.signals import AFTER_NORM
 from outrider.models.tokens.vocabulary import OUTSIDE
 

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.kv import KVCache, LayerShape
-from outrider.models.attention import PassPlan
+from outrider.models.pass_plan import PassPlan
 from outrider.models.plan import plan_pass
 
 

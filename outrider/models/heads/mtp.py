@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from outrider.kv import LayerShape
-from outrider.models.attention import PassPlan, following, make_known
+from outrider.models.attention import make_known
 from outrider.models.indexer import indexer_layers, number_indexers
+from outrider.models.pass_plan import PassPlan, following
 from outrider.models.stateful.state import OwnState
 
 BY_FUNCTION = "outrider-by-function"  # the attention of a head in training

@@ -46,8 +46,9 @@ from outrider.models.heads.mtp_streams import StreamsLayer
 from outrider.models.heads.tensors import read_config, write_head
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import adapter_in
-from outrider.models.loading.memory import ModelMemory, folder_weights_bytes, layer_kv_bytes
+from outrider.models.loading.memory import folder_weights_bytes, layer_kv_bytes
 from outrider.models.loading.weight_files import safetensors_header, weight_files
+from outrider.models.model_memory import ModelMemory
 from outrider.models.signals import AFTER_NORM
 from outrider.wellformed import load_object
 

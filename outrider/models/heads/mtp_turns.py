@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.kv import KVCache
-from outrider.models.attention import PassPlan
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.heads.mtp import MtpHead
+from outrider.models.pass_plan import PassPlan
 
 
 class MtpTurnsLM(HeadLM):

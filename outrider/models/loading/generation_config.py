@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ConfigError
 from outrider.lazy import transformers
-from outrider.models.loading.load import LoadedModel
+from outrider.models.loaded import LoadedModel
 from outrider.sampling.params import SamplingParams
 from outrider.wellformed import load_object
 

@@ -8,8 +8,6 @@ before the first token.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +26,6 @@ from outrider.errors import (
 from outrider.instructions import of_this_cpu
 from outrider.lazy import transformers
 from outrider.models import attention
-from outrider.models.draft_loop import DraftLoop
 from outrider.models.gguf.config import gguf_config
 from outrider.models.gguf.linear import block_layers
 from outrider.models.gguf.names import gguf_in
@@ -66,9 +63,6 @@ from outrider.models.quantised.load import quantised_module, widened_module
 from outrider.models.quantised.scheme import is_stacked, scheme_of
 from outrider.models.stateful.check import UNKNOWN_LAYER, find_state_limits, state_lm
 from outrider.models.stateful.lm import StateLM
-from outrider.models.tokens.token_bytes import special_ids
-from outrider.models.tokens.token_text import vocabulary_bytes
-from outrider.sampling.words import BadWords, Spelling
 from outrider.templates import bound_transformers
 
 if TYPE_CHECKING:
@@ -76,70 +70,6 @@ if TYPE_CHECKING:
 
 DTYPES = {name: getattr(torch, name) for name in ("bfloat16", "float16", "float32", "float64")}
 
-MAX_BAD_WORDS = 16  # lists of bad words that a model remembers
-
-
-@dataclass(frozen=True)
-class Tables:
-    """Both ends of a model: what turns tokens into vectors and vectors into logits. `derive.weight_of` reads `output`."""
-
-    embedding: nn.Module
-    output: nn.Module
-
-    @classmethod
-    def of(cls, module: Any) -> Tables:
-        return cls(module.get_input_embeddings(), module.get_output_embeddings())
-
-
-@dataclass
-class LoadedModel:
-    """A model ready to run, with what the rest needs to know about where it came from."""
-
-    name: str
-    lm: LM
-    config: Any  # PretrainedConfig
-    tokenizer: PreTrainedTokenizerBase | None
-    eos_token_ids: frozenset[int]
-    draft_loop: DraftLoop | None = None  # when it drafts and its passes are recorded (CUDA graphs)
-    module: nn.Module | None = None  # kept only for a drafter that runs on the target's own weights
-    tables: Tables | None = None  # of the target: kept for trained heads, which share them
-    generation_config: Any = None  # `generation_config.Asked`
-    revision: str | None = None  # of a model on the hub
-    called: str | None = None  # by the user, who may say 'demo'; None: by its name
-    _bad_words: dict[tuple[tuple[str, ...], bool], BadWords] = field(default_factory=dict, repr=False)
-
-    @property
-    def label(self) -> str:
-        """What messages call it."""
-        return self.called or self.name
-
-    @cached_property
-    def spelling(self) -> Spelling:
-        """What each token of the model writes. Raises ConfigError where there is no tokenizer to tell."""
-        if self.tokenizer is None:
-            raise ConfigError(f"'{self.label}' has no tokenizer, so nobody knows what its tokens write")
-        return Spelling(vocabulary_bytes(self.tokenizer, self.lm.shape.vocab_size))
-
-    @cached_property
-    def specials(self) -> frozenset[int]:
-        """Tokens that a text leaves out unless it shows special tokens."""
-        return special_ids(self.tokenizer)
-
-    def bad_words(self, words: tuple[str, ...], *, shows_specials: bool) -> BadWords:
-        """The tokens that write these words. Finding them takes milliseconds a word, so the last few answers are kept."""
-        key = (words, shows_specials)
-        made = self._bad_words.get(key)
-        if made is None:
-            made = BadWords(self.spelling, words, silent=() if shows_specials else self.specials)
-            if len(self._bad_words) >= MAX_BAD_WORDS:
-                self._bad_words.clear()
-            self._bad_words[key] = made
-        return made
-
-    def twin(self) -> LoadedModel:
-        """A model with these weights and programs, and an empty cache of its own."""
-        lm, loop = self.lm.twin(), self.draft_loop
-        return replace(self, lm=lm, draft_loop=None if loop is None else loop.on(lm))
 
 
 def resolve_device(device: str) -> torch.device:

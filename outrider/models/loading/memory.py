@@ -27,6 +27,7 @@ from outrider.models.loading.context import configured_context
 from outrider.models.loading.multimodal import auto_classes
 from outrider.models.loading.unsupported import STATEFUL_KINDS
 from outrider.models.loading.weight_files import check_sizes, safetensors_header, weight_files
+from outrider.models.model_memory import ModelMemory
 from outrider.models.quantised.checkpoint import bits_per_weight, is_widened, quantisation_of
 from outrider.models.quantised.scheme import scheme_of
 
@@ -51,21 +52,6 @@ CGROUP = (
         Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
     ),
 )
-
-
-@dataclass(frozen=True)
-class ModelMemory:
-    """One model's part."""
-
-    name: str
-    weights_bytes: int  # one copy in the dtype it runs in; 0 when it cannot be known without loading
-    kv_bytes_per_token: int
-    quantised_bytes: int = 0  # of `weights_bytes`: stays as it is stored, so that no second copy is packed
-    loading_bytes: int = 0  # while loading rounds plain weights; 0: it rounds none
-
-    def held_bytes(self, copies: float) -> int:
-        """Weights at the worst moment of loading."""
-        return max(self.loading_bytes, round((self.weights_bytes - self.quantised_bytes) * copies) + self.quantised_bytes)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.models.attention import QUERY_BLOCK
 from outrider.models.linear.panel import is_transposed
 from outrider.models.lm import LM, PassLimits
+from outrider.models.pass_plan import QUERY_BLOCK
 from outrider.models.probes.probe import probe_tokens, see_layers
 from outrider.models.probes.sum_order import (
     Sample,

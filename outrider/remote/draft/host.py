@@ -13,7 +13,7 @@ from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.remote.draft.nodes import DraftNode, drafted_nodes
 from outrider.remote.draft.texts import HostedText, common
 from outrider.rows import PerRow, Row, Rows
-from outrider.text import StopStrings
+from outrider.stops import StopStrings
 from outrider.types import Draft, TargetOutput
 from outrider.verifiers.base import prefix_verdict
 from outrider.verifiers.coupled import CoupledVerifier

@@ -20,8 +20,9 @@ from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.drafters.model.draft_tree import TreeModelDrafter
 from outrider.errors import CapabilityError, ConfigError
 from outrider.loader import ModelLoader
+from outrider.models.loaded import LoadedModel
 from outrider.models.loading.context import context_length
-from outrider.models.loading.load import LoadedModel, load_config, load_tokenizer, resolve_device, resolve_dtype
+from outrider.models.loading.load import load_config, load_tokenizer, resolve_device, resolve_dtype
 from outrider.models.loading.memory import estimate_memory
 from outrider.options import DEMO, Needs, Options
 from outrider.parts import Parts, choose_parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -12,10 +12,8 @@ from torch import Tensor
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.gpu.state_kernels import convolution, delta_rule, scan, window_before
 from outrider.runtime.gpu.value_offsets import ValueOffset
+from outrider.runtime.gpu.work import Work
 from outrider.runtime.ops import Code, Op, Program, View
-
-if TYPE_CHECKING:
-    from outrider.runtime.gpu.steps import Work
 
 CHANNELS = 256  # of one program of a convolution
 COLUMNS = 32  # of a state that one program keeps in registers

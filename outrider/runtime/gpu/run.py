@@ -12,8 +12,8 @@ from torch import Tensor
 
 from outrider.errors import CapabilityError
 from outrider.lazy import Package
-from outrider.models.attention import PassPlan
 from outrider.models.lm import LM, PassLimits
+from outrider.models.pass_plan import PassPlan
 from outrider.models.probes.probe import check_same_logits, probe_logits
 from outrider.models.stateful.lm import StateLM
 from outrider.runtime.blocks import DTYPES, NotLoweredError

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +10,7 @@ import triton
 from torch import Tensor
 
 from outrider.kv import LayerShape
-from outrider.models.attention import PassPlan
+from outrider.models.pass_plan import PassPlan
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.gpu.compiled import compiled
 from outrider.runtime.gpu.kernels import attention_joined, attention_parts, expert_products
@@ -20,6 +18,7 @@ from outrider.runtime.gpu.products import NARROW, narrow
 from outrider.runtime.gpu.recurrent import Recurrence
 from outrider.runtime.gpu.source import kernel_text
 from outrider.runtime.gpu.value_offsets import joinable, offsets_of, read_elsewhere
+from outrider.runtime.gpu.work import Work
 from outrider.runtime.gpu.writer import SPLIT, Argument
 from outrider.runtime.ops import Code, Op, Program, View
 from outrider.runtime.schedule import Kind, Phase, schedule
@@ -28,31 +27,6 @@ LINES, WIDE_LINES = 16, 64  # queries, times the heads of a group, of one progra
 PART, WIDE_PART = 128, 512  # keys of one program of attention
 JOINED = 16  # parts read at once
 EXPERT_BLOCK, EXPERT_STEP = 32, 128
-
-
-@dataclass
-class Work:
-    """One pass: what is given, and the tensors made so far by the value that gives each its number."""
-
-    ids: Tensor  # (N,)
-    positions: Tensor  # (N,)
-    plan: PassPlan
-    columns: Tensor
-    rotary: Sequence[Tensor]
-    num_rows: int
-    num_tokens: int
-    tensors: dict[int, Tensor] = field(default_factory=dict)  # (tokens, width)
-    hidden: dict[int, Tensor] = field(default_factory=dict)  # by index of the signal
-
-    @cached_property
-    def parents(self) -> Tensor | None:
-        """The token of the pass that each one follows (B, T), -1: none, of a tree over running states."""
-        given = self.plan.parents
-        return None if given is None else F.pad(given + 1, (1, 0), value=-1)
-
-    @property
-    def count(self) -> int:
-        return self.num_rows * self.num_tokens
 
 
 Step = Callable[[Work], None]

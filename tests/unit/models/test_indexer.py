@@ -18,12 +18,12 @@ from transformers.models.deepseek_v32 import modeling_deepseek_v32
 
 from outrider.kv import KVCache, LayerShape
 from outrider.models import attention
-from outrider.models.attention import following
 from outrider.models.indexer import CHOOSE, Scores, indexer_layers
 from outrider.models.lm import LM, PassLimits
 from outrider.models.loading.load import build_lm
 from outrider.models.loading.older_code import hand_over
 from outrider.models.loading.unsupported import OwnCacheNeededError, refuse_other_caches
+from outrider.models.pass_plan import following
 from outrider.models.plan import plan_pass
 from outrider.models.probes.probe import probe_tokens
 from outrider.models.stateful.lm import StateLM

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.models.attention import QUERY_BLOCK
 from outrider.models.layout import attention_mask, tree_depths_and_ancestors
+from outrider.models.pass_plan import QUERY_BLOCK
 
 KEYS = 64
 

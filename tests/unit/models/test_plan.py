@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from outrider.kv import KVCache
 from outrider.kv.cache import LayerShape
-from outrider.models.attention import PassPlan
+from outrider.models.pass_plan import PassPlan
 from outrider.models.plan import plan_pass
 
 CPU = torch.device("cpu")

@@ -31,7 +31,7 @@ from outrider.remote.serving import GrpcServer, ServiceSettings
 from outrider.remote.target.service import TargetService
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
-from outrider.text import StopStrings
+from outrider.stops import StopStrings
 from tests.draft_service import FakeDraftService, Known
 from tests.helpers import byte_tokenizer
 from tests.unit.remote.conftest import until

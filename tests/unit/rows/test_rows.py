@@ -13,7 +13,7 @@ from outrider.errors import ConfigError
 from outrider.rows import Row, Rows
 from outrider.sampling.distribution import History
 from outrider.sampling.params import SamplingParams
-from outrider.text import StopStrings
+from outrider.stops import StopStrings
 from outrider.types import Draft, Verdict
 from tests.helpers import make_row, word_tokenizer
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.models.signals import AFTER_NORM
-from outrider.runtime.lower import Lowering
+from outrider.runtime.lower import program_of
 from outrider.runtime.record import RecordedCache, record_part
 from outrider.runtime.run import bind
 
@@ -49,7 +49,7 @@ def made(module: nn.Module, x: Tensor, path: Path) -> Tensor:
         found = module(inputs[0])
         return {AFTER_NORM: found}, found
 
-    program = Lowering(module, record_part(module, 9, [(x.shape[1], x.dtype)], recorded)).program()
+    program = program_of(module, record_part(module, 9, [(x.shape[1], x.dtype)], recorded))
     return bind(program, module, (), x.dtype, path).executor.map(x)
 
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.kv import LayerShape
-from outrider.models.attention import PassPlan
 from outrider.models.lm import LM, PassLimits, Run
 from outrider.models.loading.load import build_lm
+from outrider.models.pass_plan import PassPlan
 from outrider.models.probes.sum_order import AttentionKind, attention_samples, same_bits, trees_keep_bits
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.lower import lower

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.models.signals import AFTER_NORM
-from outrider.runtime.lower import Lowering
+from outrider.runtime.lower import program_of
 from outrider.runtime.record import RecordedCache, record_part
 from outrider.runtime.run import bind
 
@@ -49,7 +49,7 @@ def test_a_layer_reads_its_own_numbers_of_every_token(
         found = module(inputs[0])
         return {AFTER_NORM: found}, found
 
-    program = Lowering(module, record_part(module, 9, [(8, dtype)], recorded)).program()
+    program = program_of(module, record_part(module, 9, [(8, dtype)], recorded))
     x = torch.randn(7, 8).to(dtype)
     found = bind(program, module, (), dtype, library_path).executor.map(x)
     torch.testing.assert_close(found, module(x[None])[0], rtol=tolerance, atol=tolerance)

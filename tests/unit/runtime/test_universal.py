@@ -15,7 +15,8 @@ from outrider.draft_length import FixedLength
 from outrider.drafters.base import DraftSetup
 from outrider.drafters.model.universal import UniversalDrafter, UniversalSettings
 from outrider.models.lm import LM
-from outrider.models.loading.load import LoadedModel, build_lm
+from outrider.models.loaded import LoadedModel
+from outrider.models.loading.load import build_lm
 from outrider.models.tokens.alignment import TokenizerPair
 from outrider.rows import Row, Rows
 from outrider.runtime.lower import lower

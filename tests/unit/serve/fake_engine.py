@@ -19,7 +19,8 @@ from outrider.errors import OutriderError, QueueFullError, RequestError
 from outrider.models.loading.generation_config import SamplingDefaults
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
-from outrider.text import Detokenizer, StopStrings
+from outrider.stops import StopStrings
+from outrider.text import Detokenizer
 from outrider.thoughts import StopsBehindThoughts
 from tests.helpers import EOS, byte_tokenizer
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.models.tokens.bytes_text import UNFINISHED
-from outrider.text import Detokenizer, StopStrings, decode
+from outrider.stops import StopStrings
+from outrider.text import Detokenizer, decode
 from tests.published_tokenizers import ALL, JOINED, WITH_BYTE_FALLBACK, gpt_2, llama_2
 
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from outrider.text import UNFINISHED, Detokenizer, StopStrings
+from outrider.stops import StopStrings
+from outrider.text import UNFINISHED, Detokenizer
 from tests.helpers import EOS, byte_tokenizer
 
 BYTES = byte_tokenizer()

@@ -20,7 +20,8 @@ from outrider.drafters.model.draft_tree import TreeModelDrafter
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.eagle_files import save_eagle
-from outrider.models.loading.load import LoadedModel, Tables, build_lm
+from outrider.models.loaded import LoadedModel, Tables
+from outrider.models.loading.load import build_lm
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers.coupled import CoupledVerifier

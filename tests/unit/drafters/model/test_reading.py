@@ -19,7 +19,8 @@ from outrider.drafters.model.universal import UniversalDrafter, UniversalSetting
 from outrider.engine.draft_prefill import DraftPrefill
 from outrider.engine.drafter_mux import DrafterMux
 from outrider.models.lm import LM
-from outrider.models.loading.load import LoadedModel, build_lm
+from outrider.models.loaded import LoadedModel
+from outrider.models.loading.load import build_lm
 from outrider.sampling.params import SamplingParams
 from outrider.step import StepFacts
 from outrider.verifiers.traversal import TraversalVerifier

@@ -17,7 +17,8 @@ from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.drafters.model.universal import MIN_COVERAGE, UniversalDrafter, UniversalSettings
 from outrider.errors import CapabilityError
 from outrider.models.lm import LM
-from outrider.models.loading.load import LoadedModel, build_lm
+from outrider.models.loaded import LoadedModel
+from outrider.models.loading.load import build_lm
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers.block import BlockVerifier

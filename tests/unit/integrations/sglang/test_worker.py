@@ -15,6 +15,7 @@ import pytest
 from outrider.drafters.base import Drafter
 from outrider.errors import CapabilityError, ConfigError
 from outrider.integrations.sglang import plugin, worker
+from outrider.integrations.sglang.tested import TESTED
 from tests.unit.integrations.sglang import stand_in
 from tests.unit.integrations.sglang.stand_in import CONTEXT, Request, rule, server_args, step, target_worker
 
@@ -154,7 +155,7 @@ def test_another_sglang_is_refused_before_it_serves(monkeypatch: pytest.MonkeyPa
         _prepare_draft_tokens = None if what == "missing" else (lambda self, batch, more: None)
 
     module = SimpleNamespace(NGRAMWorker=Other, NgramCorpus=stand_in.NgramCorpus)
-    with pytest.raises(CapabilityError, match=f"install sglang {plugin.TESTED}"):
+    with pytest.raises(CapabilityError, match=f"install sglang {TESTED}"):
         worker.check_interface(module)
 
 

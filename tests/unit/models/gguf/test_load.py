@@ -49,10 +49,11 @@ from outrider.models.derived.quantise import quantised_copy
 from outrider.models.gguf.header import read_gguf
 from outrider.models.gguf.linear import BlockEmbedding, BlockLinear, block_layers
 from outrider.models.gguf.weights import gguf_notes
+from outrider.models.loaded import LoadedModel
 from outrider.models.loading import load
 from outrider.models.loading.ends import eos_token_ids
 from outrider.models.loading.generation_config import asked_of, sampling_defaults
-from outrider.models.loading.load import LoadedModel, load_config, load_module, load_tokenizer
+from outrider.models.loading.load import load_config, load_module, load_tokenizer
 from outrider.models.loading.memory import model_memory
 from outrider.runtime.layers import use_kernels
 from outrider.runtime.lower import lower

@@ -19,7 +19,8 @@ from outrider.models.heads.eagle_files import TargetSizes, load_eagle, outline_e
 from outrider.models.heads.exit import ExitConfig, ExitHead
 from outrider.models.heads.medusa_files import export_medusa, load_medusa, outline_medusa
 from outrider.models.heads.mtp_files import load_mtp
-from outrider.models.loading.memory import ModelMemory, estimate_memory
+from outrider.models.loading.memory import estimate_memory
+from outrider.models.model_memory import ModelMemory
 from tests.heads import HEADS
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from outrider.kv import LayerShape
 from outrider.models import attention
-from outrider.models.attention import PassPlan
 from outrider.models.loading.load import build_lm, finish
+from outrider.models.pass_plan import QUERY_BLOCK, PassPlan
 from outrider.models.probes import pass_limits, sum_order
 from outrider.models.probes.pass_limits import WIDTHS, find_pass_limits
 from outrider.models.probes.sum_order import (
@@ -127,7 +127,7 @@ def test_what_samples_show_reaches_the_limits(monkeypatch: pytest.MonkeyPatch) -
     assert lm.limits.max_tokens_per_pass > 3
     wide = lm.limits.granularity
     module.extra = HalvedLinear(64, 48, bias=False).to(torch.bfloat16)
-    assert find_pass_limits(lm, module).granularity == attention.QUERY_BLOCK >= wide
+    assert find_pass_limits(lm, module).granularity == QUERY_BLOCK >= wide
     monkeypatch.setattr(pass_limits, "trees_keep_bits", lambda kind, lm: True)
     monkeypatch.setattr(pass_limits, "tree_path_is_exact", lambda lm, block: True)
     assert find_pass_limits(lm, module).exact_trees

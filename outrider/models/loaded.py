@@ -1,0 +1,53 @@
+"""A model that is ready to run, as plain data: what loading makes and all else is handed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from outrider.models.draft_loop import DraftLoop
+    from outrider.models.lm import LM
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Both ends of a model: what turns tokens into vectors and vectors into logits. `derive.weight_of` reads `output`."""
+
+    embedding: nn.Module
+    output: nn.Module
+
+    @classmethod
+    def of(cls, module: Any) -> Tables:
+        return cls(module.get_input_embeddings(), module.get_output_embeddings())
+
+
+@dataclass
+class LoadedModel:
+    """A model ready to run, with what the rest needs to know about where it came from."""
+
+    name: str
+    lm: LM
+    config: Any  # PretrainedConfig
+    tokenizer: PreTrainedTokenizerBase | None
+    eos_token_ids: frozenset[int]
+    draft_loop: DraftLoop | None = None  # when it drafts and its passes are recorded (CUDA graphs)
+    module: nn.Module | None = None  # kept only for a drafter that runs on the target's own weights
+    tables: Tables | None = None  # of the target: kept for trained heads, which share them
+    generation_config: Any = None  # `generation_config.Asked`
+    revision: str | None = None  # of a model on the hub
+    called: str | None = None  # by the user, who may say 'demo'; None: by its name
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return self.called or self.name
+
+    def twin(self) -> LoadedModel:
+        """A model with these weights and programs, and an empty cache of its own."""
+        lm, loop = self.lm.twin(), self.draft_loop
+        return replace(self, lm=lm, draft_loop=None if loop is None else loop.on(lm))

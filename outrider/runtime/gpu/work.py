@@ -1,0 +1,37 @@
+"""What the steps of one pass on a GPU share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.models.pass_plan import PassPlan
+
+
+@dataclass
+class Work:
+    """One pass: what is given, and the tensors made so far by the value that gives each its number."""
+
+    ids: Tensor  # (N,)
+    positions: Tensor  # (N,)
+    plan: PassPlan
+    columns: Tensor
+    rotary: Sequence[Tensor]
+    num_rows: int
+    num_tokens: int
+    tensors: dict[int, Tensor] = field(default_factory=dict)  # (tokens, width)
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # by index of the signal
+
+    @cached_property
+    def parents(self) -> Tensor | None:
+        """The token of the pass that each one follows (B, T), -1: none, of a tree over running states."""
+        given = self.plan.parents
+        return None if given is None else F.pad(given + 1, (1, 0), value=-1)
+
+    @property
+    def count(self) -> int:
+        return self.num_rows * self.num_tokens
