@@ -390,6 +390,8 @@ def test_a_row_saved_at_its_end_serves_there_alone() -> None:
     pages.save(TEXT, grown(3000), 0, 3000)
     assert loaded(pages, TEXT) == 2976
     assert loaded(pages, TEXT[:1500]) == 0
+    enough = grown(3000).firsts[0] + (WINDOW + KEPT_BACK) // PAGE * PAGE + PAGE  # the first page that ends as many as are held
+    assert [loaded(pages, TEXT[:length]) for length in (enough - PAGE, enough)] == [0, enough]
     pages.save(TEXT, grown(1500), 0, 1500)
     assert loaded(pages, TEXT[:1500]) == 1472
     assert loaded(pages, TEXT[:2000]) == 1472
