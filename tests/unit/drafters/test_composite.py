@@ -114,6 +114,36 @@ def paths(draft: Draft, row: int, limit: int) -> set[tuple[int, ...]]:
     return set(found.values())
 
 
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("jump", [1, 7])
+def test_what_an_earlier_part_offers_as_well_is_not_credited(jump: int, later: bool) -> None:
+    """Right or wrong, it is the model's: the copy stays worth what it was. `later`: a draft service says what was kept."""
+    drafter = composite("merge", copy=(Scripted(jump, limit=2), False), model=(Scripted(jump), True))
+    rows = batch(drafter, 2)
+    model, copy = drafter.parts
+    before = copy.survival.curve(4)
+    if later:
+        drafter.propose(rows, [6, 6])
+        drafter.credit(0)([0, 1] if jump == 1 else [], 3)
+    else:
+        step(drafter, rows, [6, 6], successor)
+    assert copy.survival.curve(4) == before
+    assert (model.survival.curve(4) > before) == (jump == 1)
+
+
+def test_what_a_part_adds_behind_the_same_nodes_is_its_own() -> None:
+    """The model's chain ends after two nodes, the copy's goes on: two levels of it are tested, the third and the fourth."""
+    drafter = composite("merge", model=(Scripted(limit=2), True), copy=(Scripted(limit=4), False))
+    rows = batch(drafter)
+    for number in range(3):
+        copy = drafter.parts[1]
+        observed: list[tuple[int, int]] = []
+        copy.survival.observe = lambda row, drafted, accepted: observed.append((drafted, accepted))  # type: ignore[method-assign]
+        draft = step(drafter, rows, [8], successor if number else lambda token: token)
+        assert draft.lists[1] == [4]
+        assert observed == [(2, 2 if number else 0)]
+
+
 @pytest.mark.parametrize("limit", [0, 2, 9])
 def test_a_smaller_tree_is_what_its_nodes_say(limit: int) -> None:
     """`auto` counts what smaller trees would have kept by it: also where parts run out, or guess the same."""
