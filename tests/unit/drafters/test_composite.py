@@ -131,17 +131,15 @@ def test_what_an_earlier_part_offers_as_well_is_not_credited(jump: int, later: b
     assert (model.survival.curve(4) > before) == (jump == 1)
 
 
-def test_what_a_part_adds_behind_the_same_nodes_is_its_own() -> None:
+def test_what_a_part_adds_behind_the_same_nodes_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's chain ends after two nodes, the copy's goes on: two levels of it are tested, the third and the fourth."""
     drafter = composite("merge", model=(Scripted(limit=2), True), copy=(Scripted(limit=4), False))
     rows = batch(drafter)
-    for number in range(3):
-        copy = drafter.parts[1]
-        observed: list[tuple[int, int]] = []
-        copy.survival.observe = lambda row, drafted, accepted: observed.append((drafted, accepted))  # type: ignore[method-assign]
-        draft = step(drafter, rows, [8], successor if number else lambda token: token)
-        assert draft.lists[1] == [4]
-        assert observed == [(2, 2 if number else 0)]
+    observed: list[tuple[int, int]] = []
+    monkeypatch.setattr(drafter.parts[1].survival, "observe", lambda row, *counts: observed.append(counts))
+    for follow in (lambda token: token, successor):
+        assert step(drafter, rows, [8], follow).lists[1] == [4]
+    assert observed == [(2, 0), (2, 2)]
 
 
 @pytest.mark.parametrize("limit", [0, 2, 9])

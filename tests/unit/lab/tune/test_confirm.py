@@ -145,6 +145,14 @@ def test_the_highest_value_is_recommended_not_the_surest_one() -> None:
         assert [(one.task, one.configuration) for one in others] == [("chat", SLOW.label)]
 
 
+@pytest.mark.parametrize(("value", "named"), [(1.515, []), (1.55, ["chat"])])
+def test_a_task_gets_advice_of_its_own_where_that_is_worth_it(value: float, named: list[str]) -> None:
+    """Another finalist that is better for it by less than 2 % is no reason for other settings."""
+    found = findings({FAST.label: (1.6, {"code": 1.6, "chat": 1.5}), SLOW.label: (1.4, {"code": 1.2, "chat": value})})
+    _, *others = recommendations(found, [FAST, SLOW], draft=None)
+    assert [one.task for one in others] == named
+
+
 def test_automatic_lengths_win_by_far_or_not_at_all() -> None:
     """By 5 % of the best fixed length, which need not be the second best of all."""
     for value, best in ((1.57, SLOW), (1.58, AUTO)):
