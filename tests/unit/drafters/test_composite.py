@@ -118,9 +118,10 @@ def paths(draft: Draft, row: int, limit: int) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize("jump", [1, 7])
 def test_what_an_earlier_part_offers_as_well_is_not_credited(jump: int, later: bool) -> None:
     """Right or wrong, it is the model's: the copy stays worth what it was. `later`: a draft service says what was kept."""
-    drafter = composite("merge", copy=(Scripted(jump, limit=2), False), model=(Scripted(jump), True))
+    other = (Scripted(3, limit=2), False)
+    drafter = composite("merge", other=other, copy=(Scripted(jump, limit=2), False), model=(Scripted(jump), True))
     rows = batch(drafter, 2)
-    model, copy = drafter.parts
+    model, _, copy = drafter.parts
     before = copy.survival.curve(4)
     if later:
         drafter.propose(rows, [6, 6])

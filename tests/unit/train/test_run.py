@@ -300,6 +300,18 @@ def test_the_target_is_where_accelerate_trains(
     assert own_device(asked) == torch.device("cuda", number) == current[-1]
 
 
+def test_a_step_is_a_mean_over_positions(tmp_path: Path) -> None:
+    """However its texts, of 3 to 21 tokens, are divided into passes: the losses of two steps, and the held-out one after them."""
+    chosen = [TrainingText(f"t{n}", [10 + n, 11], [20 + (n * k) % 30 for k in range(3 + 2 * n)]) for n in range(10)]
+    material = TrainingData(responses=save_responses(tmp_path / "even.jsonl", chosen))
+    plan = TrainConfig(epochs=1, max_steps=2, batch_size=4, lr=1e-3, held_out=0.2, log_every=1, clip=1e9)
+    specs = [spec_for(tmp_path, f"{size}", material=material, config=replace(plan, micro_batch=size)) for size in (4, 3)]
+    one, two = map(finished, specs)
+    assert [x.loss for x in two.losses] == pytest.approx([x.loss for x in one.losses], rel=1e-5)
+    assert [x.loss for x in two.curve] == pytest.approx([x.loss for x in one.curve], rel=1e-5)
+    assert one.curve[-1].loss != one.curve[0].loss
+
+
 @pytest.mark.slow
 def test_accumulation_is_the_larger_batch(tmp_path: Path) -> None:
     """Two micro-batches of two are one of four up to rounding: catches a mean of means, in which short texts count for more."""
