@@ -132,6 +132,18 @@ def test_what_an_earlier_part_offers_as_well_is_not_credited(jump: int, later: b
     assert (model.survival.curve(4) > before) == (jump == 1)
 
 
+def test_a_late_verdict_counts_the_levels_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service learns of a proposal while the text still grows: what lies behind is neither kept nor rejected yet."""
+    drafter = composite("merge", model=(Scripted(), True), free=(Scripted(jump=3), False))
+    rows = batch(drafter)
+    observed: list[tuple[int, int]] = []
+    monkeypatch.setattr(drafter.parts[0].survival, "observe", lambda row, *counts: observed.append(counts))
+    drafter.propose(rows, [8])
+    for path, known in (([], 0), ([0], 1), ([0], 2), ([0, 1, 2, 3], 9)):
+        drafter.credit(0)(path, known)
+    assert observed == [(1, 1), (2, 1), (4, 4)]
+
+
 def test_what_a_part_adds_behind_the_same_nodes_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's chain ends after two nodes, the copy's goes on: two levels of it are tested, the third and the fourth."""
     drafter = composite("merge", model=(Scripted(limit=2), True), copy=(Scripted(limit=4), False))
