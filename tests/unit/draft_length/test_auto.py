@@ -126,7 +126,7 @@ def test_a_mixed_step_is_a_step_of_all_its_rows() -> None:
 
 
 def test_lengths_of_a_mixed_step_are_those_for_as_many_rows() -> None:
-    """Drafting pays for one row and not for four: a model's single row beside three others' drafts as little as four of its own."""
+    """Drafting pays for one row and not for four: a model's single row beside three others drafts as little as four would."""
     each = AutoLength({"model": Goodput(8, trees=False), "copy": Goodput(4, trees=False)})
     for rows, step_s in ((1, 0.01), (4, 2.0)):
         each.drafters["model"].learn_costs(rows, {size: 1 + step_s * size for size in range(9)})

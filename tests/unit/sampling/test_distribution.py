@@ -90,7 +90,7 @@ def test_equals_transformers(params: SamplingParams, seed: int, is_tied: bool) -
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("third", [0.5, 1.0])
 def test_fast_top_p_equals_the_full_sort(scale: float, is_tied: bool, third: float) -> None:
-    """Flat distributions (head too small), peaked distributions, and ties across the edge, with and without a row with top-p off."""
+    """Flat distributions (head too small), peaked ones, and ties across the edge; with a row with top-p off, and without."""
     generator = torch.Generator().manual_seed(1)
     scores = scale * torch.randn(4, 3, 900, generator=generator)
     scores = (scores * 2).round() / 2 if is_tied else scores
@@ -292,7 +292,8 @@ def test_ids_outside_the_vocabulary_are_refused(options: dict) -> None:
 def test_each_row_is_filtered_by_its_own_value(options: list[dict], kept: list[int], drafting: bool) -> None:
     """Laws that fall by more than half from token to token. Catches a value of a neighbour, and a bound that is one too large."""
     logits = -0.9 * torch.arange(8.0).expand(len(options), 2, 8)
-    law = distribution(logits, BatchSampling.of([SamplingParams(temperature=1.0, **each) for each in options], 8), drafting=drafting)
+    sampling = BatchSampling.of([SamplingParams(temperature=1.0, **each) for each in options], 8)
+    law = distribution(logits, sampling, drafting=drafting)
     assert (law > 0).sum(-1).tolist() == [[count] * 2 for count in kept]
 
 

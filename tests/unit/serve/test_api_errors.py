@@ -463,7 +463,9 @@ class TestGate:
             for path in ("/health", "/ready", "/metrics", "/version", "/", "/openapi.json"):
                 assert client.get(path).status_code == 200, path
 
-    @pytest.mark.parametrize("key", ["secretly", "secret secret", "secre", "ecret", "SECRET", "secret\x00", "other2", "secretother"])
+    @pytest.mark.parametrize(
+        "key", ["secretly", "secret secret", "secre", "ecret", "SECRET", "secret\x00", "other2", "secretother"]
+    )
     def test_only_whole_keys_are_keys(self, key: str) -> None:
         """Catches a comparison of beginnings or of ends, in both ways in which keys are sent. Space around them is none of it."""
         with serving(FakeEngine(), api_keys=("secret", "other")) as client:

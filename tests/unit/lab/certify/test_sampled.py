@@ -156,8 +156,8 @@ def test_certain_distributions_are_tested_by_every_draw(open_subject: Open, monk
     ("block", 4), *(pytest.param(verifier, 12, marks=pytest.mark.nightly) for verifier in ("block", "gumbel")),
 ])  # fmt: skip
 def test_false_alarms_are_as_rare_as_stated(open_subject: Open, verifier: str, many: int) -> None:
-    """Certificates of one sound pair with several seeds: none fails, and no more p-values are small than right tests have in 99 of
-    100 cases (with these seeds always the same ones)."""
+    """Certificates of one sound pair with several seeds: none fails, and no more p-values are small than right tests have in 99
+    of 100 cases. With these seeds they are always the same ones."""
     subject = open_subject(verifier=verifier)
     spots = spots_of(subject)
     found = [sampled_distribution(subject, spots, WARM, 400, seed, Units()) for seed in range(many)]
