@@ -98,7 +98,7 @@ def test_a_text_longer_than_the_pool_keeps_its_beginning() -> None:
 
 
 def test_a_text_longer_than_the_pool_that_is_saved_by_chunks() -> None:
-    """As prompts are. Its own last page is the oldest leaf when the next chunk wants room."""
+    """A text's own last page is the oldest leaf when its next chunk wants room: prompts are saved so."""
     pool, text = pool_of(2), list(range(20))
     for length in (4, 8, 12, 20):
         pool.save(text, cache_of(text), 0, length)
@@ -107,7 +107,7 @@ def test_a_text_longer_than_the_pool_that_is_saved_by_chunks() -> None:
 
 
 def test_a_text_longer_than_the_pool_takes_the_room_of_others_first() -> None:
-    """Of a text that shares its first page, too, whose second one hangs below it."""
+    """Another text that shares its first page loses the second one, which hangs below it."""
     pool, text = pool_of(4), list(range(20))
     others = [[9] * 4, [*text[:4], 50, 51, 52, 53]]
     for other in others:

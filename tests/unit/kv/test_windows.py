@@ -39,7 +39,7 @@ def put_in(cache: KVCache, row: int, numbers: list[float]) -> None:
 
 
 def parts_of(numbers: list[float]) -> list[torch.Tensor]:
-    """As `KVCache.read` gives positions that hold these numbers."""
+    """What `KVCache.read` gives for positions that hold these numbers."""
     sizes = [(s.num_kv_heads, s.key_size) for s in LAYERS] + [(s.num_kv_heads, s.value_size) for s in LAYERS]
     column = torch.tensor(numbers, dtype=torch.float64)[:, None, None]
     return [column.expand(-1, *size) for size in sizes]

@@ -124,7 +124,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> tuple[Seen, Seen]:
 
 
 def test_every_epoch_has_an_order_of_its_own(tmp_path: Path, seen: tuple[Seen, Seen]) -> None:
-    """All texts in each, none that is held out; catches epochs in the order of the first one, and one that is cut short."""
+    """All texts but the held-out ones are in each. Catches epochs in the order of the first one, and one that is cut short."""
     finished(spec_for(tmp_path))
     trained, held_out = seen
     first, second = trained[: len(trained) // 2], trained[len(trained) // 2 :]
