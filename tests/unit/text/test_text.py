@@ -181,6 +181,13 @@ def test_a_stop_string_in_pieces(stops: list[str], shown: list[str], rest: str, 
     assert (watcher.flush(), watcher.match) == (rest, match)
 
 
+@pytest.mark.parametrize(("stops", "match"), [(["ca", "ab"], "ab"), (["abc", "ab", "b"], "ab"), (["bca", "zz"], "bca")])
+def test_of_stop_strings_in_one_piece_the_first_in_the_text_wins(stops: list[str], match: str) -> None:
+    """Not the first of the list; of two that begin together the shorter one, which is complete before."""
+    watcher = StopStrings(stops)
+    assert (watcher.push("xabca"), watcher.match) == ("xabca".partition(match)[0], match)
+
+
 def test_nothing_comes_after_a_stop() -> None:
     """Catches text shown after the end because more tokens of the same block follow."""
     watcher = StopStrings(["END"])
