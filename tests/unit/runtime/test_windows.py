@@ -47,7 +47,7 @@ GAMMA = 4
 
 
 def test_a_layer_is_kept_as_far_as_its_widest_reader_looks() -> None:
-    """Catches a layer that is cut for the last or the narrowest of several operations; 0 reads everything, and so may a window."""
+    """Catches a layer that is cut for the last or the narrowest of several operations. Where one reads everything, all stays."""
     ops = [Op(Code.ATTENTION, (), None, layer=layer, window=window) for layer, window in (
         (0, 16), (0, 64), (0, 32), (1, 16), (1, 0), (2, 16), (4, 128), (5, 127),
     )]  # fmt: skip
