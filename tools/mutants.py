@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -70,9 +71,9 @@ class Outcome:
     seconds: float
 
 
-def read_mutants(table: Path = TABLE) -> list[Mutant]:
+def read_mutants() -> list[Mutant]:
     """The table of faults."""
-    return [Mutant(**entry) for entry in tomllib.loads(table.read_text(encoding="utf-8"))["mutant"]]
+    return [Mutant(**entry) for entry in tomllib.loads(TABLE.read_text(encoding="utf-8"))["mutant"]]
 
 
 def try_mutant(mutant: Mutant, copy: Path, limit_s: float = LIMIT_S) -> Outcome:
@@ -123,6 +124,15 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Faults and those found by part of the package, for the page of results."""
+    parts = [one.file.split("/")[1] + "/" * (one.file.count("/") > 1) for one in outcomes]
+    faults = Counter(parts)
+    found = Counter(part for part, one in zip(parts, outcomes, strict=True) if one.verdict == "found")
+    lines = [f"| `{part}` | {count} | {found[part]} |" for part, count in sorted(faults.items())]
+    return "\n".join(["| part | faults | found |", "|---|---:|---:|", *lines])
+
+
 def is_enough(outcomes: Sequence[Outcome]) -> bool:
     """Whether as many were found as must be."""
     return sum(one.verdict == "found" for one in outcomes) >= SHARE * len(outcomes)
@@ -150,7 +160,7 @@ def main() -> None:
     parser.add_argument("--render", type=Path, metavar="FILE", help="show a stored result")
     asked = parser.parse_args()
     if asked.render is not None:
-        print(summary(read(asked.render)))
+        print(summary(read(asked.render)), table(read(asked.render)), sep="\n\n")
         return
     mutants = read_mutants()
     chosen = [one for one in mutants if not asked.names or any(name in one.name for name in asked.names)]

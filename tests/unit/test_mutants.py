@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools import mutants
-from tools.mutants import ROOT, Mutant, Outcome, is_enough, read, read_mutants, store, summary, try_mutant
+from tools.mutants import ROOT, Mutant, Outcome, is_enough, read, read_mutants, store, summary, table, try_mutant
 
 SOURCE = "def larger(a: int, b: int) -> int:\n    return a if a > b else b\n"
 TEST = """
@@ -83,6 +83,12 @@ def test_the_score() -> None:
     assert summary(late) == "1 of 3 faults found (33.3%)\nsurvived: fault 1 (a.py)\ntook too long: slow one (b.py)"
 
 
+def test_the_table_counts_by_part() -> None:
+    found = [Outcome("a", "outrider/kv/a.py", "found", "", 1.0), Outcome("b", "outrider/kv/b.py", "survived", "", 1.0)]
+    rows = table([*found, Outcome("c", "outrider/rows.py", "found", "", 1.0)]).splitlines()[2:]
+    assert rows == ["| `kv/` | 2 | 1 |", "| `rows.py` | 1 | 1 |"]
+
+
 def test_what_is_stored_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutants, "RESULTS", tmp_path)
     path = store(outcomes(2, 1))
@@ -96,3 +102,4 @@ def test_the_page_has_the_score_of_the_result(path: Path) -> None:
     page = (ROOT / "docs" / "results" / "mutants.md").read_text(encoding="utf-8")
     assert path.name in page
     assert summary(read(path)).splitlines()[0] in page
+    assert table(read(path)) in page
