@@ -118,31 +118,31 @@ def run_tests(arguments: Sequence[str], copy: Path, limit_s: float) -> int | Non
 
 def summary(outcomes: Sequence[Outcome]) -> str:
     """The score, then what was not found."""
-    num_found = sum(one.verdict == "found" for one in outcomes)
+    num_found = sum(outcome.verdict == "found" for outcome in outcomes)
     lines = [f"{num_found} of {len(outcomes)} faults found ({num_found / len(outcomes):.1%})"]
-    lines += [f"{one.verdict}: {one.name} ({one.file})" for one in outcomes if one.verdict != "found"]
+    lines += [f"{outcome.verdict}: {outcome.name} ({outcome.file})" for outcome in outcomes if outcome.verdict != "found"]
     return "\n".join(lines)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """Faults and those found by part of the package, for the page of results."""
-    parts = [one.file.split("/")[1] + "/" * (one.file.count("/") > 1) for one in outcomes]
+    parts = [outcome.file.split("/")[1] + "/" * (outcome.file.count("/") > 1) for outcome in outcomes]
     faults = Counter(parts)
-    found = Counter(part for part, one in zip(parts, outcomes, strict=True) if one.verdict == "found")
-    lines = [f"| `{part}` | {count} | {found[part]} |" for part, count in sorted(faults.items())]
+    noticed = Counter(part for part, outcome in zip(parts, outcomes, strict=True) if outcome.verdict == "found")
+    lines = [f"| `{part}` | {count} | {noticed[part]} |" for part, count in sorted(faults.items())]
     return "\n".join(["| part | faults | found |", "|---|---:|---:|", *lines])
 
 
 def is_enough(outcomes: Sequence[Outcome]) -> bool:
     """Whether as many were found as must be."""
-    return sum(one.verdict == "found" for one in outcomes) >= SHARE * len(outcomes)
+    return sum(outcome.verdict == "found" for outcome in outcomes) >= SHARE * len(outcomes)
 
 
 def store(outcomes: Sequence[Outcome]) -> Path:
     """Write the result of a whole run, over one of the same day."""
     today = datetime.now(UTC).date().isoformat()
     head = {"version": 1, "benchmark": "mutants", "date": today, "command": "python -m tools.mutants"}
-    content: dict[str, Any] = {**head, "hardware": describe_machine(), "outcomes": [asdict(one) for one in outcomes]}
+    content: dict[str, Any] = {**head, "hardware": describe_machine(), "outcomes": [asdict(outcome) for outcome in outcomes]}
     path = RESULTS / f"mutants-{today}.json"
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return path
@@ -150,7 +150,7 @@ def store(outcomes: Sequence[Outcome]) -> Path:
 
 def read(path: Path) -> list[Outcome]:
     """The outcomes of a stored result."""
-    return [Outcome(**one) for one in json.loads(path.read_text(encoding="utf-8"))["outcomes"]]
+    return [Outcome(**fields) for fields in json.loads(path.read_text(encoding="utf-8"))["outcomes"]]
 
 
 def main() -> None:
@@ -163,7 +163,7 @@ def main() -> None:
         print(summary(read(asked.render)), table(read(asked.render)), sep="\n\n")
         return
     mutants = read_mutants()
-    chosen = [one for one in mutants if not asked.names or any(name in one.name for name in asked.names)]
+    chosen = [mutant for mutant in mutants if not asked.names or any(name in mutant.name for name in asked.names)]
     if not chosen:
         parser.error(f"no fault has a name with {' or '.join(asked.names)} in it; {TABLE.name} lists them")
     try:

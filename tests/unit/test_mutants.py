@@ -27,7 +27,7 @@ BROKEN = "def test_never():\n    assert False\n"
 
 
 def test_every_fault_can_be_put_in() -> None:
-    """Catches an entry that was left behind by a change of the code: its text occurs once, and with the fault it still parses."""
+    """Catches an entry that no longer fits the code: its text occurs once, and with the fault it still parses."""
     table = read_mutants()
     for mutant in table:
         ast.parse(mutant.mutated(ROOT))
@@ -66,8 +66,8 @@ def test_verdicts(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("a < b", "code_of.py", "not run", ""),
         ("a < b", "test_broken.py", "broken test", "test_broken.py::test_never"),
     ):
-        found = try_mutant(Mutant("one", "code_of.py", "a > b", new, [test]), copy, limit_s=5)
-        assert (found.verdict, found.found_by) == (verdict, found_by)
+        outcome = try_mutant(Mutant("one", "code_of.py", "a > b", new, [test]), copy, limit_s=5)
+        assert (outcome.verdict, outcome.found_by) == (verdict, found_by)
         assert (copy / "code_of.py").read_text() == SOURCE
 
 
@@ -77,15 +77,15 @@ def outcomes(num_found: int, num_survived: int) -> list[Outcome]:
 
 
 def test_the_score() -> None:
-    """What took too long or failed anyway is not found."""
+    """Tests that took too long, or fail anyway, have found nothing."""
     assert [is_enough(outcomes(*counts)) for counts in ((19, 1), (18, 1), (18, 2))] == [True, False, False]
     late = [*outcomes(1, 1), Outcome("slow one", "b.py", "took too long", "", 90.0)]
     assert summary(late) == "1 of 3 faults found (33.3%)\nsurvived: fault 1 (a.py)\ntook too long: slow one (b.py)"
 
 
 def test_the_table_counts_by_part() -> None:
-    found = [Outcome("a", "outrider/kv/a.py", "found", "", 1.0), Outcome("b", "outrider/kv/b.py", "survived", "", 1.0)]
-    rows = table([*found, Outcome("c", "outrider/rows.py", "found", "", 1.0)]).splitlines()[2:]
+    several = [Outcome("a", "outrider/kv/a.py", "found", "", 1.0), Outcome("b", "outrider/kv/b.py", "survived", "", 1.0)]
+    rows = table([*several, Outcome("c", "outrider/rows.py", "found", "", 1.0)]).splitlines()[2:]
     assert rows == ["| `kv/` | 2 | 1 |", "| `rows.py` | 1 | 1 |"]
 
 

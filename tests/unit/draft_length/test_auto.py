@@ -126,17 +126,17 @@ def test_a_mixed_step_is_a_step_of_all_its_rows() -> None:
 
 
 def test_lengths_of_a_mixed_step_are_those_for_as_many_rows() -> None:
-    """Drafting pays for one row and not for four: a model's single row beside three others drafts as little as four would."""
+    """Drafting pays for one row and not for four: a model's only row among four drafts as little as four would."""
     each = AutoLength({"model": Goodput(8, trees=False), "copy": Goodput(4, trees=False)})
     for rows, step_s in ((1, 0.01), (4, 2.0)):
         each.drafters["model"].learn_costs(rows, {size: 1 + step_s * size for size in range(9)})
     mixed, alone = rows_of("model", "copy", "copy", "copy"), rows_of("model")
-    found = {1: [0, 0], 4: [0, 0]}
+    drafted = {1: [0, 0], 4: [0, 0]}
     for _ in range(100):
         for rows in (alone, mixed):
             asked = step(each, rows, {"model": True, "copy": False}, seconds=1 + (0.01 if len(rows) == 1 else 2.0) * 8)
-            found[len(rows)][asked[0] > 0] += 1
-    assert found[1][True] > 90 > 20 > found[4][True]
+            drafted[len(rows)][asked[0] > 0] += 1
+    assert drafted[1][True] > 90 > 20 > drafted[4][True]
 
 
 def test_rows_that_name_nobody_are_the_first_drafters() -> None:

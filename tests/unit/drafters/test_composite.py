@@ -133,7 +133,7 @@ def test_what_an_earlier_part_offers_as_well_is_not_credited(jump: int, later: b
 
 
 def test_a_late_verdict_counts_the_levels_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service learns of a proposal while the text still grows: what lies behind is neither kept nor rejected yet."""
+    """A service learns of a proposal while the text still grows: what comes after is neither kept nor rejected yet."""
     drafter = composite("merge", model=(Scripted(), True), free=(Scripted(jump=3), False))
     rows = batch(drafter)
     observed: list[tuple[int, int]] = []
@@ -144,8 +144,8 @@ def test_a_late_verdict_counts_the_levels_it_knows(monkeypatch: pytest.MonkeyPat
     assert observed == [(1, 1), (2, 1), (4, 4)]
 
 
-def test_what_a_part_adds_behind_the_same_nodes_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model's chain ends after two nodes, the copy's goes on: two levels of it are tested, the third and the fourth."""
+def test_what_a_part_adds_to_the_same_nodes_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's chain ends after two nodes, the copy's is longer: two levels of it are tested, the third and the fourth."""
     drafter = composite("merge", model=(Scripted(limit=2), True), copy=(Scripted(limit=4), False))
     rows = batch(drafter)
     observed: list[tuple[int, int]] = []

@@ -53,8 +53,8 @@ def test_a_layer_is_kept_as_far_as_its_widest_reader_looks() -> None:
     )]  # fmt: skip
     program = SimpleNamespace(body=[*ops, Op(Code.STORE, (), None, layer=2)])
     shape = LayerShape(1, 2, 2, window=7)
-    kept = kept_layers([shape] * 6, program, context_length=128)  # type: ignore[arg-type]
-    assert [layer.window for layer in kept] == [64, None, 16, None, None, 127]
+    layers = kept_layers([shape] * 6, program, context_length=128)  # type: ignore[arg-type]
+    assert [layer.window for layer in layers] == [64, None, 16, None, None, 127]
 
 
 @pytest.fixture(autouse=True)

@@ -282,19 +282,19 @@ def test_ids_outside_the_vocabulary_are_refused(options: dict) -> None:
 
 @pytest.mark.parametrize("drafting", [False, True])
 @pytest.mark.parametrize(
-    ("options", "kept"),
+    ("options", "num_kept"),
     [
         ([{"top_k": 3}, {"top_k": 1}, {"top_k": 5}, {}], [3, 1, 5, 8]),
         ([{"top_p": 0.5}, {"top_p": 0.9}, {"top_p": 0.98}, {}], [1, 3, 5, 8]),
         ([{"min_p": 0.5}, {"min_p": 0.1}, {"min_p": 0.02}, {}], [1, 3, 5, 8]),
     ],
 )
-def test_each_row_is_filtered_by_its_own_value(options: list[dict], kept: list[int], drafting: bool) -> None:
+def test_each_row_is_filtered_by_its_own_value(options: list[dict], num_kept: list[int], drafting: bool) -> None:
     """Laws that fall by more than half from token to token. Catches a value of a neighbour, and a bound that is one too large."""
     logits = -0.9 * torch.arange(8.0).expand(len(options), 2, 8)
     sampling = BatchSampling.of([SamplingParams(temperature=1.0, **each) for each in options], 8)
     law = distribution(logits, sampling, drafting=drafting)
-    assert (law > 0).sum(-1).tolist() == [[count] * 2 for count in kept]
+    assert (law > 0).sum(-1).tolist() == [[count] * 2 for count in num_kept]
 
 
 def test_a_top_k_that_no_number_of_the_batch_holds_keeps_the_whole_vocabulary() -> None:

@@ -93,7 +93,7 @@ def test_the_first_token_of_a_text_has_no_space() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_first_token_of_a_chat_has_no_space(stream: bool) -> None:
-    """Its bytes and the names of its alternatives neither: they would stand in its place. Behind it, all have one."""
+    """Its bytes and the names of its alternatives neither: they would stand in its place. Later, all have one."""
     engine = engine_of("llama 2", "▁there|▁there")
     body = {"prompt_token_ids": [engine.tokenizer.bos_token_id], "logprobs": True, "top_logprobs": 2, "stream": stream}
     with serving(engine) as client:
@@ -106,14 +106,14 @@ def test_the_first_token_of_a_chat_has_no_space(stream: bool) -> None:
 
 
 def test_a_token_of_a_chat_is_named_by_the_text_before_it() -> None:
-    """Catches entries that are made when the token itself, or the one behind it, stands there already."""
+    """Catches entries that are made when the token itself, or the next one, stands there already."""
     tokenizer = llama_2()
     spaced, bare = tokenizer.convert_tokens_to_ids(["▁a", "a"])
     logprobs = {spaced: -0.1, bare: -2.0}
     name = Namer(token_bytes(tokenizer), as_ids=False)
-    found = chat_logprobs(name, Detokenizer(tokenizer, []), [spaced, spaced], [logprobs] * 2, 2)["content"]
-    assert [entry["token"] for entry in found] == ["a", " a"]
-    assert [[top["token"] for top in entry["top_logprobs"]] for entry in found] == [["a", "a"], [" a", "a"]]
+    entries = chat_logprobs(name, Detokenizer(tokenizer, []), [spaced, spaced], [logprobs] * 2, 2)["content"]
+    assert [entry["token"] for entry in entries] == ["a", " a"]
+    assert [[top["token"] for top in entry["top_logprobs"]] for entry in entries] == [["a", "a"], [" a", "a"]]
 
 
 @spelling

@@ -143,7 +143,7 @@ def test_random_draws_differ_between_batches_but_not_between_validations(tmp_pat
     trained, held_out = seen
     seeds = [seed for _, seed in trained]
     assert len(set(seeds)) == len(seeds) == 2 * 2 * 5, "two runs, two epochs, ten texts in twos"
-    each = len(held_out) // 6  # two runs, each validated before, between and behind its epochs
+    each = len(held_out) // 6  # two runs, each validated before, between and after its epochs
     assert held_out[:each] == held_out[each : 2 * each] == held_out[2 * each : 3 * each] != held_out[3 * each : 4 * each]
 
 

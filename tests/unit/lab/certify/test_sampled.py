@@ -189,8 +189,8 @@ def test_a_certificate_of_several_tables_corrects_for_their_number() -> None:
         ([level / 50, level / 18.5, *[0.5] * 18], [1, 0]),
         ([level * 0.9, level / 50, level / 2.1], [1, 1, 1]),
     ):
-        found = [one.rejected for one in sampled._tests(statistics_of(p_values))]
-        assert found == [*map(bool, rejected), *[False] * (len(p_values) - len(rejected))], p_values
+        judged = [test.rejected for test in sampled._tests(statistics_of(p_values))]
+        assert judged == [*map(bool, rejected), *[False] * (len(p_values) - len(rejected))], p_values
 
 
 def test_certificates_of_many_tables_raise_as_few_false_alarms_as_stated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def test_a_choice_against_its_own_scores_is_the_verifiers_fault(open_subject: Op
     assert found.status == "failed"
     assert {one.cause for one in found.differences} == {"verifier"}
     assert {run.name: run.num_identical for run in found.runs}["plain, several at once"] == 4
-    assert {one.moved_in_spacings for one in found.differences} == {0}
+    assert {difference.moved_in_spacings for difference in found.differences} == {0}
     first = found.differences[0]
     assert 0 < first.gap < 0.1
     assert (first.expected, first.found) != (first.found, first.expected)

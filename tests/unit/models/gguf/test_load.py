@@ -412,8 +412,8 @@ def test_what_shared_layers_do_not_use_is_left_out(architecture: str) -> None:
     """From the first of them on, of keys and values alone."""
     processor = processor_of(architecture, {"num_hidden_layers": 12, "num_kv_shared_layers": 3})
     ends = ("k.weight", "v.weight", "k_norm.weight", "v_norm.weight", "q.weight", "q_norm.weight", "output.weight")
-    found = {(layer, end) for layer in range(12) for end in ends if processor.leaves_out(f"blk.{layer}.attn_{end}")}
-    assert found == {(layer, end) for layer in (9, 10, 11) for end in ends[:4]}
+    useless = {(layer, end) for layer in range(12) for end in ends if processor.leaves_out(f"blk.{layer}.attn_{end}")}
+    assert useless == {(layer, end) for layer in (9, 10, 11) for end in ends[:4]}
 
 
 def test_frequencies_are_divided_as_the_file_says(tmp_path: Path) -> None:
