@@ -11,6 +11,7 @@ long have not found anything. Less than SHARE found, or an entry whose text is n
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -111,9 +112,11 @@ def run_tests(arguments: Sequence[str], copy: Path, limit_s: float) -> int | Non
     try:
         return process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
         return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # and whatever tests with a fault left running
+        process.wait()
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
