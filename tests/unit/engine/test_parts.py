@@ -74,6 +74,16 @@ def test_room_shrinks_what_is_too_large_and_refuses_what_does_not_fit() -> None:
     assert batch.num_slots * batch.capacity + prompts.num_slots * prompts.capacity <= budget.positions
 
 
+def test_a_second_prompt_needs_a_slot_of_its_own() -> None:
+    """It takes as much as the one that is read: catches a budget that counts the prompts there are, not the one that comes."""
+    batch, prompts = cache(), cache()
+    budget = KVBudget(8 * BLOCK, batch, prompts)
+    prompts.add_row()
+    assert budget.has_row(100, 3 * BLOCK), "two rows of a block, and two prompts of three"
+    assert not budget.has_row(100, 4 * BLOCK)
+    assert budget.has_row(100, 0)
+
+
 def test_a_cache_does_not_shrink_below_what_is_in_use() -> None:
     """Committed positions are never lost."""
     one = cache()
