@@ -34,7 +34,7 @@ QUICK := tests/test_architecture.py tests/contract/test_drafters.py \
 	$(addprefix tests/unit/,decode kv parts rows trees) $(addprefix tests/unit/verifiers/test_,batch.py greedy.py verifiers.py) \
 	$(addprefix tests/unit/sampling/test_,coupling.py distribution.py params.py rng.py theory.py)
 
-.PHONY: help demo quick test test-all vocabularies golden slow lint type check bench gpu pages docs proto clean
+.PHONY: help demo quick test test-all vocabularies golden slow lint type check mutants bench gpu pages docs proto clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -67,6 +67,9 @@ type: $(TOOLS) ## mypy
 	@$(BIN)/mypy
 
 check: lint type test ## everything a commit must pass
+
+mutants: $(TOOLS) ## faults put in on purpose, at night: do the fast tests find them? Half an hour
+	@$(BIN)/python -m tools.mutants $(ARGS)
 
 bench: $(TOOLS) ## side by side with other engines; benchmarks/setup_peers.sh installs them first
 	@$(BIN)/python benchmarks/peers.py $(ARGS)

@@ -94,6 +94,7 @@ class PagePool:
             if index is None:
                 break
             parent = path[-1] if path else self._root
+            # one that lacks a few positions would do, too: `_held` is KEPT_BACK more than windows reach
             page = _Page(parent, tuple(tokens[start : start + self.page]), index, is_whole=start >= first)
             self._fill(page, cache, row, start)
             parent.children[page.tokens] = page

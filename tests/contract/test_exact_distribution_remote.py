@@ -162,7 +162,14 @@ STEPS = {
     "late, and drawn anew": (Step(0), Step(2, ((NOW, CHAIN), (FIRST, CHAIN)))),
     "placed first, then drawn": (Step(1, ((FIRST, ((PLACE, -1), (DRAW, 0), (DRAW, -1))),)), Step(1)),
 }
+QUICK = ("asked for in every step", "late, and drawn anew", "placed first, then drawn")
 CHAINS = [name for name in VERIFIERS.names() if VERIFIERS.load(name).lossless and not VERIFIERS.load(name).coupled]
+CASES = [
+    *(pytest.param(cut, name, id=f"cut-{name}") for name in STEPS),
+    *(  # half as many outcomes again in every draw: seconds each
+        pytest.param(whole, name, id=f"whole-{name}", marks=() if name in QUICK else pytest.mark.slow) for name in STEPS
+    ),
+]
 
 
 def target_model(seed: int = 4) -> oracle.TableModel:
@@ -171,12 +178,9 @@ def target_model(seed: int = 4) -> oracle.TableModel:
 
 
 @pytest.mark.parametrize("verifier", CHAINS)
-@pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("distribution_of", [cut, whole], ids=["cut", "whole"])
+@pytest.mark.parametrize(("distribution_of", "steps"), CASES)
 def test_distribution_is_the_targets(verifier: str, steps: str, distribution_of: DistributionOf) -> None:
     """Any bias of grafting, re-rooting, choosing between draws, or of distributions on their way."""
-    if distribution_of is whole and "walked" not in steps and "anew" not in steps:
-        pytest.skip("the cut distribution is the harder case")
     target = target_model()
     distribution = distribution_of_steps(VERIFIERS.load(verifier)().verify, target, distribution_of, STEPS[steps])
     assert sum(distribution.values()) == pytest.approx(1, abs=EXACT)

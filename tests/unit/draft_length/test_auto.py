@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import pytest
 
@@ -90,6 +91,52 @@ def test_rows_with_a_number_of_their_own_are_nobodys_choice() -> None:
     for _ in range(20):
         step(each, rows_of("model", "model"), alpha)
     assert sum(each.summary()["chosen"].values()) == 20
+
+
+def test_a_mixed_step_is_a_step_of_all_its_rows() -> None:
+    """A pass costs what all rows cost: catches a drafter that plans, settles or learns for its own rows alone."""
+    told: list[tuple[str, str, object]] = []
+
+    class Noting(Goodput):
+        def next_size(self, num_rows: int, shares: Mapping[Phase, float], context: int) -> int:
+            told.append((self.name, "plans", (num_rows, sum(shares.values()), context)))
+            return super().next_size(num_rows, shares, context)
+
+        def settled(self, num_rows: int) -> int:
+            told.append((self.name, "settles", num_rows))
+            return super().settled(num_rows)
+
+        def learn(self, step: ObservedStep) -> None:
+            told.append((self.name, "learns", (step.num_rows, step.context, list(step.rows))))
+            super().learn(step)
+
+    each = AutoLength({"model": Noting(8, trees=False), "copy": Noting(4, trees=False)})
+    for name, goodput in each.drafters.items():
+        goodput.name = name  # type: ignore[attr-defined]
+    rows = rows_of("copy", "model", "copy", None, "copy")
+    rows[0].tokens.extend([1] * 9)
+    step(each, rows, {"model": True, "copy": True})
+    assert sorted(told, key=str) == sorted(
+        [
+            ("model", "plans", (5, 1.0, 14)), ("model", "settles", 5), ("model", "learns", (5, 14, [1, 3])),
+            ("copy", "plans", (5, 1.0, 14)), ("copy", "settles", 5), ("copy", "learns", (5, 14, [0, 2, 4])),
+        ],
+        key=str,
+    )  # fmt: skip
+
+
+def test_lengths_of_a_mixed_step_are_those_for_as_many_rows() -> None:
+    """Drafting pays for one row and not for four: a model's only row among four drafts as little as four would."""
+    each = AutoLength({"model": Goodput(8, trees=False), "copy": Goodput(4, trees=False)})
+    for rows, step_s in ((1, 0.01), (4, 2.0)):
+        each.drafters["model"].learn_costs(rows, {size: 1 + step_s * size for size in range(9)})
+    mixed, alone = rows_of("model", "copy", "copy", "copy"), rows_of("model")
+    drafted = {1: [0, 0], 4: [0, 0]}
+    for _ in range(100):
+        for rows in (alone, mixed):
+            asked = step(each, rows, {"model": True, "copy": False}, seconds=1 + (0.01 if len(rows) == 1 else 2.0) * 8)
+            drafted[len(rows)][asked[0] > 0] += 1
+    assert drafted[1][True] > 90 > 20 > drafted[4][True]
 
 
 def test_rows_that_name_nobody_are_the_first_drafters() -> None:

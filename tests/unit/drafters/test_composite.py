@@ -114,6 +114,47 @@ def paths(draft: Draft, row: int, limit: int) -> set[tuple[int, ...]]:
     return set(found.values())
 
 
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("jump", [1, 7])
+def test_what_an_earlier_part_offers_as_well_is_not_credited(jump: int, later: bool) -> None:
+    """Right or wrong, it is the model's: the copy stays worth what it was. `later`: a draft service says what was kept."""
+    other = (Scripted(3, limit=2), False)
+    drafter = composite("merge", other=other, copy=(Scripted(jump, limit=2), False), model=(Scripted(jump), True))
+    rows = batch(drafter, 2)
+    model, _, copy = drafter.parts
+    before = copy.survival.curve(4)
+    if later:
+        drafter.propose(rows, [6, 6])
+        drafter.credit(0)([0, 1] if jump == 1 else [], 3)
+    else:
+        step(drafter, rows, [6, 6], successor)
+    assert copy.survival.curve(4) == before
+    assert (model.survival.curve(4) > before) == (jump == 1)
+
+
+def test_a_late_verdict_counts_the_levels_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service learns of a proposal while the text still grows: what comes after is neither kept nor rejected yet."""
+    drafter = composite("merge", model=(Scripted(), True), free=(Scripted(jump=3), False))
+    rows = batch(drafter)
+    observed: list[tuple[int, int]] = []
+    monkeypatch.setattr(drafter.parts[0].survival, "observe", lambda row, *counts: observed.append(counts))
+    drafter.propose(rows, [8])
+    for path, known in (([], 0), ([0], 1), ([0], 2), ([0, 1, 2, 3], 9)):
+        drafter.credit(0)(path, known)
+    assert observed == [(1, 1), (2, 1), (4, 4)]
+
+
+def test_what_a_part_adds_to_the_same_nodes_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's chain ends after two nodes, the copy's is longer: two levels of it are tested, the third and the fourth."""
+    drafter = composite("merge", model=(Scripted(limit=2), True), copy=(Scripted(limit=4), False))
+    rows = batch(drafter)
+    observed: list[tuple[int, int]] = []
+    monkeypatch.setattr(drafter.parts[1].survival, "observe", lambda row, *counts: observed.append(counts))
+    for follow in (lambda token: token, successor):
+        assert step(drafter, rows, [8], follow).lists[1] == [4]
+    assert observed == [(2, 0), (2, 2)]
+
+
 @pytest.mark.parametrize("limit", [0, 2, 9])
 def test_a_smaller_tree_is_what_its_nodes_say(limit: int) -> None:
     """`auto` counts what smaller trees would have kept by it: also where parts run out, or guess the same."""

@@ -72,6 +72,37 @@ def test_a_preempted_request_comes_back_as_it_was(engine_of: MakeEngine, models:
     assert slow.finish.preemptions == 1
 
 
+@pytest.mark.parametrize(("priorities", "preempted"), [((2, 1, 0), [1, 0, 0]), ((1, 2, 0), [0, 1, 0]), ((1, 1, 0), [0, 1, 0])])
+def test_the_least_urgent_row_is_preempted(engine_of: MakeEngine, priorities: tuple[int, ...], preempted: list[int]) -> None:
+    """However long it has run; of equally urgent ones the last to arrive."""
+    engine = engine_of(drafter="none", draft=False, max_num_seqs=2)
+    answers = []
+    for number, priority in enumerate(priorities):
+        answers += ask(engine, request(prompt(12, number), max_tokens=12 if number == 2 else 300, priority=priority))
+        assert answers[-1].begun.wait(30)
+    assert not any(answer.over.is_set() for answer in answers[:2]), "both were to be there when the urgent one came"
+    assert [answer.finish.preemptions for answer in answers] == preempted
+
+
+def test_nobody_makes_room_for_an_equal(engine_of: MakeEngine) -> None:
+    """Who is as urgent as the rows that run waits for one of them to end; who is less urgent, too."""
+    engine = engine_of(drafter="none", draft=False, max_num_seqs=2)
+    running = ask(engine, *(request(prompt(12, number), max_tokens=60, priority=1) for number in range(2)))
+    assert all(answer.begun.wait(30) for answer in running)
+    waiting = ask(engine, request(prompt(12, 3), priority=1), request(prompt(12, 4), priority=2))
+    assert [answer.finish.preemptions for answer in (*running, *waiting)] == [0] * 4
+
+
+def test_the_least_urgent_row_makes_room_in_memory(engine_of: MakeEngine) -> None:
+    """Not the younger one, which the older one's text leaves no room for."""
+    engine = engine_of(drafter="ngram", draft=False, kv_memory=1 << 20, prefix_share=0.0)  # 2048 tokens
+    older = ask(engine, request(prompt(440, 1), max_tokens=200, priority=1))[0]
+    assert older.begun.wait(30)
+    younger = ask(engine, request(prompt(100, 2), max_tokens=200))[0]
+    assert younger.finish.preemptions == 0
+    assert older.finish.preemptions > 0
+
+
 @either
 def test_memory_that_runs_out_preempts_and_loses_nothing(engine_of: MakeEngine, models: Models, runtime: str) -> None:
     """Rows that grow beyond what there is room for together take turns."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,12 +13,17 @@ from outrider.drafters.base import SMALL_TREE
 from outrider.engine.drafter_mux import verdict_for
 from outrider.engine.engine import make_engine
 from outrider.engine.observer import Observer, StepReport
-from outrider.engine.request import EngineSettings, Request, Speculation
+from outrider.engine.prefill import Prefiller, make_pool
+from outrider.engine.request import ActiveRequest, EngineSettings, Request, Speculation
 from outrider.engine.scheduler import KVBudget, WaitingQueue
 from outrider.errors import CapabilityError, ConfigError
 from outrider.kv.cache import BLOCK, KVCache, LayerShape
+from outrider.kv.draft_pages import DraftPages
+from outrider.models.lm import PREFILL_CHUNK
+from outrider.models.loading.load import build_lm
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft, Verdict, VerdictLists
+from tests.helpers import make_row, tiny_llama
 from tests.unit.engine.conftest import MakeEngine, Models, ask, request
 
 
@@ -69,6 +74,16 @@ def test_room_shrinks_what_is_too_large_and_refuses_what_does_not_fit() -> None:
     assert batch.num_slots * batch.capacity + prompts.num_slots * prompts.capacity <= budget.positions
 
 
+def test_a_second_prompt_needs_a_slot_of_its_own() -> None:
+    """It takes as much as the one that is read: catches a budget that counts the prompts there are, not the one that comes."""
+    batch, prompts = cache(), cache()
+    budget = KVBudget(8 * BLOCK, batch, prompts)
+    prompts.add_row()
+    assert budget.has_row(100, 3 * BLOCK), "two rows of a block, and two prompts of three"
+    assert not budget.has_row(100, 4 * BLOCK)
+    assert budget.has_row(100, 0)
+
+
 def test_a_cache_does_not_shrink_below_what_is_in_use() -> None:
     """Committed positions are never lost."""
     one = cache()
@@ -77,6 +92,29 @@ def test_a_cache_does_not_shrink_below_what_is_in_use() -> None:
     one.advance(0, BLOCK + 5)
     with pytest.raises(ValueError, match="do not fit"):
         one.shrink(1, BLOCK)
+
+
+@pytest.mark.parametrize("wanted", [None, 1])
+@torch.inference_mode()
+def test_a_prompt_in_chunks_leaves_the_hidden_state_of_every_token(wanted: int | None) -> None:
+    """To the last one of each chunk, padded passes or not: catches a drafter that starts with a gap."""
+    lm = build_lm(tiny_llama(50), "tiny", torch.float32, torch.device("cpu"))
+    lm.limits = replace(lm.limits, granularity=8)
+    text = [(7 * index + index // 3) % 49 + 1 for index in range(2 * PREFILL_CHUNK + 12)]
+    prefiller = Prefiller(lm, make_pool(lm, 0), DraftPages([], 0), (0, 1))
+    asked = request(text, prompt_logprobs=wanted)
+    row = make_row(text, asked.params)
+    active = ActiveRequest(asked, lambda update: None, row, 0, "draft-model", lossless=True, reproducible=True)
+    prefiller.begin(active)
+    while prefiller.advance() is None:
+        pass
+    assert [start for start, _ in active.signals] == [0, PREFILL_CHUNK, 2 * PREFILL_CHUNK]
+    lm.capture = (0, 1)
+    lm.kv.add_row()
+    lm.forward(torch.tensor([text[:-1]]))
+    for layer in lm.capture:
+        states = torch.cat([hidden[layer] for _, hidden in active.signals])
+        assert torch.allclose(states, lm.hidden[layer][0], atol=1e-5)
 
 
 def chain(tokens: list[list[int]], lengths: list[int]) -> Draft:

@@ -97,6 +97,42 @@ def test_a_text_longer_than_the_pool_keeps_its_beginning() -> None:
     pool.check_integrity()
 
 
+def test_a_text_longer_than_the_pool_that_is_saved_by_chunks() -> None:
+    """A text's own last page is the oldest leaf when its next chunk wants room: prompts are saved so."""
+    pool, text = pool_of(2), list(range(20))
+    for length in (4, 8, 12, 20):
+        pool.save(text, cache_of(text), 0, length)
+        pool.check_integrity()
+    assert loaded(pool, text) == 8
+
+
+def test_a_text_longer_than_the_pool_takes_the_room_of_others_first() -> None:
+    """Another text that shares its first page loses the second one, which hangs below it."""
+    pool, text = pool_of(4), list(range(20))
+    others = [[9] * 4, [*text[:4], 50, 51, 52, 53]]
+    for other in others:
+        pool.save(other, cache_of(other), 0, len(other))
+    for length in (8, 16, 20):
+        pool.save(text, cache_of(text), 0, length)
+        pool.check_integrity()
+    assert [loaded(pool, each) for each in (text, *others)] == [16, 0, 4]
+
+
+def test_a_shared_beginning_is_dropped_with_nobody_below_it() -> None:
+    """Both continuations of a page go before it, the one used longest ago first."""
+    pool, begin = pool_of(3), [1, 2, 3, 4]
+    texts = [[*begin, 5, 5, 5, 5], [*begin, 6, 6, 6, 6]]
+    for text in texts:
+        pool.save(text, cache_of(text), 0, 8)
+    known = []
+    for number in range(3):
+        new = [70 + number] * 4
+        pool.save(new, cache_of(new), 0, 4)
+        pool.check_integrity()
+        known.append([pool.known(text) for text in texts])
+    assert known == [[4, 8], [4, 4], [0, 0]]
+
+
 def test_a_pool_without_pages_knows_nothing() -> None:
     """An operator may set the pool to no pages."""
     pool = pool_of(0)

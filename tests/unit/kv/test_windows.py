@@ -38,6 +38,13 @@ def put_in(cache: KVCache, row: int, numbers: list[float]) -> None:
         store[row, start - begin : start - begin + count] = torch.tensor(numbers, dtype=store.dtype)[:, None, None]
 
 
+def parts_of(numbers: list[float]) -> list[torch.Tensor]:
+    """What `KVCache.read` gives for positions that hold these numbers."""
+    sizes = [(s.num_kv_heads, s.key_size) for s in LAYERS] + [(s.num_kv_heads, s.value_size) for s in LAYERS]
+    column = torch.tensor(numbers, dtype=torch.float64)[:, None, None]
+    return [column.expand(-1, *size) for size in sizes]
+
+
 def held(cache: KVCache, row: int, layer: int) -> list[float]:
     """The committed numbers of a row that a layer holds; keys and values agree."""
     first = 0 if cache.layers[layer].window is None else cache.firsts[row]
@@ -83,6 +90,14 @@ class WindowHistory(RuleBasedStateMachine):
         self.cache.advance(row, kept)
         self.rows[row] += numbers[:kept]
         self.longest[row] = max(self.longest[row], len(self.rows[row]))
+
+    @rule(count=st.integers(1, 1500))
+    def load_row(self, count: int) -> None:
+        """A new row gets what another cache has read: it holds less than its slot from its base on."""
+        numbers = self.fresh(count)
+        self.cache.put(self.cache.add_row(), 0, parts_of(numbers))
+        self.rows.append(numbers)
+        self.longest.append(count)
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), path=st.sets(st.integers(0, 11)).map(sorted))
@@ -227,6 +242,43 @@ def test_what_was_cut_too_far_is_forgotten() -> None:
         grown(5 * BLOCK).read(0, 0, 10)
 
 
+LONG = [float(n) for n in range(5 * BLOCK + 300)]
+FIRST = len(LONG) - WINDOW - KEPT_BACK  # that layers with windows hold of a row that was loaded; its base is 5 * BLOCK
+
+
+def loaded_row(cache: KVCache) -> None:
+    """Row 0 of an empty cache, from pages."""
+    cache.put(cache.add_row(), 0, parts_of(LONG))
+    assert cache.firsts[0] == FIRST > cache.bases[0] > 0
+
+
+def test_a_packed_row_that_holds_less_than_its_slot() -> None:
+    """Catches positions that only the other cache's base promises; and it may be unpacked again."""
+    cache = make_cache()
+    loaded_row(cache)
+    packed = cache.pack(0)
+    for other in (make_cache(), make_cache(), cache):
+        row = other.add_row()
+        other.unpack(row, packed)
+        other.check_integrity()
+        assert other.firsts[row] == FIRST
+        assert held(other, row, 0) == held(other, row, 2) == LONG[FIRST:]
+        assert held(other, row, 1) == LONG
+    other.truncate(1, FIRST + WINDOW - 1)
+    assert other.lengths == [len(LONG), 0], "what windows reach from there is gone"
+
+
+def test_a_row_that_holds_less_than_its_slot_takes_the_place_of_another() -> None:
+    """What it lacks it lacks there, too."""
+    cache = make_cache()
+    cache.add_row()
+    cache.put(cache.add_row(), 0, parts_of(LONG))
+    cache.swap_remove(0)
+    assert (cache.firsts, held(cache, 0, 0)) == ([FIRST], LONG[FIRST:])
+    cache.truncate(0, FIRST + WINDOW)
+    assert held(cache, 0, 0) == LONG[FIRST : FIRST + WINDOW], "so far it may be cut"
+
+
 def test_a_view_moves_its_parents_rows() -> None:
     """A draft that needs the room keeps what the parent's windows reach, and its own tokens, which lie behind that."""
     parent = grown(2 * BLOCK - 50)
@@ -338,6 +390,8 @@ def test_a_row_saved_at_its_end_serves_there_alone() -> None:
     pages.save(TEXT, grown(3000), 0, 3000)
     assert loaded(pages, TEXT) == 2976
     assert loaded(pages, TEXT[:1500]) == 0
+    enough = grown(3000).firsts[0] + (WINDOW + KEPT_BACK) // PAGE * PAGE + PAGE  # the first page that ends as many as are held
+    assert [loaded(pages, TEXT[:length]) for length in (enough - PAGE, enough)] == [0, enough]
     pages.save(TEXT, grown(1500), 0, 1500)
     assert loaded(pages, TEXT[:1500]) == 1472
     assert loaded(pages, TEXT[:2000]) == 1472

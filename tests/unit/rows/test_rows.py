@@ -93,6 +93,27 @@ def test_ends_inside_a_block(params: SamplingParams, expected: list[int], text: 
     assert "".join(row.pieces) == row.text
 
 
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize(("stop", "text"), [("w4 w5", "w2 w3 "), ("3 w4 w5 w6", "w2 w"), ("w3 w4 w6", None), ("w5", "w2 w3 w4 ")])
+def test_a_stop_string_across_steps(stop: str, text: str | None, include: bool) -> None:
+    """It begins with a correction, or before it, and ends among what the next steps accept: catches a watcher that looks at
+    each step alone, and text that was shown although it could still become one."""
+    params = SamplingParams(max_tokens=20, stop=[stop], include_stop_str_in_output=include)
+    row = make_row([1], params, tokenizer=TOKENIZER)
+    row.stops = StopStrings([stop], include=include)
+    rows, taken, shown = rows_of(row), [], []
+    for drafted, kept, extra in (([2, 3], 1, 3), ([], 0, 4), ([5, 6, 7], 3, 8)):
+        if row.finish_reason is None:
+            taken += append(rows, drafted, kept, extra)
+            shown.append(row.text)
+    assert all(row.text.startswith(part) for part in shown), "nothing is taken back"
+    if text is None:
+        assert (row.text + row.release(), row.stop_reason, taken) == (" w2 w3 w4 w5 w6 w7 w8", None, [2, 1, 4])
+    else:
+        assert (row.text, row.stop_reason) == (f" {text}{stop * include}", stop)
+        assert taken == [2, 1, 2 if stop.endswith("w6") else 1]
+
+
 def test_logprobs_come_from_the_kept_path() -> None:
     """Catches log-probabilities of the wrong column: token i follows node i - 1, not node i."""
     logits = torch.randn(1, 4, V, generator=torch.Generator().manual_seed(0))

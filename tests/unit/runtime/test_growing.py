@@ -42,6 +42,12 @@ PROMPTS = ([5, 6, 7, 8, 9, 10], [3, 4, 5] * 4, [11], [8, 9])
 NODES = 9
 
 
+def test_how_many_nodes_a_tree_feeds_at_most() -> None:
+    """The best of every level but the last: catches a cache with too little room."""
+    asked = {(4, 8, 1): 0, (4, 8, 2): 2, (4, 8, 3): 6, (4, 3, 10): 8, (1, 8, 5): 4, (4, 1, 9): 0, (16, 4, 5): 15}
+    assert {sizes: TreeLimits(*sizes[:2], 0.0).max_fed(sizes[2]) for sizes in asked} == asked
+
+
 class Counted:
     """Trees that may not give up, and count their calls."""
 

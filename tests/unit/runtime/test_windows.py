@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from outrider.draft_length import FixedLength
 from outrider.drafters.base import Drafter
 from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.drafters.none import NoDrafter
+from outrider.kv.cache import LayerShape
 from outrider.kv.view import KVView
 from outrider.models.draft_loop import DraftLoop, DraftLoopProgram
 from outrider.models.graphs import GraphedPass, Graphs
@@ -26,8 +28,10 @@ from outrider.models.loading.load import build_lm, finish
 from outrider.runtime.drafting import ChainLoop
 from outrider.runtime.gpu.run import use_device_run
 from outrider.runtime.limits import find_native_limits
+from outrider.runtime.ops import Code, Op
 from outrider.runtime.own_states import native_states
 from outrider.runtime.run import use_native_run
+from outrider.runtime.windows import kept_layers
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers import VERIFIERS
 from tests.contract.own_cache_families import make as make_hybrid
@@ -40,6 +44,17 @@ from tests.unit.runtime.gpu.fake_triton import fake_triton
 CPU, VOCAB, WINDOW = torch.device("cpu"), SIZES["vocab_size"], 16
 FP32, BF16 = torch.float32, torch.bfloat16
 GAMMA = 4
+
+
+def test_a_layer_is_kept_as_far_as_its_widest_reader_looks() -> None:
+    """Catches a layer that is cut for the last or the narrowest of several operations. Where one reads everything, all stays."""
+    ops = [Op(Code.ATTENTION, (), None, layer=layer, window=window) for layer, window in (
+        (0, 16), (0, 64), (0, 32), (1, 16), (1, 0), (2, 16), (4, 128), (5, 127),
+    )]  # fmt: skip
+    program = SimpleNamespace(body=[*ops, Op(Code.STORE, (), None, layer=2)])
+    shape = LayerShape(1, 2, 2, window=7)
+    layers = kept_layers([shape] * 6, program, context_length=128)  # type: ignore[arg-type]
+    assert [layer.window for layer in layers] == [64, None, 16, None, None, 127]
 
 
 @pytest.fixture(autouse=True)

@@ -88,12 +88,13 @@ def test_equals_transformers(params: SamplingParams, seed: int, is_tied: bool) -
 
 @pytest.mark.parametrize("scale", [0.3, 3.0, 8.0])
 @pytest.mark.parametrize("is_tied", [False, True])
-def test_fast_top_p_equals_the_full_sort(scale: float, is_tied: bool) -> None:
-    """Flat distributions (head too small), peaked distributions, and ties across the edge, beside a row with top-p off."""
+@pytest.mark.parametrize("third", [0.5, 1.0])
+def test_fast_top_p_equals_the_full_sort(scale: float, is_tied: bool, third: float) -> None:
+    """Flat distributions (head too small), peaked ones, and ties across the edge; with a row with top-p off, and without."""
     generator = torch.Generator().manual_seed(1)
     scores = scale * torch.randn(4, 3, 900, generator=generator)
     scores = (scores * 2).round() / 2 if is_tied else scores
-    top_p = torch.tensor([0.9, 0.3, 1.0, 0.999])[:, None, None]
+    top_p = torch.tensor([0.9, 0.3, third, 0.999])[:, None, None]
     assert torch.equal(apply_top_p(scores, top_p, head=64), apply_top_p_by_sorting(scores, top_p))
 
 
@@ -164,16 +165,22 @@ MANY = [
     SamplingParams(),
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.7, top_p=0.9),
+    SamplingParams(temperature=0.9, top_p=0.4),
     SamplingParams(temperature=0.7, top_k=5, min_p=0.1),
+    SamplingParams(temperature=1.0, top_k=3),
+    SamplingParams(temperature=1.0, min_p=0.02),
     SamplingParams(presence_penalty=1.0),
+    SamplingParams(temperature=1.0, presence_penalty=-0.5),
     SamplingParams(temperature=1.3, repetition_penalty=1.4, frequency_penalty=0.5),
+    SamplingParams(temperature=0.8, repetition_penalty=0.9, frequency_penalty=1.5),
     SamplingParams(temperature=1.0, logit_bias={3: 2.5}),
+    SamplingParams(temperature=1.0, logit_bias={3: -1.5, 4: 1.0}, repetition_penalty=1.2),
     SamplingParams(allowed_token_ids=[4, 5, 6]),
 ]
 
 
 def test_a_row_does_not_depend_on_its_neighbours_to_the_bit() -> None:
-    """Batch invariance: what a neighbour asks for must not touch, reorder or re-round a row."""
+    """Batch invariance: what a neighbour asks for must not touch, reorder or re-round a row. Every option has two values here."""
     generator = torch.Generator().manual_seed(3)
     logits = 2 * torch.randn(len(MANY), 4, 700, generator=generator)
     texts = torch.randint(700, (len(MANY), 12), generator=generator).tolist()
@@ -188,9 +195,10 @@ def test_a_row_does_not_depend_on_its_neighbours_to_the_bit() -> None:
 
 
 def plain_scores(logits: Tensor, params: SamplingParams, prompt: list[int], output: list[int]) -> Tensor:
-    """The penalties' definition, token by token: (V,) -> (V,)."""
+    """The bias's and the penalties' definition, token by token: (V,) -> (V,)."""
     scores = logits.clone()
     for token in range(len(scores)):
+        scores[token] += (params.logit_bias or {}).get(token, 0.0)
         if token in prompt or token in output:
             rate = params.repetition_penalty
             scores[token] = scores[token] * rate if scores[token] < 0 else scores[token] / rate
@@ -228,6 +236,21 @@ def test_penalties_follow_the_path(parents: list[int] | None) -> None:
         assert torch.equal(one[0, 0], probs[0, m])
 
 
+@pytest.mark.parametrize("penalty", ["repetition_penalty", "presence_penalty", "frequency_penalty"])
+@pytest.mark.parametrize("ban", [{}, {"allowed_token_ids": [1, 2, 7]}])
+def test_bias_comes_before_penalties(penalty: str, ban: dict[str, list[int]]) -> None:
+    """A bias that changes a score's sign decides which way a repetition penalty works; a banned token's brings it not back."""
+    params = SamplingParams(temperature=1.0, logit_bias={1: -3.0, 2: 3.0, 5: 0.5}, **{penalty: 1.7}, **ban)
+    logits = torch.tensor([[[0.5, 1.0, -1.0, 2.0, 0.1, -0.2, 1.5, 0.3]]], dtype=torch.float64)
+    history = History.start([[1, 2]], [[5, 5, 1]], 8)
+    ours = distribution(logits, BatchSampling.of([params], 8), history, dtype=torch.float64)[0, 0]
+    scores = plain_scores(logits[0, 0], params, [1, 2], [5, 5, 1])
+    for token in range(8):
+        if ban and token not in ban["allowed_token_ids"]:
+            scores[token] = -torch.inf
+    torch.testing.assert_close(ours, scores.softmax(-1), rtol=1e-12, atol=0)
+
+
 def test_history_kept_incrementally_equals_a_fresh_one() -> None:
     history = History.start([[1, 2], [3]], [[], [4]], 9)
     history.append(0, [5, 5, 6])
@@ -255,6 +278,23 @@ def test_mask_and_bias() -> None:
 def test_ids_outside_the_vocabulary_are_refused(options: dict) -> None:
     with pytest.raises(ConfigError, match="names token 6, but the vocabulary has 6 tokens"):
         BatchSampling.of([SamplingParams(**options)], 6)
+
+
+@pytest.mark.parametrize("drafting", [False, True])
+@pytest.mark.parametrize(
+    ("options", "num_kept"),
+    [
+        ([{"top_k": 3}, {"top_k": 1}, {"top_k": 5}, {}], [3, 1, 5, 8]),
+        ([{"top_p": 0.5}, {"top_p": 0.9}, {"top_p": 0.98}, {}], [1, 3, 5, 8]),
+        ([{"min_p": 0.5}, {"min_p": 0.1}, {"min_p": 0.02}, {}], [1, 3, 5, 8]),
+    ],
+)
+def test_each_row_is_filtered_by_its_own_value(options: list[dict], num_kept: list[int], drafting: bool) -> None:
+    """Laws that fall by more than half from token to token. Catches a value of a neighbour, and a bound that is one too large."""
+    logits = -0.9 * torch.arange(8.0).expand(len(options), 2, 8)
+    sampling = BatchSampling.of([SamplingParams(temperature=1.0, **each) for each in options], 8)
+    law = distribution(logits, sampling, drafting=drafting)
+    assert (law > 0).sum(-1).tolist() == [[count] * 2 for count in num_kept]
 
 
 def test_a_top_k_that_no_number_of_the_batch_holds_keeps_the_whole_vocabulary() -> None:

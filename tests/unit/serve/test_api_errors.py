@@ -463,9 +463,32 @@ class TestGate:
             for path in ("/health", "/ready", "/metrics", "/version", "/", "/openapi.json"):
                 assert client.get(path).status_code == 200, path
 
+    @pytest.mark.parametrize(
+        "key", ["secretly", "secret secret", "secre", "ecret", "SECRET", "secret\x00", "other2", "secretother"]
+    )
+    def test_only_whole_keys_are_keys(self, key: str) -> None:
+        """Catches a comparison of beginnings or of ends, in both ways in which keys are sent. Space around them is none of it."""
+        with serving(FakeEngine(), api_keys=("secret", "other")) as client:
+            for headers in ({"Authorization": f"Bearer {key}"}, {"x-api-key": key}):
+                assert error_of(client.get("/v1/models", headers=headers), 401)["message"] == "the API key is wrong"
+            for headers in ({"Authorization": "bearer  secret "}, {"x-api-key": "other"}):
+                assert client.get("/v1/models", headers=headers).status_code == 200
+
+    def test_a_key_that_another_one_begins_with(self) -> None:
+        """Both are keys; what lies between them is none."""
+        with serving(FakeEngine(), api_keys=("key", "key-of-two")) as client:
+            keys = ("key", "key-of", "key-of-two")
+            statuses = [client.get("/v1/models", headers={"x-api-key": key}).status_code for key in keys]
+        assert statuses == [200, 401, 200]
+
     def test_body_limit(self) -> None:
         with serving(FakeEngine(), max_body_bytes=200) as client:
             assert client.post(CHAT, json=chat()).status_code == 200
+            room = 200 - len(json.dumps(chat("")))
+            for count, status in ((room, 200), (room + 1, 413)):
+                body = json.dumps(chat("x" * count)).encode()
+                for content in (body, iter([body[:50], body[50:]])):
+                    assert client.post(CHAT, content=content, headers={"Content-Type": "application/json"}).status_code == status
             assert error_of(client.post(CHAT, json=chat("x" * 300)), 413)["code"] == "body_too_large"
             parts = (part for part in [b'{"prompt": "' + b"x" * 150, b"x" * 150 + b'"}'])  # chunked: no length beforehand
             response = client.post(COMPLETIONS, content=parts, headers={"Content-Type": "application/json"})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.models.tokens.token_bytes import token_bytes
-from outrider.serve.api.logprobs import LogprobLists, Namer
+from outrider.serve.api.logprobs import LogprobLists, Namer, chat_logprobs
 from outrider.text import Detokenizer
 from tests.published_tokenizers import JOINED, WITH_BYTE_FALLBACK, llama_2
 from tests.unit.serve.fake_engine import FakeEngine
@@ -89,6 +89,31 @@ def test_the_first_token_of_a_text_has_no_space() -> None:
     assert choice["text"] == "there there"
     assert choice["logprobs"]["tokens"] == ["there", " there", "</s>"]
     assert choice["logprobs"]["text_offset"] == [0, 5, 11]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_first_token_of_a_chat_has_no_space(stream: bool) -> None:
+    """Its bytes and the names of its alternatives neither: they would stand in its place. Later, all have one."""
+    engine = engine_of("llama 2", "▁there|▁there")
+    body = {"prompt_token_ids": [engine.tokenizer.bos_token_id], "logprobs": True, "top_logprobs": 2, "stream": stream}
+    with serving(engine) as client:
+        response = client.post(CHAT, json=body)
+    choices = [chunk["choices"][0] for chunk in events(response)] if stream else response.json()["choices"]
+    entries = [entry for choice in choices for entry in (choice["logprobs"] or {"content": []})["content"]]
+    assert [entry["token"] for entry in entries] == ["there", " there", "</s>"]
+    assert [bytes(entry["bytes"]) for entry in entries] == [b"there", b" there", b""]
+    assert [entry["top_logprobs"][-1]["token"] for entry in entries] == ["there", " there", "</s>"]
+
+
+def test_a_token_of_a_chat_is_named_by_the_text_before_it() -> None:
+    """Catches entries that are made when the token itself, or the next one, stands there already."""
+    tokenizer = llama_2()
+    spaced, bare = tokenizer.convert_tokens_to_ids(["▁a", "a"])
+    logprobs = {spaced: -0.1, bare: -2.0}
+    name = Namer(token_bytes(tokenizer), as_ids=False)
+    entries = chat_logprobs(name, Detokenizer(tokenizer, []), [spaced, spaced], [logprobs] * 2, 2)["content"]
+    assert [entry["token"] for entry in entries] == ["a", " a"]
+    assert [[top["token"] for top in entry["top_logprobs"]] for entry in entries] == [["a", "a"], [" a", "a"]]
 
 
 @spelling

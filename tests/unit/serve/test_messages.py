@@ -112,6 +112,21 @@ def test_how_answers_end(client: Any, thinker: FakeEngine) -> None:
     assert (half.content[-1].type, half.content[-1].input, half.stop_reason) == ("tool_use", {}, "end_turn")
 
 
+def test_a_time_limit_is_no_stop_sequence(client: Any, thinker: FakeEngine) -> None:
+    """vLLM's field has "timeout" where a stop string would stand, and a stop token's id; clients know of neither."""
+    ask: dict[str, Any] = {"model": "fake", "max_tokens": 20, "messages": USER, "stop_sequences": ["timeout", "d"]}
+    thinker.late = True
+    cut = client.messages.create(**ask)
+    assert (cut.stop_reason, cut.stop_sequence) == ("max_tokens", None)
+    with client.messages.stream(**ask) as stream:
+        streamed = stream.get_final_message()
+    assert (streamed.stop_reason, streamed.stop_sequence) == ("max_tokens", None)
+    thinker.late, thinker.reply = False, "abc"
+    thinker.eos_token_ids = frozenset(thinker.tokenizer("b")["input_ids"])  # a second end token, which has a name to vLLM
+    by_token = client.messages.create(**ask)
+    assert (by_token.content[0].text, by_token.stop_reason, by_token.stop_sequence) == ("a", "end_turn", None)
+
+
 def test_an_answer_goes_on_with_the_last_message(client: Any, thinker: FakeEngine) -> None:
     thinker.tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{# </think> #}"
     client.messages.create(model="fake", max_tokens=9, messages=[*USER, {"role": "assistant", "content": "Well"}])

@@ -239,6 +239,14 @@ def test_cut_off(client: Any) -> None:
     assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
 
 
+def test_a_time_limit_leaves_a_response_incomplete(client: Any, thinker: FakeEngine) -> None:
+    thinker.late = True
+    found = client.responses.create(input="Hi")
+    assert (found.status, found.output[0].status) == ("incomplete", "incomplete")
+    last = list(client.responses.create(input="Hi", stream=True))[-1]
+    assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
+
+
 def test_a_form(thinker: FakeEngine) -> None:
     form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
     thinker.reply = '{"a": 1}'

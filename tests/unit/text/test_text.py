@@ -165,6 +165,30 @@ def test_a_stop_string_that_is_wanted_is_the_end_of_the_text(pieces: list[str], 
     assert "".join(pieces).startswith(text)
 
 
+@pytest.mark.parametrize(
+    ("stops", "shown", "rest", "match"),
+    [
+        (["abc"], ["x", "", "", ""], "", "abc"),
+        (["abcd", "bc"], ["x", "", "a", ""], "", "bc"),
+        (["ca"], ["xa", "b", "", ""], "", "ca"),
+        (["abca", "zz"], ["x", "", "", ""], "", "abca"),
+        (["abcb"], ["x", "", "", "abc"], "a", None),
+    ],
+)
+def test_a_stop_string_in_pieces(stops: list[str], shown: list[str], rest: str, match: str | None) -> None:
+    """A few cuts of 'xabca', of the many of the test above."""
+    watcher = StopStrings(stops)
+    assert [watcher.push(piece) for piece in ("xa", "b", "c", "a")] == shown
+    assert (watcher.flush(), watcher.match) == (rest, match)
+
+
+@pytest.mark.parametrize(("stops", "match"), [(["ca", "ab"], "ab"), (["abc", "ab", "b"], "ab"), (["bca", "zz"], "bca")])
+def test_of_stop_strings_in_one_piece_the_first_in_the_text_wins(stops: list[str], match: str) -> None:
+    """Not the first of the list; of two that begin together the shorter one, which is complete before."""
+    watcher = StopStrings(stops)
+    assert (watcher.push("xabca"), watcher.match) == ("xabca".partition(match)[0], match)
+
+
 def test_nothing_comes_after_a_stop() -> None:
     """Catches text shown after the end because more tokens of the same block follow."""
     watcher = StopStrings(["END"])

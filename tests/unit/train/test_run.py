@@ -105,6 +105,64 @@ def test_the_best_weights_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert torch.equal(weights(spec)["scale"], torch.ones(64))
 
 
+Seen = list[tuple[tuple[int, ...], int]]  # of each batch: its texts, and what random draws of its loss begin with
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> tuple[Seen, Seen]:
+    """What runs train on, and what they validate on."""
+    batches: tuple[Seen, Seen] = ([], [])
+    good = EarlyExitRecipe.loss
+
+    def noting(self: EarlyExitRecipe, batch: FeatureBatch) -> LossReport:
+        numbers = (batch.tokens[:, 0] - 10).tolist()  # as `texts` writes them
+        batches[not torch.is_grad_enabled()].append((tuple(numbers), torch.initial_seed()))
+        return good(self, batch)
+
+    monkeypatch.setattr(EarlyExitRecipe, "loss", noting)
+    return batches
+
+
+def test_every_epoch_has_an_order_of_its_own(tmp_path: Path, seen: tuple[Seen, Seen]) -> None:
+    """All texts but the held-out ones are in each. Catches epochs in the order of the first one, and one that is cut short."""
+    finished(spec_for(tmp_path))
+    trained, held_out = seen
+    first, second = trained[: len(trained) // 2], trained[len(trained) // 2 :]
+    epochs = [[number for numbers, _ in epoch for number in numbers] for epoch in (first, second)]
+    validated = {number for numbers, _ in held_out for number in numbers}
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted({*range(12)} - validated)
+    assert epochs[0] != epochs[1]
+    assert all(len(numbers) <= 2 for numbers, _ in trained), "of a micro-batch"
+
+
+def test_random_draws_differ_between_batches_but_not_between_validations(tmp_path: Path, seen: tuple[Seen, Seen]) -> None:
+    """Catches the same anchors in every epoch, and curves that move because the validation drew others."""
+    config = spec_for(tmp_path).config
+    for out, seed in (("zero", 0), ("one", 1)):
+        finished(spec_for(tmp_path, out, config=replace(config, seed=seed)))
+    trained, held_out = seen
+    seeds = [seed for _, seed in trained]
+    assert len(set(seeds)) == len(seeds) == 2 * 2 * 5, "two runs, two epochs, ten texts in twos"
+    each = len(held_out) // 6  # two runs, each validated before, between and after its epochs
+    assert held_out[:each] == held_out[each : 2 * each] == held_out[2 * each : 3 * each] != held_out[3 * each : 4 * each]
+
+
+def test_the_learning_rate_rises_then_falls_along_a_cosine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten steps, two of them to warm up; the last one is a step before the end, where the floor would be."""
+    rates: list[float] = []
+    step = torch.optim.AdamW.step
+
+    def noting(self: torch.optim.AdamW, *given: Any) -> Any:
+        rates.extend({group["lr"] for group in self.param_groups})
+        return step(self, *given)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", noting)
+    base = spec_for(tmp_path)
+    finished(replace(base, config=replace(base.config, epochs=4, max_steps=10, warmup=0.2, min_lr_share=0.1, lr=0.01)))
+    cosine = [0.1 + 0.9 * (1 + math.cos(math.pi * done / 8)) / 2 for done in range(8)]
+    assert rates == pytest.approx([0.01 * share for share in (0.5, 1.0, *cosine)])
+
+
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_nan_stops_and_keeps_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """Broken numbers must not reach weights; the message names what is left and what to try."""
@@ -240,6 +298,18 @@ def test_the_target_is_where_accelerate_trains(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert own_device(asked) == torch.device("cuda", number) == current[-1]
+
+
+def test_a_step_is_a_mean_over_positions(tmp_path: Path) -> None:
+    """However its texts, of 3 to 21 tokens, are divided into passes: the losses of two steps, and the held-out one after them."""
+    chosen = [TrainingText(f"t{n}", [10 + n, 11], [20 + (n * k) % 30 for k in range(3 + 2 * n)]) for n in range(10)]
+    material = TrainingData(responses=save_responses(tmp_path / "even.jsonl", chosen))
+    plan = TrainConfig(epochs=1, max_steps=2, batch_size=4, lr=1e-3, held_out=0.2, log_every=1, clip=1e9)
+    specs = [spec_for(tmp_path, f"{size}", material=material, config=replace(plan, micro_batch=size)) for size in (4, 3)]
+    one, two = map(finished, specs)
+    assert [x.loss for x in two.losses] == pytest.approx([x.loss for x in one.losses], rel=1e-5)
+    assert [x.loss for x in two.curve] == pytest.approx([x.loss for x in one.curve], rel=1e-5)
+    assert one.curve[-1].loss != one.curve[0].loss
 
 
 @pytest.mark.slow

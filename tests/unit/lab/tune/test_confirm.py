@@ -24,6 +24,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 
 FAST, SLOW = Configuration("suffix", 4), Configuration("ngram", 8)
+AUTO, AUTO_2 = Configuration("suffix", "auto"), Configuration("ngram", "auto")
 
 
 class FakeContender:
@@ -128,6 +129,36 @@ def test_advice_for_all_and_for_the_task_that_differs() -> None:
     assert (first.task, first.configuration, first.speculate) == ("all", FAST.label, True)
     assert first.options == {"drafter": "suffix", "num_draft_tokens": 4, "verifier": "auto"}
     assert [(one.task, one.configuration) for one in others] == [("chat", SLOW.label)]
+
+
+def test_the_highest_value_is_recommended_not_the_surest_one() -> None:
+    """Finalists rank differently by value and by either end of their intervals; also where a task has advice of its own."""
+    found = findings({FAST.label: (1.6, {"code": 1.6, "chat": 1.6}), SLOW.label: (1.5, {"code": 1.5, "chat": 1.7})})
+    wide, narrow = found.confirmed
+    wide.speedup = Interval(value=1.6, low=1.2, high=1.8)
+    narrow.speedup = Interval(value=1.5, low=1.4, high=2.0)
+    narrow.by_task["chat"] = Interval(value=1.7, low=1.1, high=2.0)
+    for order in ([FAST, SLOW], [SLOW, FAST]):
+        found.confirmed.reverse()
+        first, *others = recommendations(found, order, draft=None)
+        assert (first.configuration, first.speedup) == (FAST.label, wide.speedup)
+        assert [(one.task, one.configuration) for one in others] == [("chat", SLOW.label)]
+
+
+@pytest.mark.parametrize(("value", "named"), [(1.515, []), (1.55, ["chat"])])
+def test_a_task_gets_advice_of_its_own_where_that_is_worth_it(value: float, named: list[str]) -> None:
+    """Another finalist that is better for it by less than 2 % is no reason for other settings."""
+    found = findings({FAST.label: (1.6, {"code": 1.6, "chat": 1.5}), SLOW.label: (1.4, {"code": 1.2, "chat": value})})
+    _, *others = recommendations(found, [FAST, SLOW], draft=None)
+    assert [one.task for one in others] == named
+
+
+def test_automatic_lengths_win_by_far_or_not_at_all() -> None:
+    """By 5 % of the best fixed length, which need not be the second best of all."""
+    for value, best in ((1.57, SLOW), (1.58, AUTO)):
+        found = findings({AUTO.label: (value, {}), AUTO_2.label: (1.55, {}), SLOW.label: (1.5, {}), FAST.label: (1.4, {})})
+        (first,) = recommendations(found, [AUTO, AUTO_2, FAST, SLOW], draft=None)
+        assert first.configuration == best.label
 
 
 def test_a_task_that_no_run_came_to_gets_no_advice_of_its_own() -> None:

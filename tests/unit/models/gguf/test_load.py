@@ -48,6 +48,7 @@ from outrider.models.derived.derive import num_weights, weight_of
 from outrider.models.derived.quantise import quantised_copy
 from outrider.models.gguf.header import read_gguf
 from outrider.models.gguf.linear import BlockEmbedding, BlockLinear, block_layers
+from outrider.models.gguf.rearranging import processor_of
 from outrider.models.gguf.weights import gguf_notes
 from outrider.models.loaded import LoadedModel
 from outrider.models.loading import load
@@ -365,7 +366,8 @@ def test_gemma4(tmp_path: Path, library_path: Path, experts: bool) -> None:
             extra[f"blk.{number}.ffn_gate_inp.scale"] = layer.router.scale.detach().numpy()
             extra[f"blk.{number}.ffn_down_exps.scale"] = layer.router.per_expert_scale.detach().numpy()
     else:
-        extra["blk.5.attn_k.weight"] = np.ones((64, 64))  # of no use, and in published files
+        for number, size in ((3, 32), (5, 64)):  # of no use, and in published files: in the first shared layer, too
+            extra[f"blk.{number}.attn_k.weight"] = np.ones((size, 64))
     path = write_model(tmp_path / "m.gguf", model, "gemma4", changes=changes, tensors=extra)
     expected = logits(model)
     assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
@@ -396,7 +398,8 @@ def test_gemma3n(tmp_path: Path) -> None:
     extra = {
         "altup_proj.weight": torch.stack([one.weight.detach() for one in inner.altup_projections]).numpy(),
         "altup_unembd_proj.weight": torch.stack([one.weight.detach() for one in inner.altup_unembed_projections]).numpy(),
-        "blk.3.attn_v.weight": np.ones((32, 64)),  # of no use, and in published files
+        "blk.2.attn_k_norm.weight": np.ones(16),  # of no use, and in published files
+        "blk.3.attn_v.weight": np.ones((32, 64)),
     }
     path = write_model(
         tmp_path / "m.gguf", model, "gemma3n", changes={f"gemma3n.{key}": value for key, value in changes.items()}, tensors=extra
@@ -404,6 +407,15 @@ def test_gemma3n(tmp_path: Path) -> None:
     assert load_config(str(path)).activation_sparsity_pattern == [0.95, 0.95, 0.0, 0.0]
     expected = logits(model)
     assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("architecture", ["gemma3n", "gemma4"])
+def test_what_shared_layers_do_not_use_is_left_out(architecture: str) -> None:
+    """From the first of them on, of keys and values alone."""
+    processor = processor_of(architecture, {"num_hidden_layers": 12, "num_kv_shared_layers": 3})
+    ends = ("k.weight", "v.weight", "k_norm.weight", "v_norm.weight", "q.weight", "q_norm.weight", "output.weight")
+    useless = {(layer, end) for layer in range(12) for end in ends if processor.leaves_out(f"blk.{layer}.attn_{end}")}
+    assert useless == {(layer, end) for layer in (9, 10, 11) for end in ends[:4]}
 
 
 def test_frequencies_are_divided_as_the_file_says(tmp_path: Path) -> None:

@@ -268,10 +268,16 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     """The MTP layers of DeepSeek, GLM and Qwen are quantised like the rest, and transformers' module has no place for them."""
     folder, _ = checkpoint(tmp_path, "fp8")
     tensors = load_file(folder / "model.safetensors")
+    without: Any = load_module(str(folder), load_config(str(folder)), torch.bfloat16, CPU)
     more = {f"{start}.{end}": tensors[f"model.layers.0.self_attn.q_proj.{end}"].clone() for end in ("weight", "weight_scale_inv")
             for start in ("model.layers.2.self_attn.q_proj", "mtp.layers.0.self_attn.q_proj")}  # fmt: skip
     rewritten(folder, {**tensors, **more})
-    load_module(str(folder), load_config(str(folder)), torch.bfloat16, CPU)
+    module: Any = load_module(str(folder), load_config(str(folder)), torch.bfloat16, CPU)
+    assert {path for path, _ in module.named_modules()} == {path for path, _ in without.named_modules()}
+    assert len(list(block_layers(module))) == len(list(block_layers(without))) > 0
+    tokens = torch.arange(3, 40)[None]
+    with torch.inference_mode():
+        assert torch.equal(module(tokens).logits, without(tokens).logits)
 
 
 Q = "model.layers.0.self_attn.q_proj"
