@@ -48,7 +48,11 @@ _spent = _Spent()
 
 
 def bounded(environment: ImmutableSandboxedEnvironment) -> Environment:
-    """Changes an environment so that its templates stay within bounds from now on, and returns it."""
+    """Changes an environment so that its templates stay within bounds from now on, and returns it.
+
+    transformers remembers templates with their environments, so it may give one that was changed before."""
+    if isinstance(environment, _BoundedEnvironment):
+        return environment
     if type(environment) is not ImmutableSandboxedEnvironment:
         raise TypeError(f"an environment of another kind than transformers': {type(environment).__name__}")
     environment.__class__ = _BoundedEnvironment

@@ -15,6 +15,7 @@ from outrider.instructions import INSTRUCTIONS, of_this_architecture
 HERE = Path(__file__).parent
 PREBUILT = HERE / "lib"  # a wheel or an editable install has libraries there
 SOURCES = tuple(sorted((HERE / "native").glob("*.*")))
+LIBRARIES = ("-lstdc++", "-lm")  # by name: a CXX that says gcc would leave them out
 FLAGS = ("-O3", "-std=c++20", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas", "-Wl,-Bsymbolic")
 
 
@@ -25,7 +26,7 @@ def compiler() -> str | None:
 
 def fingerprint() -> str:
     """Changes with the sources and the flags."""
-    facts = repr(([source.read_bytes() for source in SOURCES], FLAGS, INSTRUCTIONS))
+    facts = repr(([source.read_bytes() for source in SOURCES], FLAGS, LIBRARIES, INSTRUCTIONS))
     return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
 
 
@@ -43,7 +44,7 @@ def build(path: Path, kind: str) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         made = Path(scratch) / path.name
         sources = (str(source) for source in SOURCES if source.suffix == ".cpp")
-        command = (tool, *FLAGS, *INSTRUCTIONS[kind], f"-I{HERE / 'native'}", *sources, "-o", str(made))
+        command = (tool, *FLAGS, *INSTRUCTIONS[kind], f"-I{HERE / 'native'}", *sources, *LIBRARIES, "-o", str(made))
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])

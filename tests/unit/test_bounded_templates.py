@@ -15,7 +15,7 @@ from outrider import bounded_templates
 from outrider.bounded_templates import TemplateBoundError, bounded
 from outrider.errors import RequestError
 from outrider.messages import render
-from outrider.templates import bound_transformers, rendered
+from outrider.templates import _compiled_by_transformers, bound_transformers, rendered
 from tests.helpers import byte_tokenizer
 
 MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "<think>x</think> Hi"}]
@@ -148,3 +148,12 @@ def test_one_that_renders_nothing_is_refused_by_name() -> None:
     asked: dict[str, Any] = dict.fromkeys(("add_generation_prompt", "tools", "chat_template_kwargs"))
     with pytest.raises(RequestError, match="the chat template refused the messages: it renders nothing of them"):
         render(byte_tokenizer(), "my-model", [*MESSAGES], chat_template="{# #}", continue_final_message=False, **asked)
+
+
+def test_templates_that_transformers_remembers_are_bounded_again() -> None:
+    """It keeps more of them than we do, with the environment that was changed before."""
+    bound_transformers()
+    template = "{{ messages | tojson }} again"
+    first = chat_template_utils.render_jinja_template([MESSAGES], chat_template=template)
+    _compiled_by_transformers.cache_clear()
+    assert chat_template_utils.render_jinja_template([MESSAGES], chat_template=template) == first

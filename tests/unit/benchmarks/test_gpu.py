@@ -245,7 +245,7 @@ def test_tests_that_hang_are_killed_and_the_stage_is_out_of_time(
     for name in ("texts", "graphs", "bits", "law"):
         monkeypatch.setattr(f"gpu_stages.right_texts.{name}", lambda context: {"right": True, "told": "put in its place"})
     monkeypatch.setattr(right, "server", lambda context: {"right": True, "told": "put in its place"})
-    assert tiny(gpu, out, "--only", "right", "--minutes", "0.3") == 1
+    assert tiny(gpu, out, "--only", "right", "--minutes", "1.5") == 1
     found = read(out)["stages"]["right"]
     assert (found["status"], found["reason"]) == ("out of time", "tests: killed after 1 s")
     assert found["result"]["server"]["right"]

@@ -1,0 +1,41 @@
+"""Compiling the native library on a machine of which nothing is known."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outrider.instructions import of_this_cpu
+from outrider.runtime import building
+
+SOURCE = """
+#include <cmath>
+struct Base { virtual ~Base() = default; virtual double value(double x) { return x; } };
+struct Derived : Base { double value(double x) override { return std::cbrt(x); } };
+extern "C" double root(double x) { Base* made = new Derived; double value = made->value(x); delete made; return value; }
+"""
+
+
+def test_a_compiler_that_is_called_by_its_name_for_c_is_told_the_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """peft leaves CXX=gcc in the environment where it could not build an extension of its own: such a library had no symbols of
+    C++ and could not be loaded. In a process of its own, since torch's libraries may bring them along."""
+    kind = of_this_cpu()
+    if kind is None or shutil.which("gcc") is None:
+        pytest.skip("needs gcc, and a CPU with a native library")
+    monkeypatch.setenv("CXX", "gcc")
+    (tmp_path / "small.cpp").write_text(SOURCE)
+    monkeypatch.setattr(building, "SOURCES", (tmp_path / "small.cpp",))
+    building.build(tmp_path / "small.so", kind)
+    code = f"import ctypes; print(ctypes.CDLL({str(tmp_path / 'small.so')!r}).root)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    library = ctypes.CDLL(str(tmp_path / "small.so"))
+    library.root.argtypes, library.root.restype = (ctypes.c_double,), ctypes.c_double
+    assert library.root(27.0) == pytest.approx(3.0)
