@@ -38,8 +38,8 @@ def serve(facts: dict[str, Any]) -> None:
         llguidance.TokenizerWrapper(vocabulary), n_vocab=vocabulary.num_tokens, eos_token=vocabulary.eos_token_id, slices=[]
     )
     limits = llguidance.LLParserLimits(**facts["limits"])
-    for line in sys.stdin:
-        asked = json.loads(line)
+    for message in sys.stdin:
+        asked = json.loads(message)
         _allow(facts["seconds"])
         problem = llguidance.LLMatcher.validate_grammar(asked["grammar"], index, limits=limits)
         if not problem and asked["compile"]:

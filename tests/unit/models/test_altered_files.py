@@ -41,7 +41,7 @@ IN_MEMORY = frozenset((  # read texts of a wire or of this process, no files
     "serve/tools/values.py", "serve/tools/json_calls.py", "serve/tools/grammar.py", "engine/warmup.py", "lab/server/stream.py",
     "lab/journal.py", "train/responses.py", "train/run.py", "models/tokens/token_bytes.py", "integrations/vllm/options.py",
     "remote/coordinator/engine.py", "remote/target/requests.py", "remote/target/replies.py", "grammar/numbers.py",
-    "serve/api/spelling.py",
+    "serve/api/spelling.py", "grammar/trial.py", "grammar/trial_process.py",
 ))  # fmt: skip
 READERS = {"lab/workload/files.py": "JSONDecoder", "wellformed.py": "loads"}  # a window over a file of any length, and the reader
 
