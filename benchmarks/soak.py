@@ -213,10 +213,18 @@ class Soak:
         self.tally.outcomes["cut in its answer"] += 1
 
     async def bomb(self) -> None:
-        letter = chr(ord("a") + self.rng.randrange(self.num_bombs))
-        body = self.body(structured_outputs={"regex": f"({letter}{{1000}}){{1000}}"})
-        answer = await self.http.post("/v1/completions", json=body)
-        self.tally.expect("bomb", answer.status_code, 200, 400, 429)
+        number = self.rng.randrange(self.num_bombs)
+        letter = chr(ord("a") + number)
+        patterns = [{"type": "string", "pattern": f"[a-z]*{chr(97 + at)}[a-z]{{{20 + at + number}}}"} for at in range(26)]
+        chain = "\n".join(f'x{at}: x{at + 1} "{letter}" | "b"' for at in range(4000))
+        kinds: dict[str, dict[str, Any]] = {
+            "million letters": {"regex": f"({letter}{{1000}}){{1000}}"},
+            "minutes to compile": {"json": {"allOf": patterns}},
+            "deep stack": {"grammar": f'start: x0\n{chain}\nx4000: "c"'},
+        }
+        kind = self.rng.choice(list(kinds))
+        answer = await self.http.post("/v1/completions", json=self.body(structured_outputs=kinds[kind]))
+        self.tally.expect(f"bomb of {kind}", answer.status_code, 200, 400, 429)
 
     async def big_body(self) -> None:
         head = b'{"prompt": "'
