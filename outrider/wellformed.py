@@ -21,6 +21,10 @@ from outrider.errors import ConfigError, RequestError
 MAX_BYTES = 256 << 20  # of a file: the largest tokenizers take 40 MiB
 MAX_TOML_BYTES = 1 << 20
 MAX_DEPTH = 200  # of lists and objects in one another: as Python's own syntax; what its JSON reads varies with the version
+FLAT = 12  # what is nested less deep is found out faster
+_STRING = re.compile(r'"[^"]*"')
+_NO_BRACKETS = re.compile(r"[^\[\]{}]+")
+_PAIRS = re.compile(r"\[\]|\{\}")
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{MAX_DEPTH}}}""")  # of TOML: a.b.c
 TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} lists and objects"
@@ -84,13 +88,21 @@ def load_object(path: Path) -> dict[str, Any]:
 
 def parsed_json(text: str) -> Any:
     """The value of a JSON text. Raises ValueError where it is none, or nested deeper than MAX_DEPTH."""
-    if text.count("[") + text.count("{") > MAX_DEPTH:
+    if text.count("[") + text.count("{") > MAX_DEPTH and not _is_flat(text):
         depth = 0
         for bracket in _BRACKETS.finditer(text):
             depth += (bracket[0] in "[{") - (bracket[0] in "]}")
             if depth > MAX_DEPTH:
                 raise ValueError(TOO_DEEP)
     return json.loads(text)
+
+
+def _is_flat(text: str) -> bool:
+    """Whether a JSON text is nested at most FLAT deep. Ten times as fast as counting: tokenizers have many short lists."""
+    brackets = _NO_BRACKETS.sub("", _STRING.sub("", text.replace("\\\\", "").replace('\\"', "")))
+    for _ in range(FLAT):
+        brackets = _PAIRS.sub("", brackets)
+    return not brackets
 
 
 def regular_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:

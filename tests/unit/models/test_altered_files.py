@@ -27,7 +27,7 @@ from outrider.models.loading.weight_files import safetensors_header, weight_file
 from outrider.serve.config_file import read_config
 from outrider.settings_file import read_settings
 from outrider.train.export_result import ExportResult
-from outrider.wellformed import MAX_DEPTH, load_json, parsed_json, read_json, read_toml
+from outrider.wellformed import FLAT, MAX_DEPTH, _is_flat, load_json, parsed_json, read_json, read_toml
 from tests.fuzz import altered, altered_bytes
 from tests.heads import block_head, eagle_head, medusa_heads
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
@@ -247,6 +247,27 @@ def test_files_that_are_nested_deep(depth: int, folder: Path) -> None:
         (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
         with pytest.raises(CheckpointError, match="its header cannot be read"):
             runs(folder)
+
+
+def nested(drawn: random.Random, depth: int) -> Any:
+    kind = drawn.random()
+    if not depth or kind < 0.2:
+        return drawn.choice(['a"b', "[[{", "\\", '\\"]', 'x\\\\"[', 1, None, "}}]]", '"'])
+    parts = [nested(drawn, depth - 1) for _ in range(drawn.randint(0, 3))]
+    return parts if kind < 0.6 else {f'{number}\\"{{[': part for number, part in enumerate(parts)}
+
+
+def depth_of(value: Any) -> int:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if parts is None else 1 + max(map(depth_of, parts), default=0)
+
+
+def test_flat_texts_are_told_from_deep_ones() -> None:
+    """Whatever brackets, quotes and backslashes stand in their strings."""
+    drawn = random.Random(0)
+    values = [nested(drawn, drawn.randint(0, FLAT + 4)) for _ in range(2000)]
+    assert [_is_flat(json.dumps(value)) for value in values] == [depth_of(value) <= FLAT for value in values]
+    assert {depth_of(value) <= FLAT for value in values} == {True, False}
 
 
 @pytest.mark.parametrize("depth", DEEP)
