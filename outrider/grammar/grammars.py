@@ -87,7 +87,7 @@ class Grammars:
             future.set_exception(error)
 
     def _compiled(self, library: Any, spec: Spec) -> Compiled:
-        text = _in_librarys_form(library, spec)
+        text = _translated(library, spec)
         compiled = _compiled_form(spec, text) + ALL_SPELLINGS
         limits = library.LLParserLimits(**PARSER)
         trial = self._trial
@@ -107,11 +107,11 @@ def refuse_wrong(spec: Spec) -> None:
     """Refuse what can be refused without a vocabulary, so before a model is loaded. Raises RequestError, or CapabilityError when
     the library is missing."""
     library = _library()
-    text = _in_librarys_form(library, spec)
+    text = _translated(library, spec)
     _refuse(library, spec, text, library.LLMatcher.validate_grammar)
 
 
-def _in_librarys_form(library: Any, spec: Spec) -> str:
+def _translated(library: Any, spec: Spec) -> str:
     """The grammar as llguidance reads it. Raises RequestError for what is none."""
     if len(spec.text) > MAX_CHARACTERS:
         raise RequestError(f"{spec.name} has {len(spec.text):,} characters as a grammar; at most {MAX_CHARACTERS:,} are compiled")

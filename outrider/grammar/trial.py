@@ -99,4 +99,6 @@ def _excess(status: int) -> str:
         return f"takes more than {COMPILE_S:g} s to compile: make it smaller, or combine fewer patterns"
     if status == -getattr(signal, "SIGABRT", 0):
         return f"takes more than {COMPILE_MIB} MiB to compile: make it smaller, or let it repeat less"
-    return f"cannot be compiled in {STACK_MIB} MiB of stack: its rules lead into one another too deeply"
+    if status in (-getattr(signal, "SIGSEGV", 0), -getattr(signal, "SIGBUS", 0)):
+        return f"cannot be compiled in {STACK_MIB} MiB of stack: its rules lead into one another too deeply"
+    return f"cannot be compiled: the process that tried ended with status {status}"

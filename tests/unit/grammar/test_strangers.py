@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import llguidance
@@ -100,6 +102,12 @@ def test_a_grammar_that_takes_long_holds_no_other_up(monkeypatch: pytest.MonkeyP
     begun, may_end = threading.Event(), threading.Event()
     problem = trials.Trial.problem
     calls: list[str] = []
+    asked = threading.Event()
+    future_result = Future.result
+
+    def waits_for(future: Any, timeout: float | None = None) -> Any:
+        asked.set()
+        return future_result(future, timeout)
 
     def waits(trial: Any, grammar: str, compiled: str, name: str) -> str:
         calls.append(name)
@@ -113,13 +121,47 @@ def test_a_grammar_that_takes_long_holds_no_other_up(monkeypatch: pytest.MonkeyP
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(grammars.constraint, slow)
         assert begun.wait(30)
-        second = pool.submit(grammars.constraint, slow)
         assert grammars.constraint(regex("ab")).allowed([[]])[0, A]
+        monkeypatch.setattr(Future, "result", waits_for)
+        second = pool.submit(grammars.constraint, slow)
+        assert asked.wait(30)
         may_end.set()
         for waiting in (first, second):
             with pytest.raises(RequestError, match="slow is refused"):
                 waiting.result(30)
-    assert calls.count("slow") <= 2
+    assert calls.count("slow") == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds a process's memory")
+def test_memory_that_compiling_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "COMPILE_MIB", 16)
+    grammars = of_strangers()
+    with pytest.raises(RequestError, match="schema takes more than 16 MiB to compile"):
+        grammars.constraint(json_schema({"enum": [f"value number {number}" for number in range(20_000)]}))
+    grammars.constraint(json_schema({"enum": ["value number 1"]}))
+
+
+def test_a_process_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a system that cannot count its time, or where it gets no processor; and no more of them run at once than may."""
+    running = tmp_path / "running"
+    running.mkdir()
+    (tmp_path / "silent.py").write_text(f"import os, time; open(f'{running}/{{os.getpid()}}', 'w'); time.sleep(60)")
+    monkeypatch.setattr(trials, "SCRIPT", tmp_path / "silent.py")
+    monkeypatch.setattr(trials, "PATIENCE", 0.5)
+    grammars = of_strangers()
+    with ThreadPoolExecutor(6) as pool:
+        waiting = [pool.submit(grammars.constraint, regex("a" * count)) for count in range(1, 7)]
+        with pytest.raises(RequestError, match="regex takes more than 2 s to compile"):
+            waiting[0].result(30)
+        assert len(list(running.iterdir())) <= trials.MAX_PROCESSES
+        assert all(isinstance(future.exception(30), RequestError) for future in waiting)
+
+
+def test_a_process_that_ends_by_itself_is_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text("raise SystemExit(3)")
+    monkeypatch.setattr(trials, "SCRIPT", tmp_path / "broken.py")
+    with pytest.raises(RequestError, match="regex cannot be compiled: the process that tried ended with status 3"):
+        of_strangers().constraint(regex("a"))
 
 
 def pattern(drawn: random.Random, depth: int) -> str:
