@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +85,22 @@ def try_mutant(mutant: Mutant, copy: Path, limit_s: float = LIMIT_S) -> Outcome:
     shutil.rmtree(copy / ".pytest_cache", ignore_errors=True)
     began = time.monotonic()
     try:
-        path.write_text(mutant.mutated(copy), encoding="utf-8")
+        replace_source(path, mutant.mutated(copy))
         status = run_tests(mutant.tests, copy, limit_s)
     finally:
-        path.write_text(before, encoding="utf-8")
+        replace_source(path, before)
     seconds = round(time.monotonic() - began, 1)
     if status != FAILED:
         return Outcome(mutant.name, mutant.file, WITHOUT_FAILURES.get(status, "not run"), "", seconds)
     failed = json.loads((copy / ".pytest_cache" / "v" / "cache" / "lastfailed").read_text(encoding="utf-8"))
     passes = run_tests(["--last-failed", *mutant.tests], copy, limit_s) == 0
     return Outcome(mutant.name, mutant.file, "found" if passes else "broken test", next(iter(failed)), seconds)
+
+
+def replace_source(path: Path, text: str) -> None:
+    """Write a source file, and forget what Python compiled of it: one of the same size and second would pass for up to date."""
+    path.write_text(text, encoding="utf-8")
+    Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
 
 def run_tests(arguments: Sequence[str], copy: Path, limit_s: float) -> int | None:
