@@ -85,7 +85,7 @@ def outrider(file: Path, texts: Texts, threads: int, **options: Any) -> Iterator
             parts = []
             for start in range(0, len(text), CHUNK):
                 piece = torch.tensor([text[start : start + CHUNK]])
-                parts.append(lm.forward(piece, columns=torch.arange(piece.shape[1]))[0].float())
+                parts.append(lm.forward(piece, columns=torch.arange(piece.shape[1])).logits[0].float())
                 lm.kv.advance(0, piece.shape[1])
             yield torch.cat(parts)
         lm.kv.swap_remove(0)

@@ -14,8 +14,6 @@ Plain decoding is the same step with an empty draft. A source: Leviathan et al. 
 
 from __future__ import annotations
 
-import time
-
 import torch
 from torch import Tensor
 
@@ -25,7 +23,7 @@ from outrider.errors import NumericalError
 from outrider.models.lm import LM
 from outrider.rows import Row, Rows
 from outrider.runtime.torch_threads import spare_threads
-from outrider.step import Control, DraftReader, StepFacts, StepObserver
+from outrider.step import Clock, Control, StepFacts, StepObserver
 from outrider.types import Draft, TargetOutput, Verdict
 from outrider.verifiers.base import Verifier
 from outrider.verifiers.batch import batch_verdict
@@ -35,11 +33,8 @@ from outrider.verifiers.fast import verdicts_of
 class Decoder:
     """Target, drafter, verifier and the rows they work on."""
 
-    def __init__(
-        self, target: LM, drafter: Drafter, verifier: Verifier, control: Control, reader: DraftReader | None = None
-    ) -> None:
-        """`reader`: lets the drafter read new texts in pieces; None: it reads all that is missing when it drafts."""
-        self.target, self.drafter, self.verifier, self.control, self.reader = target, drafter, verifier, control, reader
+    def __init__(self, target: LM, drafter: Drafter, verifier: Verifier, control: Control) -> None:
+        self.target, self.drafter, self.verifier, self.control = target, drafter, verifier, control
         self.observers: list[StepObserver] = []
         self._kernels = verdicts_of(target)
         self.rows = Rows(target.shape.vocab_size, target.device, coupled=verifier.coupled, noise=self._kernels)
@@ -63,35 +58,35 @@ class Decoder:
     @torch.inference_mode()
     def step(self) -> list[int]:
         """One target pass for every row; returns how many tokens each row took."""
-        rows, clock = self.rows, _Clock(self.target.device)
-        self.catch_up()
-        clock.lap("target", priced=False)
-        asked = self.control.choose(rows)
-        if self.reader is not None:
-            clock.lap("draft")
-            asked = self.reader.read(rows, asked)
-            clock.lap("draft", priced=False)
-        draft = proposed(self.drafter, rows, asked)
-        clock.lap("draft")
-        logits = self.target.forward(self._pass_tokens(draft), draft.parents)  # (B, N+1, V)
-        clock.lap("target")
-        verdict = self._verify(logits, draft)
-        taken = rows.append(draft, verdict, logits)
-        clock.lap("verify")
-        kept = self._keep(verdict, taken)
-        clock.lap("other")
-        self.drafter.commit(rows, draft, verdict, TargetOutput(logits, self.target.hidden, kept))
-        clock.lap("draft")
+        rows, clock = self.rows, Clock(self.target.device)
+        with clock("target", priced=False):
+            self.catch_up()
+        with clock("draft", priced=False):
+            asked = self.control.choose(rows)
+        with clock("draft"):
+            draft = proposed(self.drafter, rows, asked)
+        with clock("target"):
+            output = self.target.forward(self._pass_tokens(draft), draft.parents, capture=self.drafter.signals)
+        with clock("verify"):
+            verdict = self._verify(output.logits, draft)  # (B, N+1, V)
+            taken = rows.append(draft, verdict, output.logits)
+        with clock("other"):
+            kept = self._keep(verdict, taken)
+        with clock("draft"):
+            self.drafter.commit(rows, draft, verdict, TargetOutput(output.logits, output.hidden, kept))
         clock.share(rows)
-        facts = StepFacts(rows, asked, draft, verdict, clock.priced, clock.seconds["draft"])
-        for observer in (self.control, *self.observers):
-            observer.observe(facts)
+        self._report(StepFacts(rows, asked, draft, verdict, clock.priced, clock.seconds["draft"]))
         return taken
 
     def catch_up(self) -> None:
         """The target's cache holds every token of a row but the pending one, and the drafter has read what it asked for."""
-        self.target.capture = self.drafter.signals  # here, not once for all: decoders may take turns on one target
-        self.target.catch_up([row.tokens for row in self.rows], self.drafter.read if self.drafter.signals else None)
+        signals = self.drafter.signals
+        self.target.catch_up([row.tokens for row in self.rows], signals, self.drafter.read if signals else None)
+
+    def _report(self, facts: StepFacts) -> None:
+        """The control learns from the step, observers see it."""
+        for observer in (self.control, *self.observers):
+            observer.observe(facts)
 
     def _pass_tokens(self, draft: Draft) -> Tensor:
         """(B, N+1) int64: pending token, then the draft's nodes."""
@@ -119,28 +114,3 @@ class Decoder:
         for index, columns in enumerate(kept):
             self.target.kv.keep(index, columns)
         return kept
-
-
-class _Clock:
-    """Wall-clock seconds per phase of one step. CUDA is waited for at the end of each phase, where a step reads results anyway;
-    the step's queue, not the device: that would break a CUDA graph which another model's thread is recording."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device if device.type == "cuda" else None
-        self._last = time.perf_counter()
-        self.seconds: dict[str, float] = {}
-        self.priced = 0.0  # all of them but reading prompts, which is no part of a step's price
-
-    def lap(self, phase: str, *, priced: bool = True) -> None:
-        if self._device is not None:
-            torch.cuda.current_stream(self._device).synchronize()
-        now = time.perf_counter()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
-        self.priced += priced * (now - self._last)
-        self._last = now
-
-    def share(self, rows: Rows) -> None:
-        """Every row waited for the whole step, so each is charged an equal share: sums over rows stay wall time."""
-        for row in rows:
-            for phase, seconds in self.seconds.items():
-                row.stats.time_s[phase] += seconds / len(rows)

@@ -1,14 +1,16 @@
-"""What a step of decoding is to those who take part in it without drafting or verifying: its facts, and three roles.
+"""What a step of decoding is to those who take part in it without drafting or verifying: its facts, its clock, and two roles.
 
     control     chooses how much every row drafts, and learns from the facts
-    reader      lets a draft model read texts before it drafts, in pieces; the engine has one
     observer    sees the facts of every step: recorders, reports, timers
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
+
+import torch
 
 from outrider.rows import Rows
 from outrider.types import Draft, Verdict
@@ -22,8 +24,8 @@ class StepFacts:
     asked: list[int]  # nodes per row that the drafter was asked for
     draft: Draft
     verdict: Verdict
-    seconds: float  # without reading prompts, which is no part of a step's price
-    draft_s: float  # in the drafter, reading included
+    seconds: float  # without reading prompts and choosing lengths, which are no part of a step's price
+    draft_s: float  # in the drafter and its control, reading included
 
     @property
     def drafted(self) -> list[int]:
@@ -55,11 +57,35 @@ class Control(StepObserver, Protocol):
     def summary(self) -> dict[str, Any]: ...
 
 
-class DraftReader(Protocol):
-    """Reads texts into the draft before drafting."""
+class Clock:
+    """Wall-clock seconds of one step by phase: `with clock("draft"): ...`.
 
-    fed: list[int]  # rows that the latest call read some of
+    CUDA is waited for at the end of each phase, where a step reads results anyway; the step's queue, not the device: that would
+    break a CUDA graph which another model's thread is recording.
+    """
 
-    def read(self, rows: Rows, asked: list[int]) -> list[int]:
-        """Read some of what is missing of the rows that are asked for nodes; returns `asked`, 0 where more must be read."""
-        ...
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
+        self.seconds: dict[str, float] = {}
+        self.priced = 0.0  # without reading prompts and choosing lengths, which are no part of a step's price
+
+    def __call__(self, phase: str, *, priced: bool = True) -> Self:
+        self._phase = phase
+        self._is_priced = priced
+        return self
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        if self._device is not None:
+            torch.cuda.current_stream(self._device).synchronize()
+        seconds = time.perf_counter() - self._began
+        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + seconds
+        self.priced += self._is_priced * seconds
+
+    def share(self, rows: Rows) -> None:
+        """Every row waited for the whole step, so each is charged an equal share: sums over rows stay wall time."""
+        for row in rows:
+            for phase, seconds in self.seconds.items():
+                row.stats.time_s[phase] += seconds / len(rows)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.build import Built
 from outrider.decode import Decoder
+from outrider.engine.draft_prefill import DraftPrefill
 from outrider.engine.drafter_pool import DrafterPool
 from outrider.engine.mailbox import Heartbeat
 from outrider.engine.prefill import Pool
@@ -57,7 +58,14 @@ class Batch:
 
     @property
     def control(self) -> Control:
-        return self.decoder.control
+        """What chooses lengths."""
+        return self._draft_prefill.control
+
+    @property
+    def _draft_prefill(self) -> DraftPrefill:
+        control = self.decoder.control
+        assert isinstance(control, DraftPrefill), "the drafter pool builds no other"
+        return control
 
     @property
     def longest(self) -> int:
@@ -134,8 +142,7 @@ class Batch:
             taken = self.decoder.step()
         except Exception as error:  # noqa: BLE001  drafters, verifiers and grammars may be anybody's code
             return self._one_by_one(requests, error)
-        reader = self.decoder.reader
-        for index in reader.fed if drafts.forget and reader is not None else ():
+        for index in self._draft_prefill.fed if drafts.forget else ():
             drafts.save(rows[index].tokens, self.decoder.drafter.text_caches, index)
         seconds = {phase: len(requests) * (stats.time_s[phase] - before[phase]) for phase in PHASES}
         facts, self._facts = self._facts, None

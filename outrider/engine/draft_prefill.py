@@ -1,27 +1,31 @@
-"""Drafters of a server read new texts at a measured pace: a phase of its own in every step, between choosing and drafting.
-
-How much is drafted is the control's decision. A row whose text the drafter has not read yet is asked for nothing.
-"""
+"""Drafters of a server read new texts at a measured pace: before every step's draft, one piece of them."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from outrider.draft_length import AutoLength
 from outrider.drafters.base import Drafter
 from outrider.models.lm import PREFILL_CHUNK
 from outrider.rows import Rows
+from outrider.step import Control, StepFacts
 
 
 class DraftPrefill:
-    """`auto`: the control of the same rows, which learns what reading costs; None: lengths do not follow the clock."""
+    """A `Control` around the one that chooses lengths: a row whose text the drafter has not read to its end gets no draft.
 
-    def __init__(self, drafter: Drafter, auto: AutoLength | None = None) -> None:
-        self._drafter, self._auto = drafter, auto
-        self.fed: list[int] = []
+    An `AutoLength` learns what reading costs.
+    """
 
-    def read(self, rows: Rows, asked: list[int]) -> list[int]:
-        """One piece of what is missing; returns `asked`, 0 where a text is not read to its end."""
+    def __init__(self, drafter: Drafter, control: Control) -> None:
+        self.control = control
+        self._drafter, self._auto = drafter, control if isinstance(control, AutoLength) else None
+        self.fed: list[int] = []  # rows that the latest step read some of
+
+    def choose(self, rows: Rows) -> list[int]:
+        """What the control asks for, after one more piece of what is missing has been read; 0 where more of it is."""
+        asked = self.control.choose(rows)
         unread, began = self._drafter.unread(rows), time.perf_counter()
         ready = self._drafter.prepare(rows, asked, PREFILL_CHUNK)
         seconds, left = time.perf_counter() - began, self._drafter.unread(rows)
@@ -30,3 +34,11 @@ class DraftPrefill:
             return ready
         self._auto.reading.timed(sum(unread) - sum(left), seconds)
         return self._auto.drop_unready(rows, ready)
+
+    def observe(self, facts: StepFacts) -> None:
+        """The control learns from the step."""
+        self.control.observe(facts)
+
+    def summary(self) -> dict[str, Any]:
+        """The control's."""
+        return self.control.summary()

@@ -77,10 +77,9 @@ class DrafterPool:
         self._by_noise = {name for name, member in members.items() if member.prefers_shared_noise and not named}
         drafter = DrafterMux({FOLLOWER: self._follower.make_drafter(models.target, None), **members}, self.names[0])
         control = control or self._each(given.control)
-        auto = control if isinstance(control, AutoLength) else None
-        if auto is not None:
-            auto.reading = ReadingPrice(drafter.unread)
-        built.decoder = Decoder(given.target, drafter, given.verifier, control, DraftPrefill(drafter, auto))
+        if isinstance(control, AutoLength):
+            control.reading = ReadingPrice(drafter.unread)
+        built.decoder = Decoder(given.target, drafter, given.verifier, DraftPrefill(drafter, control))
         return built
 
     def choose(self, drafter: Drafter, name: str) -> None:

@@ -38,7 +38,7 @@ class Prefiller:
 
     def __init__(self, target: LM, pool: Pool, drafts: DraftPages, signals: tuple[int, ...]) -> None:
         self.lm = target.twin()
-        self.lm.capture = signals
+        self._signals = signals
         self._pool, self._drafts = pool, drafts
         self._lanes: list[ActiveRequest] = []  # by row of the cache
         self._turns: deque[ActiveRequest] = deque()
@@ -65,7 +65,7 @@ class Prefiller:
         else:
             known = active.row.tokens[:-1]
             active.draft_parts = self._drafts.copy(known)
-            max_length = shortest(active.draft_parts) if self.lm.capture else None
+            max_length = shortest(active.draft_parts) if self._signals else None
             found = self._pool.load(known[: self._shared(active)], self.lm.kv, row, max_length)
             active.cached_tokens = min(found, active.row.num_prompt)
 
@@ -91,13 +91,14 @@ class Prefiller:
             wanted = active.request.prompt_logprobs if done < prompt else None
             as_prompt = torch.arange(len(chunk) if wanted is not None else 1, device=self.lm.device)
             columns = as_prompt if done < prompt else None  # an answer is read as decoding would
-            logits = self.lm.forward(torch.tensor([chunk], device=self.lm.device), columns=columns, first_row=row)
+            ids = torch.tensor([chunk], device=self.lm.device)
+            output = self.lm.forward(ids, columns=columns, first_row=row, capture=self._signals)
             self.lm.kv.advance(row, len(chunk))
             self._save(active, row)
-            if self.lm.capture:
-                active.signals.append((done, {layer: states[0, : len(chunk)] for layer, states in self.lm.hidden.items()}))
+            if self._signals:
+                active.signals.append((done, {layer: states[0, : len(chunk)] for layer, states in output.hidden.items()}))
             if wanted is not None and active.prompt_logprobs is not None:
-                active.prompt_logprobs += _logprobs(logits[0], tokens[done + 1 : done + len(chunk) + 1], wanted)
+                active.prompt_logprobs += _logprobs(output.logits[0], tokens[done + 1 : done + len(chunk) + 1], wanted)
         return active if self.lm.kv.lengths[row] >= len(tokens) - 1 else None
 
     def take(self, active: ActiveRequest) -> Any:

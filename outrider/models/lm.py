@@ -7,7 +7,7 @@ case. The last token of a row is never fed by `catch_up`: it is the pending toke
 
 `run` is the model itself: transformers' module, or a faster run of the same passes (`runtime/run.py`, `graphs.py`). Passes are
 padded and split as `granularity` and `max_tokens_per_pass` ask, which `pass_limits.py` measures so that a row's bits do not
-depend on the pass it is in. `capture` names hidden states (`signals.py`) that a pass then leaves in `hidden`.
+depend on the pass it is in. A pass gives the hidden states that its `capture` names, too (`signals.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -34,6 +34,14 @@ PREFILL_CHUNK = CHUNK_ROOM  # tokens; bounds activation memory, and keeps a prom
 
 # (row, position of the first token, hidden states (T, H) by layer): a chunk of text that was fed
 Reader = Callable[[int, int, dict[int, Tensor]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PassOutput:
+    """What one pass gives."""
+
+    logits: Tensor  # (B, T, V), or (B, K, V) for the K columns that were asked for
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # (B, T, H) by each key of `capture`
 
 
 class Run(Protocol):
@@ -90,8 +98,6 @@ class LM:
         self.kv = _cache(shape, dtype, device) if kv is None else kv
         self.limits = PassLimits()
         self.kernels: ctypes.CDLL | None = None  # the native library, where the model runs on it (`runtime/library.py`)
-        self.capture: tuple[int, ...] = ()  # hidden states that passes leave behind, by the keys of `signals.py`
-        self.hidden: dict[int, Tensor] = {}  # of the last pass made with `capture`: key -> (B, T, H)
         self._columns: dict[int, Tensor] = {}
 
     def lay_out(self, layers: tuple[LayerShape, ...]) -> None:
@@ -107,12 +113,13 @@ class LM:
         return twin
 
     def forward(
-        self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None, first_row: int = 0
-    ) -> Tensor:
-        """Logits (B, T, V), or (B, K, V) for the K given `columns`, of one pass over rows first_row .. first_row + B.
+        self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None, first_row: int = 0,
+        capture: tuple[int, ...] = (),
+    ) -> PassOutput:  # fmt: skip
+        """One pass over rows first_row .. first_row + B: logits for every token, or for the K given `columns`.
 
-        `tokens` (B, T) int64, the first one the pending token; `parents` (B, T-1) as in `Draft`, None for a chain. A pass with
-        `columns` reads a text: all of its tokens are committed, or none.
+        `tokens` (B, T) int64, the first one the pending token; `parents` (B, T-1) as in `Draft`, None for a chain; `capture` the
+        keys of hidden states (`signals.py`). A pass with `columns` reads a text: all of its tokens are committed, or none.
         """
         num_rows, num_tokens = tokens.shape
         reads = columns is not None
@@ -133,24 +140,24 @@ class LM:
                 rows = slice(start, start + per_pass)
                 some, their_parents = tokens[rows], None if parents is None else parents[rows]
             plan, positions = self._plan(some, their_parents, first_row + start, reads=reads)
-            if self.capture:
-                logits, states = self.run.with_hidden(some, positions, plan, columns, self.capture)
+            if capture:
+                logits, states = self.run.with_hidden(some, positions, plan, columns, capture)
                 hidden.append(states)
             else:
                 logits = self.run(some, positions, plan, columns)
             parts.append(logits)
-        self.hidden = {}
-        if self.capture:
-            joined = (_joined(list(states)) for states in zip(*hidden, strict=True))
-            cut = (states if width == num_tokens else states[:, :num_tokens] for states in joined)
-            self.hidden = dict(zip(self.capture, cut, strict=True))
         logits = _joined(parts)
-        return logits[:, :num_tokens] if logits.shape[1] > num_tokens else logits
+        if logits.shape[1] > num_tokens:
+            logits = logits[:, :num_tokens]
+        layers = [_joined(list(states)) for states in zip(*hidden, strict=True)]
+        if width > num_tokens:
+            layers = [states[:, :num_tokens] for states in layers]
+        return PassOutput(logits, dict(zip(capture, layers, strict=True)))
 
-    def catch_up(self, rows: Sequence[Sequence[int]], read: Reader | None = None) -> None:
+    def catch_up(self, rows: Sequence[Sequence[int]], capture: tuple[int, ...] = (), read: Reader | None = None) -> None:
         """Feed and commit `tokens[kv.length : -1]` of every row, in chunks; afterwards only the last token is pending.
 
-        `read` is given the captured hidden states of every chunk.
+        `read` is given the hidden states of every chunk that `capture` names.
         """
         longest = max((len(tokens) for tokens in rows), default=0)
         self.kv.reserve(len(rows), longest + PREFILL_CHUNK)
@@ -158,10 +165,11 @@ class LM:
             while (done := self.kv.lengths[row]) < len(tokens) - 1:
                 chunk = tokens[done : min(done + PREFILL_CHUNK, len(tokens) - 1)]
                 ids = torch.tensor([chunk], device=self.device)
-                self.forward(ids, columns=torch.zeros(1, dtype=torch.int64, device=self.device), first_row=row)
+                column = torch.zeros(1, dtype=torch.int64, device=self.device)
+                output = self.forward(ids, columns=column, first_row=row, capture=capture)
                 self.kv.advance(row, len(chunk))
                 if read is not None:
-                    read(row, done, {layer: states[0] for layer, states in self.hidden.items()})
+                    read(row, done, {layer: states[0] for layer, states in output.hidden.items()})
 
     def _first_columns(self, count: int) -> Tensor:
         """0 .. count, made once: beside a pass of a small model, and with the caches full of weights, every operation counts."""

@@ -32,13 +32,14 @@ def find_native_limits(lm: LM, widest: int = 0) -> PassLimits:
         lm.kv.add_row()
     lm.catch_up([tokens[0, : length + 1].tolist() for length in PREFIXES])
     chain, others = tokens[:, PREFIXES[0] : PREFIXES[0] + CHAIN], tokens[:, -len(TREE_PARENTS) - 1 :]
-    together = lm.forward(torch.cat([chain, others[:, :CHAIN]]))[0]
+    together = lm.forward(torch.cat([chain, others[:, :CHAIN]])).logits[0]
     in_tree = _in_tree(lm, chain, others)
-    whole = lm.forward(chain)[0]
-    alone = lm.forward(chain[:, :1])[0]
-    wide = lm.forward(torch.cat([chain, others.repeat(1, -(-widest // others.shape[1]))], dim=1)[:, : max(widest, CHAIN)])[0]
+    whole = lm.forward(chain).logits[0]
+    alone = lm.forward(chain[:, :1]).logits[0]
+    long = torch.cat([chain, others.repeat(1, -(-widest // others.shape[1]))], dim=1)
+    wide = lm.forward(long[:, : max(widest, CHAIN)]).logits[0]
     lm.kv.advance(0, CUT)
-    late = lm.forward(chain[:, CUT:])[0]
+    late = lm.forward(chain[:, CUT:]).logits[0]
     for _ in PREFIXES:
         lm.kv.swap_remove(0)
     exact_rows = torch.equal(together, whole) and torch.equal(alone, whole[:1]) and torch.equal(late, whole[CUT:])
@@ -50,4 +51,4 @@ def _in_tree(lm: LM, chain: Tensor, others: Tensor) -> Tensor:
     """Logits (CHAIN, V) of the chain as a path of a tree whose other nodes are `others`."""
     tree = others.clone()
     tree[:, TREE_PATH] = chain
-    return lm.forward(tree, torch.tensor([TREE_PARENTS], device=lm.device))[0, TREE_PATH]
+    return lm.forward(tree, torch.tensor([TREE_PARENTS], device=lm.device)).logits[0, TREE_PATH]

@@ -99,7 +99,7 @@ def begin(lm: LM, *texts: list[int]) -> None:
 @torch.inference_mode()
 def score(lm: LM, *rows: list[int], first_row: int = 0) -> Tensor:
     """Logits (B, T, V) of one pass; rows begin with their pending tokens."""
-    return lm.forward(torch.tensor(rows), first_row=first_row)
+    return lm.forward(torch.tensor(rows), first_row=first_row).logits
 
 
 def reject_at_every_depth(lm: LM, check: Callable[[Tensor, list[int]], None]) -> None:

@@ -152,7 +152,7 @@ def score(subject: Subject, rows: list[list[int]], parents: list[int] | None = N
     """Logits (B, T, V) of one pass; `rows` begin with the pending token."""
     tree = None if parents is None else torch.tensor([parents] * len(rows))
     with torch.inference_mode():
-        return subject.lm.forward(torch.tensor(rows), tree)
+        return subject.lm.forward(torch.tensor(rows), tree).logits
 
 
 def test_prefill(subject: Subject) -> None:
@@ -235,9 +235,9 @@ def test_what_is_in_the_mask_alone_bounds_the_context(name: str) -> None:
     with torch.inference_mode():
         theirs = plain(input_ids=tokens, use_cache=False).logits[0]
         lm.kv.add_row()
-        first = lm.forward(tokens[:, :7])[0]
+        first = lm.forward(tokens[:, :7]).logits[0]
         lm.kv.advance(0, 7)
-        ours = torch.cat([first, lm.forward(tokens[:, 7:])[0]])
+        ours = torch.cat([first, lm.forward(tokens[:, 7:]).logits[0]])
     assert (ours - theirs).abs().max() < 2e-4 * theirs.abs().max()
 
 

@@ -104,7 +104,7 @@ def walk(lm: Any, rng: IntervalRandomness) -> Path:
     verifier, path, pending = VERIFIERS.load("block")(), (), PROMPT[-1]
     while len(path) < HORIZON:
         draft = drafted(path)
-        logits = lm.forward(torch.tensor([[pending, *(ALLOWED[index] for index in draft)]]))
+        logits = lm.forward(torch.tensor([[pending, *(ALLOWED[index] for index in draft)]])).logits
         start, chain = torch.tensor([len(path)]), Draft(torch.tensor([draft]), torch.tensor([GAMMA]))
         verdict = verifier.verify(chain, distributions(logits), rng, start)
         kept = int(verdict.num_accepted)

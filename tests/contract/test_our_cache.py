@@ -71,7 +71,7 @@ def test_rejections_at_every_depth(name: str) -> None:
     lm.catch_up(texts)
     for depth in (*range(GAMMA + 1), 0):
         drafts = [text_of(GAMMA, seed=100 * depth + row) for row in range(len(texts))]
-        logits = lm.forward(torch.tensor([[text[-1], *draft] for text, draft in zip(texts, drafts, strict=True)]))
+        logits = lm.forward(torch.tensor([[text[-1], *draft] for text, draft in zip(texts, drafts, strict=True)])).logits
         for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
             REFERENCE.compare(name, logits[row], text + draft)
             kept = (depth + row) % (GAMMA + 1)

@@ -161,7 +161,7 @@ def branches(name: str, dtype: torch.dtype) -> None:
     begin(lm, *texts)
     for step in range(len(PATHS[0])):
         drafts = [[text[-1], *text_of(parents.shape[1], seed=100 * step + row)] for row, text in enumerate(texts)]
-        logits = lm.forward(torch.tensor(drafts), parents)
+        logits = lm.forward(torch.tensor(drafts), parents).logits
         for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
             for path in (paths[row] for paths in zip(*PATHS, strict=True)):
                 branch = [*text, *(draft[column] for column in path[1:])]

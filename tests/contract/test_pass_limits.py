@@ -71,7 +71,7 @@ def logits_of(lm: LM, prefixes: list[int], width: int, row: int) -> Tensor:
         lm.kv.add_row()
     lm.catch_up([TEXT[start : start + length + 1] for start, length in zip(starts, prefixes, strict=True)])
     tokens = [TEXT[start + length :][:width] for start, length in zip(starts, prefixes, strict=True)]
-    return lm.forward(torch.tensor(tokens))[row]
+    return lm.forward(torch.tensor(tokens)).logits[row]
 
 
 def same_bits(lm: LM, reference: Tensor, prefixes: list[int], width: int, row: int) -> None:

@@ -172,7 +172,7 @@ class _Passes:
         lines = [[0]] * len(parents) if level else self._pending
         width = max(map(len, lines))
         fed = parents if level else torch.tensor([line + [0] * (width - len(line)) for line in lines], device=self._lm.device)
-        logits = self._lm.forward(fed)
+        logits = self._lm.forward(fed).logits
         for index, line in enumerate(lines):
             self._lm.kv.advance(index, len(line))
         last = torch.tensor([len(line) - 1 for line in lines], device=self._lm.device)

@@ -184,7 +184,7 @@ class TreeModelDrafter(ModelDrafter):
 
     def _logits(self, tokens: Tensor, parents: Tensor, columns: Tensor) -> Tensor:
         """Scores (B, K, V') behind these columns of a pass."""
-        return self.lm.forward(tokens, parents, columns)
+        return self.lm.forward(tokens, parents, columns).logits
 
     def _in_full(self, scores: Tensor) -> Tensor:
         """(B, K, V') over the ids of the target."""

@@ -290,7 +290,7 @@ class UniversalDrafter(Drafter):
         width = max(1, *map(len, tokens))
         padded = torch.tensor([row + [0] * (width - len(row)) for row in tokens], device=self.lm.device)
         last = torch.tensor([max(0, len(row) - 1) for row in tokens], device=self.lm.device)
-        logits = self.lm.forward(padded)
+        logits = self.lm.forward(padded).logits
         for index, (state, row) in enumerate(zip(self._rows, tokens, strict=True)):
             self.lm.kv.advance(index, len(row))
             state.cached += row

@@ -103,7 +103,7 @@ def probs_along(
         for start in range(0, len(answer), CHUNK):
             piece = answer[start : start + CHUNK]
             fed = torch.tensor([[*prompt[-1:], *answer][start : start + len(piece)]], device=lm.device)
-            logits = fit_width(lm.forward(fed, columns=torch.arange(len(piece), device=lm.device)), vocab_size)
+            logits = fit_width(lm.forward(fed, columns=torch.arange(len(piece), device=lm.device)).logits, vocab_size)
             lm.kv.advance(0, len(piece))
             yield from normalised(_probs(subject, logits, [piece[:-1]], prompt, answer[:start], params)[0].numpy())
     finally:
@@ -140,7 +140,7 @@ def _teacher_forced(
         lm.kv.add_row()
     try:
         share_prefix(lm, spot.tokens, len(texts))
-        logits = fit_width(lm.forward(fed), subject.target.shape.vocab_size)
+        logits = fit_width(lm.forward(fed).logits, subject.target.shape.vocab_size)
         return _probs(subject, logits, texts, spot.prompt, spot.output, params)
     finally:
         for row in reversed(range(len(texts))):

@@ -167,8 +167,7 @@ class Subject:
             for index in range(len(rows)):
                 drafter.read(index, start, hidden)
 
-        target.capture = drafter.signals
-        share_prefix(target, rows[0].tokens, len(rows), read if drafter.signals else None)
+        share_prefix(target, rows[0].tokens, len(rows), drafter.signals, read if drafter.signals else None)
         draft = self.built.draft
         if draft is not None and decoder.drafter.model is draft.lm and not any(draft.lm.kv.lengths):
             share_prefix(draft.lm, rows[0].tokens, len(rows))
@@ -185,9 +184,11 @@ def clear(decoder: Decoder) -> None:
         decoder.remove(0)
 
 
-def share_prefix(lm: LM, tokens: list[int], num_rows: int, read: Reader | None = None) -> None:
+def share_prefix(
+    lm: LM, tokens: list[int], num_rows: int, capture: tuple[int, ...] = (), read: Reader | None = None
+) -> None:
     """Feed all of `tokens` but the last one to row 0 and copy what it then holds to rows 1 .. num_rows - 1, which are empty."""
-    lm.catch_up([tokens], read)
+    lm.catch_up([tokens], capture, read)
     packed = lm.kv.pack(0)
     for row in range(1, num_rows):
         lm.kv.unpack(row, packed)

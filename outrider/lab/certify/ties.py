@@ -120,7 +120,7 @@ def teacher_forced(lm: LM, tokens: list[int], num_prompt: int) -> list[Tensor]:
         lm.catch_up([tokens[:fed_first]])
         for begin in range(fed_first - 1, len(tokens), width):
             piece = tokens[begin : begin + width]
-            logits = lm.forward(torch.tensor([piece], device=lm.device))
+            logits = lm.forward(torch.tensor([piece], device=lm.device)).logits
             lm.kv.advance(row, len(piece))
         found.append(logits[0, -1].float().cpu())
         lm.kv.swap_remove(row)

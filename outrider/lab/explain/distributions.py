@@ -141,7 +141,7 @@ class _TextReader:
         tokens = self._tokens[begin : self._num_prompt + last - 1]
         if self._width is not None and begin + len(tokens) >= self._lm.shape.context_length:
             return None  # a drafter stops where its model's context ends
-        found = self._lm.forward(torch.tensor([tokens], device=self._lm.device))
+        found = self._lm.forward(torch.tensor([tokens], device=self._lm.device)).logits
         self._lm.kv.advance(0, len(tokens))
         return found if self._width is None else fit_width(found, self._width)
 
@@ -168,7 +168,7 @@ class _Viewer:
             view.add_row()
         view.follow()
         tokens = self._tokens[self._num_prompt + first - 1 : self._num_prompt + last - 1]
-        return self._lm.forward(torch.tensor([tokens], device=self._lm.device))
+        return self._lm.forward(torch.tensor([tokens], device=self._lm.device)).logits
 
     def close(self) -> None:
         if self._lm.kv.num_rows:

@@ -24,7 +24,7 @@ from outrider.drafters.base import Drafter
 from outrider.drafters.proposals import proposed
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.lab.replay.texts import Text
-from outrider.models.lm import LM, LMShape, Reader
+from outrider.models.lm import LM, LMShape, PassOutput, Reader
 from outrider.models.loaded import LoadedModel
 from outrider.models.loading.context import UNKNOWN_CONTEXT
 from outrider.models.loading.load import load_config, load_tokenizer
@@ -49,12 +49,13 @@ class TextLM(LM):
         super().__init__(_run, shape, torch.float32, CPU)  # type: ignore[arg-type]  # never called
 
     def forward(
-        self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None, first_row: int = 0
-    ) -> Tensor:
+        self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None, first_row: int = 0,
+        capture: tuple[int, ...] = (),
+    ) -> PassOutput:  # fmt: skip
         """Refuses a pass: this target has no weights. Raises CapabilityError."""
         raise CapabilityError(NO_MODEL)
 
-    def catch_up(self, rows: Sequence[Sequence[int]], read: Reader | None = None) -> None:
+    def catch_up(self, rows: Sequence[Sequence[int]], capture: tuple[int, ...] = (), read: Reader | None = None) -> None:
         """Raises CapabilityError."""
         raise CapabilityError(NO_MODEL)
 

@@ -66,7 +66,7 @@ def _own_texts(target: LoadedModel) -> list[tuple[list[int], int]]:
         lm.kv.add_row()
     lm.catch_up(texts)
     for _ in range(min(NUM_NEW_TOKENS, lm.shape.context_length - max(map(len, texts)))):
-        chosen = _greedy(lm.forward(torch.tensor([text[-1:] for text in texts], device=lm.device)))
+        chosen = _greedy(lm.forward(torch.tensor([text[-1:] for text in texts], device=lm.device)).logits)
         for row, (text, token) in enumerate(zip(texts, chosen[:, 0].tolist(), strict=True)):
             text.append(token)
             lm.kv.advance(row, 1)
@@ -99,7 +99,7 @@ def _acceptance(lm: LM, texts: Sequence[tuple[list[int], int]]) -> float:
     right = total = 0
     for text, start in texts:
         columns = torch.arange(start - 1, len(text) - 1, device=lm.device)
-        logits = lm.forward(torch.tensor([text[:-1]], device=lm.device), columns=columns)
+        logits = lm.forward(torch.tensor([text[:-1]], device=lm.device), columns=columns).logits
         right += int((_greedy(logits)[0] == torch.tensor(text[start:], device=lm.device)).sum())
         total += len(text) - start
     return right / total

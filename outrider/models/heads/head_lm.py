@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.kv import KVCache, LayerShape
+from outrider.models.lm import PassOutput
 from outrider.models.pass_plan import PassPlan
 from outrider.models.plan import plan_pass
 
@@ -150,12 +151,12 @@ class HeadLM:
         table = F.pad(torch.cat(list(joined)), (0, 0, 0, max(0, 2 - sum(sizes))))  # a single position takes other kernels
         return self.head.fuse(table)[: sum(sizes)].split(sizes)
 
-    def forward(self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None) -> PassOutput:
         """Logits (B, T, V), or (B, K, V) for the K given `columns`, over the target's vocabulary.
 
         They are very low where the head knows no such token. `tokens` (B, T), `parents` (B, T-1) as in `LM.forward`.
         """
-        return self.head.in_full(self.own_logits(tokens, parents, columns))
+        return PassOutput(self.head.in_full(self.own_logits(tokens, parents, columns)))
 
     def own_logits(self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
         """The logits of `forward` over the head's own vocabulary, (B, T or K, Vd)."""

@@ -51,10 +51,10 @@ def find_pass_limits(lm: LM, module: Any) -> PassLimits:
     exact_rows = neighbours_do_not_matter(lm, block) and experts_keep_bits(module, lm)
     if any(shape.is_indexer for shape in lm.shape.layers):  # what it scores is not sampled, and a digit changes what it chooses
         exact_trees = exact_rows = False
-    alone = {width: lm.forward(block[:, :width]) for width in WIDTHS}
-    beside = lm.forward(block[:, :QUERY_BLOCK].repeat(2, 1))[:1]
+    alone = {width: lm.forward(block[:, :width]).logits for width in WIDTHS}
+    beside = lm.forward(block[:, :QUERY_BLOCK].repeat(2, 1)).logits[:1]
     lm.kv.advance(0, longest - QUERY_BLOCK)
-    late = lm.forward(block[:, longest - QUERY_BLOCK :])  # tokens that stood at the end of the longest pass
+    late = lm.forward(block[:, longest - QUERY_BLOCK :]).logits  # tokens that stood at the end of the longest pass
     for _ in range(2):
         lm.kv.swap_remove(0)
     kinds = dict.fromkeys(layer.kind for layer in see_layers(module).values())
@@ -103,7 +103,7 @@ def neighbours_do_not_matter(lm: LM, block: Tensor) -> bool:
     found = []
     for start in range(1, 4 * QUERY_BLOCK, QUERY_BLOCK - 1):
         others = block[:, start : start + QUERY_BLOCK - 1]
-        found.append(lm.forward(torch.cat([block[:, :1], others], dim=1))[:, 0])
+        found.append(lm.forward(torch.cat([block[:, :1], others], dim=1)).logits[:, 0])
     return all(torch.equal(one, found[0]) for one in found)
 
 
@@ -112,7 +112,7 @@ def tree_path_is_exact(lm: LM, block: Tensor) -> bool:
     for num_branches in (2, 3, 5):  # in turns: node n follows node n - num_branches
         parents = [max(node - num_branches, -1) for node in range(30)]
         path = [0, *range(num_branches, 31, num_branches)]
-        tree = lm.forward(block[:, :31], torch.tensor([parents], device=lm.device))[:, path]
-        if not torch.equal(tree, lm.forward(block[:, path])):
+        tree = lm.forward(block[:, :31], torch.tensor([parents], device=lm.device)).logits[:, path]
+        if not torch.equal(tree, lm.forward(block[:, path]).logits):
             return False
     return True

@@ -133,10 +133,10 @@ def _logits_both_ways(lm: LM, module: Any, name: str, tokens: Tensor) -> list[tu
         paths = [plain_logits(module, tokens[:, [*range(6), *branch]])[:, 6:] for branch in branches]
         module.set_attn_implementation(NAME)
         with _row_of_its_own(lm):
-            ours = lm.forward(tokens[:, :6])
+            ours = lm.forward(tokens[:, :6]).logits
             lm.kv.advance(0, 6)
-            chain = lm.forward(tokens[:, 6:])
-            tree = lm.forward(tokens[:, 6:], parents)
+            chain = lm.forward(tokens[:, 6:]).logits
+            tree = lm.forward(tokens[:, 6:], parents).logits
     compared = [("prefill", ours, plain[:, :6]), ("chain pass", chain, plain[:, 6:])]
     for branch, path in zip(branches, paths, strict=True):
         compared.append(("tree pass", tree[:, [column - 6 for column in branch]], path))
@@ -159,9 +159,9 @@ def probe_logits(lm: LM) -> Tensor:
     that a pass that gives what the one before it gave (a CUDA graph that recorded nothing) is found out."""
     tokens = probe_tokens(lm.shape.vocab_size, 12, lm.device)
     with _row_of_its_own(lm):
-        prefix = lm.forward(tokens[:, :6])
+        prefix = lm.forward(tokens[:, :6]).logits
         lm.kv.advance(0, 6)
-        behind = lm.forward(tokens[:, 6:])
+        behind = lm.forward(tokens[:, 6:]).logits
     return torch.cat([prefix, behind], dim=1)
 
 

@@ -144,7 +144,7 @@ def _fed(lm: StateLM, tokens: Tensor) -> Tensor:
         """Feed start..end, and some wrong tokens behind; keep the first `kept`. Row by row, as rows of other lengths would be."""
         rows = [torch.cat([tokens[row, start:end], wrong[row, :rejected]])[None] for row in range(2)]
         prompt = torch.arange(end - start, device=tokens.device) if start == 0 else None
-        logits = [lm.forward(ids, columns=None if row else prompt, first_row=row) for row, ids in enumerate(rows)]
+        logits = [lm.forward(ids, columns=None if row else prompt, first_row=row).logits for row, ids in enumerate(rows)]
         for row in range(2):
             kv.keep(row, range(kept))
         parts.append(torch.cat(logits)[:, :kept])

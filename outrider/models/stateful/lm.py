@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.errors import CapabilityError
 from outrider.kv.states import StateCache
-from outrider.models.lm import LM, LMShape, module_run
+from outrider.models.lm import LM, LMShape, PassOutput, module_run
 from outrider.models.stateful.run import AnewRun, OwnCacheRun
 from outrider.models.stateful.state import OwnState
 
@@ -69,9 +69,10 @@ class StateLM(LM):
         return note
 
     def forward(
-        self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None, first_row: int = 0
-    ) -> Tensor:
-        """Logits (B, T, V), or (B, K, V) for the K given `columns`, of one pass over each of rows first_row .. first_row + B.
+        self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None, first_row: int = 0,
+        capture: tuple[int, ...] = (),
+    ) -> PassOutput:  # fmt: skip
+        """One pass over each of rows first_row .. first_row + B, as `LM.forward` makes them.
 
         Raises CapabilityError for a tree. A pass with `columns` reads a text: at its beginning also a model that else takes one
         token at a time is fed all of them at once.
@@ -82,22 +83,26 @@ class StateLM(LM):
         if columns is None:
             columns = self._first_columns(tokens.shape[1])
         lines = tokens.clamp(max=self.shape.vocab_size - 1).tolist()
-        made = [self._pass(first_row + index, line, columns, reads=reads) for index, line in enumerate(lines)]
-        self.hidden = {layer: torch.cat([hidden[at] for _, hidden in made]) for at, layer in enumerate(self.capture)}
-        return torch.cat([logits for logits, _ in made])
+        passes = [self._pass(first_row + index, line, columns, capture, reads=reads) for index, line in enumerate(lines)]
+        hidden = {layer: torch.cat([states[at] for _, states in passes]) for at, layer in enumerate(capture)}
+        return PassOutput(torch.cat([logits for logits, _ in passes]), hidden)
 
-    def _pass(self, row: int, tokens: list[int], columns: Tensor, *, reads: bool) -> tuple[Tensor, list[Tensor]]:
+    def _pass(
+        self, row: int, tokens: list[int], columns: Tensor, capture: tuple[int, ...], *, reads: bool
+    ) -> tuple[Tensor, list[Tensor]]:
         """Logits (1, K, V) and captured states (1, T, H) of one row's pass."""
         back = max(0, self.feeding.min_tokens - len(tokens))  # so many that were fed before make the pass long enough
         backlog = self.states.backlog(row, back)
         if len(backlog) > MAX_BACKLOG + back and self.own_run.keeps_state:
-            self._feed(row, backlog[: len(backlog) - back], columns[:0], reads=reads)
+            self._feed(row, backlog[: len(backlog) - back], columns[:0], (), reads=reads)
             backlog = backlog[len(backlog) - back :]
         behind = len(backlog)
-        logits, hidden = self._feed(row, backlog + tokens, columns + behind, reads=reads)
+        logits, hidden = self._feed(row, backlog + tokens, columns + behind, capture, reads=reads)
         return logits, [states[:, behind:] for states in hidden]
 
-    def _feed(self, row: int, tokens: list[int], columns: Tensor, *, reads: bool) -> tuple[Tensor, list[Tensor]]:
+    def _feed(
+        self, row: int, tokens: list[int], columns: Tensor, capture: tuple[int, ...], *, reads: bool
+    ) -> tuple[Tensor, list[Tensor]]:
         """Feed a row's state, in as many passes as the model must have them."""
         state, start = self.states.open(row), self.states.reached(row)
         is_whole = not self.own_run.keeps_state or (state is None and reads)
@@ -106,7 +111,7 @@ class StateLM(LM):
         for begin in range(0, len(tokens), max_tokens):
             piece = tokens[begin : begin + max_tokens]
             own = columns[(columns >= begin) & (columns < begin + len(piece))] - begin
-            logits, hidden, state = self.own_run.feed(state, start + begin, piece, own, self.capture)
+            logits, hidden, state = self.own_run.feed(state, start + begin, piece, own, capture)
             parts.append((logits, hidden))
         self.states.close(row, state, tokens)
         return torch.cat([logits for logits, _ in parts], dim=1), [

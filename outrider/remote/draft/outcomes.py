@@ -80,7 +80,7 @@ def grow(host: ModelHost, trees: Sequence[OutcomeTree]) -> dict[int, list[DraftN
         kv.lengths = [tree.base - 1 for tree in ordered]
         try:
             shape = _Layout(ordered, rows.device)
-            logits = host.lm.forward(shape.fed(rows), shape.fed_parents, shape.columns)
+            logits = host.lm.forward(shape.fed(rows), shape.fed_parents, shape.columns).logits
         finally:
             kv.lengths = held  # the chain's keys were written again where they were
         logits = fit_width(logits, rows.vocab_size)

@@ -74,7 +74,7 @@ def arithmetic_hash(target: LM) -> str:
     tokens = probe_tokens(lm.shape.vocab_size, sum(PROBED), lm.device)
     digest, start = hashlib.sha256(), 0
     for width in PROBED:
-        logits = lm.forward(tokens[:, start : start + width])
+        logits = lm.forward(tokens[:, start : start + width]).logits
         digest.update(logits.float().cpu().contiguous().numpy().tobytes())
         lm.kv.advance(0, width)
         start += width

@@ -46,37 +46,34 @@ def row(number: int, prompt: int, drafter: str = "model") -> Row:
     return one
 
 
-Pair = tuple[AutoLength, DraftPrefill]
-
-
 @pytest.fixture
-def control(monkeypatch: pytest.MonkeyPatch) -> Pair:
+def control(monkeypatch: pytest.MonkeyPatch) -> DraftPrefill:
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     drafter: Any = Reader(200, clock)
     goodputs = {"model": Goodput(4, trees=False), "copy": Goodput(4, trees=False)}
     auto = AutoLength(goodputs, ReadingPrice(drafter.unread))
-    return auto, DraftPrefill(cast(Drafter, drafter), auto)
+    return DraftPrefill(cast(Drafter, drafter), auto)
 
 
-def step(control: Pair, rows: list[Row], ends: int | None = None) -> list[int]:
+def step(control: DraftPrefill, rows: list[Row], ends: int | None = None) -> list[int]:
     """One step of all rows; all texts end behind it with so many tokens emitted, if `ends` says so."""
-    auto, prefill = control
-    asked = prefill.read(cast(Any, rows), auto.choose(cast(Any, rows)))
+    asked = control.choose(cast(Any, rows))
     for one in rows if ends is not None else []:
         one.tokens += [0] * (ends or 0)
         one.finish_reason = "length"
-    auto.observe(StepFacts(cast(Any, rows), asked, _draft(asked), _verdict(asked, asked), 1.0, 0.0))
+    control.observe(StepFacts(cast(Any, rows), asked, _draft(asked), _verdict(asked, asked), 1.0, 0.0))
     return asked
 
 
-def prices(control: Pair) -> list[float]:
+def prices(control: DraftPrefill) -> list[float]:
     """Seconds of reading per emitted token, of the draft model and of the look-up."""
-    control[0].choose(cast(Any, [row(99, 1)]))
-    return [goodput.reading_s for goodput in control[0].drafters.values()]
+    auto = cast(AutoLength, control.control)
+    auto.choose(cast(Any, [row(99, 1)]))
+    return [goodput.reading_s for goodput in auto.drafters.values()]
 
 
-def test_the_price_is_what_is_read_for_each_emitted_token(control: Pair) -> None:
+def test_the_price_is_what_is_read_for_each_emitted_token(control: DraftPrefill) -> None:
     """Each row counts once with what was unread when it joined, whether it is read in one step or in several."""
     rows = [row(0, 300), row(1, 100), row(2, 500, "copy")]
     asked = [step(control, rows) for _ in range(3)]
@@ -85,13 +82,13 @@ def test_the_price_is_what_is_read_for_each_emitted_token(control: Pair) -> None
     assert prices(control) == [pytest.approx(400 / 80 * PACE_S, rel=0.05), 0]
 
 
-def test_nothing_is_known_before_a_text_was_read_and_one_ended(control: Pair) -> None:
+def test_nothing_is_known_before_a_text_was_read_and_one_ended(control: DraftPrefill) -> None:
     assert prices(control) == [0, 0]
     step(control, [row(0, 300)])
     assert prices(control) == [0, 0]
 
 
-def test_rows_that_are_never_drafted_for_do_not_count(control: Pair) -> None:
+def test_rows_that_are_never_drafted_for_do_not_count(control: DraftPrefill) -> None:
     off, rows = row(0, 5000), [row(1, 100)]
     off.draft_bound, off.draft_fixed = 0, True
     step(control, [off, *rows])
@@ -99,8 +96,9 @@ def test_rows_that_are_never_drafted_for_do_not_count(control: Pair) -> None:
     assert prices(control)[0] == pytest.approx(100 / 50 * PACE_S, rel=0.05)
 
 
-def test_what_is_unread_is_known_in_seconds(control: Pair) -> None:
+def test_what_is_unread_is_known_in_seconds(control: DraftPrefill) -> None:
     step(control, [row(0, 300)])
     step(control, [row(0, 300)])
-    control[0].choose(cast(Any, [row(1, 400), row(2, 900, "copy")]))
-    assert [goodput.unread_s for goodput in control[0].drafters.values()] == [pytest.approx(400 * PACE_S), 0]
+    auto = cast(AutoLength, control.control)
+    auto.choose(cast(Any, [row(1, 400), row(2, 900, "copy")]))
+    assert [goodput.unread_s for goodput in auto.drafters.values()] == [pytest.approx(400 * PACE_S), 0]

@@ -109,12 +109,11 @@ def test_a_prompt_in_chunks_leaves_the_hidden_state_of_every_token(wanted: int |
     while prefiller.advance() is None:
         pass
     assert [start for start, _ in active.signals] == [0, PREFILL_CHUNK, 2 * PREFILL_CHUNK]
-    lm.capture = (0, 1)
     lm.kv.add_row()
-    lm.forward(torch.tensor([text[:-1]]))
-    for layer in lm.capture:
+    expected = lm.forward(torch.tensor([text[:-1]]), capture=(0, 1)).hidden
+    for layer in (0, 1):
         states = torch.cat([hidden[layer] for _, hidden in active.signals])
-        assert torch.allclose(states, lm.hidden[layer][0], atol=1e-5)
+        assert torch.allclose(states, expected[layer][0], atol=1e-5)
 
 
 def chain(tokens: list[list[int]], lengths: list[int]) -> Draft:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from outrider.build import Options, build
-from outrider.decode import _Clock
 from outrider.engine import warmup
 from outrider.errors import CapabilityError
 from outrider.models import graphs as graphs_module
 from outrider.models.graphs import GraphedPass, Graphs
 from outrider.models.lm import PREFILL_CHUNK, ModuleRun
 from outrider.models.loading.load import resolve_device
+from outrider.step import Clock
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 from tests.simulated_cuda import SimulatedCuda, SimulatedGraph
 
@@ -259,12 +259,13 @@ class TestPasses:
                 one.kv.add_row()
             parents = torch.tensor([[-1, 0, 0], [-1, -1, 1]], device=device)
             for step in range(16):
-                lm.capture = plain.capture = (0, -1) if step % 4 < 2 else ()
+                capture = (0, -1) if step % 4 < 2 else ()
                 tokens = torch.randint(257, (2, 4), generator=generator).to(device)
                 tree = parents if step % 2 else None
-                assert torch.equal(lm.forward(tokens, tree), plain.forward(tokens, tree)), step
-                for layer, states in plain.hidden.items():
-                    assert torch.equal(lm.hidden[layer], states), (step, layer)
+                output, expected = lm.forward(tokens, tree, capture=capture), plain.forward(tokens, tree, capture=capture)
+                assert torch.equal(output.logits, expected.logits), step
+                for layer in capture:
+                    assert torch.equal(output.hidden[layer], expected.hidden[layer]), (step, layer)
                 for one in (lm, plain):
                     for row in range(2):
                         one.kv.keep(row, [0, row + 1])
@@ -287,12 +288,17 @@ class TestPasses:
 
 
 class TestTiming:
-    def test_a_lap_breaks_no_other_models_recording(self, cuda: SimulatedCuda) -> None:
-        buffer, clock = on_device(1.0), _Clock(torch.device("cuda", 0))
+    def test_a_clock_breaks_no_other_models_recording(self, cuda: SimulatedCuda) -> None:
+        buffer, clock = on_device(1.0), Clock(torch.device("cuda", 0))
+
+        def measure() -> None:
+            with clock("target"):
+                pass
+
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             buffer * 2
-            in_a_thread(cuda, lambda: clock.lap("target"))
-        assert cuda.syncs["synchronize"] == 2  # before recording, and the lap
+            in_a_thread(cuda, measure)
+        assert cuda.syncs["synchronize"] == 2  # before recording, and the phase
 
     def test_steps_are_timed_once_they_are_replayed(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The first of a shape runs as it is, the second one is recorded: neither is what a step costs."""

@@ -82,7 +82,7 @@ def test_logits_are_those_of_transformers(family: str, runtime: str, library_pat
     for _ in texts:
         lm.kv.add_row()
     lm.catch_up(texts)
-    ours = lm.forward(torch.tensor([[text[-1], *draft] for text, draft in zip(texts, drafts, strict=True)]))
+    ours = lm.forward(torch.tensor([[text[-1], *draft] for text, draft in zip(texts, drafts, strict=True)])).logits
     for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
         ids = torch.tensor([text + draft])
         theirs = plain(ids, use_cache=False).logits[0, -7:]
@@ -100,9 +100,9 @@ def test_where_nothing_is_left_out_it_is_dense_attention(library_path: Path) -> 
     found = []
     for lm in (cut, dense):
         lm.kv.add_row()
-        parts = [lm.forward(tokens)]
+        parts = [lm.forward(tokens).logits]
         for start, width in ((0, 30), (30, 35), (65, 9)):
-            parts.append(lm.forward(tokens[:, start : start + width]))
+            parts.append(lm.forward(tokens[:, start : start + width]).logits)
             lm.kv.advance(0, width)
         found.append(parts)
     for ours, all_seen in zip(*found, strict=True):
@@ -214,7 +214,7 @@ def behind_a_tree(lm: LM, reference: Any) -> float:
     parts = lm.kv.read(0, 0, lm.kv.lengths[0])  # as pages of prefixes have it
     lm.kv.truncate(0, 0)
     lm.kv.put(0, 0, parts)
-    ours = lm.forward(torch.tensor([text[-6:]]))[0]
+    ours = lm.forward(torch.tensor([text[-6:]])).logits[0]
     return worst(ours, reference(torch.tensor([text]), use_cache=False).logits[0, -6:])
 
 

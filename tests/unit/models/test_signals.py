@@ -51,39 +51,38 @@ def same(ours: dict[int, Tensor], expected: dict[int, Tensor], columns: list[int
 def test_chain_ragged_batch_and_tree(name: str) -> None:
     """Catches a hook on the wrong layer, before the scaling of embeddings, or one that hears only the last logit column."""
     lm, module = subject(name)
-    lm.capture = keys_of(module)
+    capture = keys_of(module)
     texts = [text_of(9, 1), text_of(17, 2)]
     heard: list[tuple[int, int, dict[int, Tensor]]] = []
     for _ in texts:
         lm.kv.add_row()
-    lm.catch_up(texts, lambda row, start, hidden: heard.append((row, start, hidden)))
+    lm.catch_up(texts, capture, lambda row, start, hidden: heard.append((row, start, hidden)))
     assert [(row, start) for row, start, _ in heard] == [(0, 0), (1, 0)]
     for (_, _, hidden), text in zip(heard, texts, strict=True):
         same(hidden, own_states(module, text), list(range(len(text) - 1)))
     news = text_of(5, 3)
     parents = [-1, -1, 0, 1]  # news[1] and news[2] follow the pending token, news[3] the first, news[4] the second
     tokens = torch.tensor([[text[-1], *news[1:]] for text in texts])
-    lm.forward(tokens)
-    chain = lm.hidden
-    lm.forward(tokens, torch.tensor([parents] * 2), columns=torch.zeros(1, dtype=torch.int64))
+    chain = lm.forward(tokens, capture=capture).hidden
+    column = torch.zeros(1, dtype=torch.int64)
+    tree = lm.forward(tokens, torch.tensor([parents] * 2), columns=column, capture=capture).hidden
     for row, text in enumerate(texts):
         end = len(text) - 1
         same({key: states[row] for key, states in chain.items()}, own_states(module, text + news[1:]), list(range(end, end + 5)))
         for branch in ([0, 1, 3], [0, 2, 4]):
             alone = own_states(module, text + [news[node] for node in branch[1:]])
-            same({key: states[row, branch] for key, states in lm.hidden.items()}, alone, [end, end + 1, end + 2])
+            same({key: states[row, branch] for key, states in tree.items()}, alone, [end, end + 1, end + 2])
 
 
 @torch.inference_mode()
 def test_behind_the_last_layer_is_before_the_norm() -> None:
     """Catches key L that is already normed, as transformers' own last entry is."""
     lm, module = subject("llama")
-    lm.capture = (3, -1)
     lm.kv.add_row()
-    lm.forward(torch.tensor([text_of(6)]))
-    assert not torch.allclose(lm.hidden[3], lm.hidden[-1])
-    torch.testing.assert_close(module.model.norm(lm.hidden[3]), lm.hidden[-1])
-    torch.testing.assert_close(module.lm_head(lm.hidden[-1]), lm.forward(torch.tensor([text_of(6)])))
+    output = lm.forward(torch.tensor([text_of(6)]), capture=(3, -1))
+    assert not torch.allclose(output.hidden[3], output.hidden[-1])
+    torch.testing.assert_close(module.model.norm(output.hidden[3]), output.hidden[-1])
+    torch.testing.assert_close(module.lm_head(output.hidden[-1]), output.logits)
 
 
 @torch.inference_mode()
@@ -93,22 +92,22 @@ def test_long_prompts_padded_and_split_passes() -> None:
     text = text_of(PREFILL_CHUNK + 40)
     module.config.max_position_embeddings = 512
     lm.shape = replace(lm.shape, context_length=512)
-    lm.capture = (0, 2)
+    capture = (0, 2)
     lm.limits = replace(lm.limits, granularity=8, max_tokens_per_pass=8)
     heard = []
     lm.kv.add_row()
-    lm.catch_up([text], lambda row, start, hidden: heard.append((start, hidden)))
+    lm.catch_up([text], capture, lambda row, start, hidden: heard.append((start, hidden)))
     assert [start for start, _ in heard] == [0, PREFILL_CHUNK]
-    whole = {key: torch.cat([hidden[key] for _, hidden in heard]) for key in lm.capture}
+    whole = {key: torch.cat([hidden[key] for _, hidden in heard]) for key in capture}
     expected = own_states(module, text)
-    same(whole, {key: expected[key] for key in lm.capture}, list(range(len(text) - 1)))
+    same(whole, {key: expected[key] for key in capture}, list(range(len(text) - 1)))
     other = text_of(6, 5)
     lm.kv.add_row()
     lm.catch_up([text, other])
-    lm.forward(torch.tensor([[text[-1], 5, 6], [other[-1], 7, 8]]))
-    assert {key: tuple(states.shape) for key, states in lm.hidden.items()} == {0: (2, 3, 32), 2: (2, 3, 32)}
+    hidden = lm.forward(torch.tensor([[text[-1], 5, 6], [other[-1], 7, 8]]), capture=capture).hidden
+    assert {key: tuple(states.shape) for key, states in hidden.items()} == {0: (2, 3, 32), 2: (2, 3, 32)}
     expected = own_states(module, [*other, 7, 8])
-    same({key: states[1] for key, states in lm.hidden.items()}, {key: expected[key] for key in lm.capture}, [5, 6, 7])
+    same({key: states[1] for key, states in hidden.items()}, {key: expected[key] for key in capture}, [5, 6, 7])
 
 
 @torch.inference_mode()
@@ -118,9 +117,8 @@ def test_nobody_listens_nothing_is_kept_and_no_bit_changes() -> None:
     lm.kv.add_row()
     tokens = torch.tensor([text_of(7)])
     before = lm.forward(tokens)
-    assert lm.hidden == {}
-    lm.capture = (1, -1)
-    assert torch.equal(lm.forward(tokens), before)
+    assert before.hidden == {}
+    assert torch.equal(lm.forward(tokens, capture=(1, -1)).logits, before.logits)
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
 
@@ -128,9 +126,8 @@ def test_keys_that_name_nothing_are_refused() -> None:
     """Catches a head of a deeper model that would read another layer without a word."""
     lm, _ = subject("llama")
     lm.kv.add_row()
-    lm.capture = (4,)
     with pytest.raises(ConfigError, match=r"layer 4.*0\.\.2"):
-        lm.forward(torch.tensor([[3, 4]]))
+        lm.forward(torch.tensor([[3, 4]]), capture=(4,))
 
 
 def test_a_model_whose_layers_cannot_be_found_still_decodes() -> None:
@@ -140,7 +137,6 @@ def test_a_model_whose_layers_cannot_be_found_still_decodes() -> None:
     lm = build_lm(module, "tiny", torch.float32, CPU)
     lm.kv.add_row()
     tokens = torch.tensor([text_of(4)])
-    assert lm.forward(tokens).shape[:2] == (1, 4)
-    lm.capture = (0,)
+    assert lm.forward(tokens).logits.shape[:2] == (1, 4)
     with pytest.raises(CapabilityError, match="2 lists"):
-        lm.forward(tokens)
+        lm.forward(tokens, capture=(0,))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,27 +20,26 @@ def every_pass(lm: LM, capture: tuple[int, ...] = ()) -> dict[str, Tensor]:
     """Logits by the kind of pass, and hidden states of `capture` in each; the cache is empty before and after."""
     tokens = probe_tokens(lm.shape.vocab_size, PREFIX + 16, lm.device)
     found: dict[str, Tensor] = {}
-    lm.capture = capture
 
-    def note(what: str, logits: Tensor) -> None:
-        found[what] = logits.float()
-        found.update({f"{what}, hidden {key}": states.float() for key, states in lm.hidden.items()})
+    def note(what: str, *inputs: Any, **options: Any) -> None:
+        output = lm.forward(*inputs, **options, capture=capture)
+        found[what] = output.logits.float()
+        found.update({f"{what}, hidden {key}": states.float() for key, states in output.hidden.items()})
 
     for _ in range(2):
         lm.kv.add_row()
     for row, length in enumerate((PREFIX, SHORT)):
-        note(f"prompt {row}", lm.forward(tokens[:, :length], first_row=row))
+        note(f"prompt {row}", tokens[:, :length], first_row=row)
         lm.kv.advance(row, length)
     behind = torch.stack([tokens[0, PREFIX : PREFIX + 8], tokens[0, SHORT : SHORT + 8]])
-    note("trees", lm.forward(behind, torch.tensor(PARENTS, device=lm.device)))
-    note("one tree", lm.forward(behind[:1], torch.tensor(PARENTS[:1], device=lm.device)))
-    note("chains", lm.forward(behind))
-    note("last column", lm.forward(behind, columns=torch.tensor([7], device=lm.device)))
-    note("single tokens", lm.forward(behind[:, :1]))
-    note("second row", lm.forward(behind[1:], first_row=1))
+    note("trees", behind, torch.tensor(PARENTS, device=lm.device))
+    note("one tree", behind[:1], torch.tensor(PARENTS[:1], device=lm.device))
+    note("chains", behind)
+    note("last column", behind, columns=torch.tensor([7], device=lm.device))
+    note("single tokens", behind[:, :1])
+    note("second row", behind[1:], first_row=1)
     for _ in range(2):
         lm.kv.swap_remove(0)
-    lm.capture = ()
     return found
 
 

@@ -66,26 +66,26 @@ def test_a_token_has_the_same_bits_in_every_company(family: str, dtype: torch.dt
     lm, _ = on_executor(family, dtype, library_path)
     tokens = probe_tokens(lm.shape.vocab_size, 640, CPU)
     lm.kv.add_row()
-    whole = lm.forward(tokens[:, :600])
+    whole = lm.forward(tokens[:, :600]).logits
     keys = [store[0, :600].clone() for store in lm.kv.keys]
     for cut in (600, 1, 255, 17, 300, 27):
         start = lm.kv.lengths[0]
         width = min(cut, 600 - start)
         if width:
-            assert torch.equal(lm.forward(tokens[:, start : start + width]), whole[:, start : start + width])
+            assert torch.equal(lm.forward(tokens[:, start : start + width]).logits, whole[:, start : start + width])
             lm.kv.advance(0, width)
         if cut == 600:
             lm.kv.truncate(0, 0)
     assert all(torch.equal(store[0, :600], before) for store, before in zip(lm.kv.keys, keys, strict=True))
-    chain = lm.forward(tokens[:, 600:606])
-    alone = lm.forward(tokens[:, 600:601])
+    chain = lm.forward(tokens[:, 600:606]).logits
+    alone = lm.forward(tokens[:, 600:601]).logits
     assert torch.equal(alone[:, 0], chain[:, 0])
     tree = tokens[:, [600, 601, 620, 602, 621, 603, 622, 604, 605]]  # 601 .. 605, another branch in between
     parents = torch.tensor([[-1, -1, 0, 1, 2, 3, 4, 6]])
-    assert torch.equal(lm.forward(tree, parents)[:, [0, 1, 3, 5, 7, 8]], chain)
+    assert torch.equal(lm.forward(tree, parents).logits[:, [0, 1, 3, 5, 7, 8]], chain)
     lm.kv.add_row()
     lm.kv.keys[0][1].fill_(3.0)
-    assert torch.equal(lm.forward(tokens[:, 600:606].repeat(2, 1))[:1], chain)
+    assert torch.equal(lm.forward(tokens[:, 600:606].repeat(2, 1)).logits[:1], chain)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

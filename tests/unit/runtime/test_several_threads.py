@@ -25,7 +25,7 @@ def passes(lm: LM, number: int) -> list[Tensor]:
     tokens, found = probe_tokens(lm.shape.vocab_size, 600, CPU), []
     lm.kv.add_row()
     for width in WIDTHS[number:] + WIDTHS[:number]:
-        found.append(lm.forward(tokens[:, number : number + width]))
+        found.append(lm.forward(tokens[:, number : number + width]).logits)
         lm.kv.advance(0, width)
     lm.kv.swap_remove(0)
     return found

@@ -129,14 +129,14 @@ class History:
     def _read(self, row: int, length: int) -> None:
         while (done := self.lm.kv.lengths[row]) < length:
             width = min(self._rng.choice((256, 100, 37)), length - done)
-            self.found.append(self.lm.forward(self._tokens(1, width), columns=torch.tensor([width - 1]), first_row=row))
+            self.found.append(self.lm.forward(self._tokens(1, width), columns=torch.tensor([width - 1]), first_row=row).logits)
             self.lm.kv.advance(row, width)
 
     def _step(self) -> None:
         num_rows, width = self.lm.kv.num_rows, self._rng.choice((1, 2, 5, 8, 30))
         parents = [[self._rng.randint(-1, node - 1) for node in range(width - 1)] for _ in range(num_rows)]
         is_tree = self._trees and width > 2 and self._rng.random() < 0.5
-        self.found.append(self.lm.forward(self._tokens(num_rows, width), torch.tensor(parents) if is_tree else None))
+        self.found.append(self.lm.forward(self._tokens(num_rows, width), torch.tensor(parents) if is_tree else None).logits)
         for row in range(num_rows):
             path = _path(parents[row], self._rng) if is_tree else list(range(self._rng.randint(1, width)))
             self.lm.kv.keep(row, path)
@@ -326,7 +326,7 @@ def test_the_recorded_drafting_loop(family: str) -> None:
     for one in (lm, whole(lm)):
         loop = DraftLoop(filled(one, (1500, 700)), {GAMMA: DraftLoopProgram(one, module, GAMMA, VOCAB)})
         tokens = [loop([[5], [6, 7]], greedy_draws(GAMMA, VOCAB), GAMMA)[0] for _ in range(2)]
-        found.append((tokens, one.forward(torch.tensor([[1, 2], [3, 4]]))))
+        found.append((tokens, one.forward(torch.tensor([[1, 2], [3, 4]])).logits))
     assert torch.equal(torch.stack(found[0][0]), torch.stack(found[1][0]))
     assert torch.equal(found[0][1], found[1][1])
     assert max(lm.kv.bases) > 0
@@ -349,7 +349,7 @@ def test_our_kernels(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
         filled(lm, (1500, 700))
         assert max(lm.kv.bases) > 0
         for tree in (None, parents):
-            assert torch.equal(lm.forward(tokens, tree), all_of_it.forward(tokens, tree))
+            assert torch.equal(lm.forward(tokens, tree).logits, all_of_it.forward(tokens, tree).logits)
             for one in (lm, all_of_it):
                 one.kv.keep(0, [0, 1])
                 one.kv.keep(1, [0, 2] if tree is not None else [0])

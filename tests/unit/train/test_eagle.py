@@ -85,11 +85,11 @@ def test_unrolled_training_computes_what_drafting_computes(flags: dict[str, Any]
             lm = HeadLM(head, VOCAB, 128)
             lm.kv.add_row()
             lm.give([features[row, : start + 1]])
-            logits = lm.forward(tokens[row : row + 1, 1 : start + 2])[:, start]
+            logits = lm.forward(tokens[row : row + 1, 1 : start + 2]).logits[:, start]
             lm.kv.advance(0, start + 1)
             for step in range(min(UNROLLS, tokens.shape[1] - 1 - start)):
                 if step:
-                    logits = lm.forward(tokens[row : row + 1, start + 1 + step : start + 2 + step])[:, 0]
+                    logits = lm.forward(tokens[row : row + 1, start + 1 + step : start + 2 + step]).logits[:, 0]
                     lm.kv.advance(0, 1)
                 wanted = trained[step][row, start]
                 scale = float(wanted[wanted.isfinite()].abs().max())  # logits of random heads are large

@@ -94,10 +94,9 @@ def test_what_is_drafted_is_what_the_head_says(tmp_path: Path, kind: str, tree: 
 def check_draft(target: LoadedModel, head: EagleHead, tokens: list[int], draft: Any, index: int) -> int:
     """Every drafted node must be among the head's likeliest behind its parent; a chain's the likeliest."""
     alone = target.lm.twin()
-    alone.capture = head.config.signals
     alone.kv.add_row()
-    alone.forward(torch.tensor([tokens]))
-    features = head.features({key: states[0] for key, states in alone.hidden.items()})[:-1]
+    hidden = alone.forward(torch.tensor([tokens]), capture=head.config.signals).hidden
+    features = head.features({key: states[0] for key, states in hidden.items()})[:-1]
     nodes = draft.lists[1][index]
     for node in range(nodes):
         path, at = [], draft.parent_lists[index][node]
@@ -133,11 +132,10 @@ def test_a_prompt_read_in_part(tmp_path: Path, kind: str) -> None:
     assert fed.begin == 12
     tokens = decoder.rows[0].tokens
     alone = target.lm.twin()
-    alone.capture = drafter.signals
     with torch.inference_mode():
         alone.kv.add_row()
-        alone.forward(torch.tensor([tokens]))
-        features = drafter.lm.head.features({key: states[0] for key, states in alone.hidden.items()})[12:-1]
+        hidden = alone.forward(torch.tensor([tokens]), capture=drafter.signals).hidden
+        features = drafter.lm.head.features({key: states[0] for key, states in hidden.items()})[12:-1]
         states = plain_states(drafter.lm.head, tokens[13:], features)
         draft = drafter.propose(decoder.rows, [1])
     assert draft.lists[0][0][0] == int(drafter.lm.head.in_full(drafter.lm.head.logits(states[-1])).argmax())

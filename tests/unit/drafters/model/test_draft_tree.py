@@ -66,7 +66,7 @@ def test_every_drawn_node_has_the_distribution_it_was_drawn_from(decoder_for: Ca
         lm.kv.add_row()
         with torch.inference_mode():
             lm.catch_up([decoder.rows[0].tokens, [*PROMPT, *path]])
-            alone = lm.forward(torch.tensor([[(PROMPT + path)[-1]]]), first_row=1)[0, 0]
+            alone = lm.forward(torch.tensor([[(PROMPT + path)[-1]]]), first_row=1).logits[0, 0]
         lm.kv.swap_remove(1)
         torch.testing.assert_close(draft.probs[0, output], alone.softmax(-1), rtol=1e-4, atol=1e-6)
     for siblings in draft.children[0]:

@@ -40,7 +40,7 @@ def continued(draft: LM, target: LM, tokens: list[int], count: int) -> list[int]
     lm.catch_up([text])
     lm.run = draft.run
     for _ in range(count):
-        text.append(int(lm.forward(torch.tensor([text[len(tokens) - 1 :]]))[0, -1].argmax()))
+        text.append(int(lm.forward(torch.tensor([text[len(tokens) - 1 :]])).logits[0, -1].argmax()))
     return text[len(tokens) :]
 
 

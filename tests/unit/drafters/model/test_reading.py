@@ -56,7 +56,7 @@ def decoder(request: pytest.FixtureRequest, pair: tuple[LoadedModel, LoadedModel
     for model in pair:
         model.lm.kv.lengths.clear()
     drafter = drafter_of(request.param, pair)
-    return Decoder(pair[0].lm, drafter, TraversalVerifier(), FixedLength(NODES), DraftPrefill(drafter))
+    return Decoder(pair[0].lm, drafter, TraversalVerifier(), DraftPrefill(drafter, FixedLength(NODES)))
 
 
 def plain(lm: LM, tokens: list[int], count: int) -> list[int]:
@@ -66,7 +66,7 @@ def plain(lm: LM, tokens: list[int], count: int) -> list[int]:
     with torch.inference_mode():
         for _ in range(count):
             twin.catch_up([text])
-            text.append(int(twin.forward(torch.tensor([text[-1:]]))[0, 0].argmax()))
+            text.append(int(twin.forward(torch.tensor([text[-1:]])).logits[0, 0].argmax()))
     return text[len(tokens) :]
 
 
@@ -170,7 +170,7 @@ def test_a_row_is_unread_by_its_own_drafter_only(pair: tuple[LoadedModel, Loaded
         model.lm.kv.lengths.clear()
     copies = NgramDrafter.build(DraftSetup(*pair, NODES, NgramSettings()))
     drafter = DrafterMux({"model": drafter_of("chain", pair), "copy": copies, "prediction": PredictionDrafter()}, "model")
-    decoder = Decoder(pair[0].lm, drafter, TraversalVerifier(), FixedLength(NODES), DraftPrefill(drafter))
+    decoder = Decoder(pair[0].lm, drafter, TraversalVerifier(), DraftPrefill(drafter, FixedLength(NODES)))
     rows = [make_row(text(SHORT, number), SamplingParams(max_tokens=5), number=number) for number in range(3)]
     rows[2].prediction = [1, 2, 3]
     for owner, row in zip(("model", "copy", "model"), rows, strict=True):

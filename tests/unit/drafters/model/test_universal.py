@@ -139,7 +139,7 @@ def test_shared_distributions_are_the_drafts_own_restricted(target: LoadedModel,
     ids += [shared[token] for token in proposal.lists[0][0]]
     fresh = LM(draft.lm.run, draft.lm.shape, torch.float32, torch.device("cpu"))
     fresh.kv.add_row()
-    logits = fresh.forward(torch.tensor([ids]))[0]
+    logits = fresh.forward(torch.tensor([ids])).logits[0]
     ours, theirs = map(list, zip(*shared.items(), strict=True))
     for node in range(3):
         probs = proposal.probs[0, node]

@@ -53,7 +53,7 @@ def test_states_are_what_the_module_has(family: str) -> None:
     for step in range(16):
         drafts = [[text[-1], *random_text(VOCAB, 5, seed=10 * step + row)] for row, text in enumerate(texts)]
         in_tree, kept = step % 2 == 0, 1 + step // 2 % 4
-        logits = lm.forward(torch.tensor(drafts, device=CUDA), parents if in_tree else None)
+        logits = lm.forward(torch.tensor(drafts, device=CUDA), parents if in_tree else None).logits
         for row, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
             path = paths[row] if in_tree else [0, 1, 2, 3, 4, 5]
             check(logits[row, path], [*text, *(draft[column] for column in path[1:])])
@@ -117,9 +117,9 @@ def test_a_row_has_its_bits_beside_others_far_into_a_text() -> None:
     for _ in range(8):
         lm.kv.add_row()
     lm.catch_up([[*line[: 500 + 20 * row].tolist(), 0] for row, line in enumerate(tokens)])
-    together = lm.forward(tokens[:, -8:])
-    alone = lm.forward(tokens[:1, -8:])
-    one = lm.forward(tokens[:1, -8:-7])
+    together = lm.forward(tokens[:, -8:]).logits
+    alone = lm.forward(tokens[:1, -8:]).logits
+    one = lm.forward(tokens[:1, -8:-7]).logits
     assert torch.equal(alone[0], together[0])
     assert torch.equal(one[0, 0], together[0, 0])
 
@@ -131,8 +131,8 @@ def test_recorded_passes_have_the_bits_of_those_that_are_not() -> None:
     for _ in range(2):
         lm.kv.add_row()
     lm.catch_up([[*line[:40].tolist(), 0] for line in tokens])
-    expected = lm.forward(tokens[:, 40:45])
+    expected = lm.forward(tokens[:, 40:45]).logits
     lm.run = GraphedPass(lm.run)
     for _ in range(3):
-        assert torch.equal(lm.forward(tokens[:, 40:45]), expected)
+        assert torch.equal(lm.forward(tokens[:, 40:45]).logits, expected)
     assert len(lm.run.graphs) == 1
