@@ -1,6 +1,6 @@
 """Chat templates within bounds: they are programs of a stranger's, and may loop, or write without end.
 
-    bounded(environment).from_string(template).render(...)      raises TemplateBoundError, a jinja2.TemplateError
+    BoundedEnvironment().from_string(template).render(...)      raises TemplateBoundError, a jinja2.TemplateError
 
 The sandbox of jinja2 keeps a template from Python and bounds `range` alone. Here one rendering has MAX_SECONDS of its thread, and
 MAX_STEPS for iterations, calls of macros and characters; no value that it makes is larger than MAX_VALUE. What makes much of
@@ -18,7 +18,6 @@ from functools import wraps
 from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
-from jinja2.environment import Environment
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
@@ -47,23 +46,6 @@ class _Spent(threading.local):
 _spent = _Spent()
 
 
-def bounded(environment: ImmutableSandboxedEnvironment) -> Environment:
-    """Changes an environment so that its templates stay within bounds from now on, and returns it.
-
-    transformers remembers templates with their environments, so it may give one that was changed before."""
-    if isinstance(environment, _BoundedEnvironment):
-        return environment
-    if type(environment) is not ImmutableSandboxedEnvironment:
-        raise TypeError(f"an environment of another kind than transformers': {type(environment).__name__}")
-    environment.__class__ = _BoundedEnvironment
-    environment.template_class = _BoundedTemplate
-    environment.intercepted_binops = frozenset({"*", "**", "%", "+"})
-    environment.filters = {name: _bounded_filter(name, function) for name, function in environment.filters.items()}
-    environment.finalize = _written
-    environment.globals.pop("lipsum", None)  # text for layouts, without end
-    return environment
-
-
 class _BoundedTemplate(Template):
     def render(self, *args: Any, **kwargs: Any) -> str:
         """The text. Raises TemplateError."""
@@ -76,7 +58,18 @@ class _BoundedTemplate(Template):
             yield from super().generate(*args, **kwargs)
 
 
-class _BoundedEnvironment(ImmutableSandboxedEnvironment):
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """jinja2's sandbox, whose templates stay within bounds. `filters`: more of them by name; `options`: jinja2's."""
+
+    template_class = _BoundedTemplate
+    intercepted_binops = frozenset({"*", "**", "%", "+"})
+
+    def __init__(self, filters: Mapping[str, Callable[..., Any]] | None = None, **options: Any) -> None:
+        super().__init__(**options, finalize=_written)
+        every = {**self.filters, **(filters or {})}
+        self.filters = {name: _bounded_filter(name, function) for name, function in every.items()}
+        self.globals.pop("lipsum")  # text for layouts, without end
+
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         return _Counting().visit(super()._parse(source, name, filename))
 
@@ -107,7 +100,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(owner, str):
             _check_text(name, owner, args, kwargs)
         made = super().call(context, function, *args, **kwargs)
-        return _made(made) if isinstance(owner, str) or function is dict else made
+        return _made(made) if isinstance(owner, str) or isinstance(made, dict) else made
 
 
 class _Counting(NodeTransformer):

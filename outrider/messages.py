@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from outrider.errors import ConfigError, RequestError
-from outrider.templates import takes_parts
+from outrider.templates import conversation_text, takes_parts
 from outrider.wellformed import checked_text, is_text, parsed_json
 
 Message = Mapping[str, Any]
@@ -88,8 +89,18 @@ class CallError(RequestError):
         return CallError(self.message, self.call, self.why, place=place)
 
 
-def encode_conversation(tokenizer: Any, messages: Sequence[Message], template: str, **options: Any) -> list[int]:
-    """Token ids of a conversation in the words of a chat template. `options`: `apply_chat_template`'s.
+class Reader(Protocol):
+    """Reads conversations otherwise than the tokenizer does."""
+
+    def render(self, messages: list[dict[str, Any]], options: Mapping[str, Any], apply: Callable[..., str]) -> list[int]:
+        """Token ids of a conversation that `apply` writes as a text."""
+        ...
+
+
+def encode_conversation(
+    tokenizer: Any, messages: Sequence[Message], template: str, *, reader: Reader | None = None, **options: Any
+) -> list[int]:
+    """Token ids of a conversation in the words of a chat template. `options`: those of `conversation_text`.
 
     Most templates look into the arguments of calls or write them as JSON; where one fails with objects, as DeepSeek's, which join
     texts, it is given the text that the model wrote. Raises CallError or RequestError for what it takes in neither form.
@@ -97,7 +108,11 @@ def encode_conversation(tokenizer: Any, messages: Sequence[Message], template: s
 
     def encoded(conversation: Sequence[Message], *, as_text: bool = False) -> list[int]:
         turns = [as_turn(message, template, as_text=as_text) for message in conversation]
-        tokens = list(tokenizer.apply_chat_template(turns, return_dict=True, **options)["input_ids"])
+        write = partial(conversation_text, tokenizer)
+        if reader is not None:
+            tokens = reader.render(turns, options, write)
+        else:
+            tokens = list(tokenizer(write(turns, **options), add_special_tokens=False, verbose=False)["input_ids"])
         if not tokens:
             raise ValueError("it renders nothing of them")
         return tokens

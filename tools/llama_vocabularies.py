@@ -1,10 +1,11 @@
-"""llama.cpp's own vocabularies, and the token ids that llama.cpp gives texts with special tokens in them.
+"""llama.cpp's own vocabularies and chat templates, and the token ids that llama.cpp gives texts with special tokens in them.
 
-    python tools/llama_vocabularies.py fetch [FOLDER]   unpacks the vocabularies from the sources of llama-cpp-python
+    python tools/llama_vocabularies.py fetch [FOLDER]   unpacks both from the sources of llama-cpp-python
     python tools/llama_vocabularies.py ids [FOLDER]     asks llama.cpp for the ids and writes llama_ids.json
 
 The second command needs llama_cpp (benchmarks/setup_peers.sh llamacpp).
-tests/unit/models/gguf/test_vocabularies.py compares our tokenizers with both.
+tests/unit/models/gguf/test_vocabularies.py compares our tokenizers with the vocabularies and ids, tests/unit/test_templates.py our
+renderer with transformers', on these templates.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ TEXTS = (  # {0}, {1} ... are special tokens of the vocabulary
 
 
 def fetch(folder: Path) -> None:
-    """Download the sources of llama-cpp-python and unpack its vocabularies into `folder`."""
+    """Download the sources of llama-cpp-python and unpack its vocabularies and chat templates into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as downloads:
         subprocess.run(
@@ -44,11 +45,12 @@ def fetch(folder: Path) -> None:
         with tarfile.open(next(Path(downloads).glob("*.tar.gz"))) as sources:
             for member in sources:
                 name = Path(member.name).name
-                if member.isfile() and name.startswith("ggml-vocab-"):
+                if member.isfile() and (name.startswith("ggml-vocab-") or name.endswith(".jinja")):
                     content = sources.extractfile(member)
                     assert content is not None
                     (folder / name).write_bytes(content.read())
-    print(f"{len(list(folder.glob('*.gguf')))} vocabularies in {folder}", file=sys.stderr)
+    counts = [len(list(folder.glob(kind))) for kind in ("*.gguf", "*.jinja")]
+    print(f"{counts[0]} vocabularies and {counts[1]} chat templates in {folder}", file=sys.stderr)
 
 
 def write_ids(folder: Path) -> None:

@@ -7,15 +7,13 @@ import time
 from typing import Any
 
 import pytest
-from jinja2 import Environment
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from transformers.utils import chat_template_utils
 
 from outrider import bounded_templates
-from outrider.bounded_templates import TemplateBoundError, bounded
+from outrider.bounded_templates import BoundedEnvironment, TemplateBoundError
 from outrider.errors import RequestError
 from outrider.messages import render
-from outrider.templates import _compiled_by_transformers, bound_transformers, rendered
+from outrider.templates import render as render_text
 from tests.helpers import byte_tokenizer
 
 MESSAGES = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "<think>x</think> Hi"}]
@@ -56,8 +54,15 @@ TOO_LARGE = [
 ]
 
 
+OPTIONS: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "extensions": ["jinja2.ext.loopcontrols"]}
+
+
 def environment() -> ImmutableSandboxedEnvironment:
-    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    return ImmutableSandboxedEnvironment(**OPTIONS)
+
+
+def bounded() -> BoundedEnvironment:
+    return BoundedEnvironment(**OPTIONS)
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +74,7 @@ def _half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_that_loops_is_ended(template: str) -> None:
     began = time.thread_time()
     with pytest.raises(TemplateBoundError, match="it takes"):
-        bounded(environment()).from_string(template).render()
+        bounded().from_string(template).render()
     assert time.thread_time() - began < 2
 
 
@@ -78,7 +83,7 @@ def test_one_that_makes_much_of_little_is_refused(template: str, monkeypatch: py
     monkeypatch.setattr(bounded_templates, "MAX_SECONDS", 10.0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(TemplateBoundError, match=r"it (makes|gives|has|takes more than)"):
-        bounded(environment()).from_string(template).render()
+        bounded().from_string(template).render()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "a gigabyte"
 
 
@@ -108,8 +113,8 @@ USUAL = [
 def test_others_say_what_they_always_did(template: str) -> None:
     values: dict[str, Any] = {"messages": MESSAGES, "add_generation_prompt": True}
     expected = environment().from_string(template).render(**values)
-    assert bounded(environment()).from_string(template).render(**values) == expected
-    assert "".join(bounded(environment()).from_string(template).generate(**values)) == expected
+    assert bounded().from_string(template).render(**values) == expected
+    assert "".join(bounded().from_string(template).generate(**values)) == expected
 
 
 def test_a_long_conversation_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,43 +122,30 @@ def test_a_long_conversation_is_rendered(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(bounded_templates, "MAX_SECONDS", 3.0)
     messages = [{"role": "user", "content": "word " * 1000}] * 500
     template = "{% for message in messages %}{{ message.role }}{{ message.content.strip() }}{% endfor %}"
-    assert len(bounded(environment()).from_string(template).render(messages=messages)) > 2_000_000
+    assert len(bounded().from_string(template).render(messages=messages)) > 2_000_000
     template = "{% set ns = namespace(x='') %}{% for m in messages %}{% set ns.x = ns.x ~ m.content %}{% endfor %}{{ ns.x }}"
-    assert len(bounded(environment()).from_string(template).render(messages=messages)) == 2_500_000
+    assert len(bounded().from_string(template).render(messages=messages)) == 2_500_000
 
 
-def test_only_the_sandbox_is_bounded() -> None:
-    with pytest.raises(TypeError, match="another kind"):
-        bounded(Environment())  # type: ignore[arg-type]
-
-
-def test_both_renderers_are_bounded() -> None:
-    """Ours of plain templates, and transformers' of the rest, also through a tokenizer; the message is one line."""
+def test_conversations_are_rendered_within_bounds() -> None:
+    """With a tokenizer, too; the message is one line."""
     endless = ENDLESS[0]
     with pytest.raises(TemplateBoundError):
-        rendered(endless, MESSAGES, {})
-    bound_transformers()
-    bound_transformers()
-    with pytest.raises(TemplateBoundError):
-        chat_template_utils.render_jinja_template([MESSAGES], chat_template=endless)
+        render_text(endless, MESSAGES)
     asked: dict[str, Any] = dict.fromkeys(("add_generation_prompt", "tools", "chat_template_kwargs"))
     with pytest.raises(RequestError, match="refused the messages: it takes longer than") as caught:
         render(byte_tokenizer(), "it", [*MESSAGES], chat_template=endless, continue_final_message=False, **asked)
     assert len(str(caught.value).splitlines()) == 1
-    usual, _ = chat_template_utils.render_jinja_template([MESSAGES], chat_template="{{ messages | tojson }}")
-    assert usual == ['[{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "<think>x</think> Hi"}]']
+
+
+def test_filters_of_our_own_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_templates, "MAX_SECONDS", 10.0)
+    for template in ("{{ ('\\n' * 8000000) | tojson | length }}", "{{ [1] | tojson(indent=200000) }}"):
+        with pytest.raises(TemplateBoundError, match=r"it (makes|gives)"):
+            render_text(template, MESSAGES)
 
 
 def test_one_that_renders_nothing_is_refused_by_name() -> None:
     asked: dict[str, Any] = dict.fromkeys(("add_generation_prompt", "tools", "chat_template_kwargs"))
     with pytest.raises(RequestError, match="the chat template refused the messages: it renders nothing of them"):
         render(byte_tokenizer(), "my-model", [*MESSAGES], chat_template="{# #}", continue_final_message=False, **asked)
-
-
-def test_templates_that_transformers_remembers_are_bounded_again() -> None:
-    """It keeps more of them than we do, with the environment that was changed before."""
-    bound_transformers()
-    template = "{{ messages | tojson }} again"
-    first = chat_template_utils.render_jinja_template([MESSAGES], chat_template=template)
-    _compiled_by_transformers.cache_clear()
-    assert chat_template_utils.render_jinja_template([MESSAGES], chat_template=template) == first

@@ -63,7 +63,6 @@ from outrider.models.quantised.load import quantised_module, widened_module
 from outrider.models.quantised.scheme import is_stacked, scheme_of
 from outrider.models.stateful.check import UNKNOWN_LAYER, find_state_limits, state_lm
 from outrider.models.stateful.lm import StateLM
-from outrider.templates import bound_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -172,7 +171,6 @@ def load_tokenizer(
     name: str, trust_remote_code: bool = False, revision: str | None = None
 ) -> PreTrainedTokenizerBase:
     """The model's tokenizer. Raises CheckpointError when the checkpoint has none."""
-    bound_transformers()
     if (adapter := adapter_in(name)) is not None and adapter.tokenizer_source != str(adapter.folder):
         return load_tokenizer(adapter.base, trust_remote_code, adapter.revision)
     if (file := gguf_in(name, revision)) is not None:

@@ -1,29 +1,24 @@
 """A model's tokenizer as an earlier start kept it: the `tokenizers` part of transformers' tokenizer, and its few values.
 
-transformers is not imported to encode and decode text. For a chat template its renderer is; whatever else is asked for (padding,
-offsets, tensors) is asked of the real tokenizer, which is then loaded.
+transformers is not imported to encode and decode text. Whatever else is asked for (padding, offsets, tensors) is asked of the
+real tokenizer, which is then loaded.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from outrider.lazy import transformers
-from outrider.templates import bound_transformers, rendered
 
 VALUES = (
     "bos_token", "eos_token", "unk_token", "pad_token", "bos_token_id", "eos_token_id", "unk_token_id", "pad_token_id",
     "all_special_ids", "special_tokens_map", "chat_template", "padding_side", "name_or_path",
 )  # fmt: skip
-OF_WHOLE = frozenset((  # arguments of `apply_chat_template` that are no variables of a template
-    "documents", "sanitize_control_tokens", "padding", "truncation", "max_length", "return_tensors",
-    "return_assistant_tokens_mask", "tokenizer_kwargs",
-))  # fmt: skip
 PLAIN = ("__call__", "_encode_plus", "decode", "_decode", "apply_chat_template", "get_chat_template", "get_vocab")  # methods
 SAMPLES = ("Hello, world!", "  Zwölf Boxkämpfer\n\n\tjagen 12 345 … 🙂", "")
 
@@ -66,33 +61,6 @@ class KeptTokenizer:
     def get_vocab(self) -> dict[str, int]:
         """Every token's id."""
         return self.backend_tokenizer.get_vocab(with_added_tokens=True)
-
-    def apply_chat_template(
-        self, conversation: Sequence[dict[str, Any]], *, tools: list[Any] | None = None, chat_template: str | None = None,
-        add_generation_prompt: bool = False, continue_final_message: bool = False, tokenize: bool = True,
-        return_dict: bool = True, **variables: Any,
-    ) -> Any:  # fmt: skip
-        """A conversation of messages in the words of a chat template, as a text or as what calling this gives for it."""
-        template = self.chat_template if chat_template is None else chat_template
-        is_usual = bool(conversation) and all(isinstance(message, Mapping) for message in conversation)
-        is_usual = is_usual and not (add_generation_prompt and continue_final_message) and (return_dict or not tokenize)
-        if template is None or not is_usual or OF_WHOLE & variables.keys():
-            return self.whole.apply_chat_template(
-                conversation, tools=tools, chat_template=chat_template, add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message, tokenize=tokenize, return_dict=return_dict, **variables,
-            )  # fmt: skip
-        messages = [{name: value for name, value in message.items() if value is not None} for message in conversation]
-        named = {**self.special_tokens_map, **variables}
-        begins, text = {"add_generation_prompt": add_generation_prompt}, None
-        if not tools and not continue_final_message:
-            text = rendered(template, messages, begins | named)
-        if text is None:
-            bound_transformers()
-            (text,), _ = transformers.utils.chat_template_utils.render_jinja_template(
-                conversations=[messages], tools=tools, chat_template=template, continue_final_message=continue_final_message,
-                **begins, **named,
-            )  # fmt: skip
-        return self(text, add_special_tokens=False) if tokenize else text
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KeptTokenizer:
         twin = copy.copy(self)

@@ -17,6 +17,7 @@ from typing import Any
 
 from outrider.models.tokens.bytes_text import MAX_UNFINISHED, UNFINISHED, BytesText
 from outrider.models.tokens.token_bytes import decoded, special_ids, token_bytes
+from outrider.templates import conversation_text
 
 GUARD = "\n"  # encoded before a text that continues another
 SPACES = b" \t\r\n"
@@ -139,7 +140,7 @@ def end_of_turn(tokenizer: Any) -> int | None:
         return eos
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
     try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False)
+        text = conversation_text(tokenizer, turns)
     except Exception:  # noqa: BLE001  templates are programs, and some refuse such a conversation
         return eos
     _, found, behind = text.rpartition(ANSWER)

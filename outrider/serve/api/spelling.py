@@ -13,7 +13,6 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -28,7 +27,6 @@ class Spelling:
     """Reads texts and conversations of clients. Raises ConfigError for a tokenizer that has no such copy."""
 
     def __init__(self, tokenizer: Any, chat_template: str | None, name: str) -> None:
-        self._tokenizer = tokenizer
         self._chat_template = chat_template or ""
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
@@ -61,11 +59,6 @@ class Spelling:
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids of a client's text. `special`: with the begin token and the like, where the model has them."""
         return list(self._backend.encode(text, add_special_tokens=special).ids)
-
-    def apply_chat_template(self, messages: list[dict[str, Any]], *, return_dict: bool, **options: Any) -> dict[str, list[int]]:
-        """Token ids of a conversation under "input_ids", as the tokenizer's own method gives them with `return_dict`."""
-        assert return_dict
-        return {"input_ids": self.render(messages, options, partial(self._tokenizer.apply_chat_template, tokenize=False))}
 
     def render(self, messages: list[dict[str, Any]], options: Mapping[str, Any], apply: Callable[..., str]) -> list[int]:
         """Token ids of a conversation. `apply` renders messages, with the options as arguments. Raises what it raises, without

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from jinja2 import Environment, TemplateSyntaxError
-from jinja2.meta import find_undeclared_variables
-
 from outrider.errors import CapabilityError, RequestError
 from outrider.messages import CallError, encode_conversation
 from outrider.models.tokens.token_bytes import token_bytes
 from outrider.serve.api.spelling import Spelling
 from outrider.serve.errors import ApiError
+from outrider.templates import variables_of
 from outrider.text import decode
 
 LONG = 4096  # characters; longer texts are read in a thread, for the loop has other requests to serve
@@ -62,12 +59,8 @@ class SharedTokenizer:
 
     @cached_property
     def template_variables(self) -> frozenset[str]:
-        """Variables that the chat template reads; none where it cannot be parsed: it will be refused when it is used."""
-        plain = re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", self.chat_template or "")  # transformers' own tag
-        try:
-            return frozenset(find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)))
-        except TemplateSyntaxError:
-            return frozenset()
+        """Variables that the chat template reads."""
+        return variables_of(self.chat_template or "")
 
     async def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text. `special`: with the begin token and the like, where the model has them."""
@@ -114,7 +107,7 @@ class SharedTokenizer:
             raise ApiError(f"'{self._name}' has no chat template; use /v1/completions", code="no_chat_template")
 
         def work() -> list[int]:
-            return encode_conversation(self._spelling or self.tokenizer, messages, self.chat_template or "", **options)
+            return encode_conversation(self.tokenizer, messages, self.chat_template or "", reader=self._spelling, **options)
 
         try:
             return await self._alone(work, len(str((messages, options))))  # tools, calls and thoughts included

@@ -27,6 +27,7 @@ from outrider.errors import CapabilityError, CheckpointError, OutriderError
 from outrider.models.loading.load import load_config
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
+from outrider.templates import conversation_text
 from outrider.wellformed import load_object
 
 log = logging.getLogger("outrider.serve")
@@ -233,8 +234,8 @@ def _prompts(engine: Tested, max_tokens: int, findings: list[Finding]) -> list[l
     prompts = [list(tokenizer(text)["input_ids"]) for text in TEXTS]
     if getattr(tokenizer, "chat_template", None):
         try:
-            encoded = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_dict=True)
-            prompts.insert(1, list(encoded["input_ids"]))
+            chat = conversation_text(tokenizer, CHAT, add_generation_prompt=True)
+            prompts.insert(1, list(tokenizer(chat, add_special_tokens=False)["input_ids"]))
         except Exception as error:  # noqa: BLE001  a template is a program of the model's author
             message = f"the model's chat template fails ({error}): chat requests will be refused"
             findings.append(Finding("chat-template", message))

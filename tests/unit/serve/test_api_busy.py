@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from outrider import messages as messages_module
 from outrider.errors import nearest
 from outrider.sampling.thinking import ThinkingMarks
 from outrider.serve.api.harmony import HarmonyReader
@@ -18,6 +19,7 @@ from outrider.serve.api.reader import PlainReader, ThoughtsFirst
 from outrider.serve.api.texts import LONG, SharedTokenizer
 from outrider.serve.tools.formats import HERMES
 from outrider.serve.tools.reader import ToolReader
+from outrider.templates import conversation_text
 from tests.helpers import byte_tokenizer
 from tests.unit.serve.fake_engine import TEMPLATE
 
@@ -59,18 +61,16 @@ def test_short_texts_wait_for_a_long_one_outside_the_loop() -> None:
     assert (len(long), short) == (LONG, letter)
 
 
-def test_a_conversation_is_as_long_as_its_tools_and_calls_too() -> None:
+def test_a_conversation_is_as_long_as_its_tools_and_calls_too(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = SharedTokenizer(byte_tokenizer(), "m")
     texts.tokenizer.chat_template = TEMPLATE
     seen: list[threading.Thread] = []
-    render = texts.tokenizer.apply_chat_template
-
 
     def rendered(*given: Any, **options: Any) -> Any:
         seen.append(threading.current_thread())
-        return render(*given, **options)
+        return conversation_text(*given, **options)
 
-    texts.tokenizer.apply_chat_template = rendered
+    monkeypatch.setattr(messages_module, "conversation_text", rendered)
     message = {"role": "user", "content": "Hi"}
     call = {"type": "function", "function": {"name": "f", "arguments": "x" * LONG}}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}

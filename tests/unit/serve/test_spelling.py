@@ -220,6 +220,7 @@ def test_calls_in_the_history_reach_templates_that_join_texts() -> None:
     )
     call = {"type": "function", "function": {"name": "look", "arguments": '{"a": "</s>"}'}}
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
-    ids = encode_conversation(Spelling(tokenizer, tokenizer.chat_template, "m"), messages, tokenizer.chat_template)
+    reader = Spelling(tokenizer, tokenizer.chat_template, "m")
+    ids = encode_conversation(tokenizer, messages, tokenizer.chat_template, reader=reader)
     assert specials(tokenizer, ids) == ["<s>", "</s>"]
     assert "</s>" in tokenizer.decode(ids[1:-1])
