@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from outrider.cli.lab import OutputOptions, Resume, measure
 from outrider.cli.options import MachineOptions, ServerTarget
@@ -20,13 +21,10 @@ from outrider.cli.prompting import (
 from outrider.cli.typed import numbers
 from outrider.cli.verbs import given, option, with_groups
 from outrider.errors import ConfigError
-from outrider.lazy import deferred
 
-with deferred():
-    from outrider import build
-    from outrider.lab.bench.plan import Plan, default_configurations
-    from outrider.lab.bench.run import run_bench
-    from outrider.lab.configuration import Configuration, parse_configurations
+if TYPE_CHECKING:
+    from outrider.lab.bench.plan import Plan
+    from outrider.lab.configuration import Configuration
 
 COMPARED, ENOUGH = "What is compared", "When it is enough"
 
@@ -59,6 +57,9 @@ class BenchOptions:
 
     def plan(self, target: str, machine: MachineOptions, prompts: PromptOptions, answers: AnswerOptions) -> Plan:
         """What the options ask to be measured. Raises ConfigError."""
+        from outrider.lab.bench.plan import Plan, default_configurations
+        from outrider.lab.configuration import parse_configurations
+
         has_draft = machine.draft is not None or target == "demo"
         named = parse_configurations(self.drafters) if self.drafters else default_configurations(has_draft)
         if self.draft_endpoint is not None:
@@ -87,6 +88,8 @@ def bench(
     resume: Resume = False,
 ) -> int:
     """Measure plain against speculative decoding on the same prompts."""
+    from outrider.lab.bench.run import run_bench
+
     output.check()
     if is_server(target):
         refuse_for_server(given(options, machine), resume=resume)
@@ -101,6 +104,9 @@ def bench(
 def _with_endpoint(named: list[Configuration], endpoint: str, *, is_named: bool) -> list[Configuration]:
     """The service's address for configurations that ask one; without a list of drafters, one such in addition. Raises ConfigError
     where none of a list asks a service."""
+    from outrider import build
+    from outrider.lab.configuration import Configuration
+
     if not is_named:
         named = [*named, Configuration(build.REMOTE)]
     if not any(one.drafter == build.REMOTE for one in named):

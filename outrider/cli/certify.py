@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from outrider.cli.lab import OutputOptions, Resume, measure
 from outrider.cli.options import SAMPLING, FormOptions, ModelOptions, SamplingOptions, Target
@@ -13,14 +13,10 @@ from outrider.cli.prompting import PromptOptions, source
 from outrider.cli.verbs import option, with_groups
 from outrider.lab.journal import Journal, Units
 from outrider.lab.progress import Progress
-from outrider.lazy import deferred
 
-with deferred():
-    from outrider.build import Options
-    from outrider.lab.certify.certify import CertifyPlan, identity, tokens_of
-    from outrider.lab.certify.certify import certify as run_certify
+if TYPE_CHECKING:
+    from outrider.lab.certify.certify import CertifyPlan
     from outrider.lab.certify.certify_result import CertifyResult
-    from outrider.lab.certify.subject import Subject
 
 EVIDENCE = "Evidence"
 
@@ -51,6 +47,8 @@ class EvidenceOptions(PromptOptions):
 
         Raises ConfigError for sampling options out of range, and as `structured_outputs`.
         """
+        from outrider.lab.certify.certify import CertifyPlan
+
         params = dataclasses.replace(sampling.params(), seed=None, structured_outputs=form.structured_outputs())
         return CertifyPlan(self.samples, params, sampling.seed)
 
@@ -66,6 +64,11 @@ def certify(
     resume: Resume = False,
 ) -> int:
     """Prove, or test with stated power, that speculation leaves the output as it is. Exit code 0 only if it does."""
+    from outrider.build import Options
+    from outrider.lab.certify.certify import certify as run_certify
+    from outrider.lab.certify.certify import identity, tokens_of
+    from outrider.lab.certify.subject import Subject
+
     output.check()
     plan, workload = evidence.plan(sampling, form), evidence.load(target, evidence.limit)
     options = Options(target=target, **model.llm_arguments())

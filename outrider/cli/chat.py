@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -22,12 +22,11 @@ from outrider.cli.options import GenerationConfig, ModelOptions, SamplingOptions
 from outrider.cli.stream import MarkedText, PlainStream, run_stream
 from outrider.cli.verbs import with_groups
 from outrider.errors import ConfigError, OutriderError, did_you_mean
-from outrider.lazy import deferred
 from outrider.report.text import stats_line
 from outrider.stats import DecodeStats
 from outrider.wellformed import checked_text
 
-with deferred():
+if TYPE_CHECKING:
     from outrider.llm import LLM
     from outrider.sampling.params import SamplingParams
 

@@ -6,7 +6,7 @@ import math
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,20 +18,11 @@ from outrider.cli.stream import MarkedText, Printer, run_stream
 from outrider.cli.verbs import with_groups
 from outrider.demo import DEMO_PROMPTS
 from outrider.errors import ConfigError
-from outrider.lazy import deferred
 from outrider.report.text import stats_line, to_json
 
-with deferred():
-    from outrider.build import Options
+if TYPE_CHECKING:
     from outrider.lab.bench.bench_result import BenchResult
-    from outrider.lab.bench.plan import Plan
-    from outrider.lab.bench.run import run_bench
-    from outrider.lab.configuration import parse_configurations
-    from outrider.lab.workload.load import load_workload
     from outrider.llm import LLM, Completion
-    from outrider.report.bench import brief
-    from outrider.report.console import print_document
-    from outrider.sampling.params import SamplingParams
 
 MAX_NEW_TOKENS = 160
 UNLIMITED = math.inf  # seconds, and the relative width of an interval: the number of rounds alone decides when it ends
@@ -56,6 +47,10 @@ def demo(
     json: Json = False,
 ) -> int:
     """Answer a few problems with the embedded model pair, then measure nine drafters on it."""
+    from outrider.lab.workload.load import load_workload
+    from outrider.report.bench import brief
+    from outrider.report.console import print_document
+
     known = len(load_workload("demo").requests)
     if limit > known:
         raise ConfigError(f"there are {known} held-out problems, got --limit {limit}; --rounds measures them again")
@@ -80,6 +75,8 @@ def demo(
 
 def _answer(llm: LLM, count: int, silent: bool) -> tuple[list[dict[str, Any]], bool]:
     """Stream the answers to the first prompts; also whether Ctrl-C ended it."""
+    from outrider.sampling.params import SamplingParams
+
     console = Console(highlight=False)
     marked = MarkedText(console)
     answers: list[dict[str, Any]] = []
@@ -109,6 +106,13 @@ def _as_dict(prompt: str, completion: Completion) -> dict[str, Any]:
 
 def _measure(options: ModelOptions, limit: int, rounds: int) -> BenchResult:
     """Greedy, one problem at a time. Raises KeyboardInterrupt where nothing is known yet."""
+    from outrider.build import Options
+    from outrider.lab.bench.plan import Plan
+    from outrider.lab.bench.run import run_bench
+    from outrider.lab.configuration import parse_configurations
+    from outrider.lab.workload.load import load_workload
+    from outrider.sampling.params import SamplingParams
+
     plan = Plan(
         tuple(parse_configurations([CONFIGURATIONS])), prompts=limit, sampling=SamplingParams(max_tokens=MAX_NEW_TOKENS),
         rounds=rounds, max_rounds=rounds, budget_s=UNLIMITED, precision=UNLIMITED,

@@ -5,22 +5,17 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli.typed import check_file, check_folder, memory
 from outrider.cli.verbs import given, listed, option, refuse_unused, with_groups, written
 from outrider.demo import demo_paths
-from outrider.lazy import deferred
 
-with deferred():
-    from outrider import build
-    from outrider.deploy import check_engine, files_for
-    from outrider.deploy.container_paths import is_local
-    from outrider.deploy.deployment import Deployment, label_of
-    from outrider.deploy.source import DraftSource, read_source
-    from outrider.lab.tune.export import choice
+if TYPE_CHECKING:
+    from outrider.deploy.deployment import Deployment
+    from outrider.deploy.source import DraftSource
     from outrider.lab.tune.export.choice import EngineAdvice
 
 WHAT, WHERE, CONTAINERS, SEVERAL, KUBERNETES = "What is deployed", "Where it listens", "Containers", "Several", "Kubernetes"
@@ -80,6 +75,9 @@ class DeployOptions:
 @with_groups
 def deploy(engine: Engine, settings: Settings, options: DeployOptions, out: Out = None) -> int:
     """Write what starts vLLM, SGLang, Ray, Compose or Kubernetes with tune's settings."""
+    from outrider.deploy import check_engine, files_for
+    from outrider.deploy.source import read_source
+
     check_engine(engine)
     refuse_unused(options.unused(engine), f"for {engine}")
     path = None if out is None else Path(out)
@@ -97,6 +95,9 @@ def deploy(engine: Engine, settings: Settings, options: DeployOptions, out: Out 
 
 def _deployment(source: DraftSource, options: DeployOptions) -> Deployment:
     """The deployment that the options describe. Raises ConfigError for values out of range."""
+    from outrider.deploy.container_paths import is_local
+    from outrider.deploy.deployment import Deployment, label_of
+
     target = source.settings.target
     return Deployment(
         source=source, advice=_advice(source, options),
@@ -111,6 +112,9 @@ def _deployment(source: DraftSource, options: DeployOptions) -> Deployment:
 
 def _advice(source: DraftSource, options: DeployOptions) -> EngineAdvice:
     """In other engines' words, with folders that they can read for the embedded pair."""
+    from outrider import build
+    from outrider.lab.tune.export import choice
+
     advice = source.advice(options.temperature)
     advice.target, advice.draft = source.settings.target, options.draft or advice.draft
     advice.exported = options.head or advice.exported

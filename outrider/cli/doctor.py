@@ -10,17 +10,8 @@ from outrider.cache import cache_folder
 from outrider.cli.options import Json
 from outrider.cli.verbs import with_groups
 from outrider.errors import CheckpointError
-from outrider.lazy import deferred, torch
+from outrider.lazy import torch
 from outrider.report.text import amount, to_json
-
-with deferred():
-    from outrider import machine
-    from outrider.demo import demo_paths
-    from outrider.instructions import of_this_cpu
-    from outrider.models.loading.memory import available_memory
-    from outrider.report.console import print_blocks
-    from outrider.report.document import facts_table
-    from outrider.runtime import library
 
 
 @with_groups
@@ -36,6 +27,9 @@ def doctor(json: Json = False) -> int:
 
 def examine() -> dict[str, Any]:
     """Everything the doctor knows, as plain JSON."""
+    from outrider import machine
+    from outrider.models.loading.memory import available_memory
+
     unavailable = machine.unavailable()
     if (why := _why_no_pair()) is not None:
         remedy = "reinstall outrider"
@@ -59,6 +53,9 @@ def examine() -> dict[str, Any]:
 
 def _runtime() -> dict[str, Any]:
     """Which runtime models get here, with which instructions, and why not a faster one."""
+    from outrider.instructions import of_this_cpu
+    from outrider.runtime import library
+
     kind, why_not = of_this_cpu(), library.why_missing()
     return {
         "name": "graphs" if torch.cuda.is_available() else "eager" if why_not else "native",
@@ -79,6 +76,8 @@ def _runtime_in_words(found: Mapping[str, Any]) -> str:
 
 def _why_no_pair() -> str | None:
     """What keeps the embedded pair from being loaded; None where nothing does."""
+    from outrider.demo import demo_paths
+
     try:
         pair = demo_paths()
     except CheckpointError as error:
@@ -88,6 +87,9 @@ def _why_no_pair() -> str | None:
 
 
 def _show(findings: Mapping[str, Any]) -> None:
+    from outrider.report.console import print_blocks
+    from outrider.report.document import facts_table
+
     cores, cache = findings["cores"], findings["cache"]
     devices = [
         f"{d['name']}, {amount(d['free_bytes'])} of {amount(d['total_bytes'])} free"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from outrider.cli import typed
 from outrider.cli.lab import OutputOptions, command_line, deliver
@@ -12,15 +12,11 @@ from outrider.cli.options import RemoteOptions
 from outrider.cli.verbs import option, refuse_unused, with_groups, written
 from outrider.demo import demo_paths
 from outrider.errors import ConfigError
-from outrider.lazy import deferred
 
-with deferred():
-    from outrider.lab.estimate.curves import read_costs
-    from outrider.lab.estimate.estimate import estimate as answer
+if TYPE_CHECKING:
     from outrider.lab.estimate.estimate_result import EstimateInput
-    from outrider.lab.estimate.measured import Known, read_known
-    from outrider.lab.estimate.roofline import DtypeName, Machine, ModelSize, size_of
-    from outrider.lab.estimate.sizes import size_of_folder
+    from outrider.lab.estimate.measured import Known
+    from outrider.lab.estimate.roofline import DtypeName, Machine, ModelSize
 
 ACCEPTANCE = "How often draft tokens are kept (one of these)"
 TIMES = "What drafting costs: as times"
@@ -76,6 +72,8 @@ class EstimateOptions:
 
     def known(self) -> Known | None:
         """What a stored result tells; None where no result is given. Raises ConfigError for what the file does not have."""
+        from outrider.lab.estimate.measured import read_known
+
         if self.result is None:
             unused = [written(name) for name in ("configuration", "cell") if getattr(self, name) is not None]
             refuse_unused(unused, "without --result FILE")
@@ -86,6 +84,8 @@ class EstimateOptions:
         """The size of "target" or "draft"; None where no option names it. Raises ConfigError, CheckpointError,
         CapabilityError.
         """
+        from outrider.lab.estimate.roofline import size_of
+
         folder, count = getattr(self, who), getattr(self, f"{who}_params")
         if folder is not None and count is not None:
             raise ConfigError(f"--{who} and --{who}-params both say how large the {who} is; give one of them")
@@ -95,6 +95,8 @@ class EstimateOptions:
 
     def machine(self) -> Machine | None:
         """None without --bandwidth. Raises ConfigError."""
+        from outrider.lab.estimate.roofline import Machine
+
         if self.bandwidth is None:
             if self.flops is not None:
                 raise ConfigError(
@@ -111,6 +113,9 @@ class EstimateOptions:
 
     def question(self, known: Known | None, remote: RemoteOptions) -> EstimateInput:
         """The estimate's input. Raises ConfigError for what cannot be read or changes nothing."""
+        from outrider.lab.estimate.curves import read_costs
+        from outrider.lab.estimate.estimate_result import EstimateInput
+
         dtype = self.dtype or DEFAULT_DTYPE
         target, draft = self.model("target", dtype), self.model("draft", self.draft_dtype or dtype)
         if self.dtype is not None and target is None and draft is None:
@@ -147,6 +152,8 @@ class EstimateOptions:
 @with_groups
 def estimate(options: EstimateOptions, remote: RemoteOptions, output: OutputOptions) -> int:
     """Predict the speedup from acceptance and costs, without running anything."""
+    from outrider.lab.estimate.estimate import estimate as answer
+
     output.check()
     known = options.known()
     result = answer(options.question(known, remote))
@@ -159,6 +166,8 @@ def estimate(options: EstimateOptions, remote: RemoteOptions, output: OutputOpti
 
 
 def _folder_size(who: str, folder: str, dtype: DtypeName) -> ModelSize:
+    from outrider.lab.estimate.sizes import size_of_folder
+
     if folder == DEMO:
         return size_of_folder(getattr(demo_paths(), who), dtype, f"demo {who}")
     return size_of_folder(Path(folder).expanduser(), dtype)

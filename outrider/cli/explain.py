@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,17 +22,13 @@ from outrider.cli.prompting import (
 from outrider.cli.typed import read_prompt
 from outrider.cli.verbs import given, listed, option, with_groups
 from outrider.errors import CapabilityError, ConfigError
-from outrider.lazy import deferred
 
-with deferred():
-    from outrider.build import Options, choose
+if TYPE_CHECKING:
+    from outrider.build import Options
     from outrider.lab.configuration import Configuration
-    from outrider.lab.explain.explain import explain as run_explain
     from outrider.lab.explain.explained import Question
     from outrider.lab.runner import Runner
-    from outrider.lab.workload.prompts import prepare, to_tokens
-    from outrider.lab.workload.types import Workload, WorkloadRequest
-    from outrider.messages import template_text
+    from outrider.lab.workload.types import Workload
 
 OWN_PROMPT = "your prompt"
 MAX_SHOWN = 4000
@@ -71,6 +67,8 @@ def explain(
     resume: Resume = False,
 ) -> int:
     """Say why draft tokens are rejected, what each cause costs, and what to do about it."""
+    from outrider.lab.explain.explain import explain as run_explain
+
     output.check()
     params = sampling.params()
     max_tokens = params.required_max_tokens
@@ -89,6 +87,9 @@ def explain(
 def _chosen(target: str, model: ModelOptions, *, greedy: bool) -> tuple[Options, Configuration]:
     """Models and configuration; what drafter 'auto' means, and whether --draft is a model or a head, is settled as in
     `outrider.LLM`. Raises CapabilityError for a head that would draw its drafts."""
+    from outrider.build import Options, choose
+    from outrider.lab.configuration import Configuration
+
     options, parts = choose(Options(target=target, **model.llm_arguments()))
     if not greedy and any(kind.requires.head for kind, _ in parts.requirements.heads):
         raise CapabilityError(
@@ -103,6 +104,8 @@ def _chosen(target: str, model: ModelOptions, *, greedy: bool) -> tuple[Options,
 
 def _asked(target: str, prompt: str | None, prompts: ExplainedOptions) -> Workload:
     """The prompt given, or those of --prompts. Raises ConfigError for both."""
+    from outrider.lab.workload.types import Workload, WorkloadRequest
+
     if prompt is None:
         return prompts.load(target, prompts.limit)
     if prompts.prompts is not None:
@@ -113,6 +116,10 @@ def _asked(target: str, prompt: str | None, prompts: ExplainedOptions) -> Worklo
 def _questions(runner: Runner, asked: Workload, prompts: ExplainedOptions, max_tokens: int) -> list[Question]:
     """The prompts as token ids. One prompt of the user's own is in the chat template where the model has one, and may be cut by
     the context, as in `generate`; a workload's must fit."""
+    from outrider.lab.explain.explained import Question
+    from outrider.lab.workload.prompts import prepare, to_tokens
+    from outrider.messages import template_text
+
     if asked.name == OWN_PROMPT:
         [request] = asked.requests
         if prompts.chat_template and template_text(runner.tokenizer):

@@ -14,15 +14,6 @@ from outrider.cli.typed import check_folder
 from outrider.cli.verbs import with_groups
 from outrider.demo import demo_paths
 from outrider.errors import ConfigError
-from outrider.lazy import deferred
-
-with deferred():
-    from outrider import build
-    from outrider.report.console import print_document
-    from outrider.report.render import render
-    from outrider.train import export as exporting
-    from outrider.train import export_result
-    from outrider.train.export_result import ExportResult
 
 Folder = Annotated[Path, typer.Argument(help="A drafter: what 'outrider train' left in DIR/drafter.", show_default=False)]
 TargetOption = Annotated[
@@ -36,6 +27,13 @@ Check = Annotated[bool, typer.Option(help="Load it again, compare every tensor a
 @with_groups
 def export(folder: Folder, target: TargetOption, to: To, out: Out, check: Check = False) -> int:
     """Write a trained drafter in a published layout."""
+    from outrider import build
+    from outrider.report.console import print_document
+    from outrider.report.render import render
+    from outrider.train import export as exporting
+    from outrider.train import export_result
+    from outrider.train.export_result import ExportResult
+
     check_folder(out)
     with progress(f"loading {target}") as status:
         quieten_libraries()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,12 +25,10 @@ from outrider.cli.stream import MarkedText, PlainStream, Printer, run_stream
 from outrider.cli.typed import read_prompt
 from outrider.cli.verbs import listed, with_groups
 from outrider.errors import ConfigError
-from outrider.lazy import deferred
 from outrider.report.text import printable, stats_line, to_json
 from outrider.wellformed import read_text
 
-with deferred():
-    from outrider.build import Options, choose
+if TYPE_CHECKING:
     from outrider.llm import LLM, Completion
     from outrider.sampling.params import SamplingParams
 
@@ -114,6 +112,8 @@ def generate(
 def with_prediction(target: str, model: ModelOptions) -> ModelOptions:
     """The options with a drafter that looks at a prediction, where none was named. Raises ConfigError for one that does not,
     before any model is read."""
+    from outrider.build import Options, choose
+
     if model.drafter == "auto" and model.settings is None:
         model = _beside_a_draft(model) if model.draft is not None else dataclasses.replace(model, drafter="prediction")
     _, parts = choose(Options(target, **model.llm_arguments()))

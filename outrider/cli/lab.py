@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
@@ -28,15 +28,10 @@ from outrider.errors import ConfigError
 from outrider.lab.claim import claimed
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Lines, Progress
-from outrider.lazy import deferred
 
-with deferred():
+if TYPE_CHECKING:
     from outrider.lab.result import Result
-    from outrider.report.console import print_document
     from outrider.report.document import Document
-    from outrider.report.html import to_html
-    from outrider.report.markdown import to_markdown
-    from outrider.report.render import render
 
 R = TypeVar("R", bound="Result")
 OUTPUT = "Output"
@@ -79,6 +74,8 @@ class OutputOptions:
 
 def deliver(result: Result, output: OutputOptions) -> None:
     """Write and print everything that was asked for."""
+    from outrider.report.render import render
+
     for path in output.files(".json"):
         result.write(path)
     if output.json:
@@ -88,8 +85,16 @@ def deliver(result: Result, output: OutputOptions) -> None:
 
 def show(document: Document, output: OutputOptions) -> None:
     """Write a report to its files, print it unless the result was, and say what is written."""
+    from outrider.report.console import print_document
+    from outrider.report.markdown import to_markdown
+
     for path in output.files(*REPORTS):
-        text = to_html(document) if path.suffix == ".html" else to_markdown(document)
+        if path.suffix == ".html":
+            from outrider.report.html import to_html  # with what draws plots
+
+            text = to_html(document)
+        else:
+            text = to_markdown(document)
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,16 +12,12 @@ from outrider.cli.options import Json
 from outrider.cli.source_facts import facts_in_source
 from outrider.cli.verbs import with_groups
 from outrider.errors import ConfigError, did_you_mean
-from outrider.lazy import deferred
 from outrider.report.text import to_json
 from outrider.settings import NoSettings, describe_settings
 
-with deferred():
-    from outrider.drafters import DRAFTERS
+if TYPE_CHECKING:
     from outrider.registry import Registry
-    from outrider.report.console import print_blocks
-    from outrider.report.document import Block, Column, Table, facts_table, word
-    from outrider.verifiers import VERIFIERS
+    from outrider.report.document import Block, Table
 
 What = Annotated[
     str | None,
@@ -33,6 +29,9 @@ FACTS = {"drafters": ("lossless", "shape", "trained", "needs"), "verifiers": ("l
 @with_groups
 def ls(what: What = None, json: Json = False) -> int:
     """List drafters and verifiers, or the settings of one of them."""
+    from outrider.report.console import print_blocks
+    from outrider.report.document import facts_table
+
     is_name = what is not None and what not in FACTS
     registries = _with_entry(str(what)) if is_name else {kind: _registry(kind) for kind in FACTS if what in (None, kind)}
     if json or is_name:
@@ -55,6 +54,8 @@ def ls(what: What = None, json: Json = False) -> int:
 
 def registry_table(kind: str, rows: list[dict[str, Any]]) -> Table:
     """Name, facts and summary of every entry; what cannot be imported says so."""
+    from outrider.report.document import Column, Table, word
+
     facts = FACTS[kind]
     columns = [Column(name, "left") for name in ("name", *facts, "summary")]
     cells = [[row["name"], *(word(row.get(fact)) for fact in facts), row.get("error") or row["summary"]] for row in rows]
@@ -103,6 +104,9 @@ def listed(registry: Registry, facts: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 def _registry(kind: str) -> Registry:
+    from outrider.drafters import DRAFTERS
+    from outrider.verifiers import VERIFIERS
+
     if kind == "drafters":
         return DRAFTERS
     return VERIFIERS

@@ -11,19 +11,17 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from outrider.cli.verbs import given, listed, name_and_value, option, refuse_unused, written
 from outrider.errors import ConfigError
-from outrider.lazy import deferred
 from outrider.settings_file import read_settings
 from outrider.wellformed import read_json, read_text
 
-with deferred():
+if TYPE_CHECKING:
     from outrider.build import Options
-    from outrider.grammar import form_of, refuse_wrong
     from outrider.sampling.params import SamplingParams
     from outrider.sampling.structured import StructuredOutputsParams
 
@@ -82,6 +80,8 @@ class MachineOptions:
 
     def options(self, target: str) -> Options:
         """For `load_models`: what it says about drafting plays no part."""
+        from outrider.build import Options
+
         return Options(target=target, **{field.name: getattr(self, field.name) for field in dataclasses.fields(MachineOptions)})
 
 
@@ -191,6 +191,8 @@ class SamplingOptions:
 
     def params(self, logprobs: int | None = None, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
         """The library's form; `defaults` fill in what was not given. Raises ConfigError for a value out of range."""
+        from outrider.sampling.params import SamplingParams
+
         given = {name: value for name, value in vars(self).items() if value is not None}
         if "max_tokens" in given:
             given["max_tokens"] = _length(given["max_tokens"])
@@ -222,6 +224,9 @@ class FormOptions:
     def structured_outputs(self) -> StructuredOutputsParams | None:
         """For `SamplingParams`. Raises ConfigError for two forms or an unreadable file, RequestError for a form that is wrong,
         before a model is loaded."""
+        from outrider.grammar import form_of, refuse_wrong
+        from outrider.sampling.structured import StructuredOutputsParams
+
         given = [name for name in ("json_schema", "regex", "choice", "grammar") if getattr(self, name) is not None]
         if not given:
             return None

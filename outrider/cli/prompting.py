@@ -8,21 +8,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from outrider.cli.lab import INTERRUPTED, OutputOptions, command_line, deliver, shown_progress
 from outrider.cli.options import MIN_P, SAMPLING, TOP_K, TOP_P
 from outrider.cli.typed import numbers
 from outrider.cli.verbs import given, option, refuse_unused
 from outrider.errors import ConfigError
-from outrider.lazy import deferred
 
-with deferred():
+if TYPE_CHECKING:
     from outrider.lab.bench.bench_result import BenchResult
-    from outrider.lab.server.options import LoadOptions, ServerEndpoint, key_from
+    from outrider.lab.server.options import LoadOptions, ServerEndpoint
     from outrider.lab.server.server_result import ServerResult
-    from outrider.lab.server.study import bench_servers, study
-    from outrider.lab.workload.load import load_workload
     from outrider.lab.workload.types import Workload
     from outrider.sampling.params import SamplingParams
 
@@ -52,6 +49,8 @@ class PromptOptions:
 
     def load(self, target: str, limit: int | None = None) -> Workload:
         """All of them, or at most `limit`. Raises ConfigError."""
+        from outrider.lab.workload.load import load_workload
+
         if self.prompts is not None and self.prompts.isdigit():
             raise ConfigError(f"--prompts takes a file or a name; a number of prompts is --limit {self.prompts}")
         name = self.prompts or ("demo" if target == "demo" else self.otherwise)
@@ -88,6 +87,8 @@ class AnswerOptions:
 
     def params(self, temperature: float = 0.0) -> SamplingParams:
         """The sampling options as parameters of a request. Raises ConfigError for a value out of range."""
+        from outrider.sampling.params import SamplingParams
+
         return SamplingParams(
             temperature=temperature, max_tokens=self.max_tokens, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
             ignore_eos=self.ignore_eos,
@@ -106,6 +107,8 @@ class ServerOptions:
 
     def load_options(self, sampling: SamplingParams) -> LoadOptions:
         """How the options load a server. Raises ConfigError."""
+        from outrider.lab.server.options import LoadOptions
+
         levels = tuple(numbers("--concurrency", self.concurrency, int))
         return LoadOptions(concurrency=levels, sampling=sampling, api=self.api, timeout_s=self.stall_timeout)
 
@@ -139,6 +142,8 @@ def refuse_without_server(servers: ServerOptions) -> None:
 
 def endpoints_for(url: str, servers: ServerOptions, prompts: ConversationOptions) -> dict[str, ServerEndpoint]:
     """The server, after the one to compare it with where there is one. Raises ConfigError."""
+    from outrider.lab.server.options import ServerEndpoint, key_from
+
     if not prompts.chat_template:
         refuse_unused(["--set chat_template"], "when a server is measured: conversations go to its chat endpoint")
     key = key_from(servers.api_key_env)
@@ -160,6 +165,8 @@ def ask_server(
 ) -> int:  # fmt: skip
     """Measure, show, write. The exit code is 1 where a request has no answer that a later run could get. Raises what `study`
     raises."""
+    from outrider.lab.server.study import bench_servers, study
+
     endpoints, options, workload = endpoints_for(url, servers, prompts), servers.load_options(sampling), prompts.load(url)
     ask: Callable[..., BenchResult | ServerResult] = bench_servers if question == "bench" else partial(study, question)
     try:

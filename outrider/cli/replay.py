@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,17 +14,10 @@ from outrider.cli.verbs import listed, option, with_groups
 from outrider.demo import demo_paths
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
-from outrider.lazy import deferred
 
-with deferred():
-    from outrider.lab.configuration import parse_configurations
-    from outrider.lab.estimate.curves import read_costs
-    from outrider.lab.replay.loop import load_text_target
-    from outrider.lab.replay.replay import sort_drafters
+if TYPE_CHECKING:
     from outrider.lab.replay.replay_result import ReplayResult
-    from outrider.lab.replay.run import ReplayPlan, run_replay
-    from outrider.lab.replay.texts import read_log
-    from outrider.lab.workload.load import load_workload
+    from outrider.lab.replay.run import ReplayPlan
 
 LOG, DRAFTERS = "Log", "What is replayed"
 
@@ -72,6 +65,11 @@ class ReplayOptions:
 
     def plan(self) -> ReplayPlan:
         """What the options ask to be replayed. Raises ConfigError and CapabilityError."""
+        from outrider.lab.configuration import parse_configurations
+        from outrider.lab.estimate.curves import read_costs
+        from outrider.lab.replay.replay import sort_drafters
+        from outrider.lab.replay.run import ReplayPlan
+
         named = parse_configurations(self.drafters) if self.drafters else sort_drafters().configurations
         plan = ReplayPlan(
             tuple(named), sweep=self.sweep, trials=self.search, order=self.order, max_num_seqs=self.max_num_seqs, seed=self.seed,
@@ -82,6 +80,8 @@ class ReplayOptions:
 
     def left_out(self) -> list[str]:
         """A line about each drafter that is not replayed because it cannot be used, where none is named."""
+        from outrider.lab.replay.replay import sort_drafters
+
         return [] if self.drafters else sort_drafters().unusable
 
 
@@ -101,6 +101,11 @@ def replay(
 def _replayed(
     name: str, tokenizer: str, options: ReplayOptions, plan: ReplayPlan, path: Path, *, resume: bool, progress: Progress
 ) -> tuple[ReplayResult, Journal]:
+    from outrider.lab.replay.loop import load_text_target
+    from outrider.lab.replay.run import run_replay
+    from outrider.lab.replay.texts import read_log
+    from outrider.lab.workload.load import load_workload
+
     workload = load_workload(name, limit=options.limit, on_bad=options.on_bad, data=options.data, turns=options.turns)
     target = load_text_target(str(demo_paths().target) if tokenizer == "demo" else tokenizer, options.trust_remote_code)
     target.name = tokenizer

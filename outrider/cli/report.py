@@ -9,13 +9,6 @@ import typer
 
 from outrider.cli.lab import REPORTS, OutputOptions, Reports, show
 from outrider.cli.verbs import with_groups
-from outrider.lazy import deferred
-
-with deferred():
-    from outrider.lab.compare import compare
-    from outrider.lab.result import read_result
-    from outrider.report.compare import document
-    from outrider.report.render import render
 
 ResultFile = Annotated[Path, typer.Argument(help="A result: what --out wrote.", show_default=False)]
 OtherFile = Annotated[
@@ -26,6 +19,11 @@ OtherFile = Annotated[
 @with_groups
 def report(result: ResultFile, other: OtherFile = None, out: Reports = None) -> int:
     """Show a saved result, or compare two."""
+    from outrider.lab.compare import compare
+    from outrider.lab.result import read_result
+    from outrider.report.compare import document
+    from outrider.report.render import render
+
     output = OutputOptions(out=out)
     output.check(*REPORTS)
     old = read_result(result)

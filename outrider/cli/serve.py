@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,14 +14,9 @@ from outrider.cli.session import check_installed, quieten_libraries, say
 from outrider.cli.typed import memory
 from outrider.cli.verbs import given, option, with_groups
 from outrider.errors import ConfigError
-from outrider.lazy import deferred
 
-with deferred():
-    from outrider.build import Options
-    from outrider.engine.request import EngineSettings
-    from outrider.serve.config_file import read_config
-    from outrider.serve.run import run_server
-    from outrider.serve.settings import ServedModel, ServerSettings
+if TYPE_CHECKING:
+    from outrider.serve.settings import ServedModel
 
 SERVER = "Server"
 ENGINE = "Engine"
@@ -116,6 +111,10 @@ class EngineOptions:
 
     def served(self, target: str, model: ModelOptions, max_num_seqs: int, reasoning_parser: str = "auto") -> ServedModel:
         """How the options let a model be served. Raises ConfigError for values out of range."""
+        from outrider.build import Options
+        from outrider.engine.request import EngineSettings
+        from outrider.serve.settings import ServedModel
+
         engine = EngineSettings(
             max_num_seqs=max_num_seqs, max_queue=self.max_queue, prefix_share=self.prefix_share,
             kv_memory=None if self.kv_memory is None else memory("--kv-memory", self.kv_memory),
@@ -144,6 +143,10 @@ def serve(
     config: Config = None,
 ) -> int:
     """Answer clients of OpenAI and Anthropic: chat, responses, messages, completions; streams, thoughts, tools, forms."""
+    from outrider.serve.config_file import read_config
+    from outrider.serve.run import run_server
+    from outrider.serve.settings import ServerSettings
+
     if config is not None:
         unused = [*(["the target"] if target is not None else []), *given(model, engine)]
         if unused:

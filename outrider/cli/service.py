@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,22 +18,12 @@ from outrider.cli.session import check_installed, quieten_libraries, say
 from outrider.cli.typed import memory
 from outrider.cli.verbs import add_verb, name_and_value, option, with_groups
 from outrider.errors import ConfigError
-from outrider.lazy import deferred
 
-with deferred():
-    from outrider.remote import security
-    from outrider.remote.coordinator.journey import RetryLimits
-    from outrider.remote.coordinator.replica import Timeouts
-    from outrider.remote.coordinator.run import run_coordinator
-    from outrider.remote.coordinator.settings import CoordinatorSettings, from_file, from_options
-    from outrider.remote.draft.hosted import HostedDrafterOptions, wants_draft
-    from outrider.remote.draft.run import DraftServiceSettings, run_draft_service
+if TYPE_CHECKING:
+    from outrider.remote.coordinator.settings import CoordinatorSettings
     from outrider.remote.draft.settings import DraftLimits
-    from outrider.remote.endpoint import Endpoint
-    from outrider.remote.probe import check_health
     from outrider.remote.security import ClientSecurity
     from outrider.remote.serving import ServiceSettings
-    from outrider.remote.target.run import TargetSettings, run_target
 
 SERVICE = "Service"
 WATCHING = "Watching"
@@ -89,6 +79,9 @@ class ListeningOptions:
 
     def settings(self, port: int, drain_timeout: float, **more: int) -> ServiceSettings:
         """What the gRPC server takes; `more`: further fields of `ServiceSettings`. Raises ConfigError for what cannot be."""
+        from outrider.remote import security
+        from outrider.remote.serving import ServiceSettings
+
         token = os.environ.get(security.TOKEN_VARIABLE)
         access = security.ServerSecurity(
             certificate=self.tls_cert, key=self.tls_key, client_ca=self.tls_client_ca, tokens=() if token is None else (token,)
@@ -117,6 +110,8 @@ class CallOptions:
 
     def security(self, token: str | None = None) -> ClientSecurity:
         """How calls are secured. Raises ConfigError for files that do not fit."""
+        from outrider.remote.security import ClientSecurity
+
         return ClientSecurity(
             ca=self.tls_ca, certificate=self.tls_cert, key=self.tls_key, token=token, server_name=self.tls_server_name
         )
@@ -161,6 +156,8 @@ class LimitOptions:
 
     def limits(self) -> DraftLimits:
         """What a draft service lets its callers do. Raises ConfigError for what cannot be."""
+        from outrider.remote.draft.settings import DraftLimits
+
         return DraftLimits(
             max_draft_tokens=self.max_draft_tokens, batch_size=self.batch_size, max_rows=self.max_rows,
             max_instances=self.max_instances, memory_bytes=memory("--memory", self.memory), idle_timeout_s=self.idle_timeout,
@@ -178,6 +175,9 @@ def draft(
     model_or_target: Drafting = None,
 ) -> int:
     """Guess tokens for targets in other processes: a draft model, or a look-up drafter."""
+    from outrider.remote.draft.hosted import HostedDrafterOptions, wants_draft
+    from outrider.remote.draft.run import DraftServiceSettings, run_draft_service
+
     check_installed("a draft service", "services", *CALLS)
     if machine.quantise is not None:
         raise ConfigError("--set quantise rounds a target, and a draft service has none: leave it out")
@@ -236,6 +236,8 @@ def target(
 
     Environment: MODEL, BATCH_SIZE, MAX_DRAFT_TOKENS (--num-draft-tokens), DRAFT_ENDPOINT, OUTRIDER_SERVICE_TOKEN.
     """
+    from outrider.remote.target.run import TargetSettings, run_target
+
     check_installed("a target service", "services", *CALLS)
     if target is None:
         raise ConfigError("name a model to run ('demo', a folder, a .gguf file or a hub id), or set the variable MODEL")
@@ -289,6 +291,8 @@ def coordinator(
 
     Environment: MODEL, TARGET_ENDPOINT, OUTRIDER_SERVICE_TOKEN, OUTRIDER_API_KEY.
     """
+    from outrider.remote.coordinator.run import run_coordinator
+
     check_installed("a coordinator", "serve", *SERVING)
     check_installed("a coordinator", "services", *CALLS)
     settings = _settings(replicas, listen, config)
@@ -300,6 +304,11 @@ def coordinator(
 
 def _settings(replicas: ReplicaOptions, listen: ListenOptions, config: Path | None) -> CoordinatorSettings:
     """A coordinator's settings, from options and a file. Raises ConfigError, before anything is loaded."""
+    from outrider.remote import security
+    from outrider.remote.coordinator.journey import RetryLimits
+    from outrider.remote.coordinator.replica import Timeouts
+    from outrider.remote.coordinator.settings import CoordinatorSettings, from_file, from_options
+
     given = listen.given()
     if given.pop("self_test", None) is not None:
         raise ConfigError("--set self_test: a coordinator tries nothing at its start; the target services have that option")
@@ -334,6 +343,9 @@ def _from_environment(name: str) -> list[str]:
 @with_groups
 def health(address: Address, call: CallOptions, timeout: Timeout = 5.0) -> int:
     """Ask a draft or target service whether it takes calls: exit status 0, or 1 with the reason. Needs no token."""
+    from outrider.remote.endpoint import Endpoint
+    from outrider.remote.probe import check_health
+
     check_installed("a call to a service", "services", *CALLS)
     round_trip_s = asyncio.run(check_health(Endpoint.parse(address, "address"), call.security(), timeout))
     typer.echo(f"{address} takes calls, {1e3 * round_trip_s:.3g} ms there and back")

@@ -8,22 +8,25 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
+from outrider import collector
 from outrider.cli.options import ModelOptions
 from outrider.errors import ConfigError, install_hint
-from outrider.lazy import deferred
 from outrider.settings_file import read_settings
 
-with deferred():
+if TYPE_CHECKING:
     from outrider.llm import LLM
 
 
 def load_llm(target: str, options: ModelOptions, generation_config: str = "none") -> LLM:
     """The model, ready. Raises the library's errors as they are."""
-    with progress(f"starting {target}") as status:
+    with progress(f"starting {target}") as status, collector.paused():
+        from outrider.llm import LLM
+
         quieten_libraries()
         llm = LLM(target, **options.llm_arguments(), generation_config=generation_config, status=status)
     _check_settings(target, options)

@@ -11,16 +11,15 @@ import sys
 import threading
 from itertools import groupby
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
-from outrider.lazy import deferred
 from outrider.report.text import printable
 from outrider.report.tokens import MARKS
 
-with deferred():
+if TYPE_CHECKING:
     from outrider.llm import LLM, Completion, StreamChunk
     from outrider.sampling.params import SamplingParams
 

@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,16 +18,12 @@ from outrider.cli.typed import check_folder, memory, numbers
 from outrider.cli.verbs import given, listed, name_and_value, option, refuse_unused, with_groups
 from outrider.demo import demo_paths
 from outrider.errors import ConfigError
-from outrider.lazy import deferred
 from outrider.train.config import TrainConfig
 
-with deferred():
-    from outrider import build
-    from outrider.demo.training import training_prompts
+if TYPE_CHECKING:
     from outrider.train.material import TrainingData
     from outrider.train.measure import MeasurePlan
     from outrider.train.responses import ResponsePlan
-    from outrider.train.run import TrainSpec, run_training
 
 TEXTS, TRAINING, MEASURING = "Texts", "Training", "Measuring"
 GENERATED = re.compile(r"demo:(\d+)")  # problems that the demo pair may train on
@@ -74,6 +70,8 @@ class TextOptions:
 
     def material(self, out: Path) -> TrainingData:
         """The texts to train on. Raises ConfigError."""
+        from outrider.train.material import TrainingData
+
         match = GENERATED.fullmatch(self.prompts or "")
         prompts = str(_generated(int(match[1]), out)) if match else self.prompts
         return TrainingData(
@@ -84,6 +82,8 @@ class TextOptions:
 
 def _generated(count: int, out: Path) -> Path:
     """A file of problems beside the run. A run that is there already keeps its own."""
+    from outrider.demo.training import training_prompts
+
     path = out / "prompts.jsonl"
     if count < 2:
         raise ConfigError(f"--prompts demo:{count}: at least two prompts are needed")
@@ -112,6 +112,8 @@ class ResponseOptions:
 
     def plan(self, seed: int) -> ResponsePlan:
         """How the target's answers are made. Raises ConfigError."""
+        from outrider.train.responses import ResponsePlan
+
         return ResponsePlan(
             temperatures=tuple(numbers("--temperature", self.temperature, float)), samples=self.responses_per_prompt,
             max_tokens=self.max_tokens, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, seed=seed,
@@ -142,6 +144,8 @@ class KindOptions:
 
 
 def _draft(name: str) -> str:
+    from outrider import build
+
     return str(demo_paths().draft) if name == build.DEMO else name
 
 
@@ -155,6 +159,8 @@ class MeasuringOptions:
 
     def plan(self, seed: int) -> MeasurePlan:
         """How the trained drafter is measured. Raises ConfigError."""
+        from outrider.train.measure import MeasurePlan
+
         temperatures = tuple(numbers("--set measure_temperature", self.measure_temperature, float))
         return MeasurePlan(self.measure_limit, temperatures, self.measure_tokens, seed=seed)
 
@@ -174,6 +180,9 @@ def train(
     only_responses: OnlyResponses = False,
 ) -> int:
     """Train a drafter for a target: its responses, its features, training, before and after."""
+    from outrider import build
+    from outrider.train.run import TrainSpec, run_training
+
     if out.suffix in REPORTS:
         raise ConfigError(f"--out is the run's folder; 'outrider report FOLDER/result.json --out {out.name}' makes pages")
     check_folder(out)

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
 from outrider.cli.options import DRAFTING, REMOTE, SAMPLING, MachineOptions, RemoteOptions, ServerTarget
@@ -25,16 +25,12 @@ from outrider.cli.verbs import given, listed, option, typed, typed_words, with_g
 from outrider.errors import ConfigError
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
-from outrider.lazy import deferred
 
-with deferred():
-    from outrider import build
+if TYPE_CHECKING:
     from outrider.build import Options
     from outrider.lab.tune.remote import Line
-    from outrider.lab.tune.run import TuneRequest, run_tune
+    from outrider.lab.tune.run import TuneRequest
     from outrider.lab.tune.tune_result import TuneResult
-    from outrider.remote.draft.drafter_settings import RemoteSettings
-    from outrider.remote.draft.line import round_trip_s
 
 SENT = [written(field.name) for field in fields(AnswerOptions)]  # to servers, too
 SPACE, LOAD = "What is tried", "Load"
@@ -53,6 +49,8 @@ class TunedModels(MachineOptions):
 
     def options(self, target: str) -> Options:
         """The options without the drafts, which are distinguished later (lab/tune/drafts.py)."""
+        from outrider.build import Options
+
         values = {field.name: getattr(self, field.name) for field in fields(MachineOptions) if field.name != "draft"}
         return Options(target=target, **values)
 
@@ -84,6 +82,8 @@ class TuneOptions(AnswerOptions):
 
     def request(self, prompts: int, drafts: list[str]) -> TuneRequest:
         """What the options ask to be tuned. Raises ConfigError for values out of range."""
+        from outrider.lab.tune.run import TuneRequest
+
         loads = numbers("--batch-size", self.batch_size, int)
         if not loads:
             raise ConfigError("--batch-size takes at least one number of requests")
@@ -106,6 +106,8 @@ class LineOptions(RemoteOptions):
 
     def line(self, target: str, machine: MachineOptions) -> Line | None:
         """None where no service is asked about. Raises ConfigError, CapabilityError or ServerError for one that does not fit."""
+        from outrider.lab.tune.remote import Line
+
         if self.remote_rtt_ms is not None and self.draft_endpoint is not None:
             raise ConfigError("--remote-rtt-ms and --draft-endpoint both set the service's round trip; give one of them")
         if self.remote_rtt_ms is not None:
@@ -119,6 +121,10 @@ class LineOptions(RemoteOptions):
 
 def _round_trip(address: str, target: str, machine: MachineOptions) -> float:
     """Seconds to a draft service for this target's vocabulary and back."""
+    from outrider import build
+    from outrider.remote.draft.drafter_settings import RemoteSettings
+    from outrider.remote.draft.line import round_trip_s
+
     if address == build.LOCAL_SERVICE:
         raise ConfigError(
             "--draft-endpoint local has no line to measure: bench --drafters remote --draft-endpoint local runs it"
@@ -142,6 +148,8 @@ def tune(
     resume: Resume = False,
 ) -> int:
     """Find the best way to speculate on your prompts, or that there is none."""
+    from outrider.lab.tune.run import run_tune
+
     output.check()
     if is_server(target):
         unused = [name for name in given(options) if name not in SENT] + given(machine, line)
