@@ -66,6 +66,7 @@ def deferred() -> Iterator[None]:
 
 
 scipy: Any = Package("scipy")
+matplotlib: Any = Package("matplotlib")
 torch: Any = Package("torch")
 transformers: Any = Package("transformers")
 huggingface_hub: Any = Package("huggingface_hub")

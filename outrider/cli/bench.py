@@ -20,6 +20,7 @@ from outrider.cli.prompting import (
 from outrider.cli.typed import numbers
 from outrider.cli.verbs import given, option, with_groups
 from outrider.errors import ConfigError
+from outrider.extras import check_lab
 from outrider.lazy import deferred
 
 with deferred():
@@ -87,6 +88,7 @@ def bench(
     resume: Resume = False,
 ) -> int:
     """Measure plain against speculative decoding on the same prompts."""
+    check_lab("bench")
     output.check()
     if is_server(target):
         refuse_for_server(given(options, machine), resume=resume)

@@ -11,6 +11,7 @@ from outrider.cli.lab import OutputOptions, Resume, measure
 from outrider.cli.options import SAMPLING, FormOptions, ModelOptions, SamplingOptions, Target
 from outrider.cli.prompting import PromptOptions, source
 from outrider.cli.verbs import option, with_groups
+from outrider.extras import check_lab
 from outrider.lab.journal import Journal, Units
 from outrider.lab.progress import Progress
 from outrider.lazy import deferred
@@ -66,6 +67,7 @@ def certify(
     resume: Resume = False,
 ) -> int:
     """Prove, or test with stated power, that speculation leaves the output as it is. Exit code 0 only if it does."""
+    check_lab("certify")
     output.check()
     plan, workload = evidence.plan(sampling, form), evidence.load(target, evidence.limit)
     options = Options(target=target, **model.llm_arguments())

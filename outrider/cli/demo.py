@@ -18,6 +18,7 @@ from outrider.cli.stream import MarkedText, Printer, run_stream
 from outrider.cli.verbs import with_groups
 from outrider.demo import DEMO_PROMPTS
 from outrider.errors import ConfigError
+from outrider.extras import check_lab
 from outrider.lazy import deferred
 from outrider.report.text import stats_line, to_json
 
@@ -56,6 +57,8 @@ def demo(
     json: Json = False,
 ) -> int:
     """Answer a few problems with the embedded model pair, then measure nine drafters on it."""
+    if limit:
+        check_lab("the table (--limit 0 skips it)")
     known = len(load_workload("demo").requests)
     if limit > known:
         raise ConfigError(f"there are {known} held-out problems, got --limit {limit}; --rounds measures them again")

@@ -12,6 +12,7 @@ from outrider.cli.options import RemoteOptions
 from outrider.cli.verbs import option, refuse_unused, with_groups, written
 from outrider.demo import demo_paths
 from outrider.errors import ConfigError
+from outrider.extras import check_lab
 from outrider.lazy import deferred
 
 with deferred():
@@ -147,6 +148,7 @@ class EstimateOptions:
 @with_groups
 def estimate(options: EstimateOptions, remote: RemoteOptions, output: OutputOptions) -> int:
     """Predict the speedup from acceptance and costs, without running anything."""
+    check_lab("estimate")
     output.check()
     known = options.known()
     result = answer(options.question(known, remote))

@@ -22,6 +22,7 @@ from outrider.cli.prompting import (
 from outrider.cli.typed import read_prompt
 from outrider.cli.verbs import given, listed, option, with_groups
 from outrider.errors import CapabilityError, ConfigError
+from outrider.extras import check_lab
 from outrider.lazy import deferred
 
 with deferred():
@@ -71,6 +72,7 @@ def explain(
     resume: Resume = False,
 ) -> int:
     """Say why draft tokens are rejected, what each cause costs, and what to do about it."""
+    check_lab("explain")
     output.check()
     params = sampling.params()
     max_tokens = params.required_max_tokens

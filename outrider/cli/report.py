@@ -9,6 +9,7 @@ import typer
 
 from outrider.cli.lab import REPORTS, OutputOptions, Reports, show
 from outrider.cli.verbs import with_groups
+from outrider.extras import check_lab
 from outrider.lazy import deferred
 
 with deferred():
@@ -28,6 +29,7 @@ def report(result: ResultFile, other: OtherFile = None, out: Reports = None) -> 
     """Show a saved result, or compare two."""
     output = OutputOptions(out=out)
     output.check(*REPORTS)
+    check_lab("report")
     old = read_result(result)
     found = render(old) if other is None else document(compare(old, read_result(other)))
     show(found, output)

@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from outrider.cli.options import GENERATION_CONFIG, ModelOptions
-from outrider.cli.session import check_installed, quieten_libraries, say
+from outrider.cli.session import quieten_libraries, say
 from outrider.cli.typed import memory
 from outrider.cli.verbs import given, option, with_groups
 from outrider.errors import ConfigError
+from outrider.extras import check_installed
 from outrider.lazy import deferred
 
 with deferred():
@@ -26,7 +27,6 @@ with deferred():
 SERVER = "Server"
 ENGINE = "Engine"
 WATCHING = "Watching"
-SERVING = ("fastapi", "uvicorn", "structlog")  # packages of the extra `serve`, without which there is no server
 KEY_VARIABLE = "OUTRIDER_API_KEY"
 REASONING_PARSER = "How it writes down what it thinks, by vLLM's names; auto: as its chat template shows; none: as text."
 Target = Annotated[
@@ -144,6 +144,7 @@ def serve(
     config: Config = None,
 ) -> int:
     """Answer clients of OpenAI and Anthropic: chat, responses, messages, completions; streams, thoughts, tools, forms."""
+    check_installed("serving", "serve")
     if config is not None:
         unused = [*(["the target"] if target is not None else []), *given(model, engine)]
         if unused:
@@ -154,7 +155,6 @@ def serve(
     else:
         served = engine.served(target, model, engine.max_num_seqs, engine.reasoning_parser)
         settings = ServerSettings(models=(served,), **listen.given())
-    check_installed("serving", "serve", *SERVING)
     quieten_libraries()
     run_server(settings, status=say)
     return 0

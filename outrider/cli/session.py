@@ -7,13 +7,11 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 
 from rich.console import Console
 from rich.markup import escape
 
 from outrider.cli.options import ModelOptions
-from outrider.errors import ConfigError, install_hint
 from outrider.lazy import deferred
 from outrider.settings_file import read_settings
 
@@ -56,13 +54,6 @@ def progress(first: str) -> Iterator[Callable[[str], None]]:
 def say(line: str) -> None:
     """Write a line on stderr."""
     sys.stderr.write(f"{line}\n")
-
-
-def check_installed(what: str, extra: str, *packages: str) -> None:
-    """Raises ConfigError where a package is missing that `what` needs and that an extra brings."""
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"{what} needs {', '.join(missing)}: {install_hint(extra)}")
 
 
 def _dim(line: str) -> str:
