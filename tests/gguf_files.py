@@ -33,8 +33,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>{% endif %}"
 )
 CONTROL, NORMAL = 3, 1
-PERMUTED = ("llama", "arcee", "granite", "mistral3", "smollm3")  # rows of queries and keys that are rotated together lie in turn
-RAISED = ("gemma", "gemma2", "gemma3")  # norms
+PERMUTED = ("llama", "granite", "mistral3", "smollm3")  # rows of queries and keys that are rotated together lie in turn
+RAISED = ("gemma", "gemma2", "gemma3", "nemotron")  # norms
 OWN = {  # what llama.cpp's converter writes for any model, where transformers has no table of its keys
     "context_length": "max_position_embeddings", "block_count": "num_hidden_layers", "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
@@ -42,7 +42,6 @@ OWN = {  # what llama.cpp's converter writes for any model, where transformers h
     "attention.layer_norm_epsilon": "layer_norm_eps", "attention.key_length": "head_dim", "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size",
 }  # fmt: skip
-NAMED_LIKE = {"deepseek32": "glm-dsa", "hy_v3": "glm4moe"}
 CONFIGS = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}  # what transformers calls them
 
 
@@ -134,7 +133,7 @@ def stored_tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
     """Tensors by GGUF's names, arranged as llama.cpp keeps them."""
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
     state, found = model.state_dict(), {}
-    for theirs, ours in get_gguf_hf_weights_map(model, processor, NAMED_LIKE.get(architecture, architecture)).items():
+    for theirs, ours in get_gguf_hf_weights_map(model, processor, architecture).items():
         if ours in state and not (ours == "lm_head.weight" and model.config.tie_word_embeddings):
             named = f"{theirs}.weight" if theirs.endswith(("attn_sinks", "layer_output_scale", "altup_correct_scale")) else theirs
             found[named] = _arranged(theirs, state[ours].float(), architecture, model.config).numpy()
@@ -143,7 +142,7 @@ def stored_tensors(model: Any, architecture: str) -> dict[str, np.ndarray]:
         for name, value in state.items() if name.endswith(".linear_attn.dt_bias")
     }  # fmt: skip
     found |= {
-        f"blk.{name.split('.')[2]}.exp_probs_b{'' if architecture == 'hy_v3' else '.bias'}": value.float().numpy()
+        f"blk.{name.split('.')[2]}.exp_probs_b.bias": value.float().numpy()
         for name, value in state.items() if name.endswith(("e_score_correction_bias", "expert_bias"))
     }  # fmt: skip
     for name in [name for name in found if "attn_kv_b" in name]:
@@ -192,10 +191,9 @@ def experts_of(model: Any) -> dict[str, np.ndarray]:
     found: dict[str, Tensor] = {}
     for path, part in model.named_modules():
         layer = re.search(r"layers\.(\d+)\.", path)
-        is_llama = type(part).__name__ == "Llama4TextExperts"
-        if layer is None or not (hasattr(part, "has_gate") or is_llama):
+        if layer is None or not hasattr(part, "has_gate"):
             continue
-        transposed, concatenated = (True, True) if is_llama else (part.is_transposed, part.is_concatenated)
+        transposed, concatenated = part.is_transposed, part.is_concatenated
         for name, value in part.named_parameters(recurse=False):
             kind, end = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
             rows = value.detach().float().transpose(1, 2) if transposed and end == "weight" else value.detach().float()
@@ -208,8 +206,12 @@ def experts_of(model: Any) -> dict[str, np.ndarray]:
 
 
 def _arranged(name: str, value: Tensor, architecture: str, config: Any) -> Tensor:
-    if architecture == "lfm2moe" and "shortconv.conv" in name:
+    if architecture in ("lfm2", "lfm2moe", "mamba") and "conv" in name and value.ndim == 3:
         return value.squeeze(1)
+    if architecture == "mamba" and name.endswith("ssm_a"):
+        return -torch.exp(value)
+    if architecture == "bloom" and "attn_qkv" in name:
+        return value.view(config.n_head, 3, -1, *value.shape[1:]).transpose(0, 1).reshape(value.shape)
     if architecture == "qwen3next" and "ssm_" in name:
         return value.squeeze(1) if "conv1d" in name else -torch.exp(value) if name.endswith("ssm_a") else value
     if architecture == "qwen3next":

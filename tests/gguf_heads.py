@@ -20,12 +20,10 @@ PLAIN = ("norm", "ffn_gate_inp", "ssm_", "attn_k_b", "attn_v_b", "attn_qkv", "at
 ROUTERS = ("gate.weight", "router.weight", "shared_expert_gate.weight", "kv_b_proj.weight")
 
 
-def round_matrices(module: Any, kind: Kind, *, turned: bool = False) -> None:
-    """Round what files store in blocks, in place. `turned`: the module's experts have (inputs, outputs)."""
+def round_matrices(module: Any, kind: Kind) -> None:
+    """Round what files store in blocks, in place."""
     for name, value in module.named_parameters():
-        if turned and value.ndim == 3:
-            value.data.copy_(rounded(value.data.transpose(1, 2).contiguous(), kind).transpose(1, 2))
-        elif value.ndim > 1 and value.shape[-1] % 32 == 0 and not name.endswith(ROUTERS) and ".linear_attn." not in name:
+        if value.ndim > 1 and value.shape[-1] % 32 == 0 and not name.endswith(ROUTERS) and ".linear_attn." not in name:
             value.data.copy_(rounded(value.data.contiguous(), kind))
 
 

@@ -27,12 +27,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/tour.md")
 STAND_INS = {  # what a page says -> what is here
-    "make demo": "outrider demo",  # in the environment that `make demo` makes, which has no extras
+    "make demo": "outrider demo",  # in the environment that `make demo` makes
     "HuggingFaceTB/SmolLM2-135M-Instruct": "demo",  # hub models need a network
     "Qwen/Qwen2.5-7B-Instruct": "demo",
     "Qwen/Qwen2.5-0.5B-Instruct": "demo",
     "MODEL": "demo",
 }
+MADE = {"make demo": frozenset({"lab"})}  # extras that the Makefile installs
 SKIPPED = {"make test": "continuous integration runs the tests itself"}
 LIMITS = {  # verb -> options that make it quick; the last value of an option counts
     "bench": "--limit 1 --max-tokens 16 --budget 0.1",
@@ -98,7 +99,7 @@ def steps_of(page: str, text: str) -> Iterator[Step]:
             if found := EXTRAS.match(piece):
                 installed = frozenset(found[1].split(","))
             else:
-                yield Step(page, first_line + line, language, piece, installed | section)
+                yield Step(page, first_line + line, language, piece, installed | section | MADE.get(piece, frozenset()))
 
 
 def _commands(block: str) -> Iterator[tuple[int, str]]:

@@ -21,6 +21,7 @@ from outrider.cli.prompting import (
 from outrider.cli.typed import numbers
 from outrider.cli.verbs import given, option, with_groups
 from outrider.errors import ConfigError
+from outrider.extras import check_lab
 
 if TYPE_CHECKING:
     from outrider.lab.bench.plan import Plan
@@ -88,6 +89,7 @@ def bench(
     resume: Resume = False,
 ) -> int:
     """Measure plain against speculative decoding on the same prompts."""
+    check_lab("bench")
     from outrider.lab.bench.run import run_bench
 
     output.check()

@@ -11,6 +11,7 @@ from outrider.cli.lab import OutputOptions, Resume, measure
 from outrider.cli.options import SAMPLING, FormOptions, ModelOptions, SamplingOptions, Target
 from outrider.cli.prompting import PromptOptions, source
 from outrider.cli.verbs import option, with_groups
+from outrider.extras import check_lab
 from outrider.lab.journal import Journal, Units
 from outrider.lab.progress import Progress
 
@@ -64,6 +65,7 @@ def certify(
     resume: Resume = False,
 ) -> int:
     """Prove, or test with stated power, that speculation leaves the output as it is. Exit code 0 only if it does."""
+    check_lab("certify")
     from outrider.build import Options
     from outrider.lab.certify.certify import certify as run_certify
     from outrider.lab.certify.certify import identity, tokens_of

@@ -18,6 +18,7 @@ from outrider.cli.stream import MarkedText, Printer, run_stream
 from outrider.cli.verbs import with_groups
 from outrider.demo import DEMO_PROMPTS
 from outrider.errors import ConfigError
+from outrider.extras import check_lab
 from outrider.report.text import stats_line, to_json
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ def demo(
 ) -> int:
     """Answer a few problems with the embedded model pair, then measure nine drafters on it."""
     from outrider.lab.workload.load import load_workload
-    from outrider.report.bench import brief
-    from outrider.report.console import print_document
 
+    if limit:
+        check_lab("the table (--limit 0 skips it)")
     known = len(load_workload("demo").requests)
     if limit > known:
         raise ConfigError(f"there are {known} held-out problems, got --limit {limit}; --rounds measures them again")
@@ -69,6 +70,9 @@ def demo(
         measured = None if result is None else result.model_dump(mode="json")
         sys.stdout.write(to_json({"answers": answers, "bench": measured, "versions": llm.versions}) + "\n")
     elif result is not None:
+        from outrider.report.bench import brief
+        from outrider.report.console import print_document
+
         print_document(brief(result))
     return INTERRUPTED if interrupted else 0
 

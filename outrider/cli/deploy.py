@@ -12,6 +12,7 @@ import typer
 from outrider.cli.typed import check_file, check_folder, memory
 from outrider.cli.verbs import given, listed, option, refuse_unused, with_groups, written
 from outrider.demo import demo_paths
+from outrider.extras import check_lab
 
 if TYPE_CHECKING:
     from outrider.deploy.deployment import Deployment
@@ -75,6 +76,7 @@ class DeployOptions:
 @with_groups
 def deploy(engine: Engine, settings: Settings, options: DeployOptions, out: Out = None) -> int:
     """Write what starts vLLM, SGLang, Ray, Compose or Kubernetes with tune's settings."""
+    check_lab("deploy")
     from outrider.deploy import check_engine, files_for
     from outrider.deploy.source import read_source
 

@@ -12,6 +12,7 @@ from outrider.cli.options import RemoteOptions
 from outrider.cli.verbs import option, refuse_unused, with_groups, written
 from outrider.demo import demo_paths
 from outrider.errors import ConfigError
+from outrider.extras import check_lab
 
 if TYPE_CHECKING:
     from outrider.lab.estimate.estimate_result import EstimateInput
@@ -152,6 +153,7 @@ class EstimateOptions:
 @with_groups
 def estimate(options: EstimateOptions, remote: RemoteOptions, output: OutputOptions) -> int:
     """Predict the speedup from acceptance and costs, without running anything."""
+    check_lab("estimate")
     from outrider.lab.estimate.estimate import estimate as answer
 
     output.check()

@@ -22,6 +22,7 @@ from outrider.cli.prompting import (
 from outrider.cli.typed import read_prompt
 from outrider.cli.verbs import given, listed, option, with_groups
 from outrider.errors import CapabilityError, ConfigError
+from outrider.extras import check_lab
 
 if TYPE_CHECKING:
     from outrider.build import Options
@@ -67,6 +68,7 @@ def explain(
     resume: Resume = False,
 ) -> int:
     """Say why draft tokens are rejected, what each cause costs, and what to do about it."""
+    check_lab("explain")
     from outrider.lab.explain.explain import explain as run_explain
 
     output.check()

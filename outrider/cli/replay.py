@@ -12,6 +12,7 @@ import typer
 from outrider.cli.lab import OutputOptions, Resume, measure
 from outrider.cli.verbs import listed, option, with_groups
 from outrider.demo import demo_paths
+from outrider.extras import check_lab
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 
@@ -94,6 +95,7 @@ def replay(
     resume: Resume = False,
 ) -> int:
     """Predict acceptance of model-free drafters from logged answers, without a model."""
+    check_lab("replay")
     output.check()
     return measure("replay", output, partial(_replayed, workload, tokenizer, options, options.plan()), resume=resume)
 

@@ -9,6 +9,7 @@ import typer
 
 from outrider.cli.lab import REPORTS, OutputOptions, Reports, show
 from outrider.cli.verbs import with_groups
+from outrider.extras import check_lab
 
 ResultFile = Annotated[Path, typer.Argument(help="A result: what --out wrote.", show_default=False)]
 OtherFile = Annotated[
@@ -19,6 +20,7 @@ OtherFile = Annotated[
 @with_groups
 def report(result: ResultFile, other: OtherFile = None, out: Reports = None) -> int:
     """Show a saved result, or compare two."""
+    check_lab("report")
     from outrider.lab.compare import compare
     from outrider.lab.result import read_result
     from outrider.report.compare import document

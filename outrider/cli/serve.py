@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from outrider.cli.options import GENERATION_CONFIG, ModelOptions
-from outrider.cli.session import check_installed, quieten_libraries, say
+from outrider.cli.session import quieten_libraries, say
 from outrider.cli.typed import memory
 from outrider.cli.verbs import given, option, with_groups
 from outrider.errors import ConfigError
+from outrider.extras import check_installed
 
 if TYPE_CHECKING:
     from outrider.serve.settings import ServedModel
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 SERVER = "Server"
 ENGINE = "Engine"
 WATCHING = "Watching"
-SERVING = ("fastapi", "uvicorn", "structlog")  # packages of the extra `serve`, without which there is no server
 KEY_VARIABLE = "OUTRIDER_API_KEY"
 REASONING_PARSER = "How it writes down what it thinks, by vLLM's names; auto: as its chat template shows; none: as text."
 Target = Annotated[
@@ -143,6 +143,7 @@ def serve(
     config: Config = None,
 ) -> int:
     """Answer clients of OpenAI and Anthropic: chat, responses, messages, completions; streams, thoughts, tools, forms."""
+    check_installed("serving", "serve")
     from outrider.serve.config_file import read_config
     from outrider.serve.run import run_server
     from outrider.serve.settings import ServerSettings
@@ -157,7 +158,6 @@ def serve(
     else:
         served = engine.served(target, model, engine.max_num_seqs, engine.reasoning_parser)
         settings = ServerSettings(models=(served,), **listen.given())
-    check_installed("serving", "serve", *SERVING)
     quieten_libraries()
     run_server(settings, status=say)
     return 0

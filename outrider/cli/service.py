@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from outrider.cli.options import DRAFTING, MODEL, DrafterOption, MachineOptions, ModelOptions
-from outrider.cli.serve import ENGINE, REASONING_PARSER, SERVING, EngineOptions, ListenOptions
-from outrider.cli.session import check_installed, quieten_libraries, say
+from outrider.cli.serve import ENGINE, REASONING_PARSER, EngineOptions, ListenOptions
+from outrider.cli.session import quieten_libraries, say
 from outrider.cli.typed import memory
 from outrider.cli.verbs import add_verb, name_and_value, option, with_groups
 from outrider.errors import ConfigError
+from outrider.extras import check_installed
 
 if TYPE_CHECKING:
     from outrider.remote.coordinator.settings import CoordinatorSettings
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 SERVICE = "Service"
 WATCHING = "Watching"
-CALLS = ("grpc", "grpc_health")  # packages of the extra `services`
 CALLING = "TLS of calls to services"
 LIMITS = "Limits"
 Drafting = Annotated[
@@ -175,10 +175,10 @@ def draft(
     model_or_target: Drafting = None,
 ) -> int:
     """Guess tokens for targets in other processes: a draft model, or a look-up drafter."""
+    check_installed("a draft service", "services")
     from outrider.remote.draft.hosted import HostedDrafterOptions, wants_draft
     from outrider.remote.draft.run import DraftServiceSettings, run_draft_service
 
-    check_installed("a draft service", "services", *CALLS)
     if machine.quantise is not None:
         raise ConfigError("--set quantise rounds a target, and a draft service has none: leave it out")
     options = dict(name_and_value("--drafter-option", text) for text in hosted.drafter_option or [])
@@ -236,9 +236,9 @@ def target(
 
     Environment: MODEL, BATCH_SIZE, MAX_DRAFT_TOKENS (--num-draft-tokens), DRAFT_ENDPOINT, OUTRIDER_SERVICE_TOKEN.
     """
+    check_installed("a target service", "services")
     from outrider.remote.target.run import TargetSettings, run_target
 
-    check_installed("a target service", "services", *CALLS)
     if target is None:
         raise ConfigError("name a model to run ('demo', a folder, a .gguf file or a hub id), or set the variable MODEL")
     if model.num_draft_tokens is None and (max_tokens := os.environ.get("MAX_DRAFT_TOKENS")):
@@ -291,10 +291,10 @@ def coordinator(
 
     Environment: MODEL, TARGET_ENDPOINT, OUTRIDER_SERVICE_TOKEN, OUTRIDER_API_KEY.
     """
+    check_installed("a coordinator", "serve")
+    check_installed("a coordinator", "services")
     from outrider.remote.coordinator.run import run_coordinator
 
-    check_installed("a coordinator", "serve", *SERVING)
-    check_installed("a coordinator", "services", *CALLS)
     settings = _settings(replicas, listen, config)
     quieten_libraries()
     notes = [f"{DRAFT_VARIABLE} is set: {STEPS_ARE_THERE}"] if os.environ.get(DRAFT_VARIABLE) else []
@@ -343,10 +343,10 @@ def _from_environment(name: str) -> list[str]:
 @with_groups
 def health(address: Address, call: CallOptions, timeout: Timeout = 5.0) -> int:
     """Ask a draft or target service whether it takes calls: exit status 0, or 1 with the reason. Needs no token."""
+    check_installed("a call to a service", "services")
     from outrider.remote.endpoint import Endpoint
     from outrider.remote.probe import check_health
 
-    check_installed("a call to a service", "services", *CALLS)
     round_trip_s = asyncio.run(check_health(Endpoint.parse(address, "address"), call.security(), timeout))
     typer.echo(f"{address} takes calls, {1e3 * round_trip_s:.3g} ms there and back")
     return 0

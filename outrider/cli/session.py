@@ -7,7 +7,6 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -15,7 +14,6 @@ from rich.markup import escape
 
 from outrider import collector
 from outrider.cli.options import ModelOptions
-from outrider.errors import ConfigError, install_hint
 from outrider.settings_file import read_settings
 
 if TYPE_CHECKING:
@@ -59,13 +57,6 @@ def progress(first: str) -> Iterator[Callable[[str], None]]:
 def say(line: str) -> None:
     """Write a line on stderr."""
     sys.stderr.write(f"{line}\n")
-
-
-def check_installed(what: str, extra: str, *packages: str) -> None:
-    """Raises ConfigError where a package is missing that `what` needs and that an extra brings."""
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"{what} needs {', '.join(missing)}: {install_hint(extra)}")
 
 
 def _dim(line: str) -> str:

@@ -13,11 +13,12 @@ import typer
 
 from outrider.cli.lab import INTERRUPTED, OUTPUT, REPORTS, OutputOptions, Resume, command_line, deliver, shown_progress
 from outrider.cli.options import MIN_P, SAMPLING, TOP_K, TOP_P, MachineOptions
-from outrider.cli.session import check_installed, quieten_libraries
+from outrider.cli.session import quieten_libraries
 from outrider.cli.typed import check_folder, memory, numbers
 from outrider.cli.verbs import given, listed, name_and_value, option, refuse_unused, with_groups
 from outrider.demo import demo_paths
 from outrider.errors import ConfigError
+from outrider.extras import check_installed
 from outrider.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -180,13 +181,13 @@ def train(
     only_responses: OnlyResponses = False,
 ) -> int:
     """Train a drafter for a target: its responses, its features, training, before and after."""
+    check_installed("training", "train")
     from outrider import build
     from outrider.train.run import TrainSpec, run_training
 
     if out.suffix in REPORTS:
         raise ConfigError(f"--out is the run's folder; 'outrider report FOLDER/result.json --out {out.name}' makes pages")
     check_folder(out)
-    check_installed("training", "train", "accelerate")
     asking = [*given(answers), *(["--draft"] if machine.draft is not None else [])]
     if texts.from_traffic is None and texts.prompts is None:
         refuse_unused(asking, "without --prompts or --from-traffic")

@@ -23,6 +23,7 @@ from outrider.cli.prompting import (
 from outrider.cli.typed import check_file, numbers
 from outrider.cli.verbs import given, listed, option, typed, typed_words, with_groups, written
 from outrider.errors import ConfigError
+from outrider.extras import check_lab
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 
@@ -148,6 +149,7 @@ def tune(
     resume: Resume = False,
 ) -> int:
     """Find the best way to speculate on your prompts, or that there is none."""
+    check_lab("tune")
     from outrider.lab.tune.run import run_tune
 
     output.check()

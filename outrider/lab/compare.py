@@ -33,6 +33,7 @@ from typing import Any, Literal
 import numpy as np
 
 from outrider.errors import ConfigError
+from outrider.extras import check_lab
 from outrider.lab.result import Comparable, Interval, Parts, Result, Scale, comparables
 from outrider.lazy import scipy
 
@@ -88,6 +89,7 @@ class Comparison:
 
 def compare(old: Result, new: Result) -> Comparison:
     """Two results side by side. Raises ConfigError for results of two kinds, or without a number in common."""
+    check_lab("comparing results")
     if old.kind != new.kind:
         raise ConfigError(f"a result of '{old.kind}' cannot be compared with one of '{new.kind}': both must be of one kind")
     before, after = comparables(old), comparables(new)

@@ -14,11 +14,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib as mpl
-from cycler import cycler
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
-
+from outrider.extras import check_lab
+from outrider.lazy import matplotlib
 from outrider.report.document import Plot, Series
 from outrider.report.plotted import Point, points, short
 from outrider.report.text import one_line
@@ -35,7 +32,7 @@ SETTINGS = {
     "xtick.color": FAINT, "ytick.color": FAINT, "xtick.labelcolor": INK, "ytick.labelcolor": INK, "axes.labelsize": 12,
     "grid.color": FAINT, "grid.linewidth": 0.5, "grid.alpha": 0.5, "axes.grid": True, "axes.axisbelow": True,
     "legend.frameon": False, "lines.linewidth": 1.8, "lines.markersize": 5,
-    "axes.prop_cycle": cycler(color=[INK]),
+    "axes.prop_cycle": f"cycler('color', ['{INK}'])",
 }  # fmt: skip
 
 
@@ -48,12 +45,14 @@ def to_image(plot: Plot) -> str:
 
 
 def to_svg(plot: Plot) -> str:
-    """The SVG document. Raises ValueError as `to_image`."""
+    """The SVG document. Raises ValueError as `to_image`, MissingExtraError without matplotlib."""
+    check_lab("a plot")
     drawn = [points(series, len(plot.x)) for series in plot.series]
     is_empty = all(value is None for line in drawn for value, _, _ in line)
-    with mpl.rc_context(SETTINGS), warnings.catch_warnings():
+    with matplotlib.rc_context(SETTINGS), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # letters that matplotlib's font lacks: the browser's has them
-        canvas = Figure(figsize=(WIDTH / 72, (48 if is_empty else _height(plot)) / 72), layout="constrained", facecolor="none")
+        size = WIDTH / 72, (48 if is_empty else _height(plot)) / 72
+        canvas = matplotlib.figure.Figure(figsize=size, layout="constrained", facecolor="none")
         axes: Any = canvas.add_subplot(facecolor="none")
         if is_empty:
             axes.set_axis_off()
@@ -83,7 +82,7 @@ def _draw_line(axes: Any, xs: Sequence[float], line: Sequence[Point], number: in
     return axes.plot(xs, ys, color=colour, marker=marker, **look)[0]
 
 
-def _explain(canvas: Figure, axes: Any, plot: Plot, lines: Sequence[Any]) -> None:
+def _explain(canvas: Any, axes: Any, plot: Plot, lines: Sequence[Any]) -> None:
     """The baseline, both axes, and a legend where there is a choice: a series a line, since names are whole configurations."""
     if plot.baseline is not None:
         axes.axhline(plot.baseline, color=INK, linestyle=(0, (4, 3)), linewidth=1)
@@ -103,11 +102,11 @@ def _set_ticks(axes: Any, plot: Plot) -> None:
         if min(plot.x) <= 0:
             raise ValueError(f"a logarithmic axis cannot show {short(min(plot.x))} ('{plot.title}')")
         axes.set_xscale("log")
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_locator(FixedLocator(plot.x))
+        axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+        axes.xaxis.set_major_locator(matplotlib.ticker.FixedLocator(plot.x))
     elif all(x == int(x) for x in plot.x):
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x)))
+        axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=8, integer=True))
+    axes.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda x, _: short(x)))
 
 
 def _legend_name(series: Series) -> str:

@@ -48,7 +48,7 @@ def steps(text: str) -> list[tuple[int, str, str, list[str]]]:
 
 def test_commands_have_the_extras_that_the_page_names() -> None:
     assert steps(PAGE) == [
-        (3, "sh", "make demo", []),
+        (3, "sh", "make demo", ["lab"]),
         (11, "sh", "outrider train eagle3   --target ORG/MODEL", ["lora", "train"]),
         (19, "sh", 'outrider new-verb "a # b" && echo "done"', ["serve"]),
         (23, "python", 'print("MODEL")\n', ["serve"]),

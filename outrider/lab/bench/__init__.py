@@ -8,3 +8,7 @@
     bench_result.py the file that reports are made from
     run.py          `run_bench`: all of it
 """
+
+from outrider.extras import check_lab
+
+check_lab("bench")

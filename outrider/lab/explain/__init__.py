@@ -2,3 +2,7 @@
 
 `explain.py: explain(...)` is the door; docs/explain.md says what each number means.
 """
+
+from outrider.extras import check_lab
+
+check_lab("explain")

@@ -7,3 +7,7 @@
     decide.py     from findings to advice; export/: the same in the words of other engines
     tune.py       the stages in their order; run.py: `run_tune`, all of it
 """
+
+from outrider.extras import check_lab
+
+check_lab("tune")

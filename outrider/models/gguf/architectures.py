@@ -1,356 +1,261 @@
-"""Architectures of GGUF files that transformers does not read, or not in all versions that we support.
+"""The architectures of GGUF files that are read: a row for each, which is all that another one needs.
 
-For each: what transformers calls the model, and where its config stands in the metadata. The keys are those that llama.cpp's
-converter writes; what an architecture means without saying so is what llama.cpp's graphs do. How its tensors differ from
-transformers' is in `rearranging.py`.
+A row says what transformers calls the model, where its config stands in the metadata, how its tensors differ from transformers'
+parameters, and how it chooses experts. The keys are those that llama.cpp's converter writes; what an architecture means without
+saying so is what llama.cpp's graphs do. What no table can say of a config is a function of `computed.py`; how tensors are
+rearranged is one of `rearranging.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from math import erf, sqrt
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from outrider.errors import CapabilityError, CheckpointError
-from outrider.models.gguf import library
+import numpy as np
+
+from outrider.errors import CapabilityError, CheckpointError, did_you_mean
+from outrider.models.gguf import computed, rearranging
 from outrider.models.gguf.header import ORIGINAL, Count, GgufFile
-from outrider.models.gguf.routed import (
-    ERNIE,
-    ROUTED,
-    SIGMOID,
-    deepseek,
-    deepseek_sparse,
-    ernie_moe,
-    exaone_moe,
-    glm_moe,
-    glm_sparse,
-    hunyuan,
-    ling,
-    ling_lite,
-    llama4,
-    mimo,
-    unknown_gate,
-)
+from outrider.models.gguf.rearranging import GATE_UP, Arrange, Halves, as_stored, qkvz_order
 
 TOKENS = "tokenizer.ggml.tokens"
-COMMON = {  # keys below the architecture's name -> what configs call them
+MARKED = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}  # tokens, and what configs call them
+WHOLE, PART, LATENT, OWN = "whole", "part", "latent", "own"  # see `Architecture.positions`
+
+# Keys below the architecture's name -> what configs call them
+NEEDED = ("context_length", "block_count", "embedding_length", "attention.head_count")
+COMMON = {
     "context_length": "max_position_embeddings", "block_count": "num_hidden_layers", "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads", "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.layer_norm_epsilon": "layer_norm_eps", "vocab_size": "vocab_size",
 }  # fmt: skip
-EXPERTS = {
-    "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}  # fmt: skip
+COUNTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+EXPERTS = COUNTS | {"expert_feed_forward_length": "moe_intermediate_size"}
 SHARED_EXPERT = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
-NEEDED = ("context_length", "block_count", "embedding_length", "attention.head_count")
-MARKED = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}  # tokens, and what configs call them
-THETA = 10000.0  # llama.cpp's, where a file does not say
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """How a config is made of the metadata. `more`: what no table says."""
-
-    model_type: str  # transformers'
-    values: Mapping[str, str] = field(default_factory=dict)  # beside `COMMON`, and never missing
-    needed: tuple[str, ...] = ()  # other keys that are never missing
-    always: Mapping[str, Any] = field(default_factory=dict)
-    more: Callable[[GgufFile], dict[str, Any]] | None = None
-
-
-def own_config(file: GgufFile, found: Architecture) -> dict[str, Any]:
-    """What transformers' class for it is made of, but for what files of all architectures say alike.
-
-    Raises CheckpointError where the metadata lacks something.
-    """
-    if missing := [key for key in (*NEEDED, *found.values, *found.needed) if file.of_model(key) is None]:
-        raise CheckpointError(
-            f"'{file.path}' lacks {len(missing)} values of its metadata, first '{file.architecture}.{missing[0]}': incomplete. "
-            "Convert the model again."
-        )
-    names = {tensor.name for tensor in file.tensors}
-    keys = COMMON | dict(found.values)
-    values = {ours: value for theirs, ours in keys.items() if (value := file.of_model(theirs)) is not None}
-    tokens = file.metadata.get(TOKENS)
-    if "vocab_size" not in values and tokens is not None:
-        values["vocab_size"] = int(tokens) if isinstance(tokens, Count) else len(tokens)
-    marked = {f"{ours}_token_id": file.metadata.get(f"tokenizer.ggml.{theirs}_token_id") for theirs, ours in MARKED.items()}
-    head = file.of_model("attention.key_length") or values["hidden_size"] // values["num_attention_heads"]
-    return {
-        "model_type": found.model_type, "tie_word_embeddings": "output.weight" not in names, "rope_theta": THETA,
-        "head_dim": head, "attention_bias": "blk.0.attn_q.bias" in names, **marked, **values, **found.always,
-        **(found.more(file) if found.more else {}),
-    }  # fmt: skip
-
-
-def _ministral(file: GgufFile) -> dict[str, Any]:
-    """Ministral 3 and what else scales its queries by their positions; others of this architecture are Mistral."""
-    beta = file.of_model("attention.temperature_scale")
-    if not beta:
-        return {"model_type": "mistral"}
-    original = file.of_model("rope.scaling.original_context_length") or file.of_model("context_length")
-    scales = {"mscale": 1.0, "mscale_all_dim": file.of_model("rope.scaling.yarn_log_multiplier", 1.0)}
-    steps = {name: file.of_model(f"rope.scaling.yarn_{name}", of) for name, of in (("beta_fast", 32.0), ("beta_slow", 1.0))}
-    return {"rope_parameters": {
-        "rope_type": "yarn", "rope_theta": file.of_model("rope.freq_base", THETA), "factor": file.of_model("rope.scaling.factor"),
-        "original_max_position_embeddings": original, "llama_4_scaling_beta": beta, **scales, **steps,
-    }}  # fmt: skip
-
-
-def _olmo(file: GgufFile) -> dict[str, Any]:
-    """OLMo 2, and OLMo 3, which has a window in some of its layers and scales positions in the others."""
-    if not (window := file.of_model("attention.sliding_window")):
-        return {}
-    slides = file.of_model("attention.sliding_window_pattern") or [(number + 1) % 4 != 0 for number in _layers(file)]
-    rope = {"rope_type": "default", "rope_theta": file.of_model("rope.freq_base", THETA)}
-    return {
-        "model_type": "olmo3", "sliding_window": window,
-        "layer_types": ["sliding_attention" if slide else "full_attention" for slide in slides],
-        "rope_parameters": {kind: dict(rope) for kind in ("sliding_attention", "full_attention")},
-    }  # fmt: skip
-
-
-def _exaone(file: GgufFile) -> dict[str, Any]:
-    """EXAONE 4, whose large model has a window in three of four layers."""
-    window = file.of_model("attention.sliding_window")
-    slides = file.of_model("attention.sliding_window_pattern") or [(number + 1) % 4 != 0 for number in _layers(file)]
-    kinds = ["sliding_attention" if slide and window else "full_attention" for slide in slides]
-    return {"sliding_window": window or None, "layer_types": kinds}
-
-
-def _layers(file: GgufFile) -> range:
-    return range(file.of_model("block_count") - file.of_model("nextn_predict_layers", 0))
-
-
-def _granite_hybrid(file: GgufFile) -> dict[str, Any]:
-    """Granite 4's hybrids, with experts or without."""
-    if file.of_model("rope.scaling.finetuned"):
-        raise CapabilityError(
-            f"'{file.path}' is a hybrid with rotary positions (Bamba), which cannot be read from GGUF. {ORIGINAL}"
-        )
-    kept, inner = file.of_model("attention.head_count_kv"), file.of_model("ssm.inner_size")
-    names = [tensor.name for tensor in file.tensors]
-    return {
-        "layer_types": ["attention" if heads else "mamba" for heads in kept], "num_key_value_heads": max(kept),
-        "num_local_experts": file.of_model("expert_count", 0), "num_experts_per_tok": file.of_model("expert_used_count", 0),
-        "shared_intermediate_size": file.of_model("expert_shared_feed_forward_length") or file.of_model("feed_forward_length"),
-        "mamba_d_head": inner // file.of_model("ssm.time_step_rank"), "mamba_expand": inner // file.of_model("embedding_length"),
-        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in names), "position_embedding_type": None,
-        "mamba_proj_bias": any(name.endswith("ssm_in.bias") for name in names),
-    }  # fmt: skip
-
-
-def _delta_net(file: GgufFile) -> dict[str, Any]:
-    """Qwen3.5: layers of linear attention, with full attention in between."""
-    rope = {
-        "rope_theta": file.of_model("rope.freq_base", THETA), "mrope_interleaved": True,
-        "partial_rotary_factor": file.of_model("rope.dimension_count") / file.of_model("attention.key_length"),
-        "mrope_section": [section for section in file.of_model("rope.dimension_sections") if section],
-    }  # fmt: skip
-    return _value_heads(file) | {"rope_parameters": rope}
-
-
-def _value_heads(file: GgufFile) -> dict[str, Any]:
-    return {"linear_value_head_dim": file.of_model("ssm.inner_size") // file.of_model("ssm.time_step_rank")}
-
-
-def _gemma4(file: GgufFile) -> dict[str, Any]:
-    """Gemma 4: what its two kinds of layers and its last layers, which reuse keys, say layer by layer or by their tensors."""
-    names, slides = {tensor.name for tensor in file.tensors}, file.of_model("attention.sliding_window_pattern")
-    full = slides.index(False)
-    widths, kept = _each(file, "feed_forward_length"), _each(file, "attention.head_count_kv")
-    factors = next((tensor for tensor in file.tensors if tensor.name == "rope_freqs.weight"), None)
-    if factors is None:
-        raise CheckpointError(f"'{file.path}' lacks 'rope_freqs.weight', which says what it rotates. Convert the model again.")
-    rotated = float((library.dequantize(factors.read(), factors.kind) == 1).mean())
-    experts = {
-        "num_experts": file.of_model("expert_count"), "top_k_experts": file.of_model("expert_used_count"),
-        "moe_intermediate_size": file.of_model("expert_feed_forward_length"),
-    }  # fmt: skip
-    return {
-        "layer_types": ["sliding_attention" if slide else "full_attention" for slide in slides],
-        "intermediate_size": widths[0], "use_double_wide_mlp": widths[-1] == 2 * widths[0],
-        "num_key_value_heads": kept[slides.index(True)], "num_global_key_value_heads": kept[full],
-        "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in names, "head_dim": file.of_model("attention.key_length_swa"),
-        "enable_moe_block": bool(experts["num_experts"]), **(experts if experts["num_experts"] else {}),
-        "hidden_size_per_layer_input": file.of_model("embedding_length_per_layer_input", 0),
-        "vocab_size_per_layer_input": sum(one.shape[0] for one in file.tensors if one.name == "per_layer_token_embd.weight"),
-        "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": file.of_model("rope.freq_base_swa", THETA)},
-            "full_attention": {
-                "rope_type": "proportional", "partial_rotary_factor": rotated, "rope_theta": file.of_model("rope.freq_base"),
-            },
-        },
-    }  # fmt: skip
-
-
-def _gemma3n(file: GgufFile) -> dict[str, Any]:
-    """Gemma 3n: activations are cut off at so many deviations, of which transformers names the share of a normal distribution."""
-    rows = {tensor.name: tensor.shape[0] for tensor in file.tensors}
-    deviations, slides = file.of_model("activation_sparsity_scale"), file.of_model("attention.sliding_window_pattern")
-    return {
-        "activation_sparsity_pattern": [round((1 + erf(one / sqrt(2))) / 2, 6) for one in deviations],
-        "layer_types": ["sliding_attention" if slide else "full_attention" for slide in slides],
-        "intermediate_size": _each(file, "feed_forward_length"), "vocab_size": rows["token_embd.weight"],
-        "vocab_size_per_layer_input": rows["per_layer_token_embd.weight"], "laurel_rank": rows["blk.0.laurel_l.weight"],
-        "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": file.of_model("rope.freq_base_swa", THETA)},
-            "full_attention": {"rope_type": "default", "rope_theta": file.of_model("rope.freq_base")},
-        },
-    }  # fmt: skip
-
-
-def _each(file: GgufFile, key: str) -> list[Any]:
-    """A value of each layer."""
-    found = file.of_model(key)
-    return found if isinstance(found, list) else [found] * int(file.of_model("block_count"))
-
-
-def _qwen3_next(file: GgufFile) -> dict[str, Any]:
-    return _value_heads(file) | {"norm_topk_prob": True}
-
-
-def _lfm_moe(file: GgufFile) -> dict[str, Any]:
-    """LFM 2 with experts: layers without keys are convolutions."""
-    if file.of_model("expert_gating_func", SIGMOID) != SIGMOID:
-        raise unknown_gate(file)
-    kept = file.of_model("attention.head_count_kv")
-    names = {tensor.name for tensor in file.tensors}
-    return {
-        "layer_types": ["full_attention" if heads else "conv" for heads in kept], "num_key_value_heads": max(kept),
-        "conv_bias": any(name.endswith("shortconv.conv.bias") for name in names),
-        "use_expert_bias": any(".exp_probs_b" in name for name in names),
-        "rope_parameters": {"rope_type": "default", "rope_theta": file.of_model("rope.freq_base", THETA)},
-    }  # fmt: skip
-
-
-def _nemotron_h(file: GgufFile) -> dict[str, Any]:
-    """Nemotron-H and Nemotron 3: each layer is one of Mamba 2, attention, or a network, which lists by layer tell."""
-    count = file.of_model("block_count") - file.of_model("nextn_predict_layers", 0)
-    kept, widths = _each(file, "attention.head_count_kv")[:count], _each(file, "feed_forward_length")[:count]
-    names, experts = [tensor.name for tensor in file.tensors], file.of_model("expert_count")
-    network = "moe" if experts else "mlp"
-    routed = {
-        "n_routed_experts": experts, "num_experts_per_tok": file.of_model("expert_used_count"),
-        "n_shared_experts": file.of_model("expert_shared_count", 1),
-        "moe_intermediate_size": file.of_model("expert_feed_forward_length"),
-        "moe_shared_expert_intermediate_size": file.of_model("expert_shared_feed_forward_length"),
-        "norm_topk_prob": file.of_model("expert_weights_norm", True),
-        "routed_scaling_factor": file.of_model("expert_weights_scale", 1.0),
-        "n_group": file.of_model("expert_group_count", 1), "topk_group": file.of_model("expert_group_used_count", 1),
-    }  # fmt: skip
-    return {
-        "layers_block_type": [
-            "attention" if heads else network if width else "mamba" for heads, width in zip(kept, widths, strict=True)
-        ],
-        "num_key_value_heads": max(kept), "intermediate_size": max(widths), **(routed if experts else {}),
-        "mamba_head_dim": file.of_model("ssm.inner_size") // file.of_model("ssm.time_step_rank"),
-        **{ours: any(name.endswith(theirs) for name in names) for ours, theirs in (
-            ("use_conv_bias", "ssm_conv1d.bias"), ("mamba_proj_bias", "ssm_in.bias"), ("attention_bias", "attn_q.bias"),
-            ("mlp_bias", "ffn_up.bias"),
-        )},
-    }  # fmt: skip
-
-
-def _glm4(file: GgufFile) -> dict[str, Any]:
-    """GLM-4; the text part of its vision models has its heads in another order."""
-    if file.of_model("rope.dimension_sections"):
-        raise CapabilityError(
-            f"'{file.path}' is the text part of a GLM-4 that sees, which cannot be read from GGUF. {ORIGINAL}"
-        )
-    return {}
-
-
+SIZES = SHARED_EXPERT | {"expert_feed_forward_length": "moe_intermediate_size"}
+ROUTED = {
+    "expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok", "expert_shared_count": "n_shared_experts",
+    "expert_feed_forward_length": "moe_intermediate_size", "leading_dense_block_count": "first_k_dense_replace",
+}  # fmt: skip
+ERNIE = {
+    "expert_count": "moe_num_experts", "expert_used_count": "moe_k", "expert_feed_forward_length": "moe_intermediate_size",
+    "leading_dense_block_count": "moe_layer_start_index",
+}  # fmt: skip
+GRANITE = {
+    "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+}  # fmt: skip
 DELTA_NET = {
     "full_attention_interval": "full_attention_interval", "ssm.conv_kernel": "linear_conv_kernel_dim",
     "ssm.state_size": "linear_key_head_dim", "ssm.group_count": "linear_num_key_heads",
     "ssm.time_step_rank": "linear_num_value_heads",
 }  # fmt: skip
-POSITIONS = ("ssm.inner_size", "rope.dimension_count", "rope.dimension_sections", "attention.key_length")
-GRANITE = {
-    "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+LFM = {"shortconv.l_cache": "conv_L_cache", "attention.layer_norm_rms_epsilon": "norm_eps"}
+WINDOW = {"attention.sliding_window": "sliding_window"}
+CAPS = {f"{part}_logit_softcapping": f"{part}_logit_softcapping" for part in ("attn", "final")}
+EPSILON = {"attention.layer_norm_epsilon": "layer_norm_epsilon"}
+
+# Ends of parameters' names in a layer -> the tensors of files that gguf's table has under another name
+CORRECTION = {".mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}
+ERNIE_CORRECTION = {".mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias"}
+APART = {f".self_attn.{part}_proj.{end}": f"attn_{part}.{end}" for part in "qkv" for end in ("weight", "bias")}
+STEP = {".linear_attn.dt_bias": "ssm_dt.bias"}
+MIXER = {f".mixer.{ours}": theirs for ours, theirs in {
+    "in_proj.weight": "ssm_in.weight", "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias",
+    "dt_bias": "ssm_dt.bias", "A_log": "ssm_a", "D": "ssm_d", "norm.weight": "ssm_norm.weight",
+    "out_proj.weight": "ssm_out.weight", "q_proj.weight": "attn_q.weight", "k_proj.weight": "attn_k.weight",
+    "v_proj.weight": "attn_v.weight", "o_proj.weight": "attn_output.weight", "up_proj.weight": "ffn_up.weight",
+    "down_proj.weight": "ffn_down.weight", "gate.weight": "ffn_gate_inp.weight",
+    "gate.e_score_correction_bias": "exp_probs_b.bias", "shared_experts.up_proj.weight": "ffn_up_shexp.weight",
+    "shared_experts.down_proj.weight": "ffn_down_shexp.weight",
+}.items()}  # fmt: skip
+GRANITE_NAMES = {
+    ".mamba.dt_bias": "ssm_dt.bias", ".block_sparse_moe.router.weight": "ffn_gate_inp.weight",
+    ".shared_mlp.input_linear.weight": GATE_UP, ".shared_mlp.output_linear.weight": "ffn_down.weight",
 }  # fmt: skip
-LATENTS = {"attention.kv_lora_rank": "kv_lora_rank", "rope.dimension_count": "qk_rope_head_dim"}
-INDEXER = {
-    "attention.indexer.head_count": "index_n_heads", "attention.indexer.key_length": "index_head_dim",
-    "attention.indexer.top_k": "index_topk",
-}  # fmt: skip
-NEMOTRON_H = Architecture("nemotron_h", {
-    "attention.layer_norm_rms_epsilon": "layer_norm_epsilon", "ssm.conv_kernel": "conv_kernel",
-    "ssm.state_size": "ssm_state_size", "ssm.group_count": "n_groups", "ssm.time_step_rank": "mamba_num_heads",
-}, ("attention.head_count_kv", "feed_forward_length", "ssm.inner_size"), more=_nemotron_h)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A row: what the files of one architecture hold, and what transformers makes of it."""
+
+    model_type: str  # transformers'
+    keys: Mapping[str, str] = field(default_factory=dict)  # besides `COMMON`, and never missing
+    optional: Mapping[str, str] = field(default_factory=dict)  # those that may be missing
+    needed: tuple[str, ...] = ()  # keys that `more` reads, and that are never missing
+    always: Mapping[str, Any] = field(default_factory=dict)
+    more: Callable[[GgufFile], dict[str, Any]] | None = None  # what no table says
+    positions: str = WHOLE  # of a head that is rotated: the whole, or PART of it; LATENT: one of its two parts; OWN: see `more`
+    gate: int | None = None  # the function that chooses experts, unless the file names none
+    names: Mapping[str, str] = field(default_factory=dict)  # of tensors: see above
+    arrange: Arrange = as_stored
+    moved_inputs: str = ""  # part of the name of a matrix whose inputs are rearranged, too
+    halves: Halves | None = None  # two tensors that are one parameter
+    in_config: tuple[str, ...] = ()  # tensors that `more` reads, and no module has
+
+
+MIXTURE = Architecture("qwen3_moe", COUNTS, SIZES, always={"norm_topk_prob": True})
+DENSE_DELTA = Architecture(
+    "qwen3_5_text", DELTA_NET, more=computed.delta_net, positions=PART, names=STEP, arrange=rearranging.delta_net,
+    needed=("ssm.inner_size", "rope.dimension_count", "rope.dimension_sections", "attention.key_length"),
+    moved_inputs="ssm_out.",
+)  # fmt: skip
+ONE_PER_LAYER = Architecture(
+    "nemotron_h", {
+        "attention.layer_norm_rms_epsilon": "layer_norm_epsilon", "ssm.conv_kernel": "conv_kernel",
+        "ssm.state_size": "ssm_state_size", "ssm.group_count": "n_groups", "ssm.time_step_rank": "mamba_num_heads",
+    }, needed=("attention.head_count_kv", "feed_forward_length", "ssm.inner_size"), more=computed.nemotron_h, positions=OWN,
+    names=MIXER, arrange=rearranging.state_space,
+)  # fmt: skip
 ARCHITECTURES = {
-    "arcee": Architecture("arcee"),
-    "bailingmoe": Architecture("ernie4_5_moe", ERNIE, ("expert_weights_norm",), {"moe_layer_interval": 1}, more=ling_lite),
-    "bailingmoe2": Architecture("glm4_moe", ROUTED, ("rope.dimension_count", "expert_gating_func"), more=ling),
-    "cohere2": Architecture("cohere2", {"logit_scale": "logit_scale", "attention.sliding_window": "sliding_window"}),
+    "bailingmoe": Architecture(
+        "ernie4_5_moe", ERNIE, needed=("expert_weights_norm",), always={"moe_layer_interval": 1}, more=computed.ling_lite,
+        names=ERNIE_CORRECTION | APART, arrange=rearranging.correction_row,
+    ),
+    "bailingmoe2": Architecture(
+        "glm4_moe", ROUTED, needed=("rope.dimension_count", "expert_gating_func"), more=computed.ling, positions=PART,
+        gate=computed.SIGMOID, names=CORRECTION | APART,
+    ),
+    "bloom": Architecture("bloom", EPSILON, positions=OWN, arrange=rearranging.heads_together),
+    "cohere2": Architecture("cohere2", {"logit_scale": "logit_scale"} | WINDOW),
     "command-r": Architecture("cohere", {"logit_scale": "logit_scale"}),
     "deepseek2": Architecture(
-        "deepseek_v3", ROUTED | LATENTS, ("attention.key_length", "attention.value_length"), more=deepseek,
+        "deepseek_v3", ROUTED | {"attention.kv_lora_rank": "kv_lora_rank", "rope.dimension_count": "qk_rope_head_dim"},
+        needed=("attention.key_length", "attention.value_length"), more=computed.deepseek, positions=LATENT, names=CORRECTION,
     ),
-    "deepseek32": Architecture("deepseek_v32", ROUTED | LATENTS | INDEXER, more=deepseek_sparse),
     "ernie4_5": Architecture("ernie4_5"),
     "ernie4_5-moe": Architecture(
-        "ernie4_5_moe", ERNIE | {"interleave_moe_layer_step": "moe_layer_interval"}, more=ernie_moe
+        "ernie4_5_moe", ERNIE | {"interleave_moe_layer_step": "moe_layer_interval"}, more=computed.ernie_moe,
+        names=ERNIE_CORRECTION, arrange=rearranging.correction_row,
     ),
-    "exaone-moe": Architecture("exaone_moe", EXPERTS, ("expert_gating_func",), more=exaone_moe),
-    "exaone4": Architecture("exaone4", more=_exaone),
-    "gemma": Architecture("gemma"),
+    "exaone4": Architecture("exaone4", more=computed.exaone),
+    "gemma": Architecture("gemma", arrange=rearranging.raised_norms),
+    "gemma2": Architecture("gemma2", WINDOW, CAPS, more=computed.gemma, arrange=rearranging.raised_norms),
+    "gemma3": Architecture("gemma3_text", WINDOW, CAPS, more=computed.gemma, arrange=rearranging.raised_norms),
     "gemma3n": Architecture(
-        "gemma3n_text", {
-            "attention.sliding_window": "sliding_window", "attention.shared_kv_layers": "num_kv_shared_layers",
+        "gemma3n_text", WINDOW | {
+            "attention.shared_kv_layers": "num_kv_shared_layers",
             "altup.active_idx": "altup_active_idx", "altup.num_inputs": "altup_num_inputs",
             "embedding_length_per_layer_input": "hidden_size_per_layer_input",
-        }, ("activation_sparsity_scale", "attention.sliding_window_pattern", "feed_forward_length", "rope.freq_base"),
-        more=_gemma3n,
+        }, needed=(
+            "activation_sparsity_scale", "attention.sliding_window_pattern", "feed_forward_length", "rope.freq_base"
+        ), more=computed.gemma3n, positions=OWN,
     ),
     "gemma4": Architecture(
-        "gemma4_text", {
-            "attention.key_length": "global_head_dim", "attention.sliding_window": "sliding_window",
-            "attention.shared_kv_layers": "num_kv_shared_layers",
-        }, ("attention.key_length_swa", "attention.sliding_window_pattern", "feed_forward_length", "attention.head_count_kv",
-            "rope.freq_base"), more=_gemma4,
+        "gemma4_text", WINDOW | {"attention.key_length": "global_head_dim", "attention.shared_kv_layers": "num_kv_shared_layers"},
+        needed=(
+            "attention.key_length_swa", "attention.sliding_window_pattern", "feed_forward_length", "attention.head_count_kv",
+            "rope.freq_base",
+        ), more=computed.gemma4, positions=OWN, in_config=("rope_freqs.weight",),
+        names={".router.scale": "ffn_gate_inp.scale", ".router.per_expert_scale": "ffn_down_exps.scale"},
     ),
-    "glm4": Architecture("glm4", more=_glm4),
-    "glm-dsa": Architecture("glm_moe_dsa", ROUTED | LATENTS | INDEXER, more=glm_sparse),
-    "glm4moe": Architecture("glm4_moe", ROUTED, more=glm_moe),
-    "granite": Architecture("granite", GRANITE),
-    "granitehybrid": Architecture("granitemoehybrid", GRANITE | {
-        "ssm.conv_kernel": "mamba_d_conv", "ssm.state_size": "mamba_d_state", "ssm.group_count": "mamba_n_groups",
-        "ssm.time_step_rank": "mamba_n_heads",
-    }, ("attention.head_count_kv", "ssm.inner_size", "feed_forward_length"), more=_granite_hybrid),
+    "glm4": Architecture("glm4", more=computed.glm, positions=PART),
+    "glm4moe": Architecture(
+        "glm4_moe", ROUTED, more=computed.glm_moe, positions=PART, gate=computed.SIGMOID, names=CORRECTION
+    ),
+    "gpt2": Architecture("gpt2", EPSILON, positions=OWN, arrange=rearranging.transposed),
+    "gpt-oss": Architecture(
+        "gpt_oss", {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"} | WINDOW,
+        always={"rope_scaling": {"truncate": False}},
+    ),
+    "granite": Architecture("granite", GRANITE, arrange=rearranging.rotary_rows),
+    "granitehybrid": Architecture(
+        "granitemoehybrid", GRANITE | {
+            "ssm.conv_kernel": "mamba_d_conv", "ssm.state_size": "mamba_d_state", "ssm.group_count": "mamba_n_groups",
+            "ssm.time_step_rank": "mamba_n_heads",
+        }, needed=("attention.head_count_kv", "ssm.inner_size", "feed_forward_length"), more=computed.granite_hybrid,
+        positions=OWN, names=GRANITE_NAMES, arrange=rearranging.state_space,
+        halves=Halves(r"\.ffn_gate(_shexp)?\.weight$", r".ffn_up\1.weight", f".{GATE_UP}"),
+    ),
     "hunyuan-dense": Architecture("hunyuan_v1_dense"),
-    "hy_v3": Architecture("hy_v3", EXPERTS, more=hunyuan),
-    "lfm2moe": Architecture("lfm2_moe", EXPERTS | {
-        "attention.layer_norm_rms_epsilon": "norm_eps", "leading_dense_block_count": "num_dense_layers",
-        "shortconv.l_cache": "conv_L_cache",
-    }, ("attention.head_count_kv",), more=_lfm_moe),
-    "llama4": Architecture("llama4_text", {
-        "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok",
-        "expert_feed_forward_length": "intermediate_size", "feed_forward_length": "intermediate_size_mlp",
-        "interleave_moe_layer_step": "interleave_moe_layer_step",
-    }, more=llama4),
-    "mimo2": Architecture("mimo_v2_flash", {
-        "expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok",
-        "expert_feed_forward_length": "moe_intermediate_size", "attention.value_length": "v_head_dim",
-    }, ("attention.sliding_window", "attention.sliding_window_pattern", "attention.head_count_kv", "attention.key_length",
-        "rope.dimension_count", "rope.freq_base"), more=mimo),
-    "mistral3": Architecture("ministral3", more=_ministral),
-    "nemotron_h": NEMOTRON_H,
-    "nemotron_h_moe": NEMOTRON_H,
-    "olmo2": Architecture("olmo2", more=_olmo),
-    "olmoe": Architecture("olmoe", {key: EXPERTS[key] for key in ("expert_count", "expert_used_count")}),
-    "phi2": Architecture("phi"),
+    "lfm2": Architecture(
+        "lfm2", LFM, needed=("attention.head_count_kv",), always={"block_auto_adjust_ff_dim": False}, more=computed.lfm,
+        positions=OWN, arrange=rearranging.short_convolution,
+    ),
+    "lfm2moe": Architecture(
+        "lfm2_moe", LFM | EXPERTS | {"leading_dense_block_count": "num_dense_layers"}, needed=("attention.head_count_kv",),
+        more=computed.lfm, positions=OWN, gate=computed.SIGMOID, names={".feed_forward.expert_bias": "exp_probs_b.bias"},
+        arrange=rearranging.short_convolution,
+    ),
+    "llama": Architecture("llama", more=computed.llama, arrange=rearranging.rotary_rows),
+    "mamba": Architecture(
+        "mamba", {
+            "attention.layer_norm_rms_epsilon": "layer_norm_epsilon", "ssm.conv_kernel": "conv_kernel",
+            "ssm.state_size": "state_size", "ssm.time_step_rank": "time_step_rank", "ssm.inner_size": "intermediate_size",
+        }, positions=OWN, arrange=rearranging.state_space,
+    ),
+    "mistral3": Architecture("ministral3", optional=WINDOW, more=computed.ministral, arrange=rearranging.rotary_rows),
+    "nemotron": Architecture(
+        "nemotron", optional={"attention.layer_norm_epsilon": "norm_eps"}, positions=PART, arrange=rearranging.raised_norms
+    ),
+    "nemotron_h": ONE_PER_LAYER,
+    "nemotron_h_moe": ONE_PER_LAYER,
+    "olmo2": Architecture("olmo2", more=computed.olmo),
+    "olmoe": Architecture("olmoe", COUNTS),
+    "phi2": Architecture("phi", positions=PART),
+    "phi3": Architecture("phi3", optional=WINDOW, positions=PART),
+    "qwen2": Architecture("qwen2"),
     "qwen2vl": Architecture("qwen2"),  # the text part, whose positions are a text's
-    "qwen35": Architecture("qwen3_5_text", DELTA_NET, POSITIONS, more=_delta_net),
-    "qwen35moe": Architecture("qwen3_5_moe_text", DELTA_NET | EXPERTS | SHARED_EXPERT, POSITIONS, more=_delta_net),
-    "qwen3next": Architecture("qwen3_next", DELTA_NET | EXPERTS | SHARED_EXPERT, ("ssm.inner_size",), more=_qwen3_next),
+    "qwen2moe": Architecture("qwen2_moe", COUNTS, SIZES, arrange=rearranging.shared_gate),
+    "qwen3": Architecture("qwen3"),
     "qwen3vl": Architecture("qwen3"),
-    "qwen3vlmoe": Architecture("qwen3_moe", EXPERTS, always={"norm_topk_prob": True}),
+    "qwen3moe": MIXTURE,
+    "qwen3vlmoe": MIXTURE,
+    "qwen35": DENSE_DELTA,
+    "qwen35moe": replace(DENSE_DELTA, model_type="qwen3_5_moe_text", keys=DELTA_NET | EXPERTS | SHARED_EXPERT),
+    "qwen3next": replace(
+        DENSE_DELTA, model_type="qwen3_next", keys=DELTA_NET | EXPERTS | SHARED_EXPERT, needed=("ssm.inner_size",),
+        more=computed.qwen3_next, arrange=partial(rearranging.delta_net, in_turn=False),
+        halves=Halves(r"\.attn_qkv\.weight$", ".attn_gate.weight", ".ssm_in.weight", qkvz_order),
+    ),
     "seed_oss": Architecture("seed_oss"),
-    "smollm3": Architecture("smollm3"),
+    "smollm3": Architecture("smollm3", arrange=rearranging.rotary_rows),
+    "stablelm": Architecture("stablelm", more=computed.stablelm, positions=PART),
+    "starcoder2": Architecture("starcoder2", {"attention.layer_norm_epsilon": "norm_epsilon"}),
 }  # fmt: skip
+
+
+def row_of(file: GgufFile) -> Architecture:
+    """The row of a file's architecture. Raises CapabilityError where there is none."""
+    row = ARCHITECTURES.get(file.architecture)
+    if row is None:
+        raise CapabilityError(
+            f"'{file.path}' is a model of architecture '{file.architecture}', which is not read from GGUF (docs/support.md)."
+            f"{did_you_mean(file.architecture, ARCHITECTURES)} {ORIGINAL}"
+        )
+    return row
+
+
+def arranging(file: GgufFile, config: Any) -> Callable[[np.ndarray, str], np.ndarray]:
+    """What makes a parameter of the stored values and the name of a tensor, for a model of this config."""
+    return partial(row_of(file).arrange, config=config.get_text_config().to_dict())
+
+
+def own_config(file: GgufFile, row: Architecture) -> dict[str, Any]:
+    """What transformers' class is made of, but for what files of all architectures say alike.
+
+    Raises CheckpointError where the metadata lacks something, CapabilityError for another way to choose experts.
+    """
+    if missing := [key for key in (*NEEDED, *row.keys, *row.needed) if file.of_model(key) is None]:
+        raise CheckpointError(
+            f"'{file.path}' lacks {len(missing)} values of its metadata, first '{file.architecture}.{missing[0]}': incomplete. "
+            "Convert the model again."
+        )
+    if row.gate is not None and file.of_model("expert_gating_func", row.gate) != row.gate:
+        raise computed.unknown_gate(file)
+    keys = COMMON | dict(row.optional) | dict(row.keys)
+    values = {ours: value for theirs, ours in keys.items() if (value := file.of_model(theirs)) is not None}
+    tokens = file.metadata.get(TOKENS)
+    if "vocab_size" not in values and tokens is not None:
+        values["vocab_size"] = int(tokens) if isinstance(tokens, Count) else len(tokens)
+    marked = {f"{ours}_token_id": file.metadata.get(f"tokenizer.ggml.{theirs}_token_id") for theirs, ours in MARKED.items()}
+    names, heads = file.tensor_names, values["num_attention_heads"]
+    size = file.of_model("attention.key_length") or values["hidden_size"] // max(heads, 1)  # Mamba has none
+    return {
+        "model_type": row.model_type, "tie_word_embeddings": "output.weight" not in names, "head_dim": size,
+        "attention_bias": "blk.0.attn_q.bias" in names, "rope_theta": computed.theta(file), **marked, **values, **row.always,
+        **(row.more(file) if row.more else {}),
+    }  # fmt: skip

@@ -17,7 +17,6 @@ PARTS = {  # in one of these ways
     "gate_up_proj": (("ffn_gate_exps", "ffn_up_exps"), ("ffn_gate_up_exps",)), "up_proj": (("ffn_up_exps",),),
     "down_proj": (("ffn_down_exps",),),
 }  # fmt: skip
-OTHERS = {"Llama4TextExperts": (True, True)}  # classes outside transformers' interface: gate before up; (inputs, outputs)
 PAIRED = ("ffn_gate_exps", "ffn_up_exps")  # whose rows lie in one matrix
 SAME = np.empty(0, np.int64)  # the rows as they are
 
@@ -46,18 +45,15 @@ def experts_in(module: Any, names: Collection[str]) -> list[Experts]:
     found = []
     for path, part in module.named_modules():
         layer = LAYER.search(path)
-        concatenated, transposed = OTHERS.get(type(part).__name__, (None, None))
-        if layer is None or (concatenated is None and not hasattr(part, "has_gate")):
+        if layer is None or not hasattr(part, "has_gate"):
             continue
-        if concatenated is None:
-            concatenated, transposed = part.is_concatenated, part.is_transposed
         for name, _ in part.named_parameters(recurse=False):
             kind, end = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
             for way in PARTS.get(kind, ()):
                 tensors = tuple(f"blk.{layer[1]}.{each}.{end}" for each in way)
                 if all(each in names for each in tensors):
-                    interleaved = kind == "gate_up_proj" and not concatenated
-                    found.append(Experts(path, name, tensors, interleaved, bool(transposed) and end == "weight"))
+                    interleaved = kind == "gate_up_proj" and not part.is_concatenated
+                    found.append(Experts(path, name, tensors, interleaved, part.is_transposed and end == "weight"))
     return found
 
 

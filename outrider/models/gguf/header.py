@@ -14,7 +14,7 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +89,10 @@ class GgufFile:
     @property
     def architecture(self) -> str:
         return str(self.metadata["general.architecture"])
+
+    @cached_property
+    def tensor_names(self) -> frozenset[str]:
+        return frozenset(tensor.name for tensor in self.tensors)
 
     def of_model(self, key: str, default: Any = None) -> Any:
         """A value that the file keeps under its architecture's name."""

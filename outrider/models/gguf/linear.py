@@ -8,7 +8,6 @@ at a time with a scale of their own, as llama.cpp does, and multiplied as intege
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -139,21 +138,7 @@ def put_experts(owner: Any, name: str, experts: BlockExperts) -> None:
     """Put the weights of all experts in the place of a parameter of transformers' module."""
     owner._parameters.pop(name, None)
     owner.add_module(name, experts)
-    if type(owner).__name__ == "Llama4TextExperts":
-        owner.forward = partial(_one_by_one, owner)
-    else:
-        owner.config._experts_implementation = "eager"  # the one that reads one expert at a time
-
-
-def _one_by_one(owner: Any, hidden_states: Tensor) -> Tensor:
-    """What Llama 4's experts make of (experts * tokens, size): only those that some token chose are widened."""
-    inputs = hidden_states.view(len(owner.gate_up_proj), -1, hidden_states.shape[-1])
-    made = torch.zeros_like(inputs)
-    for expert, x in enumerate(inputs):
-        if x.any():
-            gate, up = (x @ owner.gate_up_proj[expert]).chunk(2, dim=-1)
-            made[expert] = (up * owner.act_fn(gate)) @ owner.down_proj[expert]
-    return made.view(-1, hidden_states.shape[-1])
+    owner.config._experts_implementation = "eager"  # the one that reads one expert at a time
 
 
 def runs_on_kernels(module: nn.Module) -> bool:

@@ -1,14 +1,14 @@
 """Puts the tensors of a GGUF file into a module of transformers', which has been made without storage.
 
-Names and rearrangements (Llama's rotary rows, GPT-2's transposed weights, Gemma's norms) are transformers' own
-tables. What a rearrangement does to a matrix is found out on row numbers: where it only reorders outputs, blocks are reordered as
-they are and stay blocks; weights of any other kind, and formats that no layout of ours holds, are widened, and a note says so.
+Names are those of gguf's tables, and what the row of the file's architecture adds. What its rearrangement does to a matrix is
+found out on row numbers: where it only reorders outputs, blocks are reordered as they are and stay blocks; weights of any other
+kind, and formats that no layout of ours holds, are widened, and a note says so.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.lazy import transformers
 from outrider.models.gguf import library
+from outrider.models.gguf.architectures import Architecture, arranging, row_of
 from outrider.models.gguf.config import rope_factors
-from outrider.models.gguf.experts import OTHERS, SAME, Experts, experts_in
+from outrider.models.gguf.experts import SAME, Experts, experts_in
 from outrider.models.gguf.formats import FORMS
 from outrider.models.gguf.header import ORIGINAL, GgufFile, TensorInfo
 from outrider.models.gguf.linear import (
@@ -34,27 +35,16 @@ from outrider.models.gguf.linear import (
     put_experts,
 )
 from outrider.models.gguf.packing import Packer, panels_in
-from outrider.models.gguf.rearranging import (
-    GATE_UP,
-    NAMED_LIKE,
-    joined_latents,
-    order_of,
-    other_paths,
-    processor_of,
-    qkvz_order,
-)
+from outrider.models.gguf.rearranging import is_unused, joined_latents, order_of, other_paths
 from outrider.models.linear.panel import is_plain, is_transposed
 
 HEAD_NORM = re.compile(r"\.layers\.(?P<layer>\d+)\.self_attn\.(?P<kind>[qk])_layernorm\.norms\.\d+\.weight$")
 ALTUP = re.compile(r"\.altup_(?P<back>unembed_)?projections\.\d+\.weight$")
-HALVES = {  # architecture -> patterns of the first tensor's name, and what to write for the second's and for that of both
-    "qwen3next": (r"\.attn_qkv\.weight$", ".attn_gate.weight", ".ssm_in.weight"),
-    "granitehybrid": (r"\.ffn_gate(_shexp)?\.weight$", r".ffn_up\1.weight", f".{GATE_UP}"),
-}  # fmt: skip
 CORRECTION = ".moe_statics.e_score_correction_bias"  # ERNIE's, and Ling's has none
 JOINED = re.compile(r"\.attn_qkv\.(weight|bias)$")  # queries, keys and values in one tensor, where transformers has three
 LATENT = re.compile(r"\.attn_[kv]_b\.weight$")
-USED_ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+FREQUENCIES = "rope_freqs.weight"
+USED_ELSEWHERE = (FREQUENCIES, "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 @dataclass(frozen=True)
@@ -78,7 +68,7 @@ def make_buffers(module: Any) -> None:
 def divide_frequencies(module: nn.Module, file: GgufFile) -> None:
     """Llama 3's scaled positions: the file has a divisor for each rotary frequency."""
     factors = rope_factors(file)
-    if factors is None or file.architecture == "gemma4":  # its config has them
+    if factors is None or FREQUENCIES in row_of(file).in_config:
         return
     parts: list[Any] = [part for part in module.modules() if isinstance(getattr(part, "inv_freq", None), Tensor)]
     if not parts or any(part.inv_freq.shape != factors.shape for part in parts):
@@ -105,24 +95,31 @@ class GgufLoading:
     columns: dict[str, np.ndarray] = field(default_factory=dict)  # by path: which input each stored one is, where out of order
     stored: dict[str, StoredTensor] = field(default_factory=dict)  # by layer in blocks, or parameter
 
+    @cached_property
+    def row(self) -> Architecture:
+        return row_of(self.file)
+
+    @cached_property
+    def arrange(self) -> Callable[[np.ndarray, str], np.ndarray]:
+        return arranging(self.file, self.config)
+
     def run(self) -> None:
-        processor = processor_of(self.file.architecture, self.config.get_text_config().to_dict())
-        experts = experts_in(self.module, {tensor.name for tensor in self.file.tensors})
+        experts = experts_in(self.module, self.file.tensor_names)
         of_experts = {name for own in experts for name in own.tensors}
         latents = {tensor.name: tensor for tensor in self.file.tensors if LATENT.search(tensor.name)}
         halves = self._halves()
         elsewhere = {*of_experts, *latents, *USED_ELSEWHERE, *(tensor.name for pair in halves.values() for tensor in pair)}
-        paths = self._paths(processor, elsewhere)
+        paths = self._paths(elsewhere)
         unknown: list[str] = []
-        leaves_out = getattr(processor, "leaves_out", lambda _: False)
+        text = self.config.get_text_config()
         for tensor in self.file.tensors:
-            if tensor.name in elsewhere or leaves_out(tensor.name):
+            if tensor.name in elsewhere or is_unused(tensor.name, text):
                 continue
             if tensor.name not in paths and JOINED.search(tensor.name) and self._split(tensor, paths):
                 continue
-            if tensor.name in self.stay and self._keep_blocks(tensor, paths.get(tensor.name), processor):
+            if tensor.name in self.stay and self._keep_blocks(tensor, paths.get(tensor.name)):
                 continue
-            if not self._widen(tensor, paths, processor):
+            if not self._widen(tensor, paths):
                 unknown.append(tensor.name)
         for own in experts:
             self._put_experts(own)
@@ -145,30 +142,30 @@ class GgufLoading:
                 "Fetch it again, or convert the model again."
             )
 
-    def _paths(self, processor: Any, others: Collection[str]) -> dict[str, str]:
+    def _paths(self, others: Collection[str]) -> dict[str, str]:
         """The path of each tensor in the module, but for `others`, by its name in the file.
 
         transformers also asks every submodule under its own name, for models that were converted without their head, and makes
         gguf's table of names for each (397 times, 8 s, for 30 layers): done only where a tensor has no path otherwise.
         """
         named = self.file.architecture  # gguf's name, which transformers' own is not always
-        model_type = NAMED_LIKE.get(named, named)
-        find = transformers.modeling_gguf_pytorch_utils.get_gguf_hf_weights_map
+        known = transformers.modeling_gguf_pytorch_utils
+        find, same = known.get_gguf_hf_weights_map, known.TensorProcessor()
         whole = SimpleNamespace(config=self.module.config, state_dict=self.module.state_dict, named_children=tuple)
         try:
-            own = other_paths(self.module.state_dict())
-            paths = _with_endings(find(whole, processor, model_type)) | own
+            own = other_paths(self.module.state_dict(), self.row.names)
+            paths = _with_endings(find(whole, same, named)) | own
             names = (tensor.name for tensor in self.file.tensors if not JOINED.search(tensor.name))
             if all(name in paths or name in others for name in names):
                 return paths
-            return _with_endings(find(self.module, processor, model_type)) | own
+            return _with_endings(find(self.module, same, named)) | own
         except NotImplementedError as error:
             raise CapabilityError(
                 f"'{self.file.path}': the installed gguf package does not know the tensors of '{self.config.model_type}'. "
                 "A newer one may (pip install -U gguf)."
             ) from error
 
-    def _keep_blocks(self, tensor: TensorInfo, path: str | None, processor: Any) -> bool:
+    def _keep_blocks(self, tensor: TensorInfo, path: str | None) -> bool:
         """Note a matrix for a layer that keeps its blocks; whether that is possible."""
         if path is None or not path.endswith(".weight"):
             return False
@@ -176,10 +173,10 @@ class GgufLoading:
         if not is_plain(layer) and not isinstance(layer, nn.Embedding):
             return False
         outputs, inputs = tensor.shape
-        order = order_of(tensor, processor, is_transposed=is_transposed(layer))
+        order = order_of(tensor, self.arrange, is_transposed=is_transposed(layer))
         columns: np.ndarray | None = SAME
-        if getattr(processor, "moves_inputs", False):
-            columns = order_of(tensor, processor, is_transposed=is_transposed(layer), of_inputs=True)
+        if self.row.moved_inputs and self.row.moved_inputs in tensor.name:
+            columns = order_of(tensor, self.arrange, is_transposed=is_transposed(layer), of_inputs=True)
         if order is None or columns is None:
             return False
         self._check_shape(
@@ -229,14 +226,18 @@ class GgufLoading:
 
     def _halves(self) -> dict[str, tuple[TensorInfo, TensorInfo]]:
         """Two tensors that transformers has as one, by its name: Qwen3-Next's projections, and Granite 4's gate and up."""
-        tensors, architecture = {tensor.name: tensor for tensor in self.file.tensors}, self.file.architecture
-        first, second, whole = HALVES.get(architecture, ("", "", ""))
-        names = [name for name in tensors if architecture in HALVES and re.search(first, name)]
-        return {re.sub(first, whole, name): (tensors[name], tensors[re.sub(first, second, name)]) for name in names}
+        tensors, halves = {tensor.name: tensor for tensor in self.file.tensors}, self.row.halves
+        if halves is None:
+            return {}
+        names = [name for name in tensors if re.search(halves.first, name)]
+        return {
+            re.sub(halves.first, halves.whole, name): (tensors[name], tensors[re.sub(halves.first, halves.second, name)])
+            for name in names
+        }
 
     def _put_halves(self, path: str, pair: tuple[TensorInfo, TensorInfo]) -> None:
         """One matrix of two, in blocks where both may stay so."""
-        order = qkvz_order(self.config) if self.file.architecture == "qwen3next" else SAME
+        order = SAME if self.row.halves is None or self.row.halves.order is None else self.row.halves.order(self.config)
         sizes = (sum(tensor.shape[0] for tensor in pair), pair[0].shape[1])
         self._check_shape(path, sizes, self.module.get_submodule(path).weight.shape)
         if pair[0].kind == pair[1].kind and pair[0].name in self.stay:
@@ -267,8 +268,7 @@ class GgufLoading:
         if panels.dim() == 3:
             owner, _, name = path.rpartition(".")
             part: Any = self.module.get_submodule(owner)
-            transposed = OTHERS[type(part).__name__][1] if type(part).__name__ in OTHERS else part.is_transposed
-            experts = BlockExperts(panels, form, outputs, inputs, self.dtype, is_transposed=transposed)
+            experts = BlockExperts(panels, form, outputs, inputs, self.dtype, is_transposed=part.is_transposed)
             put_experts(part, name, experts)
             return
         layer = self.module.get_submodule(path)
@@ -281,15 +281,12 @@ class GgufLoading:
                 made = ReorderedLinear(linear, torch.from_numpy(self.columns[path]))
         self.module.set_submodule(path, made)
 
-    def _widen(self, tensor: TensorInfo, paths: dict[str, str], processor: Any) -> bool:
+    def _widen(self, tensor: TensorInfo, paths: dict[str, str]) -> bool:
         """Load a tensor as plain numbers; whether the module has a parameter for it."""
-        result = processor.process(
-            weights=plain_values(tensor), name=tensor.name, tensor_key_mapping=paths, parsed_parameters={"tensors": {}}
-        )
-        values = torch.from_numpy(np.array(result.weights))
-        if result.name in paths:
-            self._put(paths[result.name], values)
-            self.stored[paths[result.name]] = StoredTensor((tensor.name,), SAME)
+        values = torch.from_numpy(np.array(self.arrange(plain_values(tensor), tensor.name)))
+        if tensor.name in paths:
+            self._put(paths[tensor.name], values)
+            self.stored[paths[tensor.name]] = StoredTensor((tensor.name,), SAME)
             return True
         rows = self._rows.get(tensor.name, [])
         if rows:

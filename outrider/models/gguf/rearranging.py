@@ -1,106 +1,173 @@
-"""How the tensors of a GGUF file differ from transformers', by architecture: transformers' own table, and what it lacks.
+"""What llama.cpp's converter did to the tensors of a model, undone.
 
-A processor has transformers' interface (`TensorProcessor`): `process` turns stored values into a parameter's.
+A function for a row of `architectures.py` is given the stored values of one tensor, its name, and the model's config, and returns
+the values of transformers' parameter. What it does to a matrix is found out on numbers of rows.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from outrider.lazy import transformers
 from outrider.models.gguf.experts import SAME
 from outrider.models.gguf.header import TensorInfo
 
-LIKE = {  # architectures whose tensors differ as those of another one do, which transformers knows
-    **dict.fromkeys(("arcee", "granite", "mistral3", "smollm3"), "llama"), "gemma": "gemma2", "lfm2moe": "lfm2",
-    "qwen3vlmoe": "qwen3moe",
-}  # fmt: skip
-
-NAMED_LIKE = {"deepseek32": "glm-dsa", "hy_v3": "glm4moe"}  # gguf has no table of these names; one that has the same
+Arrange = Callable[[np.ndarray, str, Mapping[str, Any]], np.ndarray]
 GATE_UP = "ffn_gate_up_shexp.weight"  # files have its halves
-OTHER_NAMES = {  # ends of parameters' names in a layer, and the tensors of files that gguf's table has under another name
-    ".linear_attn.dt_bias": "ssm_dt.bias", ".feed_forward.expert_bias": "exp_probs_b.bias",
-    ".mlp.e_score_correction_bias": "exp_probs_b",
-    ".mlp.gate.e_score_correction_bias": "exp_probs_b.bias", ".mlp.gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
-    **{f".self_attn.{part}_proj.{end}": f"attn_{part}.{end}" for part in "qkv" for end in ("weight", "bias")},  # Ling's
-    **{f".mixer.{ours}": theirs for ours, theirs in {  # Nemotron-H's
-        "in_proj.weight": "ssm_in.weight", "conv1d.weight": "ssm_conv1d.weight", "conv1d.bias": "ssm_conv1d.bias",
-        "dt_bias": "ssm_dt.bias", "A_log": "ssm_a", "D": "ssm_d", "norm.weight": "ssm_norm.weight",
-        "out_proj.weight": "ssm_out.weight", "q_proj.weight": "attn_q.weight", "k_proj.weight": "attn_k.weight",
-        "v_proj.weight": "attn_v.weight", "o_proj.weight": "attn_output.weight", "up_proj.weight": "ffn_up.weight",
-        "down_proj.weight": "ffn_down.weight", "gate.weight": "ffn_gate_inp.weight",
-        "gate.e_score_correction_bias": "exp_probs_b.bias", "shared_experts.up_proj.weight": "ffn_up_shexp.weight",
-        "shared_experts.down_proj.weight": "ffn_down_shexp.weight",
-    }.items()},
-    ".mamba.dt_bias": "ssm_dt.bias", ".block_sparse_moe.router.weight": "ffn_gate_inp.weight",  # Granite 4's
-    ".shared_mlp.input_linear.weight": GATE_UP, ".shared_mlp.output_linear.weight": "ffn_down.weight",
-    ".router.scale": "ffn_gate_inp.scale", ".router.per_expert_scale": "ffn_down_exps.scale",
-}  # fmt: skip
 LAYER = re.compile(r"(?:^|\.)layers\.(?P<layer>\d+)(?P<end>\..*)")
 OWN_KEYS = re.compile(r"blk\.(?P<layer>\d+)\.attn_(k|v|k_norm|v_norm)\.")
 
 
-class Processed(NamedTuple):
-    """What transformers calls a GGUFTensor."""
+@dataclass(frozen=True)
+class Halves:
+    """Two tensors that transformers has as one."""
 
-    weights: np.ndarray
-    name: str
-    metadata: dict[str, Any]
-
-
-def processor_of(architecture: str, config: dict[str, Any]) -> Any:
-    """The processor of an architecture, for a model of this config."""
-    if architecture in ("qwen35", "qwen35moe", "qwen3next"):
-        sizes = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
-        keys, values, *dims = (config[name] for name in sizes)
-        return DeltaNetProcessor(values if architecture == "qwen3next" else keys, values, *dims)  # its value heads lie in order
-    if architecture in ("nemotron_h", "nemotron_h_moe", "granitehybrid"):
-        return Mamba2Processor()
-    if architecture in ("ernie4_5-moe", "bailingmoe"):
-        return RouterProcessor()
-    if architecture in ("gemma3n", "gemma4"):
-        return SharedKeysProcessor(config["num_hidden_layers"] - config["num_kv_shared_layers"])
-    known = transformers.modeling_gguf_pytorch_utils
-    kind = known.TENSOR_PROCESSORS.get(LIKE.get(architecture, architecture), known.TensorProcessor)
-    return kind(config=config)
+    first: str  # pattern of the first one's name
+    second: str  # what to write for it: the second one's
+    whole: str  # that of both
+    order: Callable[[Any], np.ndarray] | None = None  # which of the rows each output is, by the model's config
 
 
-def other_paths(parameters: Iterable[str]) -> dict[str, str]:
-    """The parameters of `OTHER_NAMES`, by their names in the file."""
-    found = ((LAYER.search(path), path) for path in parameters)
-    known = ((one["layer"], OTHER_NAMES.get(one["end"]), path) for one, path in found if one is not None)
-    own = {f"blk.{layer}.{stored}": path for layer, stored, path in known if stored is not None}
-    return own | {f"{name}.bias": path for name, path in own.items() if name.endswith(".exp_probs_b")}  # some files say so
+def as_stored(weights: np.ndarray, name: str, config: Mapping[str, Any]) -> np.ndarray:
+    """The values as they are."""
+    return weights
 
 
-def order_of(tensor: TensorInfo, processor: Any, *, is_transposed: bool, of_inputs: bool = False) -> np.ndarray | None:
+def rotary_rows(weights: np.ndarray, name: str, config: Mapping[str, Any]) -> np.ndarray:
+    """Llama's: rows of queries and keys that are rotated together lie in turn."""
+    if ".attn_q." in name:
+        return _halves_of_heads(weights, config["num_attention_heads"])
+    return _halves_of_heads(weights, config["num_key_value_heads"]) if ".attn_k." in name else weights
+
+
+def _halves_of_heads(weights: np.ndarray, heads: int) -> np.ndarray:
+    pairs = weights.reshape(heads, weights.shape[0] // heads // 2, 2, *weights.shape[1:])
+    return pairs.swapaxes(2, 1).reshape(weights.shape)
+
+
+def raised_norms(weights: np.ndarray, name: str, config: Mapping[str, Any]) -> np.ndarray:
+    """Gemma's: norms are raised by one."""
+    return weights - 1 if "norm.weight" in name else weights
+
+
+def transposed(weights: np.ndarray, name: str, config: Mapping[str, Any]) -> np.ndarray:
+    """GPT-2's: transformers has (inputs, outputs)."""
+    matrices = ("attn_qkv.weight", "attn_output.weight", "ffn_up.weight", "ffn_down.weight")
+    return weights.T if _kind(name) in matrices else weights
+
+
+def heads_together(weights: np.ndarray, name: str, config: Mapping[str, Any]) -> np.ndarray:
+    """BLOOM's: transformers has query, key and value of a head together."""
+    if "attn_qkv" not in name:
+        return weights
+    parts = weights.reshape(3, config["n_head"], -1, *weights.shape[1:])
+    return parts.swapaxes(0, 1).reshape(weights.shape)
+
+
+def short_convolution(weights: np.ndarray, name: str, config: Mapping[str, Any]) -> np.ndarray:
+    """LFM2's: a convolution lacks the dimension of one channel."""
+    return weights[:, None] if _kind(name) == "shortconv.conv.weight" else weights
+
+
+def shared_gate(weights: np.ndarray, name: str, config: Mapping[str, Any]) -> np.ndarray:
+    """Qwen2's with experts: the gate of the shared one is a matrix of one row."""
+    return weights.reshape(1, -1) if _kind(name) == "ffn_gate_inp_shexp.weight" else weights
+
+
+def correction_row(weights: np.ndarray, name: str, config: Mapping[str, Any]) -> np.ndarray:
+    """ERNIE's: what corrects the choice of experts is a row of its own."""
+    return weights.reshape(1, -1) if ".exp_probs_b." in name else weights
+
+
+def state_space(weights: np.ndarray, name: str, config: Mapping[str, Any]) -> np.ndarray:
+    """Mamba's and Mamba 2's: decays are -exp of their logarithm; Mamba 2 has numbers of heads as columns, norms by groups.
+
+    Queries and keys of layers without positions may lie in Llama's order, which leaves their products as they are.
+    """
+    kind = _kind(name)
+    if kind == "ssm_conv1d.weight":
+        return weights[:, None]
+    if kind == "ssm_norm.weight":
+        return weights.reshape(-1)
+    if kind in ("ssm_a", "ssm_d"):
+        weights = np.log(-weights) if kind == "ssm_a" else weights
+        return weights.reshape(-1) if weights.shape[-1] == 1 else weights
+    return weights
+
+
+def delta_net(weights: np.ndarray, name: str, config: Mapping[str, Any], *, in_turn: bool = True) -> np.ndarray:
+    """Qwen3.5's: norms are raised by one, decays are -exp of their logarithm. `in_turn`: value heads lie one of each key head."""
+    values, size = config["linear_num_value_heads"], config["linear_value_head_dim"]
+    keys = config["linear_num_key_heads"]
+    queries_and_keys = 2 * keys * config["linear_key_head_dim"]
+
+    def grouped(rows: np.ndarray, count: int) -> np.ndarray:
+        """Rows of value heads, `count` of each, brought together with the others of their key head."""
+        if not in_turn:
+            return rows
+        heads = rows.reshape(values // keys, keys, count, *rows.shape[1:])
+        return heads.swapaxes(0, 1).reshape(rows.shape)
+
+    kind = _kind(name)
+    if name.endswith("norm.weight") and kind != "ssm_norm.weight":
+        return weights - 1
+    if kind in ("ssm_a", "ssm_alpha.weight", "ssm_beta.weight", "ssm_dt.bias"):
+        return grouped(np.log(-weights) if kind == "ssm_a" else weights, 1)
+    if kind == "attn_gate.weight":
+        return grouped(weights, size)
+    if kind in ("attn_qkv.weight", "ssm_conv1d.weight"):
+        if in_turn and keys != values:
+            weights = np.concatenate([weights[:queries_and_keys], grouped(weights[queries_and_keys:], size)])
+        return weights[:, None] if kind == "ssm_conv1d.weight" else weights
+    if kind == "ssm_out.weight":
+        return grouped(weights.T, size).T
+    return shared_gate(weights, name, config)
+
+
+def _kind(name: str) -> str:
+    """A tensor's name in its layer."""
+    return name.split(".", 2)[-1]
+
+
+def other_paths(parameters: Iterable[str], names: Mapping[str, str]) -> dict[str, str]:
+    """The parameters whose ends are among `names`, by the names of their tensors."""
+    matches = ((LAYER.search(path), path) for path in parameters)
+    known = ((match["layer"], names.get(match["end"]), path) for match, path in matches if match is not None)
+    return {f"blk.{layer}.{tensor}": path for layer, tensor, path in known if tensor is not None}
+
+
+def is_unused(name: str, config: Any) -> bool:
+    """Whether a tensor is of keys or values that its layer takes from another one; published files have them."""
+    shared, match = getattr(config, "num_kv_shared_layers", 0), OWN_KEYS.match(name)
+    return bool(shared) and match is not None and int(match["layer"]) >= config.num_hidden_layers - shared
+
+
+def order_of(
+    tensor: TensorInfo, arrange: Callable[[np.ndarray, str], np.ndarray], *, is_transposed: bool, of_inputs: bool = False
+) -> np.ndarray | None:
     """Which stored row each output is, or which stored column each input; None where the architecture's rearrangement does more
     than reorder these."""
     outputs, inputs = tensor.shape
     along = 1 if of_inputs else 0
     numbers = np.broadcast_to(np.expand_dims(np.arange(tensor.shape[along], dtype=np.int32), 1 - along), (outputs, inputs))
     try:
-        result = processor.process(
-            weights=numbers, name=tensor.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}}
-        )
+        result = arrange(numbers, tensor.name)
     except (TypeError, ValueError, KeyError):
         return None
-    found = result.weights
-    if result.name != tensor.name or found.ndim != 2:
+    if result.ndim != 2:
         return None
-    found = found.T if is_transposed else found
-    if found is numbers:
+    result = result.T if is_transposed else result
+    if result is numbers:
         return SAME
-    order = np.ascontiguousarray(found[0] if of_inputs else found[:, 0])
+    order = np.ascontiguousarray(result[0] if of_inputs else result[:, 0])
     known = np.arange(len(order))
     if (
-        found.shape != numbers.shape
-        or not (found == np.expand_dims(order, 1 - along)).all()
+        result.shape != numbers.shape
+        or not (result == np.expand_dims(order, 1 - along)).all()
         or not np.array_equal(np.sort(order), known)
     ):
         return None
@@ -119,101 +186,3 @@ def qkvz_order(config: Any) -> np.ndarray:
 def joined_latents(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     """DeepSeek's matrix that makes keys and values of a latent: files have (heads, latent, key) and (heads, value, latent)."""
     return np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(-1, values.shape[2])
-
-
-@dataclass(frozen=True)
-class SharedKeysProcessor:
-    """Gemma 3n's and 4's: their last layers reuse the keys of others."""
-
-    num_own: int  # layers with keys of their own
-
-    def preprocess_name(self, name: str) -> str:
-        return name
-
-    def perform_fallback_tensor_mapping(self, paths: dict[str, str], suffix: str, owner: str, name: str) -> None:
-        """Nothing that `other_paths` has not."""
-
-    def leaves_out(self, name: str) -> bool:
-        """Whether a tensor is of keys or values that its layer does not use; published files have them."""
-        found = OWN_KEYS.match(name)
-        return found is not None and int(found["layer"]) >= self.num_own
-
-    def process(self, weights: np.ndarray, name: str, **_: Any) -> Processed:
-        return Processed(weights, name, {})
-
-
-class RouterProcessor:
-    """ERNIE's: what corrects the choice of experts is a row of its own."""
-
-    def preprocess_name(self, name: str) -> str:
-        return name
-
-    def perform_fallback_tensor_mapping(self, paths: dict[str, str], suffix: str, owner: str, name: str) -> None:
-        """Nothing that `other_paths` has not."""
-
-    def process(self, weights: np.ndarray, name: str, **_: Any) -> Processed:
-        return Processed(weights.reshape(1, -1) if ".exp_probs_b." in name else weights, name, {})
-
-
-class Mamba2Processor:
-    """Mamba 2's: numbers of heads are columns, norms have a row for each group, decays are -exp of their logarithm.
-
-    Queries and keys of layers without positions may lie in Llama's order, which leaves their products as they are.
-    """
-
-    def preprocess_name(self, name: str) -> str:
-        return name
-
-    def perform_fallback_tensor_mapping(self, paths: dict[str, str], suffix: str, owner: str, name: str) -> None:
-        """Nothing that `other_paths` has not."""
-
-    def process(self, weights: np.ndarray, name: str, **_: Any) -> Processed:
-        kind = name.split(".", 2)[-1]
-        if kind == "ssm_conv1d.weight":
-            weights = weights[:, None]
-        elif kind in ("ssm_a", "ssm_d", "ssm_norm.weight"):
-            weights = (np.log(-weights) if kind == "ssm_a" else weights).reshape(-1)
-        return Processed(weights, name, {})
-
-
-@dataclass(frozen=True)
-class DeltaNetProcessor:
-    """Qwen3.5's: value heads lie in turn, one of each key head; norms are raised by one, decays are -exp of their logarithm."""
-
-    moves_inputs: ClassVar = True  # of a matrix: those of `ssm_out`
-    key_heads: int
-    value_heads: int
-    key_size: int
-    value_size: int
-
-    def preprocess_name(self, name: str) -> str:
-        return name
-
-    def perform_fallback_tensor_mapping(self, paths: dict[str, str], suffix: str, owner: str, name: str) -> None:
-        """Nothing that `other_paths` has not."""
-
-    def process(self, weights: np.ndarray, name: str, **_: Any) -> Processed:
-        kind = name.split(".", 2)[-1]
-        queries_and_keys = 2 * self.key_heads * self.key_size
-        if name.endswith("norm.weight") and kind != "ssm_norm.weight":
-            weights = weights - 1
-        elif kind in ("ssm_a", "ssm_alpha.weight", "ssm_beta.weight", "ssm_dt.bias"):
-            weights = self._grouped(np.log(-weights) if kind == "ssm_a" else weights, 1)
-        elif kind == "attn_gate.weight":
-            weights = self._grouped(weights, self.value_size)
-        elif kind == "ssm_conv1d.weight" and self.key_heads == self.value_heads:
-            weights = weights[:, None]
-        elif kind in ("attn_qkv.weight", "ssm_conv1d.weight"):
-            values = self._grouped(weights[queries_and_keys:], self.value_size)
-            weights = np.concatenate([weights[:queries_and_keys], values])
-            weights = weights[:, None] if kind == "ssm_conv1d.weight" else weights
-        elif kind == "ssm_out.weight":
-            weights = self._grouped(weights.T, self.value_size).T
-        elif kind == "ffn_gate_inp_shexp.weight":
-            weights = weights.reshape(1, -1)
-        return Processed(weights, name, {})
-
-    def _grouped(self, weights: np.ndarray, size: int) -> np.ndarray:
-        """Rows of value heads, so many of each, brought beside the others of their key head."""
-        heads = weights.reshape(self.value_heads // self.key_heads, self.key_heads, size, *weights.shape[1:])
-        return heads.swapaxes(0, 1).reshape(weights.shape)

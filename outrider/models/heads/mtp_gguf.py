@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from outrider.errors import CheckpointError
+from outrider.models.gguf.architectures import arranging
 from outrider.models.gguf.config import num_extra_layers
 from outrider.models.gguf.experts import SAME, staying
 from outrider.models.gguf.formats import FORMS
@@ -28,7 +29,6 @@ from outrider.models.gguf.header import GgufFile, TensorInfo
 from outrider.models.gguf.linear import BlockLinear
 from outrider.models.gguf.loading import GgufLoading, divide_frequencies, make_buffers, plain_values
 from outrider.models.gguf.packing import Packer, panels_in
-from outrider.models.gguf.rearranging import processor_of
 from outrider.models.gguf.weights import tensor_bytes
 from outrider.models.heads.mtp import MtpLayer
 from outrider.models.heads.mtp_body import body_of, empty_model, one_layer_config
@@ -143,19 +143,18 @@ def nextn_layer(
         GgufLoading(alone, module, text, dtype, stay, pack).run()
         divide_frequencies(module, file)
     layer = MtpLayer(*body_of(what, module, device), config.get_text_config().hidden_size, bias=False)
-    process = processor_of(file.architecture, config.get_text_config().to_dict()).process
+    arrange = arranging(file, config)
     with torch.no_grad():
         for name, part in NORMS.items():
-            _put_norm(what, head.beside(index, name), getattr(layer, part), process)
+            _put_norm(what, head.beside(index, name), getattr(layer, part), arrange)
         made = _projection(what, head, index, layer.projection, dtype, pack, blocks_stay=blocks_stay)
         layer.add_module("projection", made.to(device))
     return layer.requires_grad_(False)
 
 
-def _put_norm(what: str, tensor: TensorInfo | None, norm: Any, process: Callable[..., Any]) -> None:
+def _put_norm(what: str, tensor: TensorInfo | None, norm: Any, arrange: Callable[..., Any]) -> None:
     assert tensor is not None  # `lacking` is empty
-    stored = process(weights=plain_values(tensor), name=tensor.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}})
-    values = torch.from_numpy(stored.weights.copy())
+    values = torch.from_numpy(arrange(plain_values(tensor), tensor.name).copy())
     _check_shape(what, tensor, tuple(norm.weight.shape))
     norm.weight.copy_(values)
 

@@ -1,0 +1,33 @@
+"""What the base installation leaves out, by the extra that brings it, and the error where it is missing.
+
+Whatever needs an extra asks here before it starts: a command before it loads a model, a package of Python when it is imported.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from outrider.errors import ConfigError, install_hint
+
+EXTRAS = {  # packages by the names that are imported, of those extras without which something does not start
+    "lab": ("scipy", "optuna", "matplotlib", "prometheus_client", "yaml"),
+    "serve": ("fastapi", "uvicorn", "structlog", "prometheus_client"),
+    "services": ("grpc", "grpc_health", "prometheus_client"),
+    "train": ("accelerate",),
+}
+
+
+class MissingExtraError(ConfigError, ImportError):
+    """A package is not installed that an extra brings."""
+
+
+def check_installed(what: str, extra: str) -> None:
+    """Raises MissingExtraError where `what` lacks a package of an extra."""
+    missing = [name for name in EXTRAS[extra] if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(f"{what} needs {', '.join(missing)}: {install_hint(extra)}")
+
+
+def check_lab(what: str) -> None:
+    """Raises MissingExtraError where `what` lacks a package of the lab."""
+    check_installed(what, "lab")
