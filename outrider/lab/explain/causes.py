@@ -16,11 +16,12 @@ one of two things happened:
         tree budget    what one more sibling would carry (trees only)
         draft          the rest: p and q disagree. For one drawn child all of it is their total variation, 1 - sum min(p, q)
 
-Under block verification and traversal a node is entered with its path weight a, and b is the share kept given that the path
-is: (1 - E[...]) / a of `transport.py`. Token-level rejection of a drawn chain keeps less than the best rule for whole
-chains, which is block verification (Sun et al. 2403.10444): its nodes are weighted with W = P(prefix kept by block) /
-P(kept by token), so that the gap is unbiased, node by node possibly negative. Trees are compared node by node, with the
-weight they are entered with.
+b is the verifier's (`Verifier.kept_share`). Under block verification and traversal a node is entered with its path weight a, and
+b is the share kept given that the path is: (1 - E[...]) / a of `sampling/kept.py`. Judging a drawn chain node by node keeps less
+than the best rule for whole chains, which is block verification (Sun et al. 2403.10444): its nodes are weighted with W =
+P(prefix kept by block) / P(kept by the verifier), so that the gap is unbiased, node by node possibly negative. Trees, and the
+chains of a verifier that does not say how likely it keeps a token, are compared node by node, with the weight they are entered
+with.
 
 Greedy rows are the case p in {0, 1}: no luck, no gap. docs/explain.md.
 """
@@ -29,15 +30,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import numpy as np
 
-from outrider.errors import CapabilityError
 from outrider.lab.explain.distributions import Distributions
-from outrider.lab.explain.transport import Children, bound_share, child_weight, kept_share, race_share
+from outrider.lab.explain.transport import bound_share
 from outrider.lab.runner import Step
+from outrider.sampling.kept import Children, child_weight
+from outrider.verifiers.base import Verifier
+from outrider.verifiers.multi_round import MultiRoundVerifier
 
 DRAFT, VOCABULARY, FILTERS, STOPPED, TREE_BUDGET, LENGTH, VERIFIER, LUCK = range(8)
 CAUSES = ("draft", "vocabulary", "filters", "stopped", "tree-budget", "length", "verifier", "luck")
@@ -46,31 +48,9 @@ FAINTEST = 1e-9  # path weight below which rounding would decide
 GainAlong = Callable[[int, int, float, bool], float | None]
 
 
-class AcceptanceRule(Enum):
-    """How a verifier decides on sampled rows."""
-
-    TOP_DOWN = "node by node"
-    PATHS = "whole paths"
-    RACE = "shared noise"
-
-
-RULES = {
-    "token": AcceptanceRule.TOP_DOWN, "multi-round": AcceptanceRule.TOP_DOWN,
-    "block": AcceptanceRule.PATHS, "traversal": AcceptanceRule.PATHS,
-    "gumbel": AcceptanceRule.RACE,
-}  # fmt: skip
-
-
-def rule_of(verifier: str, *, is_greedy: bool) -> AcceptanceRule:
-    """On greedy rows all lossless verifiers decide alike. Raises CapabilityError for a rule that is not known here."""
-    if is_greedy:
-        return AcceptanceRule.TOP_DOWN
-    if verifier not in RULES:
-        raise CapabilityError(
-            f"the causes of rejections are separated for the verifiers {', '.join(RULES)}, not for '{verifier}'; with "
-            "--temperature 0 all lossless verifiers decide alike"
-        )
-    return RULES[verifier]
+def judge_of(verifier: Verifier, *, is_greedy: bool) -> Verifier:
+    """What decides on the rows of a run: on greedy rows all lossless verifiers decide alike."""
+    return MultiRoundVerifier() if is_greedy else verifier
 
 
 @dataclass(frozen=True)
@@ -132,7 +112,7 @@ class _PathWalk:
 class Drafting:
     """What a step's record does not say."""
 
-    rule: AcceptanceRule
+    verifier: Verifier  # of `judge_of`
     replacement: bool = False
     seed: int = 0  # of simulations
     draws: bool = False  # sampled rows: whether the drafter draws from its distribution where it is asked for one token more
@@ -199,7 +179,10 @@ def _node(
     point: Distributions, children: Children, walk: _PathWalk, kept: bool, tree: _Tree, drafting: Drafting
 ) -> tuple[float, np.ndarray]:
     """b, and the parts of 1 - kept."""
-    expected, judged = _expected(point, children, walk, drafting)
+    verifier, judged = drafting.verifier, children
+    if verifier.coupled and point.q is not None:  # the winners of a race are drawn from q, without replacement
+        judged = Children(children.tokens, [True] * len(children.tokens))
+    expected = verifier.kept_share(point.p, point.q, children, _weight(walk, verifier), drafting.seed)
     bound = bound_share(point.p, point.q, judged, walk.weight, drafting.seed)
     parts = np.zeros(len(CAUSES))
     opened = point.opened()
@@ -215,13 +198,9 @@ def _node(
     return expected, parts
 
 
-def _expected(point: Distributions, children: Children, walk: _PathWalk, drafting: Drafting) -> tuple[float, Children]:
-    """b, and the children as the bound must see them: the winners of a race are drawn from q, without replacement."""
-    if drafting.rule is AcceptanceRule.RACE and point.q is not None:
-        raced = Children(children.tokens, [True] * len(children.tokens))
-        return race_share(point.p, point.q, len(children.tokens), drafting.seed), raced
-    weight = walk.weight if drafting.rule is AcceptanceRule.PATHS else 1.0
-    return kept_share(point.p, point.q, children, weight, drafting.seed), children
+def _weight(walk: _PathWalk, verifier: Verifier) -> float:
+    """What a node is entered with."""
+    return walk.weight if verifier.judges_paths else 1.0
 
 
 def _outside(point: Distributions, children: Children) -> float:
@@ -246,15 +225,17 @@ def _one_more(point: Distributions, children: Children, weight: float, seed: int
 
 def _enter(point: Distributions, children: Children, walk: _PathWalk, kept: int, tree: _Tree, drafting: Drafting) -> None:
     """Take the weights along to the kept child."""
-    if point.is_greedy or drafting.rule is AcceptanceRule.RACE:
+    verifier = drafting.verifier
+    if point.is_greedy or verifier.coupled:
         return
-    joint = drafting.rule is AcceptanceRule.PATHS or (tree.is_chain and tree.draws)
-    if not joint:
+    alone = None
+    if tree.is_chain and tree.draws and not verifier.judges_paths:
+        alone = verifier.token_share(point.p, point.q, children, kept)
+    if alone is None and not verifier.judges_paths:
         return
     weight = max(child_weight(point.p, point.q, children, walk.weight, kept), FAINTEST)
-    if drafting.rule is AcceptanceRule.TOP_DOWN:
-        alone = max(child_weight(point.p, point.q, children, 1.0, kept), FAINTEST)
-        walk.ratio *= weight / walk.weight / alone
+    if alone is not None:
+        walk.ratio *= weight / walk.weight / max(alone, FAINTEST)
     walk.weight = weight
 
 
@@ -264,13 +245,12 @@ def _end(
     """The kept path has no child here."""
     drawn = tree.draws or (drafting.draws and not tree.num_levels)
     if level >= tree.depth:
-        gain = _next_share(point, walk.weight, drafting, drawn) if remaining > level + 1 else 0.0
+        gain = _next_share(point, _weight(walk, drafting.verifier), drafting, drawn) if remaining > level + 1 else 0.0
         found.ideal += gain
         found.parts[level, LENGTH] = gain
     elif lost > 0:
         cause = STOPPED if tree.is_chain or not tree.num_levels else TREE_BUDGET
-        weight = walk.weight if drafting.rule is AcceptanceRule.PATHS else 1.0
-        found.ended.append((level, Ended(lost, weight, cause, drawn)))
+        found.ended.append((level, Ended(lost, _weight(walk, drafting.verifier), cause, drawn)))
         found.parts[level, cause] = lost
 
 
@@ -283,4 +263,4 @@ def _next_share(point: Distributions, weight: float, drafting: Drafting, drawn: 
     if not drawn:
         return float(point.p[point.q_best])
     one = Children.one(drawn=True)
-    return kept_share(point.p, point.q, one, weight if drafting.rule is AcceptanceRule.PATHS else 1.0, drafting.seed)
+    return drafting.verifier.kept_share(point.p, point.q, one, weight, drafting.seed)

@@ -19,7 +19,7 @@ from outrider.drafters.composite import CompositeDrafter
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.explain.annotate import Annotated, Labelled, annotate, labelled
-from outrider.lab.explain.causes import AcceptanceRule, Drafting, rule_of
+from outrider.lab.explain.causes import Drafting
 from outrider.lab.explain.distributions import forced_distributions
 from outrider.lab.explain.explain_result import ExplainResult
 from outrider.lab.explain.explained import Explained, Question, RecordedPrompt, finished_text, params_of, record
@@ -79,7 +79,6 @@ def check(configuration: Configuration, params: SamplingParams, *, lossy: bool =
             f"verifier '{verifier.name}' is lossy: what it keeps does not follow from how far target and draft agree, which is "
             "what explain takes apart; use a lossless one"
         )
-    rule_of(verifier.name, is_greedy=params.is_greedy)
 
 
 def _identity(
@@ -99,7 +98,7 @@ def _check_children(run: Explained) -> None:
     if run.params.is_greedy or not isinstance(drafter, CompositeDrafter):
         return
     models = [part for part in drafter.parts if part.is_model]
-    if run.rule is AcceptanceRule.RACE and models:
+    if run.judge.coupled and models:
         raise CapabilityError(
             "with shared noise (verifier 'gumbel') the children of a composite's tree cannot be distinguished; explain its "
             "parts one by one, or use another verifier"
@@ -130,7 +129,7 @@ def _explained(run: Explained, question: Question, recording: RecordedPrompt, pa
     """Look at one recorded prompt."""
     built, text = run.contender.built, finished_text(run.contender, question, recording, params)
     drafting = Drafting(
-        run.rule, any(step.replacement for step in recording.steps), seed=len(run.texts) << 20, draws=not params.is_greedy
+        run.judge, any(step.replacement for step in recording.steps), seed=len(run.texts) << 20, draws=not params.is_greedy
     )
     found = annotate(text, recording.steps, forced_distributions(built.target.lm, built.decoder.drafter, text), drafting)
     _split_ends(found, run.mode)

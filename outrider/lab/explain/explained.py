@@ -12,7 +12,7 @@ from typing import Any
 from outrider.drafters.base import Drafter
 from outrider.drafters.composite import CompositeDrafter
 from outrider.lab.explain.annotate import Labelled
-from outrider.lab.explain.causes import AcceptanceRule, rule_of
+from outrider.lab.explain.causes import judge_of
 from outrider.lab.explain.distributions import FinishedText
 from outrider.lab.explain.explain_result import Times
 from outrider.lab.explain.forecast import Mode, TextWalk, walk_of
@@ -86,10 +86,7 @@ def params_of(params: SamplingParams, question: Question, number: int) -> Sampli
 
 
 class Explained:
-    """One configuration on all prompts so far. `times`: of its steps, once they are known.
-
-    Raises CapabilityError for a verifier whose causes cannot be distinguished.
-    """
+    """One configuration on all prompts so far. `times`: of its steps, once they are known."""
 
     def __init__(self, contender: Contender, params: SamplingParams, *, lossy: bool) -> None:
         self.contender, self.configuration, self.params = contender, contender.configuration, params
@@ -97,7 +94,7 @@ class Explained:
         self.recordings: list[RecordedPrompt] = []  # of the texts
         self.times: Times | None = None
         parts, decoder = self.configuration.parts(lossy=lossy), contender.built.decoder
-        self.rule = rule_of(decoder.verifier.name, is_greedy=params.is_greedy)
+        self.judge = judge_of(decoder.verifier, is_greedy=params.is_greedy)
         settings = parts.drafter_settings
         self.length = parts.length.max_nodes  # draft tokens of a step, at most
         self.is_mixed = isinstance(decoder.drafter, CompositeDrafter)  # several drafters share a step
@@ -133,7 +130,7 @@ class Explained:
     @property
     def is_guessed(self) -> bool:
         """Whether the draft's token at a position is known: greedy text, or noise shared with the target."""
-        return self.params.is_greedy or self.rule is AcceptanceRule.RACE
+        return self.params.is_greedy or self.judge.coupled
 
     @property
     def is_decided(self) -> bool:
@@ -145,7 +142,7 @@ class Explained:
         """How a walk over the text keeps draft tokens."""
         if self.is_guessed:
             return "guessed"
-        return "block" if self.rule is AcceptanceRule.PATHS else "token"
+        return "block" if self.judge.judges_paths else "token"
 
     @property
     def longest(self) -> int:

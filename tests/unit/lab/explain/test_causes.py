@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from outrider.errors import CapabilityError
 from outrider.lab.certify.enumerate import emitted_tokens, enumerate_step, target_pass
 from outrider.lab.certify.tables import Path as Tokens
 from outrider.lab.certify.tables import Proposals, TableModel, sampled_drafts, shape, tree_drafts
@@ -23,22 +23,27 @@ from outrider.lab.explain.causes import (
     FILTERS,
     LENGTH,
     LUCK,
-    RULES,
     STOPPED,
     TREE_BUDGET,
     VERIFIER,
     VOCABULARY,
-    AcceptanceRule,
     Drafting,
     Ledger,
     account,
-    rule_of,
+    judge_of,
 )
 from outrider.lab.explain.distributions import Distributions, forced_distributions
 from outrider.lab.explain.forecast import walk_of
 from outrider.lab.runner import Step
+from outrider.sampling.kept import Children
 from outrider.sampling.params import SamplingParams
+from outrider.sampling.rejection import acceptance
+from outrider.sampling.rng import Purpose, Randomness
+from outrider.types import Draft, Verdict
 from outrider.verifiers import VERIFIERS
+from outrider.verifiers.base import Verifier, chain_verdict
+from outrider.verifiers.block import BlockVerifier
+from outrider.verifiers.token import TokenVerifier
 from tests.helpers import disturbed, tiny_llama
 from tests.unit.lab.explain.pairs import PROMPTS, contender_of, finished, save_pair
 
@@ -61,12 +66,12 @@ def distributions_at(target: TableModel, draft: TableModel, path: Tokens, token:
 
 
 def outcomes(
-    verifier: str, target: TableModel, draft: TableModel, proposals: Proposals, *, is_tree: bool
+    verifier: str | Verifier, target: TableModel, draft: TableModel, proposals: Proposals, *, is_tree: bool
 ) -> Iterator[tuple[float, Step, Ledger]]:
     """(probability, what was recorded, its account) of every outcome of one step."""
-    rule = VERIFIERS.load(verifier)()
-    found = enumerate_step(rule.verify, proposals, target_pass(target, proposals))
-    drafting = Drafting(RULES[verifier], replacement=proposals.draft.replacement, draws=True)
+    judge = verifier if isinstance(verifier, Verifier) else VERIFIERS.load(verifier)()
+    found = enumerate_step(judge.verify, proposals, target_pass(target, proposals))
+    drafting = Drafting(judge, replacement=proposals.draft.replacement, draws=True)
     sampled = proposals.draft.is_sampled()
     lists = found.verdict.lists
     for row, (origin, text) in enumerate(zip(found.proposal.tolist(), emitted_tokens(found, proposals), strict=True)):
@@ -83,7 +88,7 @@ def outcomes(
 
 
 def expected_parts(
-    verifier: str, proposals: Proposals, tables: tuple[TableModel, TableModel], *, is_tree: bool = False
+    verifier: str | Verifier, proposals: Proposals, tables: tuple[TableModel, TableModel], *, is_tree: bool = False
 ) -> tuple[np.ndarray, float, float]:
     """Means over all outcomes: parts by cause, tokens, ideal."""
     total, tokens, ideal = np.zeros(len(CAUSES)), 0.0, 0.0
@@ -107,8 +112,51 @@ def test_chains(verifier: str, seed: int, kinds: str) -> None:
     assert parts[LUCK] == pytest.approx(0, abs=1e-9)
     assert parts[VERIFIER] == pytest.approx(best - tokens, abs=1e-9)
     assert parts[DRAFT] == pytest.approx(4 - best, abs=1e-9)
-    if RULES[verifier] is AcceptanceRule.TOP_DOWN and kinds == "sss":
+    if verifier in ("token", "multi-round") and kinds == "sss":
         assert parts[VERIFIER] > 1e-3
+
+
+class ReluctantVerifier(Verifier):
+    """Somebody else's: lossless, and keeps a token half as often as it could. Says nothing of what it keeps."""
+
+    name, lossless = "reluctant", True
+
+    def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
+        heads = rng.bernoulli(acceptance(target_probs, draft) / 2, Purpose.ACCEPT, positions)
+        num_accepted = heads.long().cumprod(dim=1).sum(dim=1)
+        rows = torch.arange(draft.num_rows)
+        assert draft.probs is not None
+        p, q = target_probs[rows, num_accepted], draft.probs[rows, num_accepted]
+        is_rejected = (num_accepted < draft.lengths)[:, None]
+        weights = torch.where(is_rejected, p - torch.minimum(p, q) / 2, p)
+        return chain_verdict(draft, num_accepted, rng.categorical(weights, Purpose.RESAMPLE, positions, 0))
+
+
+def test_a_verifier_that_says_nothing_of_what_it_keeps() -> None:
+    """It is simulated: luck is fair, and the gap of one token is what the best rule would have kept more."""
+    pair = tables(0)
+    for num_tokens in (1, 3):
+        proposals = sampled_drafts(pair[1], num_tokens, kinds="s" * num_tokens)
+        parts, tokens, _ = expected_parts(ReluctantVerifier(), proposals, pair)
+        _, best, _ = expected_parts("token", proposals, pair)
+        assert parts[LUCK] == pytest.approx(0, abs=0.1)
+        assert parts[VERIFIER] > 0.2
+        if num_tokens == 1:
+            assert parts[VERIFIER] == pytest.approx(best - tokens, abs=0.05)
+
+
+@pytest.mark.parametrize("verifier", ["token", "block", "multi-round", "traversal", "gumbel"])
+@pytest.mark.parametrize("kinds", ["s", "d", "ss", "sd", "ds"])
+def test_the_simulation_finds_what_formulas_say(verifier: str, kinds: str) -> None:
+    """At the root, where nothing came before. Drafts that share the noise are not simulated."""
+    judge: Verifier = VERIFIERS.load(verifier)()
+    if (len(kinds) > 1 and judge.shape == "chain") or (judge.coupled and "s" in kinds):
+        pytest.skip("not its drafts")
+    p, q = np.array([0.5, 0.2, 0.2, 0.1]), np.array([0.1, 0.3, 0.2, 0.4])
+    children = Children([1, 3][: len(kinds)], [kind == "s" for kind in kinds])
+    draws = q if "s" in kinds else None
+    expected = judge.kept_share(p, draws, children, 1.0, seed=1)
+    assert Verifier.kept_share(judge, p, draws, children, 1.0, seed=2) == pytest.approx(expected, abs=0.08)
 
 
 TREES = {
@@ -123,7 +171,7 @@ TREES = {
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("verifier", ["multi-round", "traversal"])
 def test_trees(verifier: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.lab.explain.transport.DRAWS", 200)
+    monkeypatch.setattr("outrider.sampling.kept.DRAWS", 200)
     pair = tables(2)
     proposals = tree_drafts(pair[1], shape(*TREES[name]))
     parts, _, _ = expected_parts(verifier, proposals, pair, is_tree=True)
@@ -164,7 +212,7 @@ def annotated(pair: tuple[str, str], configuration: str, params: SamplingParams,
     text = finished(contender, trace, params)
     decoder = contender.built.decoder
     drafting = Drafting(
-        rule_of(decoder.verifier.name, is_greedy=params.is_greedy), replacement="parallel" in configuration,
+        judge_of(decoder.verifier, is_greedy=params.is_greedy), replacement="parallel" in configuration,
         draws=not params.is_greedy,
     )  # fmt: skip
     return annotate(text, trace.steps, forced_distributions(decoder.target, decoder.drafter, text), drafting)
@@ -232,7 +280,7 @@ def test_a_cut_vocabulary_is_named() -> None:
     q = np.where(outside, 0, p) / 0.6
     distributions = Distributions(1, False, p, q, p, q, outside, 0, 0, None)
     step = Step(0, 3, [2, 0, 0], None, [True] * 3, [], 1, False, 1, 1, 0.0, 0.0)
-    parts = account(step, [distributions], 99, Drafting(AcceptanceRule.PATHS)).parts[0]
+    parts = account(step, [distributions], 99, Drafting(BlockVerifier())).parts[0]
     assert parts[VOCABULARY] == pytest.approx(3 * 0.4)
     assert parts[DRAFT] == pytest.approx(0)
     assert parts[LUCK] == pytest.approx(3 * 0.6)
@@ -290,7 +338,7 @@ def test_a_path_that_ends_in_the_middle_of_a_tree() -> None:
     p = np.array([0.0, 1.0, 0.0])
     distributions = [Distributions(1, True, p, p, p, p, None, 1, 1, 1), Distributions(2, True, p, p, p, p, None, 1, 1, 1)]
     step = Step(0, 3, [1, 0, 2], [-1, -1, 1], None, [0], 2, True, 2, 1, 0.0, 0.0)
-    one = account(step, distributions, 99, Drafting(AcceptanceRule.TOP_DOWN))
+    one = account(step, distributions, 99, Drafting(TokenVerifier()))
     assert one.ideal == 3
     assert one.parts[1, TREE_BUDGET] == pytest.approx(1)
     assert one.parts.sum() == pytest.approx(1)
@@ -300,9 +348,3 @@ def test_filters_are_named(pair: tuple[str, str]) -> None:
     """Without filters their part is exactly 0, with them it is not."""
     assert sums(annotated(pair, "draft-model k=4", WARM))[FILTERS] == 0
     assert sums(annotated(pair, "draft-model k=4", FILTERED))[FILTERS] != 0
-
-
-def test_an_unknown_verifier_is_refused_on_sampled_rows() -> None:
-    assert rule_of("my-verifier", is_greedy=True) is AcceptanceRule.TOP_DOWN
-    with pytest.raises(CapabilityError, match="my-verifier"):
-        rule_of("my-verifier", is_greedy=False)

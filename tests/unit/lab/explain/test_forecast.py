@@ -12,13 +12,14 @@ from outrider.lab.certify.enumerate import emitted_tokens, enumerate_step, targe
 from outrider.lab.certify.tables import Path as Tokens
 from outrider.lab.certify.tables import TableModel, sampled_drafts
 from outrider.lab.explain.annotate import Positions, annotate
-from outrider.lab.explain.causes import AcceptanceRule, Drafting
+from outrider.lab.explain.causes import Drafting
 from outrider.lab.explain.distributions import forced_distributions
 from outrider.lab.explain.forecast import Mode, TextWalk, favourites_walk, walk_of
 from outrider.lab.runner import Contender, Runner, Trace
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers import VERIFIERS
+from outrider.verifiers.multi_round import MultiRoundVerifier
 from tests.unit.lab.explain.pairs import PROMPTS, finished, runner_of, save_pair
 from tests.unit.lab.explain.test_causes import tables
 
@@ -40,7 +41,7 @@ def positions_of(contender: Contender, trace: Trace, params: SamplingParams) -> 
     text = finished(contender, trace, params)
     decoder = contender.built.decoder
     forced = forced_distributions(decoder.target, decoder.drafter, text)
-    found = annotate(text, trace.steps, forced, Drafting(AcceptanceRule.TOP_DOWN))
+    found = annotate(text, trace.steps, forced, Drafting(MultiRoundVerifier()))
     return found.positions, text.limit
 
 

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from outrider.lab.explain import transport
-from outrider.lab.explain.transport import Children, bound_share, child_weight, kept_share, race_agreement, race_share
+from outrider.lab.explain.transport import bound_share
+from outrider.sampling import kept
+from outrider.sampling.kept import Children, child_weight, kept_share, race_agreement, race_share
 from outrider.sampling.traversal import traverse_batched
 from outrider.sampling.tree import multi_round_batched
 from outrider.types import Draft
@@ -95,7 +96,7 @@ def _star(q: np.ndarray, children: Children, tokens: tuple[int, ...], *, below: 
 @pytest.mark.parametrize("name", SETS)
 def test_kept_share_is_what_the_rules_keep_on_average(name: str, weight: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The average over all sibling sets of 1 - product(1 - coin), with the coins of multi_round and traverse themselves."""
-    monkeypatch.setattr(transport, "DRAWS", 4000)
+    monkeypatch.setattr(kept, "DRAWS", 4000)
     children = SETS[name]
     for seed in range(3):
         p, q = probs(seed), probs(100 + seed)
