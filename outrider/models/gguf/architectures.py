@@ -231,7 +231,8 @@ def row_of(file: GgufFile) -> Architecture:
 
 def arranging(file: GgufFile, config: Any) -> Callable[[np.ndarray, str], np.ndarray]:
     """What makes a parameter of the stored values and the name of a tensor, for a model of this config."""
-    return partial(row_of(file).arrange, config=config.get_text_config().to_dict())
+    arrange, values = row_of(file).arrange, config.get_text_config().to_dict()
+    return lambda weights, name: arrange(weights, name, values)
 
 
 def own_config(file: GgufFile, row: Architecture) -> dict[str, Any]:

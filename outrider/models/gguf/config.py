@@ -105,7 +105,7 @@ def rope_factors(file: GgufFile, name: str = "rope_freqs.weight") -> torch.Tenso
 
 
 def num_extra_layers(file: GgufFile) -> int:
-    """Layers behind the model's own that predict further tokens (nextn, multi-token prediction)."""
+    """Layers after the model's own that predict further tokens (nextn, multi-token prediction)."""
     return int(file.of_model("nextn_predict_layers", 0) or 0)
 
 
