@@ -19,8 +19,7 @@ from torch import Tensor
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.block_config import BlockConfig
-from outrider.models.heads.block_names import rename_parts, ships_dspark
-from outrider.models.heads.block_v4_files import load_v4, outline_v4
+from outrider.models.heads.block_names import rename_parts
 from outrider.models.heads.tensors import HeadTensors
 from outrider.models.signals import AFTER_NORM
 
@@ -33,8 +32,6 @@ MUSE = "muse_glimmer_assistant"  # transformers' own, in which blocks are never 
 def load_block(folder: Path | str, target_hidden: int, vocab_size: int, num_target_layers: int) -> BlockHead:
     """A head for a target with these sizes, still to be bound to its tables. Raises CheckpointError when it does not fit the
     target, CapabilityError when it has a part that we do not know."""
-    if ships_dspark(folder):
-        return load_v4(Path(folder), target_hidden, vocab_size, num_target_layers)
     head, weights = _fitted(HeadTensors.read(folder), target_hidden, vocab_size, num_target_layers, "cpu")
     head.load_state_dict(weights)
     return head.eval().requires_grad_(False)
@@ -43,8 +40,6 @@ def load_block(folder: Path | str, target_hidden: int, vocab_size: int, num_targ
 def outline_block(folder: Path | str, target_hidden: int, vocab_size: int, num_target_layers: int) -> BlockHead:
     """A head without its weights (on torch's meta device): what it is and how large, before anything is loaded. Raises as
     `load_block`."""
-    if ships_dspark(folder):
-        return outline_v4(Path(folder), target_hidden, vocab_size, num_target_layers)
     return _fitted(HeadTensors.outline(folder), target_hidden, vocab_size, num_target_layers, "meta")[0]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.errors import CapabilityError, ConfigError, did_you_mean
+from outrider.errors import ConfigError, did_you_mean
 from outrider.models.derived.derive import weight_of
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.block_config import BlockConfig
@@ -21,16 +21,13 @@ NAMES = {"dflash": "DFlash", "dflash2": "DFlash2", "dspark": "DSpark"}
 
 
 def save_block(head: BlockHead, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """The raw layout; weights as they are, or in `dtype`. Raises OSError when the disk is full, CapabilityError for a head of
-    another model's layers."""
-    _check_layers(head)
+    """The raw layout; weights as they are, or in `dtype`. Raises OSError when the disk is full."""
     write_head(folder, "model.safetensors", _raw_config(head.config), _tensors(head), dtype)
 
 
 def export_block(head: BlockHead, folder: Path, layout: str, *, tables: bool = False) -> None:
     """The head as other engines read it: "raw" or "speculators". `tables`: with the target's embedding and output layer, for
-    engines that do not share them. Raises ConfigError for another layout, CapabilityError as `save_block`."""
-    _check_layers(head)
+    engines that do not share them. Raises ConfigError for another layout."""
     if layout not in LAYOUTS:
         raise ConfigError(f"unknown layout '{layout}' of block heads.{did_you_mean(layout, LAYOUTS)}")
     config = _raw_config(head.config) if layout == "raw" else _speculators_config(head.config)
@@ -39,11 +36,6 @@ def export_block(head: BlockHead, folder: Path, layout: str, *, tables: bool = F
         embedding, output = head.tables()
         tensors |= {"embed_tokens.weight": embedding.weight, "lm_head.weight": weight_of(output)}
     write_head(folder, "model.safetensors", config, tensors)
-
-
-def _check_layers(head: BlockHead) -> None:
-    if type(head) is not BlockHead:
-        raise CapabilityError("a DSpark head of DeepSeek V4 has no layout outside its target's checkpoint, which engines read")
 
 
 def _tensors(head: BlockHead) -> dict[str, Tensor]:

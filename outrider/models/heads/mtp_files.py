@@ -23,7 +23,6 @@ from outrider.models.gguf.header import GgufFile
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.packing import Packer, by_torch
 from outrider.models.heads.assistant import check_fits, is_assistant
-from outrider.models.heads.block_names import ships_dspark
 from outrider.models.heads.fp8 import FLOATS, FP8, SCALES, widened
 from outrider.models.heads.mtp import MtpConfig, MtpHead, MtpLayer
 from outrider.models.heads.mtp_body import make_body
@@ -201,8 +200,6 @@ def _found(folder: Path, config: Any) -> MtpFiles:
     if files is None:
         names = [name for file in weight_files(folder) if file.suffix == ".safetensors" for name in safetensors_header(file)]
         others = strangers(names)
-        if ships_dspark(folder):
-            raise CheckpointError(f"'{folder}' has no MTP head: what it has under mtp.* is DSpark. Use --drafter block.")
         if others:
             raise CheckpointError(f"'{folder}' has an MTP head of a layout that is not read (tensor '{others[0]}'). {INSTEAD}.")
         looked_for = LOOKED_FOR.format(next=num_layers)
