@@ -156,11 +156,11 @@ def target_config(options: Options) -> Any:
     return load_config(options.target, options.trust_remote_code, options.revision)
 
 
-def embedded_heads(target: str) -> dict[str, str]:
+def embedded_heads(target: str, device: str) -> dict[str, str]:
     """Folders of the trained heads that come with a target, by the drafter that drafts with them."""
     if target == DEMO:
         return {name: str(folder) for name, folder in demo_heads().items()}
-    return {"mtp": target} if ships_mtp(target) else {}
+    return {"mtp": target} if ships_mtp(target, device) else {}
 
 
 def _set_threads(asked: int | None) -> None:
@@ -252,7 +252,7 @@ def _best_drafter(options: Options, head: str | None) -> str:
         return head
     if options.draft is not None or options.target == DEMO:
         return "draft-model"
-    return "mtp" if ships_mtp(options.target) else "ngram"
+    return "mtp" if ships_mtp(options.target, options.device) else "ngram"
 
 
 def head_in(draft: str | None) -> str | None:

@@ -38,7 +38,7 @@ def read_drafts(options: Options, more: Sequence[str] = ()) -> Drafts:
     not made for this target.
     """
     named = list(dict.fromkeys(name for name in (options.draft, *more) if name))
-    embedded = embedded_heads(options.target)
+    embedded = embedded_heads(options.target, options.device)
     kinds = {name: kind_of(name) for name in named}
     models = [name for name in named if kinds[name] == MODEL]
     folders = [name for name in named if kinds[name] != MODEL]

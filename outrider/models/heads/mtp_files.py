@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from outrider.errors import CapabilityError, CheckpointError, OutriderError
 from outrider.lazy import huggingface_hub
@@ -31,24 +31,20 @@ from outrider.models.heads.mtp_gguf import NextnHead, find_nextn, nextn_layer
 from outrider.models.heads.mtp_layout import (
     BLOCK,
     EMBED_NORM,
-    EMBED_PROJECTION,
     HIDDEN_NORM,
     LOOKED_FOR,
     NORM,
-    OUTPUT,
     PROJECTION,
     MtpLayout,
     find_layout,
     strangers,
 )
-from outrider.models.heads.mtp_streams import StreamsLayer
 from outrider.models.heads.tensors import read_config, write_head
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import adapter_in
 from outrider.models.loading.memory import folder_weights_bytes, layer_kv_bytes
 from outrider.models.loading.weight_files import safetensors_header, weight_files
 from outrider.models.model_memory import ModelMemory
-from outrider.models.signals import AFTER_NORM
 from outrider.wellformed import load_object
 
 NOT_READ = {  # families, and what is not read of their heads
@@ -86,18 +82,23 @@ def find_mtp(folder: Path, num_layers: int) -> MtpFiles | None:
     return None if layout is None else MtpFiles(folder, layout, entries, {n: f for f, header in headers.items() for n in header})
 
 
-def ships_mtp(name: str) -> bool:
-    """Whether a local checkpoint, or one in the hub's cache, has an MTP head that can draft. Damaged files have none."""
+def ships_mtp(name: str, device: str = "cpu") -> bool:
+    """Whether a local checkpoint, or one in the hub's cache, has an MTP head that drafts on this device ('auto', 'cpu', 'cuda').
+
+    Damaged files have none.
+    """
     try:
         if name and (file := gguf_in(name, fetches=False)) is not None:
             nextn = find_nextn(file)
-            return nextn is not None and not nextn.is_alone and not nextn.lacking
+            whole = nextn is not None and not nextn.is_alone and not nextn.lacking
+            return whole and not (file.of_model("attention.indexer.top_k") and _on_cuda(device))
         folder = checkpoint_folder(name, None, fetches=False)
         config = {} if folder is None else load_object(folder / "config.json")
         text = config.get("text_config") or config
-        named = text.get("num_hidden_layers") or text.get("num_layers")  # LongCat's name for it
-        layers = named or len(text["layers_block_type"])  # Nemotron-H names no number
+        layers = text.get("num_hidden_layers") or len(text["layers_block_type"])  # Nemotron-H names no number
         if folder is None or not isinstance(layers, int) or _not_read(config.get("model_type")):
+            return False
+        if text.get("index_topk") and _on_cuda(device):  # an indexer's keys are in our cache on a CPU alone
             return False
         found = find_mtp(folder, layers)
         if found is not None:
@@ -105,6 +106,10 @@ def ships_mtp(name: str) -> bool:
     except (OSError, ValueError, AttributeError, KeyError, TypeError, OutriderError):
         return False
     return found is not None
+
+
+def _on_cuda(device: str) -> bool:
+    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
 
 def weigh_mtp(name: str, config: Any, dtype: torch.dtype) -> ModelMemory:
@@ -147,7 +152,7 @@ def load_mtp(
     """
     if name and (file := gguf_in(name, revision)) is not None:
         nextn, text = _nextn(file, config), config.get_text_config()
-        made = MtpConfig(nextn.layout, text.hidden_size, (AFTER_NORM,), max_position_embeddings=file.of_model("context_length"))
+        made = MtpConfig(nextn.layout, text.hidden_size, max_position_embeddings=file.of_model("context_length"))
         layers = range(len(nextn.layers))
         return MtpHead(
             made, [nextn_layer(nextn, index, config, dtype, device, pack, blocks_stay=blocks_stay) for index in layers]
@@ -156,38 +161,27 @@ def load_mtp(
     assert folder is not None
     files = _found(folder, config)
     layout, text = files.layout, config.get_text_config()
-    signal = AFTER_NORM if layout.reads_normed else text.num_hidden_layers
     stored = read_config(folder)
     own, known = stored.get("outrider"), (stored.get("text_config") or stored).get("max_position_embeddings")
     trained_for = str(own.get("target", "")) if isinstance(own, dict) else ""
-    width = text.hidden_size * (text.hc_count if layout.streams else 1)
-    made = MtpConfig(
-        layout.name, width, (signal,), layout.hidden_first, layout.reads_normed, known, trained_for,
-        getattr(text, "logits_mup_width_multiplier", None) or 1.0, getattr(text, "unpadded_vocab_size", None),
-    )  # fmt: skip
+    made = MtpConfig(layout.name, text.hidden_size, layout.hidden_first, known, trained_for)
     return MtpHead(made, [_layer(files, index, config, dtype, device) for index in range(len(layout.layers))]).eval()
 
 
 def _layer(files: MtpFiles, index: int, config: Any, dtype: torch.dtype, device: torch.device) -> MtpLayer:
-    what = f"the MTP head in '{files.folder}' ({files.layout.name} layout), layer {index},"
+    what = f"the MTP head in '{files.folder}' ({files.layout.name} layout), layer {index}"
     tensors = _read(files, index)
     size, bias = config.get_text_config().hidden_size, f"{PROJECTION}.bias" in tensors
-    ends = {} if files.layout.has_norm else {f"{NORM}.weight": torch.ones(size)}  # of which there is none
-    body = make_body(what, config, tensors | ends, dtype, device, stacked=files.layout.stacked, index=index)
-    layer = (StreamsLayer if files.layout.streams else MtpLayer)(*body, size, bias=bias)
-    if ends:
-        layer.norm = nn.Identity()
+    body = make_body(what, config, tensors, dtype, device, stacked=files.layout.stacked, index=index)
+    layer = MtpLayer(*body, size, bias=bias)
     with torch.no_grad():
-        for part in (EMBED_NORM, HIDDEN_NORM, PROJECTION, *((EMBED_PROJECTION,) if files.layout.streams else ())):
+        for part in (EMBED_NORM, HIDDEN_NORM, PROJECTION):
             for name, own in getattr(layer, part).named_parameters():
                 stored = tensors.get(f"{part}.{name}")
                 if stored is None or stored.shape != own.shape:
                     found = "is missing" if stored is None else f"has shape {list(stored.shape)}, expected {list(own.shape)}"
-                    raise CheckpointError(f"{what} tensor '{part}.{name}' {found}: it was trained for another target.")
+                    raise CheckpointError(f"{what}: tensor '{part}.{name}' {found}: it was trained for another target.")
                 own.copy_(stored)
-    if (table := tensors.get(f"{OUTPUT}.weight")) is not None:
-        layer.output = nn.Linear(table.shape[1], table.shape[0], bias=False, device="meta")
-        layer.output.weight = nn.Parameter(table.to(device, dtype))
     return layer.requires_grad_(False)
 
 
@@ -206,7 +200,7 @@ def _found(folder: Path, config: Any) -> MtpFiles:
         raise CheckpointError(f"'{folder}' has no MTP head: none of its tensors is {looked_for}. {INSTEAD}.")
     _check_whole(files)
     size, name = config.get_text_config().hidden_size, files.layout.layers[0][f"{PROJECTION}.weight"]
-    wanted = [size, size if files.layout.streams else 2 * size]
+    wanted = [size, 2 * size]
     if (shape := list(files.entries[name]["shape"])) != wanted:
         raise CheckpointError(
             f"the MTP head in '{folder}': tensor '{name}' has shape {shape}, expected {wanted}: it was trained for "
@@ -314,11 +308,9 @@ NAMES = {  # of these, in order; {n}: number of layers of the target; {last}: th
     "mimo": tuple(
         f"model.mtp_layers.0{part}" for part in (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
     ),
-    "megatron": tuple(f"model.mtp.layers.0{part}" for part in (".enorm", ".hnorm", ".eh_proj", ".final_layernorm", "")),
     "nemotron": (
         *(f"mtp.layers.0.{part}" for part in ("enorm", "hnorm", "eh_proj")), "mtp.layers.{last}.final_layernorm", "mtp.layers"
     ),
-    "ernie": (*(f"model.mtp_{part}.0" for part in ("emb_norm", "hidden_norm", "linear_proj")), "model.norm", "model.mtp_block.0"),
 }
 
 

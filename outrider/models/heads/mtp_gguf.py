@@ -40,7 +40,6 @@ OUTPUT_NORM = "output_norm.weight"
 EVERYWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # tensors of no layer
 LAYOUTS = {  # what the layout is called in the safetensors checkpoints of these architectures; others: deepseek
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next", "exaone4", "exaone-moe"), "qwen"), "nemotron_h_moe": "nemotron",
-    "mimo2": "megatron",
 }  # fmt: skip
 TWO_BLOCKS = "nemotron"  # a layout whose layer is two of the family's, which lie in one block
 SECOND = re.compile(r"ffn_|exp_probs_b|post_attention_norm")  # beginnings of what belongs to the second one

@@ -1,21 +1,14 @@
 """Which tensors of a checkpoint are its MTP head's, by their names (multi-token prediction, DeepSeek-V3 2412.19437).
 
     deepseek   model.layers.N.{enorm, hnorm, eh_proj, shared_head.norm} and a decoder layer's, N >= num_hidden_layers;
-               DeepSeek V3 and later, GLM 4.5 and later, Ling; Step 3.7 with transformer.shared_head.{norm, output} instead
+               DeepSeek V3 and later, GLM 4.5 and later, Ling, Hunyuan 3
     qwen       mtp.{fc, pre_fc_norm_embedding, pre_fc_norm_hidden, norm}, mtp.layers.K.*: Qwen3-Next, Qwen3.5 and later, Mellum
-    streams    mtp.{fc_embedding, fc_hidden, pre_fc_norm_embedding, pre_fc_norm_hidden, hyper_connection_mixer}, mtp.layers.0:
-               Qwen3.8-Flash-Next, whose target has several residual streams (`mtp_streams.py`)
     mimo       model.mtp_layers.K.{token_layernorm, hidden_layernorm, input_proj, final_layernorm}: MiMo
-    ernie      model.mtp_{emb_norm, hidden_norm, linear_proj, block}.K: ERNIE 4.5
-    megatron   mtp.layers.K.{enorm, hnorm, eh_proj, final_layernorm} and a decoder layer's, some under transformer_layer: MiMo-V2,
-               MiniMax M3; LongCat Flash has its last norm in mtp.norm
-    inkling    model.mtp.layers.K.{embed_norm, hidden_norm, input_proj} and a decoder layer's under transformer_block, without a
-               last norm of each layer; one for all of them in model.mtp.chain_norm, where there is one: Inkling
     nemotron   mtp.layers.B, blocks of the family (attention, experts) that make one layer: the first block has enorm, hnorm and
                eh_proj beside its own tensors, the last one final_layernorm: Nemotron-H
 
-They differ in names, in what comes first in the projection's input, and in which of the target's hidden states they read: all but
-ERNIE's read what its output head reads, and take their own such state back.
+They differ in names and in what comes first in the projection's input. All read the state that the target's output head reads,
+and take their own such state back.
 """
 
 from __future__ import annotations
@@ -25,28 +18,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 EMBED_NORM, HIDDEN_NORM, PROJECTION, NORM, BLOCK = "embed_norm", "hidden_norm", "projection", "norm", "block"  # parts of a layer
-OUTPUT, EMBED_PROJECTION = "output", "embed_projection"  # parts that few layers have: an output head, a second projection
 ROLES = {
-    **dict.fromkeys(("enorm", "enorm.m", "pre_fc_norm_embedding", "token_layernorm", "emb_norm", "embed_norm"), EMBED_NORM),
-    **dict.fromkeys(("hnorm", "hnorm.m", "pre_fc_norm_hidden", "hidden_layernorm", "hidden_norm"), HIDDEN_NORM),
-    **dict.fromkeys(("eh_proj", "fc", "input_proj", "linear_proj"), PROJECTION),
-    **dict.fromkeys(("shared_head.norm", "norm", "final_layernorm"), NORM), "shared_head.output": OUTPUT,
+    **dict.fromkeys(("enorm", "pre_fc_norm_embedding", "token_layernorm"), EMBED_NORM),
+    **dict.fromkeys(("hnorm", "pre_fc_norm_hidden", "hidden_layernorm"), HIDDEN_NORM),
+    **dict.fromkeys(("eh_proj", "fc", "input_proj"), PROJECTION),
+    **dict.fromkeys(("shared_head.norm", "norm", "final_layernorm"), NORM),
 }
-COPIES = ("embed_tokens.weight", "shared_head.head.weight", "shared_head.weight")  # of the target's tables
+COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's tables
 OUTER = re.compile(r"^(model\.|language_model\.)+")
-LOOKED_FOR = "mtp.fc, mtp.layers.0.eh_proj, model.layers.{next}.eh_proj, model.mtp_layers.0.input_proj, model.mtp_linear_proj.0"
-_DEEPSEEK = re.compile(r"layers\.(\d+)\.(?:transformer\.)?(.+)")
-_MEGATRON = re.compile(r"mtp\.layers\.(\d+)\.(?:transformer_layer\.)?(.+)")
+LOOKED_FOR = "mtp.fc, mtp.layers.0.eh_proj, model.layers.{next}.eh_proj, model.mtp_layers.0.input_proj"
+_DEEPSEEK = re.compile(r"layers\.(\d+)\.(.+)")
 _QWEN_LAYER = re.compile(r"mtp\.layers\.(\d+)\.(.+)")
 _NEMOTRON = {"enorm": EMBED_NORM, "hnorm": HIDDEN_NORM, "eh_proj": PROJECTION, "final_layernorm": NORM}
-_STREAMS = {
-    "fc_embedding": EMBED_PROJECTION, "fc_hidden": PROJECTION, "pre_fc_norm_embedding": EMBED_NORM,
-    "pre_fc_norm_hidden": HIDDEN_NORM, "hyper_connection_mixer": NORM, "layers.0": BLOCK,
-}  # fmt: skip
 _QWEN_SHARED = re.compile(r"mtp\.((?:fc|pre_fc_norm_embedding|pre_fc_norm_hidden|norm)\.\w+)")
-_INKLING = re.compile(r"mtp\.layers\.(\d+)\.(transformer_block\.)?(.+)")
 _MIMO = re.compile(r"mtp_layers\.(\d+)\.(.+)")
-_ERNIE = re.compile(r"mtp_(block|emb_norm|hidden_norm|linear_proj)\.(\d+)\.(.+)")
 _PART = re.compile(rf"({'|'.join(map(re.escape, ROLES))})\.(\w+)")
 
 
@@ -58,10 +43,7 @@ class MtpLayout:
     name: str
     layers: tuple[Mapping[str, str], ...]
     hidden_first: bool = False  # the projection's input begins with the hidden state, not with the embedding
-    reads_normed: bool = True  # the target's hidden state behind its final norm; else that before it
-    streams: bool = False  # it reads all residual streams of the target
     stacked: bool = False  # a layer is several blocks of the family, by their numbers: `block.0.mixer.q_proj.weight`
-    has_norm: bool = True  # between a layer and the output head
     copies: tuple[str, ...] = field(default=(), compare=False)  # of the target's tables
 
     @property
@@ -72,8 +54,7 @@ class MtpLayout:
     @property
     def lacking(self) -> list[str]:
         """Parts that a layer must have and that are not there."""
-        needed = (EMBED_NORM, HIDDEN_NORM, PROJECTION, *((EMBED_PROJECTION,) if self.streams else ()))
-        needed = (*needed, NORM) if self.has_norm else needed
+        needed = (EMBED_NORM, HIDDEN_NORM, PROJECTION, NORM)
         lacking = [
             f"{part}.weight of layer {index}"
             for index, layer in enumerate(self.layers)
@@ -93,7 +74,7 @@ def find_layout(names: Iterable[str], num_layers: int) -> MtpLayout | None:
     `num_layers`: decoder layers of the target.
     """
     short = {OUTER.sub("", name): name for name in names}
-    for find in (_qwen, _streams, _inkling, _nemotron, _megatron, _deepseek, _mimo, _ernie):
+    for find in (_qwen, _nemotron, _deepseek, _mimo):
         found = find(short, num_layers)
         if found is not None:
             return found
@@ -117,29 +98,6 @@ def _qwen(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
     return MtpLayout("qwen", tuple({**shared, **layer} for layer in layers.in_order() or [{}]))
 
 
-def _streams(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
-    if "mtp.fc_hidden.weight" not in short:
-        return None
-    own = {}
-    for name, there in short.items():
-        match = re.fullmatch(rf"mtp\.({'|'.join(_STREAMS)})\.(.+)", name)
-        if match is not None and "mixer.block_inject" not in name:  # which a last mixer has no use for
-            own[f"{_STREAMS[match[1]]}.{match[2]}"] = there
-    return MtpLayout("streams", (own,), reads_normed=False, streams=True)
-
-
-def _inkling(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
-    if "mtp.layers.0.input_proj.weight" not in short:
-        return None
-    layers, chain = _Layers(), short.get("mtp.chain_norm.weight")
-    for name, there in short.items():
-        if match := _INKLING.fullmatch(name):
-            layers.add(int(match[1]), f"{BLOCK}.{match[3]}" if match[2] else _in_our_words(match[3]), there)
-    shared = {} if chain is None else {f"{NORM}.weight": chain}
-    found = tuple({**shared, **layer} for layer in layers.in_order())
-    return MtpLayout("inkling", found, hidden_first=True, has_norm=chain is not None)
-
-
 def _nemotron(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
     if "mtp.layers.0.eh_proj.weight" not in short or "mtp.layers.0.norm.weight" not in short:
         return None
@@ -149,16 +107,6 @@ def _nemotron(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
             part, _, kind = match[2].rpartition(".")
             own[f"{_NEMOTRON[part]}.{kind}" if part in _NEMOTRON else f"{BLOCK}.{match[1]}.{match[2]}"] = there
     return MtpLayout("nemotron", (own,), stacked=True)
-
-
-def _megatron(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
-    if "mtp.layers.0.eh_proj.weight" not in short:
-        return None
-    found = [(int(match[1]), match[2], there) for name, there in short.items() if (match := _MEGATRON.fullmatch(name))]
-    named = [(index, rest.replace("pre_mlp_layernorm", "post_attention_layernorm"), there) for index, rest, there in found]
-    if "mtp.norm.weight" in short:
-        named += [(index, "norm.weight", short["mtp.norm.weight"]) for index in {index for index, _, _ in found}]
-    return _per_layer("megatron", named)
 
 
 def _deepseek(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
@@ -180,18 +128,6 @@ def _per_layer(name: str, found: list[tuple[int, str, str]], *, hidden_first: bo
             layers.add(index, _in_our_words(rest), there)
     copies = tuple(there for _, rest, there in found if rest in COPIES)
     return MtpLayout(name, tuple(layers.in_order()), hidden_first, copies=copies) if found else None
-
-
-def _ernie(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
-    layers = _Layers()
-    for name, there in short.items():
-        if match := _ERNIE.fullmatch(name):
-            own = f"{BLOCK}.{match[3]}" if match[1] == BLOCK else _in_our_words(f"{match[1]}.{match[3]}")
-            layers.add(int(match[2]), own, there)
-    if not layers.in_order():
-        return None
-    norm = {f"{NORM}.weight": short["norm.weight"]} if "norm.weight" in short else {}  # the target's own
-    return MtpLayout("ernie", tuple({**norm, **layer} for layer in layers.in_order()), reads_normed=False)
 
 
 def _in_our_words(name: str) -> str:

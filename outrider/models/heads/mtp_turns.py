@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.kv import KVCache
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.heads.mtp import MtpHead
 from outrider.models.pass_plan import PassPlan
@@ -27,8 +26,8 @@ from outrider.models.pass_plan import PassPlan
 class MtpTurnsLM(HeadLM):
     """A head whose layers take turns. Drafts are chains of at most one token a layer."""
 
-    def __init__(self, head: MtpHead, vocab_size: int, context_length: int, kv: KVCache | None = None) -> None:
-        super().__init__(head, vocab_size, context_length, kv)
+    def __init__(self, head: MtpHead, vocab_size: int, context_length: int) -> None:
+        super().__init__(head, vocab_size, context_length)
         self._layers, self._num_turns = head, len(head.layers)
         self.max_chain, self.lag = self._num_turns, self._num_turns - 1
         self._turn = 0  # the layer that makes the next pass

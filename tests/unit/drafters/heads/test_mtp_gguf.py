@@ -109,7 +109,7 @@ FAMILIES: dict[str, tuple[str, str, type, dict[str, Any], dict[str, Any]]] = {  
     "hunyuan": ("hy_v3", "deepseek", HYV3Config, {**HUNYUAN, "num_hidden_layers": 2}, {
         f"hy_v3.{key}": value for key, value in HUNYUAN_KEYS.items()
     }),
-    "mimo": ("mimo2", "megatron", MiMoV2FlashConfig, {
+    "mimo": ("mimo2", "deepseek", MiMoV2FlashConfig, {
         **MIMO, "num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"],
         "mlp_layer_types": ["sparse", "dense"],
     }, {f"mimo2.{key}": value for key, value in MIMO_KEYS.items()}),

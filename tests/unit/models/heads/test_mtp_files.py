@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoConfig
+from transformers import AutoConfig
 
 from outrider.build import named_drafter
 from outrider.errors import CapabilityError, CheckpointError, OutriderError
+from outrider.models.heads import mtp_body
 from outrider.models.heads.kinds import head_kind
-from outrider.models.heads.mtp_body import COUNTS, one_layer_config
+from outrider.models.heads.mtp_body import one_layer_config
 from outrider.models.heads.mtp_files import load_mtp, ships_mtp, weigh_mtp
 from outrider.models.heads.mtp_layout import find_layout
 from outrider.options import Options
 from tests.helpers import tiny_llama
 from tests.mtp_heads import MTP_LAYOUTS, WEIGHTS, save_with_mtp
+from tests.unit.runtime.families import make
 
 CPU = torch.device("cpu")
 VOCAB = 60
@@ -129,7 +130,6 @@ def test_families_whose_heads_are_not_read_are_named(checkpoints: Path, tmp_path
 PARTS = {  # by layout, a tensor's name and what it is called
     "deepseek": ("model.layers.2.enorm.weight", "embed_norm.weight of layer 0"),
     "mimo": ("model.mtp_layers.0.hidden_layernorm.weight", "hidden_norm.weight of layer 0"),
-    "megatron": ("model.mtp.layers.0.final_layernorm.weight", "norm.weight of layer 0"),
 }  # fmt: skip
 
 
@@ -139,13 +139,6 @@ def test_a_part_that_is_missing_is_named(checkpoints: Path, tmp_path: Path, layo
     folder = edited(checkpoints / layout, tmp_path / "damaged", lambda tensors: tensors.pop(name))
     assert f"is incomplete: it lacks the {called}." in error_of(folder)
     assert not ships_mtp(str(folder))
-
-
-def test_a_projection_of_embeddings_that_is_missing_is_named() -> None:
-    names = ["fc_hidden", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "hyper_connection_mixer.hc_norm", "layers.0.mlp.gate"]
-    found = find_layout([f"mtp.{name}.weight" for name in names], 48)
-    assert found is not None
-    assert found.lacking == ["embed_projection.weight of layer 0"]
 
 
 def as_kind(tensors: dict[str, Tensor], dtype: torch.dtype) -> None:
@@ -222,23 +215,41 @@ def test_a_whole_model_with_a_head_is_no_head(checkpoints: Path, tmp_path: Path)
     assert head_kind(tmp_path / "alone") == "mtp"
 
 
-@pytest.mark.parametrize("count", [None, *COUNTS])
-def test_the_head_that_mellum_ships_is_windowed(count: str | None) -> None:
-    """Catches full attention where the files do not name a kind and transformers, an older one, does not fill it in."""
+def test_the_layer_has_the_kind_that_the_config_names() -> None:
+    """Catches full attention where a config (Mellum's) says that the head's layer is windowed."""
     config = AutoConfig.for_model("mellum", layer_types=["full_attention", "sliding_attention"], num_hidden_layers=2)
-    if count is not None:
-        setattr(config, count, 1)
-    kind = "full_attention" if count is None else "sliding_attention"
-    assert one_layer_config(config, has_experts=True).layer_types == [kind]
-    config.mtp_layer_types = ["full_attention"]
+    config.mtp_layer_types = None
     assert one_layer_config(config, has_experts=True).layer_types == ["full_attention"]
+    config.mtp_layer_types = ["sliding_attention", "full_attention"]
+    kinds = [one_layer_config(config, has_experts=True, index=index).layer_types for index in range(3)]
+    assert kinds == [["sliding_attention"], ["full_attention"], ["full_attention"]]
 
 
-def test_each_layer_has_the_kind_that_the_config_names() -> None:
-    """Inkling's `local_layer_ids`: catches a window over all layers of a head, or over none."""
-    options = {"num_hidden_layers": 2, "num_mtp_layers": 3, "mtp_local_layer_ids": [1], "vocab_size": 40}
-    if "inkling_text" not in CONFIG_MAPPING:
-        pytest.skip(f"transformers {transformers.__version__} has no Inkling")
-    config = AutoConfig.for_model("inkling_text", **options)
-    kinds = [one_layer_config(config, has_experts=False, index=index).layer_types for index in range(3)]
-    assert kinds == [["hybrid"], ["hybrid_sliding"], ["hybrid"]]
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.mtp.layers.0.eh_proj.weight", "mtp.layers.0.enorm.m.weight", "model.mtp_linear_proj.0.weight",
+        "model.mtp.layers.0.input_proj.weight", "mtp.fc_hidden.weight",
+    ],
+)  # fmt: skip
+def test_layouts_that_are_not_read_are_named(checkpoints: Path, tmp_path: Path, name: str) -> None:
+    """Of MiMo-V2, MiniMax M3, LongCat, ERNIE, Inkling and Qwen3.8-Flash-Next. 'auto' leaves such a head."""
+    folder = edited(checkpoints / "none", tmp_path / "other", lambda tensors: tensors.update({name: torch.zeros(2)}))
+    assert f"an MTP head of a layout that is not read (tensor '{name}'). Use --drafter ngram" in error_of(folder)
+    assert named_drafter(Options(target=str(folder)), None).drafter == "ngram"
+
+
+def test_a_head_with_sparse_attention_drafts_on_a_cpu_alone(checkpoints: Path, tmp_path: Path) -> None:
+    folder = edited(checkpoints / "deepseek", tmp_path / "sparse", lambda tensors: None)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "index_topk": 8}))
+    assert ships_mtp(str(folder), "cpu")
+    assert not ships_mtp(str(folder), "cuda:0")
+
+
+def test_a_layer_that_our_cache_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As sparse attention is on CUDA, where its indexers do not ask us."""
+    monkeypatch.setattr(mtp_body, "keep_choices", lambda module: None)
+    save_with_mtp(tmp_path, lambda seed: make("deepseek_v32"), "deepseek")
+    with pytest.raises(CapabilityError, match=r"layer 0: its layer does not run on Outrider's cache: .*attention is sparse"):
+        load(tmp_path)
