@@ -29,7 +29,7 @@ from outrider.lazy import transformers
 from outrider.models.gguf.names import gguf_in
 from outrider.models.heads.assistant_gguf import ASSISTANT, assistant_config, assistant_tensors
 from outrider.models.heads.mtp_body import in_silence
-from outrider.models.heads.tensors import read_config
+from outrider.models.heads.source import read_config
 from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.lm import LM
 

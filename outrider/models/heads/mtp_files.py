@@ -39,7 +39,7 @@ from outrider.models.heads.mtp_layout import (
     find_layout,
     strangers,
 )
-from outrider.models.heads.tensors import read_config, write_head
+from outrider.models.heads.source import read_config, write_head
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import adapter_in
 from outrider.models.loading.memory import folder_weights_bytes, layer_kv_bytes

@@ -12,9 +12,8 @@ import torch
 
 from outrider.build import Options, build, head_in
 from outrider.errors import CapabilityError, CheckpointError
-from outrider.models.heads.block_files import load_block, outline_block
-from outrider.models.heads.block_saving import save_block
-from outrider.models.heads.eagle_files import TargetSizes, load_eagle, outline_eagle, save_eagle
+from outrider.models.heads.block_files import load_block, save_block
+from outrider.models.heads.eagle_files import TargetSizes, load_eagle, save_eagle
 from tests.gguf_files import Kind, rounded
 from tests.gguf_heads import write_draft_head
 from tests.heads import DFLASH, DFLASH2, random_block, random_eagle
@@ -74,7 +73,7 @@ def test_eagle3(tmp_path: Path, name: str, kind: Kind) -> None:
     path = write_draft_head(tmp_path / "head.gguf", head, "eagle3", kind=kind)
     sizes = TargetSizes.of(target().config)
     same(load_eagle(tmp_path / "folder", "eagle3", sizes), load_eagle(path, "eagle3", sizes))
-    assert outline_eagle(path, "eagle3", sizes).config == load_eagle(path, "eagle3", sizes).config
+    assert load_eagle(path, "eagle3", sizes, outline=True).config == load_eagle(path, "eagle3", sizes).config
     assert head_in(str(path)) == "eagle3"
 
 
@@ -89,7 +88,7 @@ def test_block_heads(tmp_path: Path, name: str, kind: Kind) -> None:
     path = write_draft_head(tmp_path / "head.gguf", head, "dflash", kind=kind)
     sizes = (64, VOCAB, 8)
     same(load_block(tmp_path / "folder", *sizes), load_block(path, *sizes))
-    assert outline_block(path, *sizes).config == load_block(path, *sizes).config
+    assert load_block(path, *sizes, outline=True).config == load_block(path, *sizes).config
     assert head_in(str(path)) == "block"
 
 
