@@ -2,7 +2,7 @@
 
 It needs no --draft: its tensors are read from the target's own folder or GGUF file, or from another one (`head`). How it is fed
 the target's hidden states, and what its cache may hold: `feature_fed.py`. A head of one layer is applied again and again, taking
-its own state back; one of several layers drafts a token with each (`models/heads/mtp_turns.py`). Gemma 4's is a checkpoint of its
+its own state back; one of several layers drafts a token with each (`MtpTurnsLM`). Gemma 4's is a checkpoint of its
 own (`assistant.py`).
 """
 
@@ -22,9 +22,8 @@ from outrider.errors import CapabilityError
 from outrider.models.gguf.names import gguf_in
 from outrider.models.heads.assistant import is_assistant
 from outrider.models.heads.head_lm import HeadLM
-from outrider.models.heads.mtp import MtpHead
+from outrider.models.heads.mtp import MtpHead, MtpTurnsLM
 from outrider.models.heads.mtp_files import checkpoint_folder, load_mtp, weigh_mtp
-from outrider.models.heads.mtp_turns import MtpTurnsLM
 from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.lm import LM
 from outrider.models.model_memory import ModelMemory

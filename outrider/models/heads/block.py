@@ -29,8 +29,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply
 
 from outrider.models.gguf.linear import BlockEmbedding
 from outrider.models.heads.block_config import BlockConfig
-from outrider.models.heads.block_dflash2 import BlockConvolution, CandidateSelector
-from outrider.models.heads.block_markov import MarkovHead
+from outrider.models.heads.block_parts import BlockConvolution, CandidateSelector, MarkovHead
 from outrider.models.tokens.vocabulary import OUTSIDE
 
 INITIAL_STD = 0.02

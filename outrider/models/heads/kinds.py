@@ -1,8 +1,7 @@
 """Which kind of trained head a folder or a GGUF file holds: its files and the headers of its weights decide, not its name.
 
     what `outrider train` saved          by the config, which names the kind: loading will say which tensor a damaged one lacks
-    medusa, eagle, eagle3, block, mtp    of others by the names of their tensors; Gemma 4's assistants, which draft as mtp, by the
-                                         config
+    medusa, eagle, eagle3, block, mtp    of others by the names of their tensors; assistants, which draft as mtp, by the config
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from outrider.models.families import ASSISTANTS, MTP_LAYOUTS
 from outrider.models.gguf.names import gguf_in
 from outrider.models.heads.acceptance import KIND as ACCEPTANCE_FILES
-from outrider.models.heads.assistant import ASSISTANTS, is_assistant
+from outrider.models.heads.assistant import is_assistant
 from outrider.models.heads.exit import KIND as EXIT_FILES
 from outrider.models.heads.gguf_heads import gguf_head_kind
 from outrider.models.heads.mtp_gguf import find_nextn
-from outrider.models.heads.mtp_layout import find_layout
+from outrider.models.heads.mtp_layout import find_tensors
 from outrider.models.heads.source import WEIGHT_FILES, HeadSource, read_config
 
 ACCEPTANCE, EARLY_EXIT = "acceptance", "early-exit"
@@ -24,7 +24,7 @@ OURS = {ACCEPTANCE_FILES: ACCEPTANCE, EXIT_FILES: EARLY_EXIT}  # by the config's
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")  # one of them beside a model, none beside a head
 MEDUSA = re.compile(r"(model\.)?(0\.0\.linear|0\.1\.weight|blocks\.0\.|medusa_heads?\.)")  # how its tensors begin
 PROJECTION = re.compile(r"(model\.)?(encoder\.)?fc\.weight")  # which EAGLE's and block heads have
-SIGNS = {  # tensors by which these are told apart; an EAGLE head has none of them
+SIGNS = {  # tensors by which these differ; an EAGLE head has none of them
     "eagle3": re.compile(r"(model\.)?(midlayer|layers\.0)\.hidden_norm\.weight"),
     "block": re.compile(r"(model\.)?(hidden_norm|encoder\.output_norm_enc)\.weight"),
 }
@@ -44,7 +44,7 @@ def head_kind(folder: Path) -> str | None:
         return None
     config = read_config(folder)
     model_type, own = str(config.get("model_type")), config.get("outrider")
-    if model_type in OURS or model_type in ASSISTANTS:
+    if model_type in OURS or model_type in ASSISTANTS.model_types:
         return OURS.get(model_type, "mtp")
     if isinstance(own, dict) and own.get("head"):
         return str(own["head"])
@@ -79,5 +79,5 @@ def _kind_by_names(names: list[str]) -> str | None:
 
 def _is_mtp_alone(names: list[str]) -> bool:
     """Whether all that there is makes an MTP head: a whole model may have one, too."""
-    layout = find_layout(names, 0)
-    return layout is not None and set(names) <= {*layout.tensors, *layout.copies}
+    tensors = find_tensors(MTP_LAYOUTS.values(), names, 0)
+    return tensors is not None and set(names) <= {*tensors.names, *tensors.copies}

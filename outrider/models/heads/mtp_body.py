@@ -18,6 +18,7 @@ from outrider.errors import CapabilityError, CheckpointError
 from outrider.kv import LayerShape
 from outrider.lazy import transformers
 from outrider.models import attention
+from outrider.models.families import MTP_KINDS
 from outrider.models.heads.mtp_layout import BLOCK, NORM
 from outrider.models.indexer import keep_choices
 from outrider.models.latent import keep_latents
@@ -32,26 +33,25 @@ EXPERT_FIELDS: dict[str, tuple[Any, Any]] = {
     "moe_layer_end_index": (0, 0), "moe_layer_interval": (1, 1), "mlp_layer_types": (["sparse"], ["dense"]),
 }  # fmt: skip
 FULL = "full_attention"
-KINDS = {"mimo_v2_flash": "sliding_attention"}  # of MTP layers, where it is not full attention
 STATELESS = ("full_attention", "attention", "moe", "mlp")  # kinds of blocks that keep keys and values, or nothing
 Body = tuple[nn.Module, nn.Module, LayerShape, int | None]  # what `make_body` gives
 
 
-def one_layer_config(config: Any, *, has_experts: bool, stacked: bool = False, index: int = 0) -> Any:
+def one_layer_config(config: Any, *, has_experts: bool, kinds: str = "", index: int = 0) -> Any:
     """A target's config for one more of its layers, with full attention unless the config says otherwise of MTP layer `index`.
 
-    `stacked`: a layer is several blocks, whose kinds the config names.
+    `kinds`: where a layer is several blocks, the config's list of what they are.
     """
     text = copy.deepcopy(config.get_text_config(decoder=True))
-    kinds, own = getattr(text, "layer_types", None), getattr(text, "mtp_layer_types", None)
+    types, own = getattr(text, "layer_types", None), getattr(text, "mtp_layer_types", None)
     text.num_hidden_layers = 1
-    if kinds:
-        usual = FULL if FULL in kinds else kinds[-1]
-        text.layer_types = [own[min(index, len(own) - 1)] if own else KINDS.get(text.model_type, usual)]
+    if types:
+        usual = FULL if FULL in types else types[-1]
+        text.layer_types = [own[min(index, len(own) - 1)] if own else MTP_KINDS.get(text.model_type, usual)]
     if getattr(text, "indexer_types", None):
         text.indexer_types = ["full"]  # a single layer has nobody's choice of keys to share
-    if stacked:
-        text.layer_types = list(text.mtp_layers_block_type)
+    if kinds:
+        text.layer_types = list(getattr(text, kinds))
     for name, (with_experts, without) in EXPERT_FIELDS.items():
         if getattr(text, name, None) is not None:
             setattr(text, name, with_experts if has_experts else without)
@@ -63,18 +63,19 @@ def one_layer_config(config: Any, *, has_experts: bool, stacked: bool = False, i
 
 
 def make_body(
-    what: str, config: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, *, stacked: bool = False,
+    what: str, config: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, *, kinds: str = "",
     index: int = 0,
 ) -> Body:  # fmt: skip
     """A decoder of one layer that ends without a norm; that norm; what our cache keeps of a token; its window.
 
-    `tensors`: of the layer (`block.*`, with `stacked` blocks `block.N.*`) and the norm. Raises CheckpointError, beginning with
-    `what`, where they are not what a layer of this family has, CapabilityError for a layer that our cache does not serve.
+    `tensors`: of the layer (`block.*`, of several blocks `block.N.*`, see `one_layer_config`) and the norm. Raises
+    CheckpointError, beginning with `what`, where they are not what a layer of this family has, CapabilityError for a layer that
+    our cache does not serve.
     """
-    text = one_layer_config(config, has_experts=any(".experts." in name for name in tensors), stacked=stacked, index=index)
+    text = one_layer_config(config, has_experts=any(".experts." in name for name in tensors), kinds=kinds, index=index)
     code = _code_of(what, text, config)
     norm, outer = _norm_name(code, text), "" if _is_decoder(code, text) else f"{code.base_model_prefix}."
-    inner = f"{outer}layers." if stacked else f"{outer}layers.0."
+    inner = f"{outer}layers." if kinds else f"{outer}layers.0."
     state = {inner + name.removeprefix(f"{BLOCK}."): tensor for name, tensor in tensors.items() if name.startswith(BLOCK)}
     final = {name.removeprefix(NORM): tensor for name, tensor in tensors.items() if name.startswith(f"{NORM}.")}
     state |= {f"{outer}{norm}{name}": tensor for name, tensor in final.items()}

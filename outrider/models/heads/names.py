@@ -32,7 +32,7 @@ class Names:
 
 
 @cache
-def _expression(pattern: str) -> re.Pattern[str]:
+def expression(pattern: str) -> re.Pattern[str]:
     """A regular expression with a group for each place of a pattern."""
     parts = PLACE.split(pattern)
     texts, places = parts[::3], parts[1::3]
@@ -42,7 +42,7 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 def _renamed(name: str, pattern: str, other: str, numbers: dict[str, int] | None = None) -> str | None:
     """A name of one pattern as the other has it; None where it does not match."""
-    match = _expression(pattern).fullmatch(name)
+    match = expression(pattern).fullmatch(name)
     if match is None:
         return None
     values = {**(numbers or {}), **match.groupdict()}

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from outrider.errors import CapabilityError, ConfigError
-from outrider.models.heads.eagle_unroll import unrolled
 from outrider.models.heads.mtp_files import load_mtp
 from outrider.models.loading.multimodal import text_part
 from outrider.settings import parse_settings
 from outrider.train.mtp import MtpRecipe
 from outrider.train.recipe import RecipeSetup
+from outrider.train.unrolled import unrolled
 from tests.contract.multimodal_families import make_whole
 from tests.helpers import tiny_llama
 from tests.mtp_heads import MTP_LAYOUTS, WEIGHTS, MtpReference, save_with_mtp
