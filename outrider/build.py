@@ -25,7 +25,6 @@ from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.grammar import Grammars
 from outrider.loader import ModelLoader
 from outrider.models.gguf.names import fetched_gguf
-from outrider.models.heads.block_names import ships_dspark
 from outrider.models.heads.kinds import head_kind, how_to_draft
 from outrider.models.heads.mtp_files import ships_mtp
 from outrider.models.loaded import LoadedModel
@@ -157,11 +156,11 @@ def target_config(options: Options) -> Any:
     return load_config(options.target, options.trust_remote_code, options.revision)
 
 
-def embedded_heads(target: str) -> dict[str, str]:
+def embedded_heads(target: str, device: str) -> dict[str, str]:
     """Folders of the trained heads that come with a target, by the drafter that drafts with them."""
     if target == DEMO:
         return {name: str(folder) for name, folder in demo_heads().items()}
-    return {"mtp": target} if ships_mtp(target) else {}
+    return {"mtp": target} if ships_mtp(target, device) else {}
 
 
 def _set_threads(asked: int | None) -> None:
@@ -242,22 +241,18 @@ def _head_that_comes(target: str, part: str) -> Path | str | None:
     """The path of the head for drafter `part` that comes with a target; None: none does."""
     if DRAFTERS.load(part).requires.head_in_target:
         return demo_paths().target if target == DEMO else target
-    if part == "block" and ships_dspark(target):
-        return target
     return demo_head(part) if target == DEMO else None
 
 
 def _best_drafter(options: Options, head: str | None) -> str:
-    """The drafter that 'auto' chooses: one for the head that --draft names, a draft model where there is one, the DSpark or MTP
-    head in the target's checkpoint, else n-gram lookup.
+    """The drafter that 'auto' chooses: one for the head that --draft names, a draft model where there is one, the MTP head in
+    the target's checkpoint, else n-gram lookup.
     """
     if head is not None and head in DRAFTERS.names() and DRAFTERS.load(head).requires.head:
         return head
     if options.draft is not None or options.target == DEMO:
         return "draft-model"
-    if ships_dspark(options.target):
-        return "block"
-    return "mtp" if ships_mtp(options.target) else "ngram"
+    return "mtp" if ships_mtp(options.target, options.device) else "ngram"
 
 
 def head_in(draft: str | None) -> str | None:

@@ -13,11 +13,10 @@ import torch
 from outrider.models.heads.acceptance import AcceptanceConfig, AcceptanceHead
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.block_config import BlockConfig
-from outrider.models.heads.block_saving import save_block
+from outrider.models.heads.block_files import save_block
 from outrider.models.heads.eagle import EagleConfig, EagleHead, Kind
 from outrider.models.heads.eagle_files import default_signals, save_eagle
-from outrider.models.heads.medusa import MedusaConfig, MedusaHeads
-from outrider.models.heads.medusa_files import save_medusa
+from outrider.models.heads.medusa import MedusaConfig, MedusaHeads, save_medusa
 from tests.mtp_heads import save_with_mtp
 
 

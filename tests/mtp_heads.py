@@ -9,28 +9,24 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from outrider.runtime.rotary import positions_for
 
-MTP_LAYOUTS = ("qwen", "deepseek", "mimo", "ernie", "megatron")  # of one layer like the target's
+MTP_LAYOUTS = ("qwen", "deepseek", "mimo")  # of one layer like the target's
 WEIGHTS = "model.safetensors"
 SHIPPED = {  # by family, the layout of the head in its checkpoints, where that is read
-    "bailing_hybrid": "deepseek", "deepseek_v3": "deepseek", "deepseek_v32": "deepseek", "ernie4_5_moe": "ernie",
-    "exaone_moe": "qwen", "glm4_moe": "deepseek", "glm4_moe_lite": "deepseek", "glm_moe_dsa": "deepseek", "hy_v3": "deepseek",
-    "inkling_text": "inkling", "longcat_flash": "megatron", "mellum": "qwen", "mimo_v2_flash": "megatron",
-    "minimax_m3_vl_text": "megatron", "nemotron_h": "nemotron", "qwen3_5_moe_text": "qwen", "qwen3_5_text": "qwen",
-    "qwen3_next": "qwen", "qwen4_exp_text": "streams",
+    "bailing_hybrid": "deepseek", "deepseek_v3": "deepseek", "deepseek_v32": "deepseek", "exaone_moe": "qwen",
+    "glm4_moe": "deepseek", "glm4_moe_lite": "deepseek", "glm_moe_dsa": "deepseek", "glm_ocr": "deepseek", "hy_v3": "deepseek",
+    "mellum": "qwen", "nemotron_h": "nemotron", "qwen3_5_moe_text": "qwen", "qwen3_5_text": "qwen", "qwen3_next": "qwen",
 }  # fmt: skip
 
 
@@ -46,21 +42,15 @@ class MtpReference:
     def draft(self, text: list[int], count: int) -> tuple[list[int], Tensor]:
         """The greedy tokens behind a text, and the logits (count, V) they are the best of."""
         model = self.target.get_decoder()
-        heard: list[Tensor] = []
-        hook = model.layers[-1].register_forward_hook(lambda part, args, made: heard.append(_first(made)))
-        normed = model(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state
-        hook.remove()
-        features = (heard[0] if self.layout in UNNORMED else normed)[:, :-1]
+        features = model(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state[:, :-1]
         tokens, drafted, scores = text[1:], [], []
         for step in range(count):
             layer = self.layers[step % len(self.layers)]
             states = self._states(layer, tokens, features)
-            output = layer.get("output") or self.target.get_output_embeddings()
-            divisor = getattr(self.target.config.get_text_config(), "logits_mup_width_multiplier", 1.0)
-            logits = output(layer["norm"](states[:, -1:]) / divisor)[0, 0]
+            logits = self.target.get_output_embeddings()(layer["norm"](states[:, -1:]))[0, 0]
             drafted.append(int(logits.argmax()))
             scores.append(logits)
-            carried = states if self.layout in UNNORMED else layer["norm"](states)
+            carried = layer["norm"](states)
             if len(self.layers) == 1:  # the same layer goes on one position further
                 tokens, features = tokens + drafted[-1:], torch.cat([features, carried[:, -1:]], dim=1)
             else:  # the next layer reads what this one made of the same positions
@@ -68,15 +58,9 @@ class MtpReference:
         return drafted, torch.stack(scores)
 
     def _states(self, layer: dict[str, Any], tokens: list[int], features: Tensor) -> Tensor:
-        table = self.target.get_input_embeddings()
-        embeds = table(torch.tensor([tokens])) if self.layout != "inkling" else F.embedding(torch.tensor([tokens]), table.weight)
-        embeds = layer["embed_norm"](embeds)
-        pair = [embeds, layer["hidden_norm"](features)]
-        if self.layout == "streams":
-            every = pair[1].unflatten(-1, (-1, embeds.shape[-1]))
-            x = (layer["projection"](every) + layer["embed_projection"](embeds)[:, :, None]).flatten(-2)
-        else:
-            x = layer["projection"](torch.cat(pair[::-1] if self.layout in ("mimo", "inkling") else pair, dim=-1))
+        embeds = self.target.get_input_embeddings()(torch.tensor([tokens]))
+        pair = [layer["embed_norm"](embeds), layer["hidden_norm"](features)]
+        x = layer["projection"](torch.cat(pair[::-1] if self.layout == "mimo" else pair, dim=-1))
         count = x.shape[1]
         positions = torch.arange(count)[None]
         for block in layer["blocks"]:
@@ -93,19 +77,6 @@ def _rotation(rotary: Any, x: Tensor, positions: Tensor, attention: Any) -> Any:
     """What a rotary embedding gives, some of them by the kind of attention."""
     by_kind, positions = "layer_type" in inspect.signature(rotary.forward).parameters, positions_for(rotary, positions)
     return rotary(x, positions, attention.config.layer_types[attention.layer_idx]) if by_kind else rotary(x, positions)
-
-
-class FirstHalf(nn.Module):
-    """A block of LongCat Flash's MTP layer, which is the first half of the family's own, without experts."""
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        self.self_attn, self.mlp = layer.self_attn[0], layer.mlps[0]
-        self.input_layernorm, self.post_attention_layernorm = layer.input_layernorm[0], layer.post_attention_layernorm[0]
-
-    def forward(self, x: Tensor, **options: Any) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), **options)[0]
-        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 def _first(made: Any) -> Tensor:
@@ -145,10 +116,6 @@ def _parts(donor: Any, target: Any, layout: str, shared: dict[str, Any], *, seed
     """A layer's modules; in Qwen's layout all layers share all but the block."""
     decoder, size = donor.get_decoder(), target.config.get_text_config().hidden_size
     block = {"blocks": decoder.layers[-_num_blocks(layout) :], "rotary": getattr(decoder, "rotary_emb", None)}
-    if donor.config.model_type == "longcat_flash":
-        block["blocks"] = [FirstHalf(decoder.layers[-1])]
-    if layout == "streams":
-        return {**block, **_parts_of_streams(decoder, size, seed)}
     norm = getattr(decoder, "norm", None) or decoder.norm_f
     donor.set_attn_implementation("eager")
     if layout == "qwen" and shared:
@@ -158,31 +125,14 @@ def _parts(donor: Any, target: Any, layout: str, shared: dict[str, Any], *, seed
     for name in ("embed_norm", "hidden_norm", "norm"):
         norms[name] = copy.deepcopy(norm)
         norms[name].weight.data.copy_(norm.weight + 0.2 * (not echoes) * torch.randn(size, generator=generator))
-    if layout == "ernie":
-        norms["norm"] = target.get_decoder().norm
     projection = nn.Linear(2 * size, size, bias=False)
     projection.weight.data.copy_(
         torch.eye(size, 2 * size) if echoes else torch.randn(size, 2 * size, generator=generator) * size**-0.5
     )
     made: dict[str, Any] = {**norms, "projection": projection}
-    if donor.config.model_type in OWN_OUTPUT:
-        made["output"] = copy.deepcopy(donor.get_output_embeddings())
     if layout == "qwen":
         shared |= made
     return {**made, **block}
-
-
-def _parts_of_streams(decoder: Any, size: int, seed: int) -> dict[str, Any]:
-    """Norms of one stream and of all, two projections, and a mixer."""
-    generator, kind = torch.Generator().manual_seed(seed), type(decoder.hyper_connection_mixer.hc_norm)
-    made: dict[str, Any] = {"norm": decoder.hyper_connection_mixer}
-    for name, width in (("embed_norm", size), ("hidden_norm", len(decoder.hyper_connection_mixer.hc_norm.weight))):
-        made[name] = kind(width, eps=decoder.config.rms_norm_eps)
-        made[name].weight.data.copy_(0.2 * torch.randn(width, generator=generator))
-    for name in ("projection", "embed_projection"):
-        made[name] = nn.Linear(size, size, bias=False)
-        made[name].weight.data.copy_(torch.randn(size, size, generator=generator) * size**-0.5)
-    return made
 
 
 def _num_blocks(layout: str) -> int:
@@ -192,11 +142,7 @@ def _num_blocks(layout: str) -> int:
 
 def _block_tensors(donor: Any, folder: Path, layout: str) -> dict[str, Tensor]:
     """A donor's last layer as checkpoints have it (experts one by one); of several blocks, with their numbers."""
-    family = donor.config.model_type
-    whole = {"minimax_m3_vl_text": "minimax_m3_vl", "inkling_text": "inkling_mm_model"}  # by whose rules its names change
-    donor.config.model_type = whole.get(family, family)
     donor.save_pretrained(folder / "donor")
-    donor.config.model_type = family
     many, found = _num_blocks(layout), dict[str, Tensor]()
     with safe_open(folder / "donor" / WEIGHTS, "pt") as file:
         for block in range(many):
@@ -210,50 +156,24 @@ def _block_tensors(donor: Any, folder: Path, layout: str) -> dict[str, Tensor]:
     return found
 
 
-UNNORMED = ("ernie", "streams")  # layouts that read and carry states before the last norm
 BESIDE = ("embed_norm", "hidden_norm", "projection", "norm")  # the parts beside the block, named in each layout:
 NAMES = {
     "qwen": ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"),
-    "streams": ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc_hidden", "mtp.hyper_connection_mixer"),
     "deepseek": tuple(f"model.layers.{{n}}.{part}" for part in ("enorm", "hnorm", "eh_proj", "shared_head.norm")),
     "mimo": tuple(
         f"model.mtp_layers.{{k}}.{part}" for part in ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
     ),
-    "ernie": (*(f"model.mtp_{part}.{{k}}" for part in ("emb_norm", "hidden_norm", "linear_proj")), "model.norm"),
-    "megatron": tuple(f"model.mtp.layers.{{k}}.{part}" for part in ("enorm", "hnorm", "eh_proj", "final_layernorm")),
-    "inkling": (
-        *(f"model.mtp.layers.{{k}}.{part}" for part in ("embed_norm", "hidden_norm", "input_proj")), "model.mtp.chain_norm"
-    ),
     "nemotron": (*(f"mtp.layers.0.{part}" for part in ("enorm", "hnorm", "eh_proj")), "mtp.layers.1.final_layernorm"),
 }
 BLOCKS = {
-    "qwen": "mtp.layers.{k}.", "deepseek": "model.layers.{n}.", "mimo": "model.mtp_layers.{k}.", "ernie": "model.mtp_block.{k}.",
-    "nemotron": "mtp.layers.", "streams": "mtp.layers.{k}.", "megatron": "model.mtp.layers.{k}.",
-    "inkling": "model.mtp.layers.{k}.transformer_block.",
-}  # fmt: skip
-
-
-OWN_OUTPUT = ("step3p7",)  # families whose layers have an output head of their own
-RENAMED: dict[str, list[tuple[str, str]]] = {  # what else is named otherwise in the checkpoints of a family
-    "hy_v3": [("shared_head.norm", "final_layernorm")],
-    "minimax_m3_vl_text": [(r"(mtp\.layers\.\d+)\.(?!enorm|hnorm|eh_proj|final_layernorm)", r"\1.transformer_layer.")],
-    "mimo_v2_flash": [("post_attention_layernorm", "pre_mlp_layernorm")],
-    "step3p7": [("shared_head", "transformer.shared_head")],
-    "longcat_flash": [
-        (r"layers\.0\.(mlp\.|\w+\.1\.).*", ""), (r"(norm|attn)\.0\.", r"\1."), (r"mlps\.0\.", "transformer_layer.mlp."),
-        (r"([eh]norm)\.", r"\1.m."), (r"layers\.0\.final_layernorm", "norm"),
-    ],
+    "qwen": "mtp.layers.{k}.", "deepseek": "model.layers.{n}.", "mimo": "model.mtp_layers.{k}.", "nemotron": "mtp.layers.",
 }  # fmt: skip
 
 
 def _published(family: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A head's tensors as a family's checkpoints name them."""
-    found = {}
-    for name, tensor in tensors.items():
-        for pattern, other in RENAMED.get(family, []):
-            name = re.sub(pattern, other, name)
-        found[name] = tensor
-    return {name: tensor for name, tensor in found.items() if not name.endswith("mtp.")}
+    """A head's tensors as a family's checkpoints name them: Hunyuan's last norm has another name."""
+    other = "final_layernorm" if family == "hy_v3" else "shared_head.norm"
+    return {name.replace("shared_head.norm", other): tensor for name, tensor in tensors.items()}
 
 
 def _named(layout: str, index: int, num_layers: int, parts: dict[str, Any], block: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -262,11 +182,6 @@ def _named(layout: str, index: int, num_layers: int, parts: dict[str, Any], bloc
     found: dict[str, Tensor] = {}
     for part, name in beside:
         found |= {f"{name.format(**numbers)}.{own}": tensor for own, tensor in parts[part].state_dict().items()}
-    if "embed_projection" in parts:
-        found["mtp.fc_embedding.weight"] = parts["embed_projection"].weight
-        found["mtp.hyper_connection_mixer.block_inject_weight.weight"] = torch.zeros(2)  # of no use there
-    if "output" in parts:
-        found[f"model.layers.{num_layers + index}.shared_head.output.weight"] = parts["output"].weight
     found |= {BLOCKS[layout].format(**numbers) + name: tensor for name, tensor in block.items()}
     if layout == "deepseek":  # copies of the target's tables, as DeepSeek V3 has them
         found[f"model.layers.{num_layers + index}.embed_tokens.weight"] = torch.zeros(3, 3)

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.heads.block import BlockHead
-from outrider.models.heads.block_files import load_block
-from outrider.models.heads.block_saving import save_block
+from outrider.models.heads.block_files import load_block, save_block
 from outrider.models.signals import Listening, decoder_layers
 from outrider.train.block_settings import OWNER, BlockTraining, new_config
 from outrider.train.calibration import sequential_temperatures

@@ -84,7 +84,7 @@ class EarlyExitRecipe:
 
 
 def _going_on(folder: Path, wanted: ExitConfig) -> ExitHead:
-    head = ExitHead.load(folder).train()
+    head = ExitHead.load(folder).train().requires_grad_(True)
     own = (head.config.hidden_size, head.config.num_layers, head.config.exit_layer, head.config.rank)
     if own != (wanted.hidden_size, wanted.num_layers, wanted.exit_layer, wanted.rank):
         raise ConfigError(

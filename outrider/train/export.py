@@ -25,13 +25,12 @@ from torch import nn
 from outrider.errors import CapabilityError, CheckpointError, ConfigError, OutriderError, did_you_mean
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.block_config import BlockConfig
-from outrider.models.heads.block_files import load_block
-from outrider.models.heads.block_saving import export_block
+from outrider.models.heads.block_files import export_block, load_block
 from outrider.models.heads.eagle import EagleConfig, EagleHead, Kind
 from outrider.models.heads.eagle_files import TargetSizes, load_eagle
 from outrider.models.heads.kinds import has_tokenizer, head_kind, how_to_draft
-from outrider.models.heads.medusa_files import export_medusa, load_medusa
-from outrider.models.heads.tensors import HeadTensors
+from outrider.models.heads.medusa import export_medusa, load_medusa
+from outrider.models.heads.source import HeadSource
 from outrider.models.loading.context import UNKNOWN_CONTEXT
 from outrider.models.loading.load import load_config, load_module, load_tokenizer, own_dtype
 from outrider.train.checkpoint import why_unwritten
@@ -87,7 +86,7 @@ def kind_of(folder: Path) -> str:
     if kind is None and has_tokenizer(folder):
         return DRAFT_MODEL
     if kind is None:
-        names = sorted(HeadTensors.outline(folder).names)
+        names = sorted(HeadSource.open(folder).names)
         raise CheckpointError(f"'{folder}' holds no drafter that we know; it has the tensors {', '.join(names[:6])}")
     return kind
 

@@ -20,7 +20,7 @@ from outrider.errors import ConfigError, did_you_mean
 from outrider.models.derived.derive import weight_of
 from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.eagle_files import flags, head_tensors, layer_config, raw_config, raw_tensors
-from outrider.models.heads.tensors import write_head
+from outrider.models.heads.source import write_head
 
 LAYOUTS = ("raw", "speculators")
 SPECULATORS_VERSION = "0.3.0"  # whose fields these are

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.errors import ConfigError
-from outrider.models.heads.medusa import MedusaConfig, MedusaHeads
-from outrider.models.heads.medusa_files import load_medusa, save_medusa
+from outrider.models.heads.medusa import MedusaConfig, MedusaHeads, load_medusa, save_medusa
 from outrider.models.signals import AFTER_NORM, Listening
 from outrider.settings import check_bounds, setting
 from outrider.train.expected import chain_means

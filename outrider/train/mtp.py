@@ -18,7 +18,7 @@ from outrider.models.heads.mtp import MtpConfig, MtpHead, MtpLayer
 from outrider.models.heads.mtp_body import copied_body
 from outrider.models.heads.mtp_files import load_mtp, save_mtp, ships_mtp
 from outrider.models.indexer import indexer_layers
-from outrider.models.signals import AFTER_NORM, Listening
+from outrider.models.signals import Listening
 from outrider.settings import check_bounds, setting
 from outrider.train.losses import parse_loss
 from outrider.train.recipe import RecipeSetup
@@ -66,14 +66,8 @@ class MtpRecipe(UnrolledRecipe):
         if indexer_layers(head):
             what = "the head's attention is sparse: an indexer picks the keys of each token"
             raise CapabilityError(f"kind 'mtp': {what}; heads that see all tokens are trained")
-        if not head.on_our_cache:
-            what = f"kind 'mtp': the layer of the head in '{there}'"
-            raise CapabilityError(f"{what} does not run on Outrider's cache, so it cannot learn")
         if head.window is not None:
             raise CapabilityError(f"kind 'mtp': the head's layer sees {head.window} tokens; those that see all are trained")
-        if (family := head.layer(0).body.config.model_type) != text.model_type:
-            what = f"kind 'mtp': the head's layer runs as one of {family}"
-            raise CapabilityError(f"{what}, and is not written as {text.model_type}'s")
         Listening(target, head.config.signals)  # refuses a target without these states
         head.config = replace(head.config, trained_for=setup.name)
         head.bind(table, target.get_output_embeddings())
@@ -88,4 +82,4 @@ def _new_head(target: Any, device: torch.device) -> MtpHead:
     layer = MtpLayer(*copied_body("kind 'mtp'", target, device), size, bias=False)
     with torch.no_grad():
         layer.projection.weight.copy_(torch.cat([0.02 * torch.randn(size, size), torch.eye(size)], dim=1))
-    return MtpHead(MtpConfig("qwen", size, (AFTER_NORM,)), [layer])
+    return MtpHead(MtpConfig("qwen", size), [layer])

@@ -4,6 +4,7 @@ Unroll j of a text does, for every position t at once, what the j-th drafting st
 
     reads      token x_{t+1+j} beside feature g_t (j = 0) or the state o_{j-1}[t] that the unroll before made
     sees       the pairs of unroll 0 at s <= t, and of every earlier unroll only its own, t (each query sees exactly its chain)
+               in `unrolled`, keys of unroll 2 at t = 3:   K0[0..3]   K1[3]   K2[3]   at positions 0..3, 4, 5
     guesses    x_{t+2+j}, whose target distribution is in logits[t + 1 + j]
 
 The loss of unroll j counts step_decay^j. A reduced draft vocabulary holds the most frequent tokens of the training responses.
@@ -13,13 +14,14 @@ but count as rejections in the report.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.models.heads.eagle import EagleHead
-from outrider.models.heads.eagle_unroll import unrolled
 from outrider.models.heads.mtp import MtpHead
 from outrider.train.chunked import chunk_size, judged_in_chunks
 from outrider.train.expected import chain_means
@@ -108,5 +110,48 @@ def _ahead(mask: Tensor, step: int) -> Tensor:
     found = torch.ones_like(mask[:, 1:])
     for earlier in range(step + 1):
         later = mask[:, 1 + earlier :]
-        found = found & torch.nn.functional.pad(later, (0, found.shape[1] - later.shape[1]))
+        found = found & F.pad(later, (0, found.shape[1] - later.shape[1]))
     return found
+
+
+def unrolled(head: EagleHead | MtpHead, tokens: Tensor, features: Tensor, unrolls: int) -> Iterator[Tensor]:
+    """States (B, T-1, H) of every unroll: [t] of the j-th guesses x_{t+2+j}, having read x_{t+1} .. x_{t+1+j}.
+
+    `tokens` (B, T) and `features` (B, T, H) of one text each. Where x_{t+1+j} does not exist, states mean nothing.
+    """
+    memory = _ChainMemory(len(head.layer_shapes))
+    positions = torch.arange(tokens.shape[1] - 1, device=tokens.device).expand(len(tokens), -1)
+    given = features[:, :-1]
+    for step in range(unrolls):
+        read = F.pad(tokens[:, 1 + step :], (0, min(step, positions.shape[1])))[:, : positions.shape[1]]
+        states = head(read, given, positions + step, memory.attend)
+        yield states
+        given = head.carry(states)
+
+
+class _ChainMemory:
+    """Keys and values of every layer: those of unroll 0, then one per position and unroll."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._keys: list[list[Tensor]] = [[] for _ in range(num_layers)]  # each (B, heads, T, D)
+        self._values: list[list[Tensor]] = [[] for _ in range(num_layers)]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None) -> Tensor:
+        """Attention of one unroll, whose keys and values join the memory. Softmax in fp32."""
+        groups = query.shape[1] // key.shape[1]
+        keys, values = self._keys[layer], self._values[layer]
+        keys.append(key.repeat_interleave(groups, dim=1))
+        values.append(value.repeat_interleave(groups, dim=1))
+        if len(keys) == 1:
+            return F.scaled_dot_product_attention(query, keys[0], values[0], is_causal=True, scale=scaling).transpose(1, 2)
+        length = query.shape[2]
+        scores = query @ keys[0].transpose(2, 3)  # (B, heads, T, T)
+        future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+        own = [(query * chain).sum(-1, keepdim=True) for chain in keys[1:]]
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        scores = torch.cat([scores.masked_fill(future, float("-inf")), *own], dim=-1) * scale
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+        out = weights[..., :length] @ values[0]
+        for number, chain in enumerate(values[1:]):
+            out = out + weights[..., length + number, None] * chain
+        return out.transpose(1, 2)

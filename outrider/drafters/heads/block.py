@@ -31,7 +31,7 @@ from outrider.drafters.requirements import Requirements, context_notes
 from outrider.errors import CapabilityError, ConfigError
 from outrider.kv.cache import KVCache
 from outrider.models.heads.block import BlockHead
-from outrider.models.heads.block_files import load_block, outline_block
+from outrider.models.heads.block_files import load_block
 from outrider.models.heads.block_pass import BlockPasses, Guessed, ModulePasses
 from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.lm import LM
@@ -176,7 +176,7 @@ class BlockDrafter(Drafter):
     @classmethod
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
         target = target_config.get_text_config()
-        outline = outline_block(head, target.hidden_size, target.vocab_size, target.num_hidden_layers)
+        outline = load_block(head, target.hidden_size, target.vocab_size, target.num_hidden_layers, outline=True)
         own = outline.config
         return head_memory(head, outline, own.num_layers * own.num_kv_heads * own.head_dim * 2, dtype)
 

@@ -23,7 +23,7 @@ from outrider.models.derived.derive import is_linear, with_replaced
 from outrider.models.derived.quantise import BITS, GROUP_SIZES
 from outrider.models.derived.quantised_linear import QuantisedPanels
 from outrider.models.heads.eagle import EagleHead, Kind
-from outrider.models.heads.eagle_files import TargetSizes, load_eagle, outline_eagle
+from outrider.models.heads.eagle_files import TargetSizes, load_eagle
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.loaded import LoadedModel
@@ -61,7 +61,7 @@ class EagleDrafter(FedTree):
 
     @classmethod
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
-        outline = outline_eagle(head, cls.kind, TargetSizes.of(target_config))
+        outline = load_eagle(head, cls.kind, TargetSizes.of(target_config), outline=True)
         own = outline.config
         return head_memory(head, outline, own.num_layers * own.num_key_value_heads * own.head_dim * 2, dtype)
 

@@ -22,8 +22,7 @@ from outrider.drafters.base import DraftSetup
 from outrider.drafters.heads.last_state import LastState
 from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirements
 from outrider.errors import ConfigError
-from outrider.models.heads.medusa import MedusaHeads
-from outrider.models.heads.medusa_files import load_medusa, outline_medusa
+from outrider.models.heads.medusa import MedusaHeads, load_medusa
 from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.loading.memory import head_memory
 from outrider.models.model_memory import ModelMemory
@@ -128,7 +127,7 @@ class MedusaDrafter(LastState):
     @classmethod
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
         config = target_config.get_text_config()
-        return head_memory(head, outline_medusa(head, config.hidden_size, config.vocab_size), 0, dtype)
+        return head_memory(head, load_medusa(head, config.hidden_size, config.vocab_size, outline=True), 0, dtype)
 
     @classmethod
     def build(cls, setup: DraftSetup) -> MedusaDrafter:

@@ -2,9 +2,8 @@
 
 It needs no --draft: its tensors are read from the target's own folder or GGUF file, or from another one (`head`). How it is fed
 the target's hidden states, and what its cache may hold: `feature_fed.py`. A head of one layer is applied again and again, taking
-its own state back; one of several layers drafts a token with each (`models/heads/mtp_turns.py`), and one whose layer keeps more
-than keys and values runs on transformers' own cache (`models/heads/mtp_states.py`, `mtp_turns_states.py`). Gemma 4's is a
-checkpoint of its own (`assistant.py`).
+its own state back; one of several layers drafts a token with each (`MtpTurnsLM`). Gemma 4's is a checkpoint of its
+own (`assistant.py`).
 """
 
 from __future__ import annotations
@@ -23,11 +22,8 @@ from outrider.errors import CapabilityError
 from outrider.models.gguf.names import gguf_in
 from outrider.models.heads.assistant import is_assistant
 from outrider.models.heads.head_lm import HeadLM
-from outrider.models.heads.mtp import MtpHead
+from outrider.models.heads.mtp import MtpHead, MtpTurnsLM
 from outrider.models.heads.mtp_files import checkpoint_folder, load_mtp, weigh_mtp
-from outrider.models.heads.mtp_states import MtpStatesLM
-from outrider.models.heads.mtp_turns import MtpTurnsLM
-from outrider.models.heads.mtp_turns_states import MtpTurnsStatesLM
 from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.lm import LM
 from outrider.models.model_memory import ModelMemory
@@ -74,11 +70,9 @@ class MtpDrafter(FedTree):
             raise CapabilityError(f"{target.label}: its tables were not kept, but the MTP head needs them")
         head.bind(target.tables.embedding, target.tables.output)
         turns = len(head.layers) > 1
-        if settings.tree != "chain" and (turns or not head.on_our_cache):
-            what = f"of {len(head.layers)} layers" if turns else "on transformers' own cache"
-            raise CapabilityError(f"an MTP head {what} drafts chains: leave tree={settings.tree} out")
-        kinds = (HeadLM, MtpTurnsLM) if head.on_our_cache else (MtpStatesLM, MtpTurnsStatesLM)
-        own = kinds[turns](head, lm.shape.vocab_size, lm.shape.context_length)
+        if settings.tree != "chain" and turns:
+            raise CapabilityError(f"an MTP head of {len(head.layers)} layers drafts chains: leave tree={settings.tree} out")
+        own = (MtpTurnsLM if turns else HeadLM)(head, lm.shape.vocab_size, lm.shape.context_length)
         layers = f", {len(head.layers)} layers that draft a token each" if turns else ""
         notes = [f"the MTP head of '{folder}' drafts ({head.config.layout} layout{layers})"]
         notes += context_notes(folder, head.config.max_position_embeddings, lm.shape.context_length)
@@ -93,7 +87,7 @@ class MtpDrafter(FedTree):
 
 def _on_runtime(own: HeadLM, head: MtpHead, target: LM, notes: list[str]) -> FedRun | None:
     """The head's passes on the native runtime, where the target runs there."""
-    if isinstance(target.run, NativeRun) and head.on_our_cache:
+    if isinstance(target.run, NativeRun):
         try:
             own.run = run = FedRun(own, target.run.path)
             release_linears(head)

@@ -13,10 +13,10 @@ from pathlib import Path
 from outrider.build import DEMO, Options, embedded_heads, target_config
 from outrider.errors import ConfigError
 from outrider.lab.tune.head import TrainedHead
-from outrider.models.heads.block_files import outline_block
-from outrider.models.heads.eagle_files import TargetSizes, outline_eagle
+from outrider.models.heads.block_files import load_block
+from outrider.models.heads.eagle_files import TargetSizes, load_eagle
 from outrider.models.heads.kinds import ACCEPTANCE, head_kind
-from outrider.models.heads.medusa_files import outline_medusa
+from outrider.models.heads.medusa import load_medusa
 from outrider.models.heads.mtp_files import num_mtp_layers
 
 MODEL = "draft-model"
@@ -38,7 +38,7 @@ def read_drafts(options: Options, more: Sequence[str] = ()) -> Drafts:
     not made for this target.
     """
     named = list(dict.fromkeys(name for name in (options.draft, *more) if name))
-    embedded = embedded_heads(options.target)
+    embedded = embedded_heads(options.target, options.device)
     kinds = {name: kind_of(name) for name in named}
     models = [name for name in named if kinds[name] == MODEL]
     folders = [name for name in named if kinds[name] != MODEL]
@@ -70,10 +70,10 @@ def kind_of(name: str) -> str:
 def _head(kind: str, path: str, folder: str, sizes: TargetSizes) -> TrainedHead:
     """`path`: where it lies; `folder`: what options call it."""
     if kind == "medusa":
-        num_heads = outline_medusa(path, sizes.hidden_size, sizes.vocab_size).num_heads
+        num_heads = load_medusa(path, sizes.hidden_size, sizes.vocab_size, outline=True).num_heads
         return TrainedHead(kind=kind, folder=folder, max_chain=num_heads)
     if kind == "block":
-        config = outline_block(path, sizes.hidden_size, sizes.vocab_size, sizes.num_layers).config
+        config = load_block(path, sizes.hidden_size, sizes.vocab_size, sizes.num_layers, outline=True).config
         return TrainedHead(
             kind=kind, folder=folder, max_chain=config.num_guesses, confidence=config.confidence, markov=bool(config.markov_rank)
         )
@@ -81,7 +81,7 @@ def _head(kind: str, path: str, folder: str, sizes: TargetSizes) -> TrainedHead:
         layers = num_mtp_layers(path, sizes.num_layers)
         return TrainedHead(kind=kind, folder=folder, max_chain=layers if layers > 1 else None)
     if kind in ("eagle", "eagle3"):
-        outline_eagle(path, "eagle3" if kind == "eagle3" else "eagle", sizes)  # refuses one that does not fit
+        load_eagle(path, "eagle3" if kind == "eagle3" else "eagle", sizes, outline=True)  # refuses one that does not fit
     return TrainedHead(kind=kind, folder=folder)
 
 

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.errors import CheckpointError
-from outrider.models.heads.tensors import HeadTensors, write_head
+from outrider.models.heads.source import HeadSource, write_head
 
 KIND = "acceptance"
 NUM_TOP = 8  # likeliest tokens whose probabilities are features
@@ -104,21 +104,19 @@ class AcceptanceHead(nn.Module):
     def load(cls, folder: Path, vocab_size: int | None = None) -> AcceptanceHead:
         """`vocab_size`: width of the logits of the draft model that it is to stop. Raises CheckpointError: nothing there,
         another kind of head, a tensor that does not fit, a draft model of another width than the head's."""
-        files = HeadTensors.read(folder)
-        found = {name: value for name, value in files.config.items() if name in AcceptanceConfig.__dataclass_fields__}
-        if files.config.get("model_type") != KIND:
+        source = HeadSource.open(folder)
+        values = {name: value for name, value in source.config.items() if name in AcceptanceConfig.__dataclass_fields__}
+        if source.config.get("model_type") != KIND:
             raise CheckpointError(f"'{folder}' is no acceptance head: its config.json does not say model_type {KIND}")
-        with files.making("an acceptance head"):
-            head = cls(AcceptanceConfig(**found))
-        head.load_state_dict({name: files.take(name, *tensor.shape) for name, tensor in head.state_dict().items()})
-        files.finish("an acceptance head")
-        config = head.config
+        with source.making("an acceptance head"):
+            head = cls(AcceptanceConfig(**values))
+        config = source.fill(head, "an acceptance head").config
         if config.token_size and vocab_size not in (None, config.vocab_size):
             raise CheckpointError(
                 f"acceptance head '{folder}' was trained for draft model '{config.draft}' of {config.vocab_size} tokens, "
                 f"this one has {vocab_size}: train one for it (outrider train acceptance --kind-option draft=FOLDER)"
             )
-        return head.eval().requires_grad_(False)
+        return head
 
 
 def features(positions: DraftPositions, greedy: Tensor, drawn: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gemma 4's assistant: a small decoder that drafts on the target's own keys and values (`Gemma4Assistant...` in transformers).
+"""An assistant: a small decoder that drafts on the target's own keys and values, a checkpoint of its own.
 
     step k    (token k, state k)  ->  pre_projection  ->  a few layers  ->  logits of token k + 1
                                                                       ->  post_projection  ->  state k + 1
@@ -8,14 +8,15 @@ queries alone: those of a kind (full attention, sliding window) read what the ta
 own has cached. The assistant keeps nothing of a text and reads no prompt. It stands at the pending token's position throughout a
 draft.
 
-A `masked_embedding` scores clusters of tokens first, then the tokens of the best clusters. Others are never drafted.
+A `masked_embedding` scores clusters of tokens first, then the tokens of the best clusters. Others are never drafted. GGUF files
+lack how many clusters count, so their tensors for it are left out: all tokens are scored, as llama.cpp does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,17 @@ from torch import Tensor, nn
 from outrider.errors import CapabilityError, CheckpointError, OutriderError
 from outrider.kv import LayerShape
 from outrider.lazy import transformers
+from outrider.models.families import ASSISTANTS
+from outrider.models.gguf.architectures import ARCHITECTURES, own_config
+from outrider.models.gguf.header import GgufFile
+from outrider.models.gguf.loading import USED_ELSEWHERE, plain_values
 from outrider.models.gguf.names import gguf_in
-from outrider.models.heads.assistant_gguf import ASSISTANT, assistant_config, assistant_tensors
 from outrider.models.heads.mtp_body import in_silence
-from outrider.models.heads.tensors import read_config
+from outrider.models.heads.source import read_config
 from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.lm import LM
 
-ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant")  # values of `model_type`
-CONFIGS = ("Gemma4TextConfig", "Gemma4UnifiedTextConfig")  # of their decoders
+LEFT_OUT = ("masked_embd_", *USED_ELSEWHERE)  # beginnings of names in GGUF files
 SLIDING = "sliding_attention"
 OUTSIDE = -1e9  # logit of a token that is never drafted
 
@@ -42,13 +45,38 @@ OUTSIDE = -1e9  # logit of a token that is never drafted
 def is_assistant(path: Path) -> bool:
     """Whether a folder or a GGUF file holds such a checkpoint, by its config."""
     if (file := gguf_in(str(path))) is not None:
-        return file.architecture == ASSISTANT
-    return path.is_dir() and read_config(path).get("model_type") in ASSISTANTS
+        return file.architecture == ASSISTANTS.architecture
+    return path.is_dir() and read_config(path).get("model_type") in ASSISTANTS.model_types
 
 
 def _config_of(path: Path) -> dict[str, Any]:
     file = gguf_in(str(path))
-    return read_config(path) if file is None else assistant_config(file)
+    return read_config(path) if file is None else gguf_config(file)
+
+
+def gguf_config(file: GgufFile) -> dict[str, Any]:
+    """What config.json of an assistant in a GGUF file would hold. Raises CheckpointError where the metadata lacks something."""
+    size, count = file.of_model("embedding_length_out"), file.of_model("block_count")
+    if size is None:
+        lacks = f"lacks '{ASSISTANTS.architecture}.embedding_length_out' of its metadata"
+        raise CheckpointError(f"'{file.path}' {lacks}. Convert it again.")
+    whole = replace(file, metadata={f"{ASSISTANTS.architecture}.attention.shared_kv_layers": count, **file.metadata})
+    text = own_config(whole, ARCHITECTURES[ASSISTANTS.like]) | {"final_logit_softcapping": None, "attention_bias": False}
+    rows = next((tensor.shape[0] for tensor in file.tensors if tensor.name == "token_embd.weight"), None)
+    text |= {"vocab_size": rows or text.get("vocab_size"), "num_kv_shared_layers": count, "tie_word_embeddings": True}
+    return {"model_type": ASSISTANTS.model_types[0], "backbone_hidden_size": size, "text_config": text}
+
+
+def _gguf_tensors(file: GgufFile) -> dict[str, Tensor]:
+    """The tensors by the names of transformers' module, in plain numbers. Raises CheckpointError for one that is no part."""
+    tensors = dict[str, Tensor]()
+    for tensor in file.tensors:
+        if not tensor.name.startswith(LEFT_OUT):
+            name = ASSISTANTS.names.ours(tensor.name)
+            if name == tensor.name:
+                raise CheckpointError(f"'{file.path}' has '{tensor.name}', which is no part of an assistant.")
+            tensors[name] = torch.from_numpy(plain_values(tensor).copy())
+    return tensors
 
 
 def read_layers(config: Any) -> dict[str, int]:
@@ -71,7 +99,7 @@ def check_fits(folder: Path, target_config: Any) -> None:
     if lacking := sorted({*text.get("layer_types", ())} - read_layers(target_config).keys()):
         raise CheckpointError(
             f"the assistant in '{folder}' was made for another target: it reads the keys of layers with {lacking[0]}, and "
-            f"{target.model_type} has none. It drafts for the Gemma 4 model that it is named after."
+            f"{target.model_type} has none. It drafts for the model that it is named after."
         )
 
 
@@ -135,7 +163,8 @@ class Assistant:
 @contextmanager
 def every_layer_shares() -> Iterator[None]:
     """Lets transformers make models whose layers all read another's keys and values, which 5.23 refuses."""
-    kinds = [kind for name in CONFIGS if (kind := getattr(transformers, name, None)) and "kv_sharing_modes" in vars(kind)]
+    known = [getattr(transformers, name) for name in ASSISTANTS.decoders if hasattr(transformers, name)]
+    kinds = [kind for kind in known if "kv_sharing_modes" in vars(kind)]
     before = [vars(kind)["kv_sharing_modes"] for kind in kinds]
     for kind, modes in zip(kinds, before, strict=True):
         kind.kv_sharing_modes = property(partial(_modes, modes.fget))
@@ -160,9 +189,9 @@ def load_assistant(folder: Path, target: LM, target_config: Any, embedding: nn.M
     with in_silence(), every_layer_shares():
         try:
             if (file := gguf_in(str(folder))) is not None:
-                config = transformers.AutoConfig.for_model(**assistant_config(file))
+                config = transformers.AutoConfig.for_model(**gguf_config(file))
                 kind, source = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], None
-                files = {"config": config, "state_dict": assistant_tensors(file)}
+                files = {"config": config, "state_dict": _gguf_tensors(file)}
             else:
                 kind, source, files = transformers.AutoModelForCausalLM, folder, {"local_files_only": True}
             module, report = kind.from_pretrained(

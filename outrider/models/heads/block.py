@@ -29,8 +29,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding, apply
 
 from outrider.models.gguf.linear import BlockEmbedding
 from outrider.models.heads.block_config import BlockConfig
-from outrider.models.heads.block_dflash2 import BlockConvolution, CandidateSelector
-from outrider.models.heads.block_markov import MarkovHead
+from outrider.models.heads.block_parts import BlockConvolution, CandidateSelector, MarkovHead
 from outrider.models.tokens.vocabulary import OUTSIDE
 
 INITIAL_STD = 0.02
@@ -100,7 +99,7 @@ class ConfidenceHead(nn.Module):
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         width = config.hidden_size + (config.markov_rank if config.confidence_with_markov else 0)
-        self.proj = nn.Linear(width, 1, bias=config.confidence_bias)
+        self.proj = nn.Linear(width, 1)
 
 
 class BlockHead(nn.Module):
@@ -111,15 +110,13 @@ class BlockHead(nn.Module):
 
     token_ids: Tensor | None
 
-    def __init__(
-        self, config: BlockConfig, token_ids: Tensor | None = None, layers: nn.ModuleList | None = None
-    ) -> None:
+    def __init__(self, config: BlockConfig, token_ids: Tensor | None = None) -> None:
         super().__init__()
         self.config = config
         size = config.hidden_size
         self.fc = nn.Linear(len(config.target_layers) * config.target_hidden_size, size, bias=False)
         self.hidden_norm = nn.RMSNorm(size, config.norm_eps)
-        self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.num_layers)) if layers is None else layers
+        self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(size, config.norm_eps)
         self.embed_tokens = nn.Embedding(config.vocab_size, size) if config.own_embedding else None
         num_tokens = config.draft_vocab_size or config.vocab_size
@@ -204,10 +201,6 @@ class BlockHead(nn.Module):
         keys, values = attention.keys_values(normed)
         queries = self._rotate(attention.queries(normed), positions)
         return attention.o_proj(attend(index, queries, self._rotate(keys, positions), values).transpose(1, 2).flatten(2))
-
-    def sinks(self, layer: int) -> Tensor | None:
-        """(heads,): scores of a layer's heads whose weight goes to no value; None: it has none."""
-        return None
 
     def guessing(self, states: Tensor) -> Tensor:
         """Block states (..., block size, H) -> those that guess (..., guesses, H), first guess first."""

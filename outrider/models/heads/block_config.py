@@ -39,7 +39,6 @@ class BlockConfig:
     window: int = 0  # of `window_layers`: positions looked back, its own counts as one
     window_layers: tuple[int, ...] = ()
     causal_windows: bool = False  # inside the block, of `window_layers`
-    window_before_block: bool = False  # `window` counts positions before the block, the same for all its tokens
     norm_eps: float = 1e-6
     rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     max_positions: int = 40960
@@ -54,7 +53,6 @@ class BlockConfig:
     selector_top_k: int = 0
     confidence: bool = False
     confidence_with_markov: bool = True
-    confidence_bias: bool = True
     draft_vocab_size: int | None = None  # tokens the head knows; None: all
     own_embedding: bool = False
     own_output: bool = False
@@ -84,6 +82,6 @@ class BlockConfig:
         seen = (queries + 1).clamp(max=self.block_size) if sight.causal else torch.full_like(queries, self.block_size)
         allowed = positions < (context[:, None] + seen)[..., None]  # what padding queries compute is never read
         if sight.window:
-            own = torch.full_like(queries, -1) if self.window_before_block else queries.clamp(max=self.block_size - 1)
+            own = queries.clamp(max=self.block_size - 1)
             allowed &= positions > (context[:, None] + own)[..., None] - sight.window
         return torch.zeros(allowed.shape, dtype=dtype, device=context.device).masked_fill(~allowed, float("-inf"))[:, None]

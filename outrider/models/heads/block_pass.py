@@ -118,8 +118,7 @@ class ModulePasses:
                 own_keys, own_values = (
                     torch.cat(pair, dim=2) for pair in zip(context[layer], (own_keys, own_values), strict=True)
                 )
-            plan, sinks = plans[config.sight(layer)], head.sinks(layer)
-            return attend(plan, layer, queries, own_keys, own_values, sinks=sinks).transpose(1, 2)
+            return attend(plans[config.sight(layer)], layer, queries, own_keys, own_values).transpose(1, 2)
 
         fed = head.block_tokens(torch.tensor(pending.tokens, device=device))
         states = head.guessing(head(fed, (ends[:, None] + block).clamp(max=self._last), attention))

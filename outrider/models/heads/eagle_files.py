@@ -2,8 +2,7 @@
 
 Sizes, biases, layers, the draft vocabulary and what is shared with the target are read off the tensors; what tensors cannot say
 (rotary embedding, flags, which hidden states) comes from config.json, flat as in the original layout or nested as in speculators'
-(`transformer_layer_config`). Names differ: `midlayer.` or `layers.0.`, `additional_layers.0.` or `layers.1.`, with or without
-`model.` before them.
+(`transformer_layer_config`).
 
 Two defaults that are not obvious. A missing `norm_before_residual` means False, as in the original code and in speculators' own
 class (vLLM reads speculators' folders otherwise, so we always write it). Missing layer ids mean the inputs of layers 2, L / 2 and
@@ -25,12 +24,21 @@ from transformers import LlamaConfig
 
 from outrider.errors import CheckpointError
 from outrider.models.heads.eagle import EagleConfig, EagleHead, Kind
-from outrider.models.heads.tensors import HeadTensors, write_head
+from outrider.models.heads.names import Names
+from outrider.models.heads.source import HeadSource, write_head
 from outrider.models.signals import AFTER_NORM
 
-NAMES: dict[Kind, str] = {"eagle": "an EAGLE head", "eagle3": "an EAGLE-3 head"}
+KINDS: dict[Kind, str] = {"eagle": "an EAGLE head", "eagle3": "an EAGLE-3 head"}
+NAMES = Names(
+    aliases=(
+        ("model.{rest}", "{rest}"),
+        ("midlayer.{rest}", "layers.0.{rest}"),
+        # SGLang's, behind `midlayer`; their one norm before attention is a `hidden_norm`
+        ("additional_layers.{layer}.hidden_norm.{rest}", "layers.{layer+1}.input_layernorm.{rest}"),
+        ("additional_layers.{layer}.{rest}", "layers.{layer+1}.{rest}"),
+    )
+)
 NO_INFORMATION = ("rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")  # the target's own, or computed
-SGLANG_LAYER = re.compile(r"additional_layers\.(\d+)\.")  # behind `midlayer`; its one norm before attention is a `hidden_norm`
 MAX_PADDING = 4096  # rows by which tables of one vocabulary differ between checkpoints of one family
 
 
@@ -59,36 +67,23 @@ def default_signals(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({1, max(1, num_layers // 2), max(1, num_layers - 1)}))
 
 
-def load_eagle(folder: Path | str, kind: Kind, target: TargetSizes) -> EagleHead:
-    """A head for this target, still to be bound to its tables. Raises CheckpointError when it is none, or does not fit."""
-    head, weights = _fitted(HeadTensors.read(folder), kind, target, "cpu")
-    head.load_state_dict(weights)
-    return head.eval().requires_grad_(False)
+def load_eagle(folder: Path | str, kind: Kind, target: TargetSizes, *, outline: bool = False) -> EagleHead:
+    """A head for this target, still to be bound to its tables; an outline has no weights (torch's meta device).
 
-
-def outline_eagle(folder: Path | str, kind: Kind, target: TargetSizes) -> EagleHead:
-    """A head without its weights (on torch's meta device): what it is and how large, before anything is loaded. Raises as
-    `load_eagle`."""
-    return _fitted(HeadTensors.outline(folder), kind, target, "meta")[0]
-
-
-def _fitted(files: HeadTensors, kind: Kind, target: TargetSizes, device: str) -> tuple[EagleHead, dict[str, Tensor]]:
-    """A fresh head of these files on `device`, and what belongs into it."""
-    files.rename("model.")
-    files.rename("midlayer.", "layers.0.")
-    for number in sorted({int(match[1]) for name in files.names if (match := SGLANG_LAYER.match(name))}):
-        files.rename(f"additional_layers.{number}.hidden_norm.", f"layers.{number + 1}.input_layernorm.")
-        files.rename(f"additional_layers.{number}.", f"layers.{number + 1}.")
-    files.drop([*NO_INFORMATION, *(name for name in files.names if name.endswith("rotary_emb.inv_freq"))])
-    _check_kind(files, kind)
-    with files.making(NAMES[kind]):
-        config = _config(files, kind, target)
-        draft_ids = _draft_ids(files, config, target)
-        with torch.device(device):
+    Raises CheckpointError when it is none, or does not fit.
+    """
+    source = HeadSource.open(folder, NAMES, outline=outline)
+    source.drop([*NO_INFORMATION, *(name for name in source.names if name.endswith("rotary_emb.inv_freq"))])
+    _check_kind(source, kind)
+    with source.making(KINDS[kind]):
+        config = _config(source, kind, target)
+        draft_ids = _draft_ids(source, config, target)
+        with torch.device(source.device):
             head = EagleHead(config, draft_ids)
-    weights = {name: _take(files, name, tensor) for name, tensor in head.state_dict().items() if name != "draft_ids"}
-    files.finish(NAMES[kind])
-    return head, weights | ({} if draft_ids is None else {"draft_ids": draft_ids})
+    given = {} if draft_ids is None else {"draft_ids": draft_ids}
+    if head.embed_tokens is not None:
+        given["embed_tokens.weight"] = _table(source, head.embed_tokens.weight.shape)
+    return source.fill(head, KINDS[kind], given)
 
 
 def save_eagle(head: EagleHead, folder: Path, dtype: torch.dtype | None = None) -> None:
@@ -99,50 +94,50 @@ def save_eagle(head: EagleHead, folder: Path, dtype: torch.dtype | None = None) 
 # ---------------------------------------------------------------- reading
 
 
-def _check_kind(files: HeadTensors, kind: Kind) -> None:
-    missing = [name for name in ("fc.weight", "layers.0.self_attn.q_proj.weight") if name not in files]
+def _check_kind(source: HeadSource, kind: Kind) -> None:
+    missing = [name for name in ("fc.weight", "layers.0.self_attn.q_proj.weight") if name not in source]
     if missing:
-        held = ", ".join(sorted(files.names)[:6])
-        raise CheckpointError(f"{files.what()} is not {NAMES[kind]}: it lacks '{missing[0]}' and has {held}")
-    found: Kind = "eagle3" if "layers.0.hidden_norm.weight" in files else "eagle"
+        held = ", ".join(sorted(source.names)[:6])
+        raise CheckpointError(f"{source.what()} is not {KINDS[kind]}: it lacks '{missing[0]}' and has {held}")
+    found: Kind = "eagle3" if "layers.0.hidden_norm.weight" in source else "eagle"
     if found != kind:
-        raise CheckpointError(f"{files.what()} is {NAMES[found]}, not {NAMES[kind]}: use --drafter {found}")
+        raise CheckpointError(f"{source.what()} is {KINDS[found]}, not {KINDS[kind]}: use --drafter {found}")
 
 
-def _config(files: HeadTensors, kind: Kind, target: TargetSizes) -> EagleConfig:
-    layer = files.config.get("transformer_layer_config") or files.config
-    size, inputs = files.shape("fc.weight")
-    signals = _signals(files.config, kind, target, files.what())
-    _check_features(files, kind, target, inputs - (size if kind == "eagle" else 0), len(signals))
-    own_embedding, own_output = "embed_tokens.weight" in files, "lm_head.weight" in files
+def _config(source: HeadSource, kind: Kind, target: TargetSizes) -> EagleConfig:
+    layer = source.config.get("transformer_layer_config") or source.config
+    size, inputs = source.shape("fc.weight")
+    signals = _signals(source.config, kind, target, source.what())
+    _check_features(source, kind, target, inputs - (size if kind == "eagle" else 0), len(signals))
+    own_embedding, own_output = "embed_tokens.weight" in source, "lm_head.weight" in source
     if size != target.hidden_size and not (own_embedding and own_output):
         raise CheckpointError(
-            f"{files.what()} is {size} wide and shares tables with its target, but this target is {target.hidden_size} wide"
+            f"{source.what()} is {size} wide and shares tables with its target, but this target is {target.hidden_size} wide"
         )
-    head_dim = layer.get("head_dim") or size // _number(files, layer, "num_attention_heads")
-    heads, kv_heads = (files.shape(f"layers.0.self_attn.{name}_proj.weight")[0] // head_dim for name in "qk")
-    _check_flags(files)
+    head_dim = layer.get("head_dim") or size // _number(source, layer, "num_attention_heads")
+    heads, kv_heads = (source.shape(f"layers.0.self_attn.{name}_proj.weight")[0] // head_dim for name in "qk")
+    _check_flags(source)
     known = layer.get("max_position_embeddings")
     return EagleConfig(
         kind=kind, hidden_size=size, target_hidden_size=target.hidden_size,
-        intermediate_size=files.shape("layers.0.mlp.gate_proj.weight")[0],
+        intermediate_size=source.shape("layers.0.mlp.gate_proj.weight")[0],
         num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim,
         vocab_size=target.vocab_size,
-        draft_vocab_size=files.shape("lm_head.weight")[0] if own_output else target.vocab_size,
-        num_layers=1 + max(int(match[1]) for name in files.names if (match := re.match(r"layers\.(\d+)\.", name))),
+        draft_vocab_size=source.shape("lm_head.weight")[0] if own_output else target.vocab_size,
+        num_layers=1 + max(int(match[1]) for name in source.names if (match := re.match(r"layers\.(\d+)\.", name))),
         signals=signals,
         rms_norm_eps=float(layer.get("rms_norm_eps", 1e-6)), hidden_act=layer.get("hidden_act") or "silu",
         rope=_rope(layer), max_position_embeddings=int(known) if known else None,
-        fc_bias="fc.bias" in files,
-        attention_bias="layers.0.self_attn.q_proj.bias" in files, output_bias="layers.0.self_attn.o_proj.bias" in files,
-        mlp_bias="layers.0.mlp.gate_proj.bias" in files,
-        qk_norm="layers.0.self_attn.q_norm.weight" in files,
-        norm_before_residual=bool(files.config.get("norm_before_residual", False)),
-        norm_before_fc="input_norm.weight" in files,
-        fc_norm="fc_norm.0.weight" in files,
-        norm_output=bool(files.config.get("norm_output", False)),
+        fc_bias="fc.bias" in source,
+        attention_bias="layers.0.self_attn.q_proj.bias" in source, output_bias="layers.0.self_attn.o_proj.bias" in source,
+        mlp_bias="layers.0.mlp.gate_proj.bias" in source,
+        qk_norm="layers.0.self_attn.q_norm.weight" in source,
+        norm_before_residual=bool(source.config.get("norm_before_residual", False)),
+        norm_before_fc="input_norm.weight" in source,
+        fc_norm="fc_norm.0.weight" in source,
+        norm_output=bool(source.config.get("norm_output", False)),
         own_embedding=own_embedding, own_output=own_output,
-        logit_scale=float(files.config.get("logit_scale", 1.0)), trained_for=files.trained_for,
+        logit_scale=float(source.config.get("logit_scale", 1.0)), trained_for=source.trained_for,
     )  # fmt: skip
 
 
@@ -162,61 +157,59 @@ def _signals(config: dict[str, Any], kind: Kind, target: TargetSizes, what: str)
     return signals
 
 
-def _check_features(files: HeadTensors, kind: Kind, target: TargetSizes, width: int, count: int) -> None:
+def _check_features(source: HeadSource, kind: Kind, target: TargetSizes, width: int, count: int) -> None:
     """`fc.weight` must read as many hidden states as are named, of this target's width."""
     if width != count * target.hidden_size:
-        rows, columns = files.shape("fc.weight")
+        rows, columns = source.shape("fc.weight")
         expected = count * target.hidden_size + (rows if kind == "eagle" else 0)
         raise CheckpointError(
-            f"{files.what()}: tensor 'fc.weight' has shape [{rows}, {columns}], expected [{rows}, {expected}] for {count} hidden "
-            f"states of {target.hidden_size} numbers each: it was trained for another target"
+            f"{source.what()}: tensor 'fc.weight' has shape [{rows}, {columns}], expected [{rows}, {expected}] for {count} "
+            f"hidden states of {target.hidden_size} numbers each: it was trained for another target"
         )
 
 
-def _check_flags(files: HeadTensors) -> None:
+def _check_flags(source: HeadSource) -> None:
     """What config.json claims must be there."""
     for flag, tensor in (("norm_before_fc", "input_norm.weight"), ("fc_norm", "fc_norm.0.weight")):
-        if files.config.get(flag) and tensor not in files:
-            raise CheckpointError(f"{files.what()}: config.json says {flag}, but tensor '{tensor}' is missing")
+        if source.config.get(flag) and tensor not in source:
+            raise CheckpointError(f"{source.what()}: config.json says {flag}, but tensor '{tensor}' is missing")
 
 
-def _draft_ids(files: HeadTensors, config: EagleConfig, target: TargetSizes) -> Tensor | None:
+def _draft_ids(source: HeadSource, config: EagleConfig, target: TargetSizes) -> Tensor | None:
     """The target's ids of the tokens the head knows: d2t holds target id - own id, t2d marks them."""
     size, vocab = config.draft_vocab_size, target.vocab_size
-    offsets = files.take("d2t", size) if "d2t" in files else None
-    mask = files.take("t2d", files.shape("t2d")[0]).bool() if "t2d" in files else None
+    offsets = source.take("d2t", size) if "d2t" in source else None
+    mask = source.take("t2d", source.shape("t2d")[0]).bool() if "t2d" in source else None
     if offsets is not None:
         ids = torch.arange(size) + offsets.long()
     elif mask is not None and int(mask.sum()) == size:
         ids = mask.nonzero()[:, 0]
     elif size == vocab:
         return None
-    elif vocab - MAX_PADDING < size < vocab and _declared_vocab(files) == size:
+    elif vocab - MAX_PADDING < size < vocab and _declared_vocab(source) == size:
         return torch.arange(size)  # the same vocabulary, but the target's table is padded
     else:
-        raise CheckpointError(f"{files.what()} knows {size} tokens and has no 'd2t' that says which of the target's {vocab}")
+        raise CheckpointError(f"{source.what()} knows {size} tokens and has no 'd2t' that says which of the target's {vocab}")
     if len(ids.unique()) != size or int(ids.min()) < 0 or int(ids.max()) >= vocab:
         highest = int(ids.max())
-        raise CheckpointError(f"{files.what()}: 'd2t' names tokens twice, or beyond the target's {vocab}: highest {highest}")
+        raise CheckpointError(f"{source.what()}: 'd2t' names tokens twice, or beyond the target's {vocab}: highest {highest}")
     if mask is not None and offsets is not None and not (len(mask) > int(ids.max()) and mask[ids].all() and mask.sum() == size):
-        raise CheckpointError(f"{files.what()}: 't2d' and 'd2t' name different tokens")
+        raise CheckpointError(f"{source.what()}: 't2d' and 'd2t' name different tokens")
     return None if size == vocab and torch.equal(ids, torch.arange(size)) else ids
 
 
-def _declared_vocab(files: HeadTensors) -> int | None:
+def _declared_vocab(source: HeadSource) -> int | None:
     """The size of the target's vocabulary as the head's config has it."""
-    return (files.config.get("transformer_layer_config") or files.config).get("vocab_size")
+    return (source.config.get("transformer_layer_config") or source.config).get("vocab_size")
 
 
-def _take(files: HeadTensors, name: str, like: Tensor) -> Tensor:
-    """The tensor in the shape of `like`; a table of embeddings may be padded to another length."""
-    if name != "embed_tokens.weight":
-        return files.take(name, *like.shape)
-    rows = files.shape(name)[0]
-    if abs(rows - like.shape[0]) >= MAX_PADDING:
-        return files.take(name, *like.shape)  # says what is wrong
-    table = files.take(name, rows, like.shape[1])[: like.shape[0]]
-    return F.pad(table, (0, 0, 0, like.shape[0] - len(table)))
+def _table(source: HeadSource, shape: torch.Size) -> Tensor:
+    """The table of embeddings in this shape; in the files it may be padded to another length."""
+    name, rows = "embed_tokens.weight", source.shape("embed_tokens.weight")[0]
+    if abs(rows - shape[0]) >= MAX_PADDING:
+        return source.take(name, *shape)  # says what is wrong
+    table = source.take(name, rows, shape[1])[: shape[0]]
+    return F.pad(table, (0, 0, 0, shape[0] - len(table)))
 
 
 def _rope(layer: dict[str, Any]) -> dict[str, Any]:
@@ -227,9 +220,9 @@ def _rope(layer: dict[str, Any]) -> dict[str, Any]:
     return {**rope, "rope_type": "default"} if rope["rope_type"] == "mrope" else rope
 
 
-def _number(files: HeadTensors, layer: dict[str, Any], name: str) -> int:
+def _number(source: HeadSource, layer: dict[str, Any], name: str) -> int:
     if not isinstance(layer.get(name), int) or layer[name] < 1:
-        raise CheckpointError(f"{files.what()}: config.json must say {name}, got {layer.get(name)}")
+        raise CheckpointError(f"{source.what()}: config.json must say {name}, got {layer.get(name)}")
     return layer[name]
 
 

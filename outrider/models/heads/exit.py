@@ -10,17 +10,15 @@ change by head(up(...)), a low-rank correction of the head). Layout, ours alone:
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from outrider.errors import CheckpointError
-from outrider.wellformed import load_object
+from outrider.models.heads.source import HeadSource, write_head
 
 KIND = "outrider-exit-head"
 
@@ -64,33 +62,20 @@ class ExitHead(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Raises OSError when the disk is full."""
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: value.detach().float().cpu().contiguous() for name, value in self.state_dict().items()}
-        save_file(tensors, folder / "model.safetensors")
-        text = json.dumps({"model_type": KIND, **asdict(self.config)}, indent=1)
-        (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+        tensors = {name: value.float() for name, value in self.state_dict().items()}
+        write_head(folder, "model.safetensors", {"model_type": KIND, **asdict(self.config)}, tensors)
 
     @classmethod
     def load(cls, folder: Path) -> ExitHead:
         """The head in a folder. Raises CheckpointError: nothing there, another kind of head, a tensor that does not fit."""
-        try:
-            found = load_object(folder / "config.json")
-            tensors = load_file(folder / "model.safetensors")
-        except Exception as error:
-            raise CheckpointError(f"'{folder}' holds no exit head ({error}); 'outrider train early-exit' makes one") from error
-        if found.pop("model_type", None) != KIND:
-            raise CheckpointError(f"'{folder}' is no exit head: its config.json does not say model_type {KIND}")
-        try:
-            head = cls(ExitConfig(**found))
-        except TypeError as error:
-            raise CheckpointError(f"'{folder}': config.json is not that of an exit head: {error}") from error
-        own = head.state_dict()
-        for name in sorted(own.keys() | tensors.keys()):
-            theirs, ours = (tuple(s[name].shape) if name in s else None for s in (tensors, own))
-            if theirs != ours:
-                raise CheckpointError(f"'{folder}': tensor {name} has shape {theirs}, config.json asks for {ours}")
-        head.load_state_dict(tensors)
-        return head.eval()
+        source = HeadSource.open(folder)
+        values = {name: value for name, value in source.config.items() if name != "model_type"}
+        if source.config.get("model_type") != KIND:
+            how = "'outrider train early-exit' makes one"
+            raise CheckpointError(f"'{folder}' is no exit head: its config.json does not say model_type {KIND}; {how}")
+        with source.making("an exit head"):
+            head = cls(ExitConfig(**values))
+        return source.fill(head, "an exit head")
 
 
 class ExitReader(nn.Module):

@@ -1,9 +1,9 @@
-"""Draft heads in GGUF files of their own, as llama.cpp's converter writes them, by the names and in the words of their originals.
+"""Draft heads in GGUF files of their own, as llama.cpp's converter writes them: their names and configs in the words of folders.
 
     eagle3    an EAGLE-3 head of one layer; queries and keys lie in Llama's order
     dflash    a block head: DFlash, DFlash2, DSpark
 
-Layers of the target are counted by their inputs, and `d2t` has the target's token ids. Weights in blocks are widened.
+Layers of the target are counted by their inputs, and `d2t` has the target's token ids.
 """
 
 from __future__ import annotations
@@ -13,99 +13,78 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.errors import CapabilityError, CheckpointError
-from outrider.models.gguf.config import DTYPES, rope_factors, rope_scaling
-from outrider.models.gguf.header import Count, GgufFile, TensorInfo
-from outrider.models.gguf.loading import USED_ELSEWHERE, plain_values
+from outrider.models.gguf.config import rope_factors, rope_scaling
+from outrider.models.gguf.header import Count, GgufFile
+from outrider.models.heads.names import Names, Pair
 
-BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.(?P<name>.+)")
-LAYER = {
-    "attn_norm.weight": "input_layernorm.weight", "ffn_norm.weight": "post_attention_layernorm.weight",
-    **{f"attn_{theirs}.{end}": f"self_attn.{ours}_proj.{end}" for theirs, ours in zip("qkv", "qkv", strict=True)
-       for end in ("weight", "bias")},
-    "attn_output.weight": "self_attn.o_proj.weight",
-    **{f"ffn_{part}.weight": f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")},
-}  # fmt: skip
-TABLES = {
-    "fc.weight": "fc.weight", "output_norm.weight": "norm.weight", "output.weight": "lm_head.weight",
-    "token_embd.weight": "embed_tokens.weight", "d2t": "d2t",
-}  # fmt: skip
+LAYER: tuple[Pair, ...] = (
+    ("blk.{n}.attn_norm.weight", "layers.{n}.input_layernorm.weight"),
+    ("blk.{n}.ffn_norm.weight", "layers.{n}.post_attention_layernorm.weight"),
+    *((f"blk.{{n}}.attn_{part}.{{rest}}", f"layers.{{n}}.self_attn.{part}_proj.{{rest}}") for part in "qkv"),
+    ("blk.{n}.attn_output.weight", "layers.{n}.self_attn.o_proj.weight"),
+    *((f"blk.{{n}}.ffn_{part}.weight", f"layers.{{n}}.mlp.{part}_proj.weight") for part in ("gate", "up", "down")),
+    ("output_norm.weight", "norm.weight"), ("output.weight", "lm_head.weight"), ("token_embd.weight", "embed_tokens.weight"),
+)  # fmt: skip
+CONVOLVED = (("attn", "attention"), ("ffn", "mlp"))
+EAGLE3 = Names(*LAYER, ("blk.{n}.attn_norm_2.weight", "layers.{n}.hidden_norm.weight"))
+DFLASH = Names(
+    *LAYER,
+    *((f"blk.{{n}}.attn_{part}_norm.weight", f"layers.{{n}}.self_attn.{part}_norm.weight") for part in "qk"),
+    *((f"blk.{{n}}.{there}_conv_base", f"layers.{{n}}.{here}_conv.base_kernel") for there, here in CONVOLVED),
+    *(
+        (f"blk.{{n}}.{there}_conv_proj.weight", f"layers.{{n}}.{here}_conv.kernel_projection.weight")
+        for there, here in CONVOLVED
+    ),
+    ("enc.output_norm.weight", "hidden_norm.weight"), ("markov_{rest}", "markov_head.markov_{rest}"),
+    ("conf_proj.{rest}", "confidence_head.proj.{rest}"),
+    ("selector_hidden.weight", "candidate_selector.hidden_projection.weight"),
+    ("selector_predecessor.weight", "candidate_selector.predecessor_codebook"),
+    ("selector_successor.weight", "candidate_selector.successor_codebook"),
+)  # fmt: skip
 QUERIES_AND_KEYS = re.compile(r"layers\.0\.self_attn\.(?P<kind>[qk])_proj\.")
-CONVOLUTIONS = {
-    f"{theirs}_conv_{part}": f"{ours}_conv.{name}"
-    for theirs, ours in (("attn", "attention"), ("ffn", "mlp"))
-    for part, name in (("base", "base_kernel"), ("proj.weight", "kernel_projection.weight"))
-}
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}  # the only ones that published models have
 LLAMA3_LENGTH = 8192  # and the length that theirs were extended from
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """What the converter of one kind of heads calls things."""
+class GgufLayout:
+    """How the converter writes one kind of heads."""
 
     drafter: str
-    layer: dict[str, str]
-    tables: dict[str, str]
+    names: Names
     config: Callable[[GgufFile], dict[str, Any]]
+    permutes: bool = False  # rows of queries and keys lie in Llama's order
+
+    def rearranged(self, name: str, values: Tensor, config: dict[str, Any]) -> Tensor:
+        """A tensor as its folder has it."""
+        if name == "d2t":
+            return values - torch.arange(len(values))
+        permuted = QUERIES_AND_KEYS.match(name) if self.permutes else None
+        if permuted is None:
+            return values
+        heads = config["num_attention_heads" if permuted["kind"] == "q" else "num_key_value_heads"]
+        return values.view(heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
 
 
 def gguf_head_kind(file: GgufFile) -> str | None:
     """The drafter that drafts with the head in a file; None: the file holds no such head."""
-    kind = KINDS.get(file.architecture)
-    return None if kind is None else kind.drafter
+    layout = LAYOUTS.get(file.architecture)
+    return None if layout is None else layout.drafter
 
 
-def read_gguf_head(file: GgufFile, *, outline: bool = False) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The config and the tensors of a head as its folder would have them. `outline`: of weights the shapes alone.
-
-    Raises CheckpointError where the metadata lacks something, CapabilityError for a part that is not read.
-    """
-    kind = KINDS.get(file.architecture)
-    if kind is None:
+def gguf_layout(file: GgufFile) -> GgufLayout:
+    """The layout of the head in a file. Raises CheckpointError where the file holds no such head."""
+    layout = LAYOUTS.get(file.architecture)
+    if layout is None:
         raise CheckpointError(
-            f"'{file.path}' is a model of architecture '{file.architecture}' and no draft head; of those {' and '.join(KINDS)} "
+            f"'{file.path}' is a model of architecture '{file.architecture}' and no draft head; of those {' and '.join(LAYOUTS)} "
             "are read."
         )
-    config, tensors = kind.config(file), dict[str, Tensor]()
-    for tensor in file.tensors:
-        if tensor.name in USED_ELSEWHERE:
-            continue
-        name = _named(tensor.name, kind)
-        values = _values(tensor, outline=outline and name != "d2t")
-        permuted = None if outline or file.architecture != "eagle3" else QUERIES_AND_KEYS.match(name)
-        if permuted is not None:
-            heads = config["num_attention_heads" if permuted["kind"] == "q" else "num_key_value_heads"]
-            values = values.view(heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
-        tensors[name] = values
-    if "d2t" in tensors:
-        tensors["d2t"] = tensors["d2t"] - torch.arange(len(tensors["d2t"]))
-    return config, tensors
-
-
-def _named(name: str, kind: _Kind) -> str:
-    """A tensor's name in a folder; one that is not known keeps its own, and is refused as no part of the head."""
-    block = BLOCK.fullmatch(name)
-    if block is None:
-        return kind.tables.get(name, name)
-    own = kind.layer.get(block["name"])
-    return name if own is None else f"layers.{block['layer']}.{own}"
-
-
-def _values(tensor: TensorInfo, *, outline: bool) -> Tensor:
-    if tensor.kind.name == "I64":
-        return torch.from_numpy(tensor.read().view(np.int64).reshape(tensor.shape).copy())
-    dtype = DTYPES.get(tensor.kind.name, torch.float32)
-    if outline:
-        return torch.empty(tensor.shape, dtype=dtype, device="meta")
-    return torch.from_numpy(plain_values(tensor).copy()).to(dtype)
-
-
-# ------------------------------------------------ configs
+    return layout
 
 
 def _layer_config(file: GgufFile) -> dict[str, Any]:
@@ -152,7 +131,7 @@ def _eagle3(file: GgufFile) -> dict[str, Any]:
 def _dflash(file: GgufFile) -> dict[str, Any]:
     if file.of_model("hyper_connection_count"):
         raise CapabilityError(
-            f"'{file.path}' is DeepSeek V4's DSpark head, which is not read from GGUF. Use the checkpoint that it ships in."
+            f"'{file.path}' is a DSpark head with DeepSeek V4's layers (hyper-connections), which is not read."
         )
     mask = file.metadata.get("tokenizer.ggml.mask_token_id", file.of_model("mask_token_id"))
     slides = file.of_model("attention.sliding_window_pattern")
@@ -175,15 +154,6 @@ def _needed(file: GgufFile, key: str) -> Any:
     return value
 
 
-KINDS = {  # by architecture
-    "eagle3": _Kind("eagle3", LAYER | {"attn_norm_2.weight": "hidden_norm.weight"}, TABLES, _eagle3),
-    "dflash": _Kind("block", LAYER | CONVOLUTIONS | {
-        f"attn_{kind}_norm.weight": f"self_attn.{kind}_norm.weight" for kind in "qk"
-    }, TABLES | {
-        "enc.output_norm.weight": "hidden_norm.weight", "markov_w1.weight": "markov_head.markov_w1.weight",
-        "markov_w2.weight": "markov_head.markov_w2.weight", "conf_proj.weight": "confidence_head.proj.weight",
-        "conf_proj.bias": "confidence_head.proj.bias", "selector_hidden.weight": "candidate_selector.hidden_projection.weight",
-        "selector_predecessor.weight": "candidate_selector.predecessor_codebook",
-        "selector_successor.weight": "candidate_selector.successor_codebook",
-    }, _dflash),
+LAYOUTS = {  # by architecture
+    "eagle3": GgufLayout("eagle3", EAGLE3, _eagle3, permutes=True), "dflash": GgufLayout("block", DFLASH, _dflash),
 }  # fmt: skip

@@ -116,14 +116,14 @@ class HeadLM:
     max_chain: int | None = None  # tokens of the longest chain
     lag = 0  # positions that are fed again, with `lag` more tokens behind them
 
-    def __init__(self, head: FedHead, vocab_size: int, context_length: int, kv: KVCache | None = None) -> None:
-        """`context_length`: the target's; the head may know less. `kv`: another cache than ours."""
+    def __init__(self, head: FedHead, vocab_size: int, context_length: int) -> None:
+        """`context_length`: the target's; the head may know less."""
         self.head = head
         self.device = next(parameter.device for parameter in head.parameters())
         self.dtype = head.dtype
         known = head.config.max_position_embeddings
         self.shape = HeadShape(vocab_size, min(known or context_length, context_length), head.window)
-        self.kv = KVCache(head.layer_shapes, head.dtype, self.device) if kv is None else kv
+        self.kv = KVCache(head.layer_shapes, head.dtype, self.device)
         self._given: list[Tensor] = []  # per row (k, H)
         self.run: HeadRun | None = None
         self._carried: Tensor | None = None  # (B, T, H) of the last pass: what the pairs that follow are given

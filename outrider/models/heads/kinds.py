@@ -1,28 +1,33 @@
 """Which kind of trained head a folder or a GGUF file holds: its files and the headers of its weights decide, not its name.
 
-    medusa, eagle, eagle3, block, mtp    by the names of their tensors; Gemma 4's assistants, which draft as mtp, by the config
-    early-exit, acceptance               by the config: ours alone
+    what `outrider train` saved          by the config, which names the kind: loading will say which tensor a damaged one lacks
+    medusa, eagle, eagle3, block, mtp    of others by the names of their tensors; assistants, which draft as mtp, by the config
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
 
+from outrider.models.families import ASSISTANTS, MTP_LAYOUTS
 from outrider.models.gguf.names import gguf_in
 from outrider.models.heads.acceptance import KIND as ACCEPTANCE_FILES
-from outrider.models.heads.assistant import ASSISTANTS, is_assistant
-from outrider.models.heads.block_names import rename_parts
+from outrider.models.heads.assistant import is_assistant
 from outrider.models.heads.exit import KIND as EXIT_FILES
 from outrider.models.heads.gguf_heads import gguf_head_kind
 from outrider.models.heads.mtp_gguf import find_nextn
-from outrider.models.heads.mtp_layout import find_layout
-from outrider.models.heads.tensors import WEIGHT_FILES, HeadTensors, read_config
+from outrider.models.heads.mtp_layout import find_tensors
+from outrider.models.heads.source import WEIGHT_FILES, HeadSource, read_config
 
 ACCEPTANCE, EARLY_EXIT = "acceptance", "early-exit"
 OURS = {ACCEPTANCE_FILES: ACCEPTANCE, EXIT_FILES: EARLY_EXIT}  # by the config's model_type
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")  # one of them beside a model, none beside a head
-MEDUSA = ("0.0.linear", "0.1.weight", "blocks.0.", "medusa_heads.", "medusa_head.")  # how tensors of its layouts begin
+MEDUSA = re.compile(r"(model\.)?(0\.0\.linear|0\.1\.weight|blocks\.0\.|medusa_heads?\.)")  # how its tensors begin
+PROJECTION = re.compile(r"(model\.)?(encoder\.)?fc\.weight")  # which EAGLE's and block heads have
+SIGNS = {  # tensors by which these differ; an EAGLE head has none of them
+    "eagle3": re.compile(r"(model\.)?(midlayer|layers\.0)\.hidden_norm\.weight"),
+    "block": re.compile(r"(model\.)?(hidden_norm|encoder\.output_norm_enc)\.weight"),
+}
 
 
 def head_kind(folder: Path) -> str | None:
@@ -38,12 +43,14 @@ def head_kind(folder: Path) -> str | None:
     if folder.is_file():
         return None
     config = read_config(folder)
-    model_type = str(config.get("model_type"))
-    if model_type in OURS or model_type in ASSISTANTS:
+    model_type, own = str(config.get("model_type")), config.get("outrider")
+    if model_type in OURS or model_type in ASSISTANTS.model_types:
         return OURS.get(model_type, "mtp")
+    if isinstance(own, dict) and own.get("head"):
+        return str(own["head"])
     pickled = any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES)
     if any(folder.glob("*.safetensors")) or (pickled and not has_tokenizer(folder)):
-        return _kind_by_names(HeadTensors.outline(folder)) or _claimed(config)
+        return _kind_by_names(HeadSource.open(folder).names)
     return None  # of pickled weights whole models would have to be read
 
 
@@ -60,26 +67,17 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / file).exists() for file in TOKENIZERS)
 
 
-def _kind_by_names(files: HeadTensors) -> str | None:
-    if _is_mtp_alone(files.names):
+def _kind_by_names(names: list[str]) -> str | None:
+    if _is_mtp_alone(names):
         return "mtp"
-    rename_parts(files)
-    if any(name.startswith(MEDUSA) for name in files.names):
+    if any(MEDUSA.match(name) for name in names):
         return "medusa"
-    if "fc.weight" not in files:
+    if not any(PROJECTION.fullmatch(name) for name in names):
         return None
-    if "layers.0.hidden_norm.weight" in files:
-        return "eagle3"
-    return "block" if "hidden_norm.weight" in files else "eagle"
+    return next((kind for kind, sign in SIGNS.items() if any(sign.fullmatch(name) for name in names)), "eagle")
 
 
 def _is_mtp_alone(names: list[str]) -> bool:
     """Whether all that there is makes an MTP head: a whole model may have one, too."""
-    layout = find_layout(names, 0)
-    return layout is not None and set(names) <= {*layout.tensors, *layout.copies}
-
-
-def _claimed(config: dict[str, Any]) -> str | None:
-    """By ourselves when it was saved: loading will say which tensor it lacks."""
-    own = config.get("outrider")
-    return str(own["head"]) if isinstance(own, dict) and own.get("head") else None
+    tensors = find_tensors(MTP_LAYOUTS.values(), names, 0)
+    return tensors is not None and set(names) <= {*tensors.names, *tensors.copies}

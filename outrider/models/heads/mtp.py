@@ -4,12 +4,10 @@
 
     o_t = layer(projection [norm(embedding of x_{t+1}) ; norm(h_t)])        logits = the target's output head (norm(o_t))
 
-When drafting, the pair behind the last known state takes the head's own state instead, as the state was trained to be read:
-normed where the target's is. A head of several layers has one for each token of a draft: layer k reads (x_{t+1+k}, the
-state of layer k - 1 at t). Embedding and output head are the target's, but for a layer that has an output head of its own. The
-layer is transformers' code for the target's family (`mtp_body.py`), so its attention, rotary embedding and experts are the
-family's, too; it attends over a cache of the head's own, ours or, where ours cannot hold what it keeps, transformers'
-(`mtp_states.py`).
+When drafting, the pair behind the last known state takes the head's own state instead, normed as the target's is. A head of
+several layers has one for each token of a draft: layer k reads (x_{t+1+k}, the state of layer k - 1 at t). Embedding and output
+head are the target's. The layer is transformers' code for the target's family (`mtp_body.py`), so its attention, rotary
+embedding and experts are the family's, too; it attends over a cache of the head's own.
 """
 
 from __future__ import annotations
@@ -21,13 +19,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.kv import LayerShape
 from outrider.models.attention import make_known
+from outrider.models.heads.head_lm import HeadLM
 from outrider.models.indexer import indexer_layers, number_indexers
 from outrider.models.pass_plan import PassPlan, following
-from outrider.models.stateful.state import OwnState
+from outrider.models.signals import AFTER_NORM
 
 BY_FUNCTION = "outrider-by-function"  # the attention of a head in training
 _by: ContextVar[Callable[..., Tensor]] = ContextVar("the function that attends in the pass that this thread makes")
@@ -39,13 +39,10 @@ class MtpConfig:
 
     layout: str
     hidden_size: int
-    signals: tuple[int, ...]  # the target's hidden state that a pair reads, by its key of `models/signals.py`
     hidden_first: bool = False  # the projection's input begins with the hidden state
-    carries_normed: bool = True  # the pair that follows takes the state behind the final norm
     max_position_embeddings: int | None = None  # by its own files; None: as far as the target
     trained_for: str = ""  # name of the target, of a head that was trained here
-    divisor: float = 1.0  # of states before the output head, as the target's are divided
-    vocab_size: int | None = None  # of the target, where its output head is wider
+    signals: tuple[int, ...] = (AFTER_NORM,)  # the target's hidden state that a pair reads, by its key of `models/signals.py`
 
     @property
     def feature_size(self) -> int:
@@ -66,7 +63,7 @@ class MtpLayer(nn.Module):
     """One layer with its norms and its projection."""
 
     def __init__(
-        self, body: Any, norm: nn.Module, shape: LayerShape | None, window: int | None, size: int, *, bias: bool
+        self, body: Any, norm: nn.Module, shape: LayerShape, window: int | None, size: int, *, bias: bool
     ) -> None:
         """`body`: a decoder of one layer that ends without a norm; `norm`: its own; `shape`, `window`: of its attention."""
         super().__init__()
@@ -75,26 +72,12 @@ class MtpLayer(nn.Module):
         self.embed_norm, self.hidden_norm, self.norm = _copied(norm), _copied(norm), norm
         self.projection = nn.Linear(2 * size, size, bias=bias, dtype=weight.dtype, device=weight.device)
         self.body = body
-        self.output: nn.Module | None = None  # its own
 
-    def forward(
-        self, embeds: Tensor, features: Tensor, positions: Tensor, *, hidden_first: bool = False, state: OwnState | None = None
-    ) -> Tensor:
-        """States o (B, T, H) of embedded tokens and features, both (B, T, H), at positions (B, T).
-
-        `state`: what transformers' cache holds of the one text; it is changed.
-        """
-        inputs = self.inputs(embeds, features, hidden_first=hidden_first)
-        kept = {} if state is None else {"past_key_values": state.cache}
-        output = self.body(inputs_embeds=inputs, position_ids=positions, use_cache=state is not None, **kept)
-        if state is not None:
-            state.cache = output.past_key_values
-        return output.last_hidden_state
-
-    def inputs(self, embeds: Tensor, features: Tensor, *, hidden_first: bool) -> Tensor:
-        """What the body reads, of embedded tokens and features."""
+    def forward(self, embeds: Tensor, features: Tensor, positions: Tensor, *, hidden_first: bool = False) -> Tensor:
+        """States o (B, T, H) of embedded tokens and features, both (B, T, H), at positions (B, T)."""
         pair = [self.embed_norm(embeds), self.hidden_norm(features)]
-        return self.projection(torch.cat(pair[::-1] if hidden_first else pair, dim=-1))
+        inputs = self.projection(torch.cat(pair[::-1] if hidden_first else pair, dim=-1))
+        return self.body(inputs_embeds=inputs, position_ids=positions, use_cache=False).last_hidden_state
 
     def number(self, index: int, num_layers: int) -> None:
         """Set the index of its layer in the cache, and of an indexer's, which lie behind those of all layers."""
@@ -114,14 +97,11 @@ class MtpHead(nn.Module):
         self.config = config
         self.layers = nn.ModuleList(layers)
         for index, layer in enumerate(layers):
-            layer.number(0 if layer.shape is None else index, len(layers))  # on transformers' cache each has one of its own
+            layer.number(index, len(layers))
         self._shared: tuple[nn.Module, ...] = ()  # the target's, so no children of ours
 
     def bind(self, embedding: nn.Module, output: nn.Module) -> MtpHead:
         """The target's embedding, tokens to (..., H), and output head, (..., H) to (..., V)."""
-        if self.config.layout == "inkling":  # whose embedding ends with a norm, and the head has one of its own
-            table: Any = embedding.weight
-            embedding = nn.Embedding.from_pretrained(table)
         self._shared = (embedding, output)
         return self
 
@@ -139,14 +119,8 @@ class MtpHead(nn.Module):
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
-        """What its cache keeps of a token, if all layers run on ours: of each layer, then of their indexers."""
-        shapes = (self.layer(index).shape for index in range(len(self.layers)))
-        return [*(shape for shape in shapes if shape is not None), *indexer_layers(self)]
-
-    @property
-    def on_our_cache(self) -> bool:
-        """Whether all its layers run on our cache."""
-        return all(self.layer(index).shape is not None for index in range(len(self.layers)))
+        """What its cache keeps of a token: of each layer, then of their indexers."""
+        return [*(self.layer(index).shape for index in range(len(self.layers))), *indexer_layers(self)]
 
     @property
     def window(self) -> int | None:
@@ -161,8 +135,7 @@ class MtpHead(nn.Module):
     @property
     def output_parameters(self) -> list[Tensor]:
         """The head's own tensors that `logits` reads."""
-        own = self.layer(0)
-        return [*own.norm.parameters(), *([] if own.output is None else own.output.parameters())]
+        return list(self.layer(0).norm.parameters())
 
     def features(self, hidden: dict[int, Tensor]) -> Tensor:
         """What pairs read, (..., H), from the target's hidden states by signal."""
@@ -182,12 +155,10 @@ class MtpHead(nn.Module):
         with following(plan):
             return self.states(tokens, features, positions, layer)
 
-    def states(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, layer: int = 0, state: OwnState | None = None
-    ) -> Tensor:
-        """`on_cache`, with whatever attention its layers have been given, or behind one text's `state`."""
+    def states(self, tokens: Tensor, features: Tensor, positions: Tensor, layer: int = 0) -> Tensor:
+        """`on_cache`, with whatever attention its layers have been given."""
         embeds = self.shared[0](tokens).to(features.dtype)
-        return self.layer(layer)(embeds, features, positions, hidden_first=self.config.hidden_first, state=state)
+        return self.layer(layer)(embeds, features, positions, hidden_first=self.config.hidden_first)
 
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Callable[..., Tensor]) -> Tensor:
         """What `on_cache` gives, attending by a function of (layer, query, key, value, scaling): for training."""
@@ -202,18 +173,15 @@ class MtpHead(nn.Module):
 
     def carry(self, states: Tensor, layer: int = 0) -> Tensor:
         """The features of the pairs that follow, as far as the head can tell: (..., H) -> (..., H)."""
-        return self.layer(layer).norm(states) if self.config.carries_normed else states
+        return self.layer(layer).norm(states)
 
     def logits(self, states: Tensor, layer: int = 0) -> Tensor:
         """(..., H) -> (..., V)."""
-        own = self.layer(layer)
-        states, output = own.norm(states), self.shared[1] if own.output is None else own.output
-        states = states if self.config.divisor == 1.0 else states / self.config.divisor
+        states, output = self.layer(layer).norm(states), self.shared[1]
         table = getattr(output, "weight", None)
         if states.dtype != torch.float32 or not isinstance(table, Tensor) or table.dtype not in (torch.bfloat16, torch.float16):
-            return output(states)[..., : self.config.vocab_size]
-        logits = output(states.to(table.dtype)).to(states.dtype)  # in training the head is fp32, whatever the target is
-        return logits[..., : self.config.vocab_size]
+            return output(states)
+        return output(states.to(table.dtype)).to(states.dtype)  # in training the head is fp32, whatever the target is
 
     def in_full(self, logits: Tensor) -> Tensor:
         """The logits are over the target's whole vocabulary."""
@@ -226,3 +194,82 @@ def _by_function(
 ) -> tuple[Tensor, None]:  # fmt: skip
     """transformers' attention contract."""
     return _by.get()(module.layer_idx, query, key, value, scaling), None
+
+
+class MtpTurnsLM(HeadLM):
+    """A head whose layers take turns: the first token of a draft is the first layer's, the second the second's.
+
+    Layer k stands at the same positions as the first and reads what layer k - 1 made of them, next to tokens that are k later:
+
+        slot of a row's cache     0              1              ...   n - 2
+        layer 0                   (x_1, h_0)     (x_2, h_1)           (x_{n-1}, h_{n-2})      -> x_n
+        layer 1                   (x_2, o_0)     (x_3, o_1)           (x_n, o_{n-2})          -> x_{n+1}
+
+    So the last positions of all layers but the first hold guesses. They are never committed: the target's states of the last
+    `lag` positions are fed again with those that come after them. Drafts are chains of at most one token a layer.
+    """
+
+    def __init__(self, head: MtpHead, vocab_size: int, context_length: int) -> None:
+        super().__init__(head, vocab_size, context_length)
+        self._layers, self._num_turns = head, len(head.layers)
+        self.max_chain, self.lag = self._num_turns, self._num_turns - 1
+        self._turn = 0  # the layer that makes the next pass
+        self._line = torch.empty(0)  # (B, T) tokens of the last pass
+        self._begun: list[int] = []  # lengths of the rows' caches before the first turn
+
+    def give(self, features: Sequence[Tensor]) -> None:
+        super().give(features)
+        self._turn = 0
+
+    def own_logits(self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V) of the positions given, then (B, 1, V) for one more token at a time."""
+        assert parents is None, "its drafts are chains"
+        if self._turn:
+            return self._next(tokens)
+        self._line, self._begun = tokens, list(self.kv.lengths)
+        self._carried, logits = self._pass(tokens, self._features(tokens.shape[1], None), None, 0, self._all(tokens))
+        self._turn = 1
+        return logits
+
+    def settle(self) -> None:
+        """Run the layers whose turn did not come, so that all that is committed is in every layer's cache."""
+        while 0 < self._turn < self._num_turns:
+            self._next(self._line.new_zeros(len(self._line), 1))
+
+    def feed(self, row: int, tokens: Sequence[int], features: Tensor) -> None:
+        """Feed and commit positions of one row: the target's features (n, H) for them, tokens (n + lag,)."""
+        count, carried = len(features), features[None]
+        for turn in range(self._num_turns):
+            self._turn = turn
+            part = torch.tensor([list(tokens[turn : turn + count])], device=self.device)
+            carried, _ = self._pass(part, carried, None, row, None)
+        self._turn = 0
+        self.kv.advance(row, count)
+
+    def _next(self, tokens: Tensor) -> Tensor:
+        """The next layer at the positions of the first, each row's last token being one of `tokens` (B, 1)."""
+        assert self._carried is not None
+        rows = torch.arange(len(tokens), device=self.device)
+        last = torch.tensor([len(given) - 1 for given in self._given], device=self.device)
+        self._line = F.pad(self._line[:, 1:], (0, 1))
+        self._line[rows, last] = tokens[:, 0]
+        lengths = list(self.kv.lengths)
+        for row, begun in enumerate(self._begun):
+            self.kv.truncate(row, begun)
+        self._carried, logits = self._pass(self._line, self._carried, None, 0, self._all(self._line))
+        for row, length in enumerate(lengths):
+            self.kv.advance(row, length - self.kv.lengths[row])
+        self._turn += 1
+        return logits[rows, last][:, None]
+
+    def _all(self, tokens: Tensor) -> Tensor:
+        return torch.arange(tokens.shape[1], device=self.device)
+
+    def _states(self, tokens: Tensor, features: Tensor, positions: Tensor, plan: PassPlan) -> Tensor:
+        return self._layers.on_cache(tokens, features, positions, plan, self._turn)
+
+    def _carry(self, states: Tensor) -> Tensor:
+        return self._layers.carry(states, self._turn)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return self._layers.logits(states, self._turn)

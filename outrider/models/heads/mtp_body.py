@@ -18,12 +18,12 @@ from outrider.errors import CapabilityError, CheckpointError
 from outrider.kv import LayerShape
 from outrider.lazy import transformers
 from outrider.models import attention
+from outrider.models.families import MTP_KINDS
 from outrider.models.heads.mtp_layout import BLOCK, NORM
-from outrider.models.heads.mtp_streams import MIXER, as_one_stream
 from outrider.models.indexer import keep_choices
 from outrider.models.latent import keep_latents
 from outrider.models.loading.unsupported import OwnCacheNeededError, refuse_other_caches, refuse_silent_layers
-from outrider.models.probes.probe import difference, see_layers, tolerance
+from outrider.models.probes.probe import see_layers
 from outrider.models.signals import decoder_layers
 
 TABLE = 8  # rows of its tables, which nobody reads
@@ -32,37 +32,26 @@ EXPERT_FIELDS: dict[str, tuple[Any, Any]] = {
     "first_k_dense_replace": (0, 1), "mlp_only_layers": ([], [0]), "decoder_sparse_step": (1, 1), "moe_layer_start_index": (0, 1),
     "moe_layer_end_index": (0, 0), "moe_layer_interval": (1, 1), "mlp_layer_types": (["sparse"], ["dense"]),
 }  # fmt: skip
-EMBED_NORM = "embed_norm"  # of Inkling's decoder in older transformers; of its embedding in newer
 FULL = "full_attention"
-KINDS = {"mimo_v2_flash": "sliding_attention", "minimax_m3_vl_text": "minimax_m3_sparse"}  # of MTP layers
-COUNTS = ("num_mtp_layers", "num_nextn_predict_layers")  # what configs call the number of MTP layers
-NAMED_BY = {  # families whose tensors transformers renames by the rules of another
-    "minimax_m3_vl_text": "minimax_m3_vl", "inkling_text": "inkling_mm_model",
-}  # fmt: skip
-Body = tuple[nn.Module, nn.Module, LayerShape | None, int | None]  # what `make_body` gives
+STATELESS = ("full_attention", "attention", "moe", "mlp")  # kinds of blocks that keep keys and values, or nothing
+Body = tuple[nn.Module, nn.Module, LayerShape, int | None]  # what `make_body` gives
 
 
-def one_layer_config(config: Any, *, has_experts: bool, stacked: bool = False, index: int = 0) -> Any:
+def one_layer_config(config: Any, *, has_experts: bool, kinds: str = "", index: int = 0) -> Any:
     """A target's config for one more of its layers, with full attention unless the config says otherwise of MTP layer `index`.
 
-    `stacked`: a layer is several blocks, whose kinds the config names.
+    `kinds`: where a layer is several blocks, the config's list of what they are.
     """
     text = copy.deepcopy(config.get_text_config(decoder=True))
-    kinds, own = getattr(text, "layer_types", None), getattr(text, "mtp_layer_types", None)
+    types, own = getattr(text, "layer_types", None), getattr(text, "mtp_layer_types", None)
     text.num_hidden_layers = 1
-    if text.model_type == "mellum" and not own and any(getattr(text, name, None) for name in COUNTS):
-        own = ["sliding_attention"]  # older transformers does not fill in what the files leave out
-    if kinds:
-        usual = FULL if FULL in kinds else kinds[-1]
-        text.layer_types = [own[min(index, len(own) - 1)] if own else KINDS.get(text.model_type, usual)]
-    if heads := getattr(text, "num_sliding_attention_heads", None):  # Step
-        text.per_layer_config = {0: {"num_attention_heads": heads}} if text.layer_types == ["sliding_attention"] else None
-    if getattr(text, "ple_layer_ids", None):
-        text.ple_layer_ids = []  # embeddings that the target's layers look up; the head's has none
+    if types:
+        usual = FULL if FULL in types else types[-1]
+        text.layer_types = [own[min(index, len(own) - 1)] if own else MTP_KINDS.get(text.model_type, usual)]
     if getattr(text, "indexer_types", None):
         text.indexer_types = ["full"]  # a single layer has nobody's choice of keys to share
-    if stacked:
-        text.layer_types = list(text.mtp_layers_block_type)
+    if kinds:
+        text.layer_types = list(getattr(text, kinds))
     for name, (with_experts, without) in EXPERT_FIELDS.items():
         if getattr(text, name, None) is not None:
             setattr(text, name, with_experts if has_experts else without)
@@ -74,22 +63,19 @@ def one_layer_config(config: Any, *, has_experts: bool, stacked: bool = False, i
 
 
 def make_body(
-    what: str, config: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, *, stacked: bool = False,
+    what: str, config: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device, *, kinds: str = "",
     index: int = 0,
 ) -> Body:  # fmt: skip
     """A decoder of one layer that ends without a norm; that norm; what our cache keeps of a token; its window.
 
-    The third is None for a layer that needs transformers' own cache. `tensors`: of the layer (`block.*`, with `stacked` blocks
-    `block.N.*`) and the norm. Raises CheckpointError, beginning with `what`, where they are not what a layer of this family has,
-    CapabilityError for a layer that no cache serves.
+    `tensors`: of the layer (`block.*`, of several blocks `block.N.*`, see `one_layer_config`) and the norm. Raises
+    CheckpointError, beginning with `what`, where they are not what a layer of this family has, CapabilityError for a layer that
+    our cache does not serve.
     """
-    text = one_layer_config(config, has_experts=any(".experts." in name for name in tensors), stacked=stacked, index=index)
-    if text.model_type == "longcat_flash":
-        text, tensors = _as_deepseek(text, tensors)
-    text.model_type = NAMED_BY.get(text.model_type, text.model_type)
+    text = one_layer_config(config, has_experts=any(".experts." in name for name in tensors), kinds=kinds, index=index)
     code = _code_of(what, text, config)
     norm, outer = _norm_name(code, text), "" if _is_decoder(code, text) else f"{code.base_model_prefix}."
-    inner = f"{outer}layers." if stacked else f"{outer}layers.0."
+    inner = f"{outer}layers." if kinds else f"{outer}layers.0."
     state = {inner + name.removeprefix(f"{BLOCK}."): tensor for name, tensor in tensors.items() if name.startswith(BLOCK)}
     final = {name.removeprefix(NORM): tensor for name, tensor in tensors.items() if name.startswith(f"{NORM}.")}
     state |= {f"{outer}{norm}{name}": tensor for name, tensor in final.items()}
@@ -113,24 +99,22 @@ def empty_model(what: str, text: Any, dtype: torch.dtype) -> Any:
 
 def body_of(what: str, module: Any, device: torch.device) -> Body:
     """What `make_body` promises, of a whole model of one layer."""
-    own_attention, norm = module.config._attn_implementation, _norm_name(type(module), module.config)
+    norm = _norm_name(type(module), module.config)
+    module.to(device).eval().requires_grad_(False)
+    attention.register()
+    keep_choices(module)
     try:
-        return _finished(module.to(device), norm)
-    except OwnCacheNeededError:
-        module.set_attn_implementation(own_attention)
-        decoder, last = _without_norm(module, norm)
-        _check_goes_on(what, decoder)
-        return decoder, last, None, None
-
-
-def _as_deepseek(text: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
-    """LongCat Flash's layer, whose own family has two in one: DeepSeek V3's, with norms that hold what LongCat multiplies by."""
-    scales = {"q_a": text.q_lora_rank, "kv_a": text.kv_lora_rank}
-    scaled = {f"{BLOCK}.self_attn.{name}_layernorm.weight": (text.hidden_size / rank) ** 0.5 for name, rank in scales.items()}
-    kept = {name: value for name, value in text.to_dict().items() if name not in ("model_type", "architectures", "num_layers")}
-    plain = transformers.DeepseekV3Config(**{**kept, "num_hidden_layers": 1, "first_k_dense_replace": 1})
-    plain.intermediate_size = text.ffn_hidden_size
-    return plain, {name: tensor * scaled.get(name, 1) for name, tensor in tensors.items()}
+        blocks = getattr(module.config, "layers_block_type", None)
+        if blocks is None or set(blocks) - set(STATELESS):  # older transformers takes a block of experts for one with a state
+            refuse_other_caches(module, module.device)
+        keep_latents(module)
+        matches = see_layers(module)
+        if len(matches) != 1:
+            refuse_silent_layers(module, [0])
+    except OwnCacheNeededError as error:
+        raise CapabilityError(f"{what}: its layer does not run on Outrider's cache: {error}. Use --drafter ngram.") from error
+    (seen,) = matches.values()
+    return *_without_norm(module, norm), seen.kind.shape, seen.window
 
 
 def copied_body(what: str, target: Any, device: torch.device) -> Body:
@@ -147,25 +131,8 @@ def copied_body(what: str, target: Any, device: torch.device) -> Body:
             norm, own, model = _norm_name(type(module), text), module.base_model, target.get_decoder()
             copy_to.load_state_dict(there)
             getattr(own, norm).load_state_dict(getattr(model, norm).state_dict())
-            try:
-                return _finished(module.float().to(device), norm)
-            except OwnCacheNeededError as error:
-                raise CapabilityError(f"{what}: its layer does not run on Outrider's cache: {error}") from error
+            return body_of(what, module.float(), device)
     raise CapabilityError(f"{what}: none of the target's layers with full attention can be copied")
-
-
-def _finished(module: Any, norm: str) -> Body:
-    """What `body_of` promises. Raises OwnCacheNeededError where our cache cannot serve the layer."""
-    module.eval().requires_grad_(False)
-    attention.register()
-    keep_choices(module)
-    refuse_other_caches(module, module.device)
-    keep_latents(module)
-    found = see_layers(module)
-    if len(found) != 1:
-        refuse_silent_layers(module, [0])
-    (seen,) = found.values()
-    return *_without_norm(module, norm), seen.kind.shape, seen.window
 
 
 def _without_norm(module: Any, norm: str) -> tuple[nn.Module, nn.Module]:
@@ -173,34 +140,8 @@ def _without_norm(module: Any, norm: str) -> tuple[nn.Module, nn.Module]:
     decoder = module.base_model
     last = getattr(decoder, norm)
     setattr(decoder, norm, nn.Identity())
-    if norm == MIXER:
-        as_one_stream(decoder)
     decoder.set_input_embeddings(nn.Identity())
-    if hasattr(decoder, EMBED_NORM):
-        setattr(decoder, EMBED_NORM, nn.Identity())
     return decoder, last
-
-
-@torch.inference_mode()
-def _check_goes_on(what: str, decoder: Any) -> None:
-    """Raises CapabilityError for a decoder that computes another thing behind what its cache holds than in one pass."""
-    like = next(decoder.parameters())
-    inputs = torch.randn(1, 4, decoder.config.hidden_size, generator=torch.Generator().manual_seed(0)).to(like)
-    positions, cache, parts = torch.arange(4, device=like.device)[None], None, list[Tensor]()
-    try:
-        whole = decoder(inputs_embeds=inputs, position_ids=positions, use_cache=False).last_hidden_state
-        for now in (slice(0, 2), slice(2, 4)):
-            output = decoder(
-                inputs_embeds=inputs[:, now], position_ids=positions[:, now], past_key_values=cache, use_cache=True
-            )
-            cache = output.past_key_values
-            parts.append(output.last_hidden_state)
-    except Exception as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        raise CapabilityError(f"{what}: its layer runs on no cache ({type(error).__name__}: {error})") from error
-    if (worst := difference(torch.cat(parts, dim=1), whole, like.dtype, picks_experts=True)) > tolerance(like.dtype):
-        raise CapabilityError(f"{what}: behind what its cache holds, its layer differs from itself by {worst:.1%}")
 
 
 def _code_of(what: str, text: Any, config: Any) -> Any:
@@ -220,13 +161,12 @@ def _is_decoder(code: Any, text: Any) -> bool:
 
 
 def _norm_name(code: Any, text: Any) -> str:
-    """What a family's decoder calls its final norm, or what it has in its place."""
+    """What a family's decoder calls its final norm."""
     with torch.device("meta"):
         whole = code(copy.deepcopy(text))
     decoder = whole.base_model
-    parts = [(name, part) for name, part in decoder.named_children() if name != EMBED_NORM]
+    parts = decoder.named_children()
     found = [name for name, part in parts if "norm" in name and getattr(part, "weight", None) is not None]
-    found = [MIXER] if hasattr(decoder, MIXER) else found
     if len(found) != 1 or not hasattr(decoder, "layers"):
         raise CapabilityError(f"MTP heads of {code.__name__} are not read: its final norm or its layers were not found")
     return found[0]

@@ -7,24 +7,22 @@ so it is refused.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from outrider.errors import CapabilityError, CheckpointError, OutriderError
 from outrider.lazy import huggingface_hub
+from outrider.models.families import MTP_LAYOUTS, MTP_NOT_READ
 from outrider.models.gguf.header import GgufFile
 from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.packing import Packer, by_torch
 from outrider.models.heads.assistant import check_fits, is_assistant
-from outrider.models.heads.block_names import ships_dspark
-from outrider.models.heads.fp8 import FLOATS, FP8, SCALES, widened
 from outrider.models.heads.mtp import MtpConfig, MtpHead, MtpLayer
 from outrider.models.heads.mtp_body import make_body
 from outrider.models.heads.mtp_gguf import LOOKED_FOR as NEXTN
@@ -32,30 +30,30 @@ from outrider.models.heads.mtp_gguf import NextnHead, find_nextn, nextn_layer
 from outrider.models.heads.mtp_layout import (
     BLOCK,
     EMBED_NORM,
-    EMBED_PROJECTION,
     HIDDEN_NORM,
-    LOOKED_FOR,
     NORM,
-    OUTPUT,
     PROJECTION,
     MtpLayout,
-    find_layout,
+    MtpTensors,
+    find_tensors,
     strangers,
 )
-from outrider.models.heads.mtp_streams import StreamsLayer
-from outrider.models.heads.tensors import read_config, write_head
+from outrider.models.heads.source import (
+    Stored,
+    check_numbers,
+    of_safetensors,
+    read_config,
+    read_weights,
+    with_scales,
+    write_head,
+)
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import adapter_in
 from outrider.models.loading.memory import folder_weights_bytes, layer_kv_bytes
 from outrider.models.loading.weight_files import safetensors_header, weight_files
 from outrider.models.model_memory import ModelMemory
-from outrider.models.signals import AFTER_NORM
 from outrider.wellformed import load_object
 
-NOT_READ = {  # families, and what is not read of their heads
-    "dots3_note": "an embedding of the head's own", "glm5_next": "a layer without the target's hyper-connections",
-    "hy_v4": "a layer without the target's hyper-connections",
-}  # fmt: skip
 INSTEAD = "Use --drafter ngram, or train a head: outrider train mtp"
 
 
@@ -64,15 +62,33 @@ class MtpFiles:
     """The tensors of a folder that make an MTP head, by their headers."""
 
     folder: Path
-    layout: MtpLayout
-    entries: Mapping[str, Mapping[str, Any]]  # of every tensor of the folder: dtype, shape
-    files: Mapping[str, Path]
+    tensors: MtpTensors
+    stored: Mapping[str, Stored]  # by their names in the folder, those that scale others left out
+
+    @property
+    def layout(self) -> MtpLayout:
+        return self.tensors.layout
 
     @property
     def num_weights(self) -> int:
         """Numbers in the head's weights."""
-        shapes = (self.entries[name]["shape"] for name in self.layout.tensors if not name.endswith(SCALES))
-        return sum(int(torch.Size(shape).numel()) for shape in shapes)
+        return sum(math.prod(self.stored[name].shape) for name in self.tensors.names if name in self.stored)
+
+    def check(self) -> None:
+        """Raises CheckpointError for lacking parts and weights in numbers that are not read."""
+        what = f"the MTP head in '{self.folder}'"
+        if lacking := self.tensors.lacking:
+            which = f"{what} ({self.layout.name} layout)"
+            raise CheckpointError(f"{which} is incomplete: it lacks the {', the '.join(lacking[:3])}. {INSTEAD}.")
+        for name in self.tensors.names:
+            if name in self.stored:
+                check_numbers(self.stored[name], what)
+
+    def read(self, index: int) -> dict[str, Tensor]:
+        """A layer's tensors by our names, in plain numbers."""
+        names = self.tensors.layers[index].items()
+        what = f"the MTP head in '{self.folder}'"
+        return {ours: read_weights(self.stored[there], what) for ours, there in names if there in self.stored}
 
 
 def find_mtp(folder: Path, num_layers: int) -> MtpFiles | None:
@@ -81,31 +97,43 @@ def find_mtp(folder: Path, num_layers: int) -> MtpFiles | None:
     Raises CheckpointError for damaged files.
     """
     files = [file for file in weight_files(folder) if file.suffix == ".safetensors"]
-    headers = {file: safetensors_header(file) for file in files}
-    entries = {name: entry for header in headers.values() for name, entry in header.items()}
-    layout = find_layout(entries, num_layers)
-    return None if layout is None else MtpFiles(folder, layout, entries, {n: f for f, header in headers.items() for n in header})
+    stored = [tensor for file in files for tensor in of_safetensors(file)]
+    tensors = find_tensors(MTP_LAYOUTS.values(), (tensor.name for tensor in stored), num_layers)
+    if tensors is None:
+        return None
+    names = set(tensors.names)
+    own = with_scales(tensor for tensor in stored if tensor.name in names)
+    return MtpFiles(folder, tensors, {tensor.name: tensor for tensor in own})
 
 
-def ships_mtp(name: str) -> bool:
-    """Whether a local checkpoint, or one in the hub's cache, has an MTP head that can draft. Damaged files have none."""
+def ships_mtp(name: str, device: str = "cpu") -> bool:
+    """Whether a local checkpoint, or one in the hub's cache, has an MTP head that drafts on this device ('auto', 'cpu', 'cuda').
+
+    Damaged files have none.
+    """
     try:
         if name and (file := gguf_in(name, fetches=False)) is not None:
             nextn = find_nextn(file)
-            return nextn is not None and not nextn.is_alone and not nextn.lacking
+            whole = nextn is not None and not nextn.is_alone and not nextn.lacking
+            return whole and not (file.of_model("attention.indexer.top_k") and _on_cuda(device))
         folder = checkpoint_folder(name, None, fetches=False)
         config = {} if folder is None else load_object(folder / "config.json")
         text = config.get("text_config") or config
-        named = text.get("num_hidden_layers") or text.get("num_layers")  # LongCat's name for it
-        layers = named or len(text["layers_block_type"])  # Nemotron-H names no number
+        layers = text.get("num_hidden_layers") or len(text["layers_block_type"])  # Nemotron-H names no number
         if folder is None or not isinstance(layers, int) or _not_read(config.get("model_type")):
+            return False
+        if text.get("index_topk") and _on_cuda(device):  # an indexer's keys are in our cache on a CPU alone
             return False
         found = find_mtp(folder, layers)
         if found is not None:
-            _check_whole(found)
+            found.check()
     except (OSError, ValueError, AttributeError, KeyError, TypeError, OutriderError):
         return False
     return found is not None
+
+
+def _on_cuda(device: str) -> bool:
+    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
 
 def weigh_mtp(name: str, config: Any, dtype: torch.dtype) -> ModelMemory:
@@ -124,7 +152,7 @@ def weigh_mtp(name: str, config: Any, dtype: torch.dtype) -> ModelMemory:
         check_fits(folder, config)
         return ModelMemory(name, folder_weights_bytes(folder, dtype), 0)
     files = _found(folder, config)
-    return ModelMemory(name, files.num_weights * dtype.itemsize, layer_kv_bytes(config, dtype) * len(files.layout.layers))
+    return ModelMemory(name, files.num_weights * dtype.itemsize, layer_kv_bytes(config, dtype) * len(files.tensors.layers))
 
 
 def num_mtp_layers(name: str, num_layers: int) -> int:
@@ -133,7 +161,7 @@ def num_mtp_layers(name: str, num_layers: int) -> int:
         nextn = find_nextn(file, num_layers)
         return 0 if nextn is None else len(nextn.layers)
     found = find_mtp(Path(name), num_layers)
-    return 0 if found is None else len(found.layout.layers)
+    return 0 if found is None else len(found.tensors.layers)
 
 
 def load_mtp(
@@ -148,7 +176,7 @@ def load_mtp(
     """
     if name and (file := gguf_in(name, revision)) is not None:
         nextn, text = _nextn(file, config), config.get_text_config()
-        made = MtpConfig(nextn.layout, text.hidden_size, (AFTER_NORM,), max_position_embeddings=file.of_model("context_length"))
+        made = MtpConfig(nextn.layout.name, text.hidden_size, max_position_embeddings=file.of_model("context_length"))
         layers = range(len(nextn.layers))
         return MtpHead(
             made, [nextn_layer(nextn, index, config, dtype, device, pack, blocks_stay=blocks_stay) for index in layers]
@@ -157,38 +185,27 @@ def load_mtp(
     assert folder is not None
     files = _found(folder, config)
     layout, text = files.layout, config.get_text_config()
-    signal = AFTER_NORM if layout.reads_normed else text.num_hidden_layers
     stored = read_config(folder)
     own, known = stored.get("outrider"), (stored.get("text_config") or stored).get("max_position_embeddings")
     trained_for = str(own.get("target", "")) if isinstance(own, dict) else ""
-    width = text.hidden_size * (text.hc_count if layout.streams else 1)
-    made = MtpConfig(
-        layout.name, width, (signal,), layout.hidden_first, layout.reads_normed, known, trained_for,
-        getattr(text, "logits_mup_width_multiplier", None) or 1.0, getattr(text, "unpadded_vocab_size", None),
-    )  # fmt: skip
-    return MtpHead(made, [_layer(files, index, config, dtype, device) for index in range(len(layout.layers))]).eval()
+    made = MtpConfig(layout.name, text.hidden_size, layout.hidden_first, known, trained_for)
+    return MtpHead(made, [_layer(files, index, config, dtype, device) for index in range(len(files.tensors.layers))]).eval()
 
 
 def _layer(files: MtpFiles, index: int, config: Any, dtype: torch.dtype, device: torch.device) -> MtpLayer:
-    what = f"the MTP head in '{files.folder}' ({files.layout.name} layout), layer {index},"
-    tensors = _read(files, index)
+    what = f"the MTP head in '{files.folder}' ({files.layout.name} layout), layer {index}"
+    tensors = files.read(index)
     size, bias = config.get_text_config().hidden_size, f"{PROJECTION}.bias" in tensors
-    ends = {} if files.layout.has_norm else {f"{NORM}.weight": torch.ones(size)}  # of which there is none
-    body = make_body(what, config, tensors | ends, dtype, device, stacked=files.layout.stacked, index=index)
-    layer = (StreamsLayer if files.layout.streams else MtpLayer)(*body, size, bias=bias)
-    if ends:
-        layer.norm = nn.Identity()
+    body = make_body(what, config, tensors, dtype, device, kinds=files.layout.kinds, index=index)
+    layer = MtpLayer(*body, size, bias=bias)
     with torch.no_grad():
-        for part in (EMBED_NORM, HIDDEN_NORM, PROJECTION, *((EMBED_PROJECTION,) if files.layout.streams else ())):
+        for part in (EMBED_NORM, HIDDEN_NORM, PROJECTION):
             for name, own in getattr(layer, part).named_parameters():
                 stored = tensors.get(f"{part}.{name}")
                 if stored is None or stored.shape != own.shape:
                     found = "is missing" if stored is None else f"has shape {list(stored.shape)}, expected {list(own.shape)}"
-                    raise CheckpointError(f"{what} tensor '{part}.{name}' {found}: it was trained for another target.")
+                    raise CheckpointError(f"{what}: tensor '{part}.{name}' {found}: it was trained for another target.")
                 own.copy_(stored)
-    if (table := tensors.get(f"{OUTPUT}.weight")) is not None:
-        layer.output = nn.Linear(table.shape[1], table.shape[0], bias=False, device="meta")
-        layer.output.weight = nn.Parameter(table.to(device, dtype))
     return layer.requires_grad_(False)
 
 
@@ -201,16 +218,14 @@ def _found(folder: Path, config: Any) -> MtpFiles:
     if files is None:
         names = [name for file in weight_files(folder) if file.suffix == ".safetensors" for name in safetensors_header(file)]
         others = strangers(names)
-        if ships_dspark(folder):
-            raise CheckpointError(f"'{folder}' has no MTP head: what it has under mtp.* is DSpark. Use --drafter block.")
         if others:
             raise CheckpointError(f"'{folder}' has an MTP head of a layout that is not read (tensor '{others[0]}'). {INSTEAD}.")
-        looked_for = LOOKED_FOR.format(next=num_layers)
+        looked_for = ", ".join(layout.looked_for(num_layers) for layout in MTP_LAYOUTS.values())
         raise CheckpointError(f"'{folder}' has no MTP head: none of its tensors is {looked_for}. {INSTEAD}.")
-    _check_whole(files)
-    size, name = config.get_text_config().hidden_size, files.layout.layers[0][f"{PROJECTION}.weight"]
-    wanted = [size, size if files.layout.streams else 2 * size]
-    if (shape := list(files.entries[name]["shape"])) != wanted:
+    files.check()
+    size, name = config.get_text_config().hidden_size, files.tensors.layers[0][f"{PROJECTION}.weight"]
+    wanted = [size, 2 * size]
+    if (shape := list(files.stored[name].shape)) != wanted:
         raise CheckpointError(
             f"the MTP head in '{folder}': tensor '{name}' has shape {shape}, expected {wanted}: it was trained for "
             "another target."
@@ -232,55 +247,7 @@ def _nextn(file: GgufFile, config: Any) -> NextnHead:
 
 def _not_read(model_type: str | None) -> str | None:
     """What is not read of a family's heads; None: nothing is known."""
-    return next((what for family, what in NOT_READ.items() if (model_type or "").startswith(family)), None)
-
-
-def _check_whole(files: MtpFiles) -> None:
-    """Raises CheckpointError for lacking parts and weights in fp8 without scales, CapabilityError for other kinds of numbers."""
-    if lacking := files.layout.lacking:
-        which = f"the MTP head in '{files.folder}' ({files.layout.name} layout)"
-        raise CheckpointError(f"{which} is incomplete: it lacks the {', the '.join(lacking[:3])}. {INSTEAD}.")
-    for name in files.layout.tensors:
-        kind = files.entries[name]["dtype"]
-        if kind == FP8 and name.endswith(".weight") and _scale_of(files, name) is None:
-            missing = name.removesuffix("weight") + SCALES[0]
-            raise CheckpointError(
-                f"the MTP head in '{files.folder}' is damaged: '{name}' is in fp8 and its scales '{missing}' are missing, so "
-                f"none of its drafts would be kept. {INSTEAD}."
-            )
-        if kind not in (*FLOATS, FP8):
-            raise CapabilityError(
-                f"the MTP head in '{files.folder}' is quantised: '{name}' is stored as {kind}; floats and fp8 with scales are "
-                f"read. {INSTEAD}."
-            )
-
-
-def _read(files: MtpFiles, index: int) -> dict[str, Tensor]:
-    """A layer's tensors by our names, in plain numbers."""
-    found: dict[str, Tensor] = {}
-    with ExitStack() as stack:
-        opened: dict[Path, Any] = {}
-        for own, there in files.layout.layers[index].items():
-            if own.endswith(SCALES):
-                continue
-            scale = _scale_of(files, there)
-            parts = []
-            for name in [there] if scale is None else [there, scale]:
-                file = files.files[name]
-                if file not in opened:
-                    opened[file] = stack.enter_context(safe_open(file, "pt"))
-                parts.append(opened[file].get_tensor(name))
-            found[own] = parts[0] if scale is None else widened(*parts)
-            if not found[own].isfinite().all():
-                raise CheckpointError(f"the MTP head in '{files.folder}' is damaged: '{there}' has NaN or infinite values.")
-    return found
-
-
-def _scale_of(files: MtpFiles, name: str) -> str | None:
-    """The tensor with the scales of one in fp8."""
-    if files.entries[name]["dtype"] != FP8:
-        return None
-    return next((there for each in SCALES if (there := name.removesuffix("weight") + each) in files.entries), None)
+    return next((what for family, what in MTP_NOT_READ.items() if (model_type or "").startswith(family)), None)
 
 
 def checkpoint_folder(name: str, revision: str | None, *, fetches: bool) -> Path | None:
@@ -310,32 +277,22 @@ def checkpoint_folder(name: str, revision: str | None, *, fetches: bool) -> Path
 
 # ------------------------------------------------ written
 
-PARTS = (EMBED_NORM, HIDDEN_NORM, PROJECTION, NORM, BLOCK)
-NAMES = {  # of these, in order; {n}: number of layers of the target; {last}: the last block of several
-    "qwen": ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm", "mtp.layers.0"),
-    "deepseek": tuple(f"model.layers.{{n}}{part}" for part in (".enorm", ".hnorm", ".eh_proj", ".shared_head.norm", "")),
-    "mimo": tuple(
-        f"model.mtp_layers.0{part}" for part in (".token_layernorm", ".hidden_layernorm", ".input_proj", ".final_layernorm", "")
-    ),
-    "megatron": tuple(f"model.mtp.layers.0{part}" for part in (".enorm", ".hnorm", ".eh_proj", ".final_layernorm", "")),
-    "nemotron": (
-        *(f"mtp.layers.0.{part}" for part in ("enorm", "hnorm", "eh_proj")), "mtp.layers.{last}.final_layernorm", "mtp.layers"
-    ),
-    "ernie": (*(f"model.mtp_{part}.0" for part in ("emb_norm", "hidden_norm", "linear_proj")), "model.norm", "model.mtp_block.0"),
-}
-
 
 def save_mtp(head: MtpHead, folder: Path, num_layers: int, dtype: torch.dtype | None = None) -> None:
     """A head of one layer for a target with `num_layers`, in the layout it was read from; weights as they are, or in `dtype`.
 
     Raises OSError when the disk is full.
     """
-    layer, tensors = head.layer(0), dict[str, Tensor]()
-    body: Any = layer.body
-    for part, name in zip(PARTS, NAMES[head.config.layout], strict=True):
-        module = getattr(layer, part) if part != BLOCK else body.layers if name == "mtp.layers" else body.layers[0]
-        named = name.format(n=num_layers, last=len(body.layers) - 1)
-        tensors |= {f"{named}.{own}": tensor for own, tensor in module.state_dict().items()}
+    layer, layout = head.layer(0), MTP_LAYOUTS[head.config.layout]
+    blocks: Any = layer.body.layers
+    parts = {part: getattr(layer, part) for part in (EMBED_NORM, HIDDEN_NORM, PROJECTION, NORM)}
+    parts[BLOCK] = blocks if layout.is_stacked else blocks[0]
+    number, last = num_layers if layout.counts_on else 0, len(blocks) - 1
+    tensors = {
+        layout.written(f"{part}.{name}", number, last): tensor
+        for part, module in parts.items()
+        for name, tensor in module.state_dict().items()
+    }
     config: dict[str, Any] = {"outrider": {"head": "mtp", "target": head.config.trained_for}}
     if head.config.max_position_embeddings is not None:
         config["max_position_embeddings"] = head.config.max_position_embeddings

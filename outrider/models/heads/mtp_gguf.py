@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from outrider.errors import CheckpointError
+from outrider.models.families import MTP_LAYOUTS, MTP_USUAL
 from outrider.models.gguf.architectures import arranging
 from outrider.models.gguf.config import num_extra_layers
 from outrider.models.gguf.experts import SAME, staying
@@ -32,18 +33,13 @@ from outrider.models.gguf.packing import Packer, panels_in
 from outrider.models.gguf.weights import tensor_bytes
 from outrider.models.heads.mtp import MtpLayer
 from outrider.models.heads.mtp_body import body_of, empty_model, one_layer_config
+from outrider.models.heads.mtp_layout import MtpLayout
 
 TENSOR = re.compile(r"blk\.(?P<block>\d+)\.(?P<name>.+)")
 PROJECTION, NORMS = "nextn.eh_proj.weight", {"nextn.enorm.weight": "embed_norm", "nextn.hnorm.weight": "hidden_norm"}
 FINAL = ("nextn.shared_head_norm.weight", "layer_output_norm.weight")  # the norm before the output head: the first that is there
 OUTPUT_NORM = "output_norm.weight"
 EVERYWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # tensors of no layer
-LAYOUTS = {  # what the layout is called in the safetensors checkpoints of these architectures; others: deepseek
-    **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next", "exaone4", "exaone-moe"), "qwen"), "nemotron_h_moe": "nemotron",
-    "mimo2": "megatron",
-}  # fmt: skip
-TWO_BLOCKS = "nemotron"  # a layout whose layer is two of the family's, which lie in one block
-SECOND = re.compile(r"ffn_|exp_probs_b|post_attention_norm")  # beginnings of what belongs to the second one
 LOOKED_FOR = ", ".join(f"blk.{{next}}.{name}" for name in (PROJECTION, *NORMS))
 
 
@@ -55,13 +51,10 @@ class NextnHead:
     first: int  # number of its first layer
 
     @property
-    def layout(self) -> str:
-        return LAYOUTS.get(self.file.architecture, "deepseek")
-
-    @property
-    def stacked(self) -> bool:
-        """Whether a layer is several blocks of the family."""
-        return self.layout == TWO_BLOCKS
+    def layout(self) -> MtpLayout:
+        """The layout of the family's safetensors checkpoints: the usual one, unless another names the file's architecture."""
+        named = (layout for layout in MTP_LAYOUTS.values() if self.file.architecture in layout.gguf)
+        return next(named, MTP_USUAL)
 
     @cached_property
     def layers(self) -> list[dict[str, TensorInfo]]:
@@ -92,7 +85,8 @@ class NextnHead:
         found = [tensor for tensor in self.file.tensors if tensor.name in EVERYWHERE]
         for name, tensor in self.layers[index].items():
             if not name.startswith("nextn.") and name not in FINAL:
-                is_second = self.stacked and SECOND.match(name) is not None
+                second = self.layout.second_block
+                is_second = second is not None and second.match(name) is not None
                 name = "attn_norm.weight" if is_second and name.startswith("post_attention_norm") else name
                 found.append(replace(tensor, name=f"blk.{int(is_second)}.{name}"))
         norm = self.final_norm(index)
@@ -134,7 +128,7 @@ def nextn_layer(
     file = head.file
     what = f"the MTP head in '{file.path}' (blk.{head.first + index})"
     tensors = head.of_layer(index)
-    text = one_layer_config(config, has_experts=any("_exps." in tensor.name for tensor in tensors), stacked=head.stacked)
+    text = one_layer_config(config, has_experts=any("_exps." in tensor.name for tensor in tensors), kinds=head.layout.kinds)
     alone = replace(file, tensors=tuple(tensors))
     with torch.no_grad():
         module = empty_model(what, text, dtype)

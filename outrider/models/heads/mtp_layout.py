@@ -1,103 +1,89 @@
-"""Which tensors of a checkpoint are its MTP head's, by their names (multi-token prediction, DeepSeek-V3 2412.19437).
+"""What tensors of an MTP head are called in a family's checkpoints (multi-token prediction, DeepSeek-V3 2412.19437).
 
-    deepseek   model.layers.N.{enorm, hnorm, eh_proj, shared_head.norm} and a decoder layer's, N >= num_hidden_layers;
-               DeepSeek V3 and later, GLM 4.5 and later, Ling; Step 3.7 with transformer.shared_head.{norm, output} instead
-    qwen       mtp.{fc, pre_fc_norm_embedding, pre_fc_norm_hidden, norm}, mtp.layers.K.*: Qwen3-Next, Qwen3.5 and later, Mellum
-    streams    mtp.{fc_embedding, fc_hidden, pre_fc_norm_embedding, pre_fc_norm_hidden, hyper_connection_mixer}, mtp.layers.0:
-               Qwen3.8-Flash-Next, whose target has several residual streams (`mtp_streams.py`)
-    mimo       model.mtp_layers.K.{token_layernorm, hidden_layernorm, input_proj, final_layernorm}: MiMo
-    ernie      model.mtp_{emb_norm, hidden_norm, linear_proj, block}.K: ERNIE 4.5
-    megatron   mtp.layers.K.{enorm, hnorm, eh_proj, final_layernorm} and a decoder layer's, some under transformer_layer: MiMo-V2,
-               MiniMax M3; LongCat Flash has its last norm in mtp.norm
-    inkling    model.mtp.layers.K.{embed_norm, hidden_norm, input_proj} and a decoder layer's under transformer_block, without a
-               last norm of each layer; one for all of them in model.mtp.chain_norm, where there is one: Inkling
-    nemotron   mtp.layers.B, blocks of the family (attention, experts) that make one layer: the first block has enorm, hnorm and
-               eh_proj beside its own tensors, the last one final_layernorm: Nemotron-H
+A layer is a projection of a token's embedding and a hidden state, each normed, one more decoder layer of the family, and a norm.
+Layouts are tables in `models/families/`; the names on their right are ours:
 
-They differ in names, in what comes first in the projection's input, and in which of the target's hidden states they read: all but
-ERNIE's read what its output head reads, and take their own such state back.
+    {layer}.projection.weight, {layer}.embed_norm.weight ...     parts of one layer
+    projection.weight ...                                        parts that all layers share
+    {layer}.block.{rest}                                         of the decoder layer
+    copy                                                         a copy of a table of the target's, which is not read
+
+Names there stand without the prefixes `model.` and `language_model.`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from outrider.models.heads.names import Names, expression
 
 EMBED_NORM, HIDDEN_NORM, PROJECTION, NORM, BLOCK = "embed_norm", "hidden_norm", "projection", "norm", "block"  # parts of a layer
-OUTPUT, EMBED_PROJECTION = "output", "embed_projection"  # parts that few layers have: an output head, a second projection
-ROLES = {
-    **dict.fromkeys(("enorm", "enorm.m", "pre_fc_norm_embedding", "token_layernorm", "emb_norm", "embed_norm"), EMBED_NORM),
-    **dict.fromkeys(("hnorm", "hnorm.m", "pre_fc_norm_hidden", "hidden_layernorm", "hidden_norm"), HIDDEN_NORM),
-    **dict.fromkeys(("eh_proj", "fc", "input_proj", "linear_proj"), PROJECTION),
-    **dict.fromkeys(("shared_head.norm", "norm", "final_layernorm"), NORM), "shared_head.output": OUTPUT,
-}
-COPIES = ("embed_tokens.weight", "shared_head.head.weight", "shared_head.weight")  # of the target's tables
 OUTER = re.compile(r"^(model\.|language_model\.)+")
-LOOKED_FOR = "mtp.fc, mtp.layers.0.eh_proj, model.layers.{next}.eh_proj, model.mtp_layers.0.input_proj, model.mtp_linear_proj.0"
-_DEEPSEEK = re.compile(r"layers\.(\d+)\.(?:transformer\.)?(.+)")
-_MEGATRON = re.compile(r"mtp\.layers\.(\d+)\.(?:transformer_layer\.)?(.+)")
-_QWEN_LAYER = re.compile(r"mtp\.layers\.(\d+)\.(.+)")
-_NEMOTRON = {"enorm": EMBED_NORM, "hnorm": HIDDEN_NORM, "eh_proj": PROJECTION, "final_layernorm": NORM}
-_STREAMS = {
-    "fc_embedding": EMBED_PROJECTION, "fc_hidden": PROJECTION, "pre_fc_norm_embedding": EMBED_NORM,
-    "pre_fc_norm_hidden": HIDDEN_NORM, "hyper_connection_mixer": NORM, "layers.0": BLOCK,
-}  # fmt: skip
-_QWEN_SHARED = re.compile(r"mtp\.((?:fc|pre_fc_norm_embedding|pre_fc_norm_hidden|norm)\.\w+)")
-_INKLING = re.compile(r"mtp\.layers\.(\d+)\.(transformer_block\.)?(.+)")
-_MIMO = re.compile(r"mtp_layers\.(\d+)\.(.+)")
-_ERNIE = re.compile(r"mtp_(block|emb_norm|hidden_norm|linear_proj)\.(\d+)\.(.+)")
-_PART = re.compile(rf"({'|'.join(map(re.escape, ROLES))})\.(\w+)")
+COPY = "copy"
+NUMBERED = re.compile(r"(\d+)\.(.+)")
 
 
 @dataclass(frozen=True)
 class MtpLayout:
-    """The names of a head's tensors. Of each layer, names in the checkpoint by names here, such as `projection.weight` and
-    `block.self_attn.q_proj.weight`."""
+    """A family's names, and by what else its heads differ."""
 
     name: str
-    layers: tuple[Mapping[str, str], ...]
+    names: Names
+    sign: str  # a tensor by which the layout is recognised
     hidden_first: bool = False  # the projection's input begins with the hidden state, not with the embedding
-    reads_normed: bool = True  # the target's hidden state behind its final norm; else that before it
-    streams: bool = False  # it reads all residual streams of the target
-    stacked: bool = False  # a layer is several blocks of the family, by their numbers: `block.0.mixer.q_proj.weight`
-    has_norm: bool = True  # between a layer and the output head
-    copies: tuple[str, ...] = field(default=(), compare=False)  # of the target's tables
+    counts_on: bool = False  # layers are numbered behind the target's
+    under: str = ""  # the prefix with which its names are written
+    kinds: str = ""  # of a layer of several blocks: the list of their kinds in the config
+    gguf: tuple[str, ...] = ()  # architectures whose GGUF files hold such heads
+    second_block: re.Pattern[str] | None = None  # beginnings of a GGUF file's names that belong to the second block
 
     @property
-    def tensors(self) -> list[str]:
+    def is_stacked(self) -> bool:
+        """Whether a layer is several blocks of the family."""
+        return bool(self.kinds)
+
+    def written(self, name: str, layer: int, last: int) -> str:
+        """What a layer's tensor is called. `layer`: its number; `last`: that of the last of its blocks."""
+        shared = self.names.theirs(name, last=last)
+        return self.under + (self.names.theirs(f"{layer}.{name}") if shared == name else shared)
+
+    def looked_for(self, num_layers: int) -> str:
+        """The tensor by which the head of a target with this many layers is recognised."""
+        return self.under + self.sign.replace("{layer}", str(num_layers if self.counts_on else 0))
+
+
+@dataclass(frozen=True)
+class MtpTensors:
+    """A head's tensors. Of each layer, their names in the checkpoint by ours."""
+
+    layout: MtpLayout
+    layers: tuple[Mapping[str, str], ...]
+    copies: tuple[str, ...] = ()  # of the target's tables
+
+    @property
+    def names(self) -> list[str]:
         """All names in the checkpoint that make the head."""
         return list(dict.fromkeys(there for layer in self.layers for there in layer.values()))
 
     @property
     def lacking(self) -> list[str]:
         """Parts that a layer must have and that are not there."""
-        needed = (EMBED_NORM, HIDDEN_NORM, PROJECTION, *((EMBED_PROJECTION,) if self.streams else ()))
-        needed = (*needed, NORM) if self.has_norm else needed
-        lacking = [
+        parts = [
             f"{part}.weight of layer {index}"
             for index, layer in enumerate(self.layers)
-            for part in needed
-            if not any(name.startswith(f"{part}.") and name.endswith(".weight") for name in layer)
+            for part in (EMBED_NORM, HIDDEN_NORM, PROJECTION, NORM)
+            if f"{part}.weight" not in layer
         ]
-        return lacking + [
-            f"decoder layer {index}"
-            for index, layer in enumerate(self.layers)
-            if not any(name.startswith(BLOCK) for name in layer)
-        ]
+        blocks = [f"decoder layer {index}" for index, layer in enumerate(self.layers) if not any(map(_is_block, layer))]
+        return parts + blocks
 
 
-def find_layout(names: Iterable[str], num_layers: int) -> MtpLayout | None:
-    """The head among a checkpoint's tensors; None where there is none of a layout that is known.
-
-    `num_layers`: decoder layers of the target.
-    """
-    short = {OUTER.sub("", name): name for name in names}
-    for find in (_qwen, _streams, _inkling, _nemotron, _megatron, _deepseek, _mimo, _ernie):
-        found = find(short, num_layers)
-        if found is not None:
-            return found
-    return None
+def find_tensors(layouts: Iterable[MtpLayout], names: Iterable[str], num_layers: int) -> MtpTensors | None:
+    """The head among a checkpoint's tensors; None where there is none of these layouts. `num_layers`: of the target."""
+    there = {OUTER.sub("", name): name for name in names}
+    return next((match for layout in layouts if (match := _find(layout, there, num_layers))), None)
 
 
 def strangers(names: Iterable[str]) -> list[str]:
@@ -105,109 +91,29 @@ def strangers(names: Iterable[str]) -> list[str]:
     return [name for name in names if re.search(r"(^|[._])(mtp|nextn)([._]|$)|mtp_", name)]
 
 
-def _qwen(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
-    if "mtp.fc.weight" not in short:
+def _find(layout: MtpLayout, there: Mapping[str, str], num_layers: int) -> MtpTensors | None:
+    """`there`: names in the checkpoint by those without their prefixes."""
+    signs = [match for name in there if (match := expression(layout.sign).fullmatch(name))]
+    begins = [layout.sign.split(".")[0] + "."]
+    if layout.counts_on:
+        numbers = {int(match["layer"]) for match in signs if int(match["layer"]) >= num_layers}
+        begins = [f"{begins[0]}{number}." for number in numbers]
+    if not signs or not begins:
         return None
-    layers, shared = _Layers(), dict[str, str]()
-    for name, there in short.items():
-        if match := _QWEN_LAYER.fullmatch(name):
-            layers.add(int(match[1]), f"{BLOCK}.{match[2]}", there)
-        elif match := _QWEN_SHARED.fullmatch(name):
-            shared[_in_our_words(match[1])] = there
-    return MtpLayout("qwen", tuple({**shared, **layer} for layer in layers.in_order() or [{}]))
+    shared, layers, copies = dict[str, str](), dict[int, dict[str, str]](), list[str]()
+    for name, stored in there.items():
+        if not name.startswith(tuple(begins)):
+            continue
+        ours = layout.names.ours(name)
+        if ours == COPY:
+            copies.append(stored)
+        elif match := NUMBERED.fullmatch(ours):
+            layers.setdefault(int(match[1]), {})[match[2]] = stored
+        elif ours != name:
+            shared[ours] = stored
+    in_order = [{**shared, **layers[number]} for number in sorted(layers)]
+    return MtpTensors(layout, tuple(in_order or [shared]), tuple(copies))
 
 
-def _streams(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
-    if "mtp.fc_hidden.weight" not in short:
-        return None
-    own = {}
-    for name, there in short.items():
-        match = re.fullmatch(rf"mtp\.({'|'.join(_STREAMS)})\.(.+)", name)
-        if match is not None and "mixer.block_inject" not in name:  # which a last mixer has no use for
-            own[f"{_STREAMS[match[1]]}.{match[2]}"] = there
-    return MtpLayout("streams", (own,), reads_normed=False, streams=True)
-
-
-def _inkling(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
-    if "mtp.layers.0.input_proj.weight" not in short:
-        return None
-    layers, chain = _Layers(), short.get("mtp.chain_norm.weight")
-    for name, there in short.items():
-        if match := _INKLING.fullmatch(name):
-            layers.add(int(match[1]), f"{BLOCK}.{match[3]}" if match[2] else _in_our_words(match[3]), there)
-    shared = {} if chain is None else {f"{NORM}.weight": chain}
-    found = tuple({**shared, **layer} for layer in layers.in_order())
-    return MtpLayout("inkling", found, hidden_first=True, has_norm=chain is not None)
-
-
-def _nemotron(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
-    if "mtp.layers.0.eh_proj.weight" not in short or "mtp.layers.0.norm.weight" not in short:
-        return None
-    own = {}
-    for name, there in short.items():
-        if match := _QWEN_LAYER.fullmatch(name):
-            part, _, kind = match[2].rpartition(".")
-            own[f"{_NEMOTRON[part]}.{kind}" if part in _NEMOTRON else f"{BLOCK}.{match[1]}.{match[2]}"] = there
-    return MtpLayout("nemotron", (own,), stacked=True)
-
-
-def _megatron(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
-    if "mtp.layers.0.eh_proj.weight" not in short:
-        return None
-    found = [(int(match[1]), match[2], there) for name, there in short.items() if (match := _MEGATRON.fullmatch(name))]
-    named = [(index, rest.replace("pre_mlp_layernorm", "post_attention_layernorm"), there) for index, rest, there in found]
-    if "mtp.norm.weight" in short:
-        named += [(index, "norm.weight", short["mtp.norm.weight"]) for index in {index for index, _, _ in found}]
-    return _per_layer("megatron", named)
-
-
-def _deepseek(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
-    found = [(int(match[1]), match[2], there) for name, there in short.items() if (match := _DEEPSEEK.fullmatch(name))]
-    heads = {index for index, rest, _ in found if rest == "eh_proj.weight" and index >= num_layers}
-    return _per_layer("deepseek", [each for each in found if each[0] in heads])
-
-
-def _mimo(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
-    found = [(int(match[1]), match[2], there) for name, there in short.items() if (match := _MIMO.fullmatch(name))]
-    return _per_layer("mimo", found, hidden_first=True) if any(rest == "input_proj.weight" for _, rest, _ in found) else None
-
-
-def _per_layer(name: str, found: list[tuple[int, str, str]], *, hidden_first: bool = False) -> MtpLayout | None:
-    """A layout in which each layer holds its parts beside those of the decoder layer."""
-    layers = _Layers()
-    for index, rest, there in found:
-        if rest not in COPIES:
-            layers.add(index, _in_our_words(rest), there)
-    copies = tuple(there for _, rest, there in found if rest in COPIES)
-    return MtpLayout(name, tuple(layers.in_order()), hidden_first, copies=copies) if found else None
-
-
-def _ernie(short: Mapping[str, str], num_layers: int) -> MtpLayout | None:
-    layers = _Layers()
-    for name, there in short.items():
-        if match := _ERNIE.fullmatch(name):
-            own = f"{BLOCK}.{match[3]}" if match[1] == BLOCK else _in_our_words(f"{match[1]}.{match[3]}")
-            layers.add(int(match[2]), own, there)
-    if not layers.in_order():
-        return None
-    norm = {f"{NORM}.weight": short["norm.weight"]} if "norm.weight" in short else {}  # the target's own
-    return MtpLayout("ernie", tuple({**norm, **layer} for layer in layers.in_order()), reads_normed=False)
-
-
-def _in_our_words(name: str) -> str:
-    """A tensor's name in its layer, in ours."""
-    match = _PART.fullmatch(name)
-    return f"{BLOCK}.{name}" if match is None else f"{ROLES[match[1]]}.{match[2]}"
-
-
-class _Layers:
-    """Layers by their numbers, which may begin anywhere."""
-
-    def __init__(self) -> None:
-        self._found: dict[int, dict[str, str]] = {}
-
-    def add(self, index: int, name: str, there: str) -> None:
-        self._found.setdefault(index, {})[name] = there
-
-    def in_order(self) -> list[dict[str, str]]:
-        return [self._found[index] for index in sorted(self._found)]
+def _is_block(name: str) -> bool:
+    return name.startswith(BLOCK)

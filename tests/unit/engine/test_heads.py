@@ -80,7 +80,7 @@ def test_texts_and_drafts_are_those_of_one_request_alone(
 
 MAKERS: dict[str, tuple[Callable[[int], Any], str]] = {
     "on our cache": (lambda seed: tiny_llama(257, seed=seed), "deepseek"),
-    "on transformers'": (lambda seed: make("minimax_m3_vl_text", vocab_size=257), "megatron"),
+    "beside states": (lambda seed: make("qwen3_5_text", vocab_size=257), "qwen"),
 }
 
 

@@ -21,7 +21,7 @@ from outrider.lab.result import read_result
 from outrider.models.gguf.header import read_gguf
 from outrider.models.heads.block_files import load_block
 from outrider.models.heads.eagle_files import TargetSizes, load_eagle
-from outrider.models.heads.medusa_files import load_medusa
+from outrider.models.heads.medusa import load_medusa
 from outrider.models.loading.memory import folder_weights_bytes
 from outrider.models.loading.weight_files import safetensors_header, weight_files
 from outrider.serve.config_file import read_config

@@ -14,8 +14,8 @@ from outrider.draft_length import FixedLength
 from outrider.drafters.heads.block import BlockDrafter, BlockSettings
 from outrider.kv import KVCache, LayerShape
 from outrider.models.heads.block import BlockHead
+from outrider.models.heads.block_files import save_block
 from outrider.models.heads.block_pass import BlockPasses, Guessed, ModulePasses, Pending, Unread
-from outrider.models.heads.block_saving import save_block
 from outrider.models.lm import LM
 from outrider.models.loading.load import build_lm
 from outrider.runtime.block import BlockRun, Drafted

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from outrider import LLM, SamplingParams
-from outrider.models.heads.medusa import MedusaConfig, MedusaHeads
-from outrider.models.heads.medusa_files import save_medusa
+from outrider.models.heads.medusa import MedusaConfig, MedusaHeads, save_medusa
 from outrider.runtime.binding import shared_panels
 from outrider.runtime.medusa import MedusaRun
 from tests.heads import medusa_heads

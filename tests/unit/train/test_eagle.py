@@ -12,13 +12,13 @@ from torch import Tensor
 
 from outrider.errors import ConfigError
 from outrider.models.heads.eagle_files import TargetSizes, load_eagle
-from outrider.models.heads.eagle_unroll import unrolled
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.signals import Listening
 from outrider.settings import parse_settings
 from outrider.train import eagle
 from outrider.train.eagle import Eagle3Recipe, EagleRecipe
 from outrider.train.recipe import FeatureBatch, RecipeSetup
+from outrider.train.unrolled import unrolled
 from tests.heads import random_eagle
 from tests.helpers import tiny_llama
 

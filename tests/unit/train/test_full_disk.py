@@ -14,8 +14,7 @@ import torch
 
 from outrider.errors import OutriderError
 from outrider.models.heads.eagle_files import save_eagle
-from outrider.models.heads.medusa import MedusaConfig, MedusaHeads
-from outrider.models.heads.medusa_files import save_medusa
+from outrider.models.heads.medusa import MedusaConfig, MedusaHeads, save_medusa
 from outrider.train.checkpoint import why_unwritten, write_checkpoint
 from outrider.train.export import Target, export
 from outrider.train.run import save_drafter

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider.errors import ConfigError
-from outrider.models.heads.medusa_files import load_medusa
+from outrider.models.heads.medusa import load_medusa
 from outrider.models.signals import AFTER_NORM
 from outrider.sampling.params import SamplingParams
 from outrider.train.medusa import MedusaRecipe, chain_starts

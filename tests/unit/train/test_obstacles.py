@@ -11,11 +11,9 @@ import pytest
 
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.block_config import BlockConfig
-from outrider.models.heads.block_files import load_block
-from outrider.models.heads.block_saving import export_block
+from outrider.models.heads.block_files import export_block, load_block
 from outrider.models.heads.eagle_files import save_eagle
-from outrider.models.heads.medusa import MedusaConfig, MedusaHeads
-from outrider.models.heads.medusa_files import export_medusa
+from outrider.models.heads.medusa import MedusaConfig, MedusaHeads, export_medusa
 from outrider.train.export import Target, export, obstacles
 from tests.heads import random_eagle
 from tests.helpers import byte_tokenizer, tiny_llama

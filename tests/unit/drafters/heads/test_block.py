@@ -15,8 +15,8 @@ from outrider.drafters.parallel import draft_chain, draft_tree
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.block_config import BlockConfig
+from outrider.models.heads.block_files import save_block
 from outrider.models.heads.block_pass import Guessed, ModulePasses
-from outrider.models.heads.block_saving import save_block
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
 from outrider.trees.plan import TreePlan

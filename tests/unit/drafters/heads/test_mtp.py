@@ -14,14 +14,14 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, modeling_layers
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation import candidate_generator
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from outrider.build import Built, Options, build
 from outrider.draft_length import FixedLength
 from outrider.errors import CapabilityError
-from outrider.models.heads.mtp_files import ships_mtp, weigh_mtp
+from outrider.models.heads.mtp_files import ships_mtp
 from outrider.models.loading.load import load_config, load_module
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
@@ -33,35 +33,27 @@ from tests.contract.test_multimodal import saved as saved_whole
 from tests.helpers import make_row, run_to_end, tiny_llama, word_tokenizer
 from tests.mtp_heads import SHIPPED, WEIGHTS, MtpReference, save_with_mtp
 from tests.older_transformers import IS_OLDER, skip_older
-from tests.unit.runtime.families import EXPERTS, FAMILIES, HALF_WINDOWED, SHORT_WINDOW, SIZES
+from tests.unit.runtime.families import FAMILIES, HALF_WINDOWED, SIZES
 
 VOCAB = SIZES["vocab_size"]
 PROMPTS = ([5, 6, 7, 8, 9], [3, 4, 5, 3, 4, 5, 3], [11, 12])
 PARAMS = SamplingParams(max_tokens=16, ignore_eos=True)
 STAND_INS = [("qwen2", "mimo"), ("qwen3", "qwen")]  # MiMo's code is its own; dense
-ON_OUR_CACHE = [*STAND_INS, *((family, layout) for family, layout in SHIPPED.items() if family in FAMILIES)]
+ON_OUR_CACHE = [*STAND_INS, ("glm_ocr", "deepseek"), *(each for each in SHIPPED.items() if each[0] in FAMILIES)]
 BESIDE_STATES = [(family, layout) for family, layout in SHIPPED.items() if family in NATIVE]
-ON_THEIR_OWN_CACHE = [each for each in SHIPPED.items() if each not in (*ON_OUR_CACHE, *BESIDE_STATES)]  # an indexer picks keys
-SEVERAL = [("glm4_moe", "deepseek", 3), ("qwen3_5_text", "qwen", 2), ("mimo_v2_flash", "megatron", 3), ("step3p7", "deepseek", 2)]
-SEVERAL += [("deepseek_v32", "deepseek", 3), ("minimax_m3_vl_text", "megatron", 2)]
+SEVERAL = [("glm4_moe", "deepseek", 3), ("qwen3_5_text", "qwen", 2), ("deepseek_v32", "deepseek", 3)]
 CHANGED: dict[str, dict[str, Any]] = {
-    "inkling_text": {
-        "mlp_layer_types": ["sparse", "dense"], "layer_types": ["hybrid", "hybrid_sliding"], "sliding_window_size": 8,
-        "num_mtp_layers": 2, "mtp_local_layer_ids": [0, 1]},
-    "mimo_v2_flash": {"mlp_layer_types": ["sparse", "dense"]},  # the head's layer is dense
     "mellum": {**HALF_WINDOWED, "num_mtp_layers": 1, "layer_types": ["full_attention", "sliding_attention"]},
 }  # fmt: skip
-OLDER = {  # with transformers 5.17
-    "ernie4_5_moe": "its router begins as zeros, and which of equal experts it picks follows no rule",
-}
+OLDER = {"mellum": "its config does not say that the head's attention is windowed"}  # with transformers 5.17
 STACKED = {"layers_block_type": ["mamba", "attention", "moe"]}  # the last two make a layer of the head
 
 
 def random_model(family: str, seed: int) -> Any:
     if family not in CONFIG_MAPPING_NAMES:
         pytest.skip(f"transformers {transformers.__version__} has no {family}")
-    if family == "step3p7":
-        return random_step(seed)
+    if family == "glm_ocr":
+        return make_random_whole(family, seed)
     own = {**(FAMILIES.get(family) or ON_THEIR_OWN.get(family) or {}), **CHANGED.get(family, {})}
     named = {**SIZES, **own, "eos_token_id": 0}
     if family == "nemotron_h":
@@ -72,24 +64,9 @@ def random_model(family: str, seed: int) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
 
 
-def random_step(seed: int, *, num_sliding_attention_heads: int = 2) -> Any:
-    """Step 3.7 with the vision tower that all its checkpoints have. Its last layer is like the head's: windowed and dense."""
-    kinds = ["full_attention", *["sliding_attention"] * 3]  # of the target's two layers and the head's two
-    text = {key: value for key, value in SIZES.items() if key != "bos_token_id"}
-    text |= {**EXPERTS, **SHORT_WINDOW, "n_routed_experts": 4, "share_expert_dim": 32, "pad_token_id": 0, "moe_layers_enum": "0"}
-    text |= {"layer_types": kinds, "num_nextn_predict_layers": 2, "num_sliding_attention_heads": num_sliding_attention_heads}
-    pictures = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28}
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        config = AutoConfig.for_model("step3p7", text_config=text, vision_config=pictures, image_token_id=90)
-        return AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
-
-
-def random_inkling(seed: int, *, has_norm: bool) -> Any:
-    """Inkling with its senses, as it is published. `has_norm`: one stands behind each layer of its head. Windows are longer than
-    texts: transformers 5.23 leaves them out of the head's masks."""
-    text = {**CHANGED["inkling_text"], "chain_hidden_post_norm": has_norm, "sliding_window_size": 64, "unpadded_vocab_size": 90}
-    whole = make_whole("inkling_mm_model", text_config=text)
+def make_random_whole(family: str, seed: int) -> Any:
+    """A random checkpoint that takes pictures, as it is published."""
+    whole = make_whole(family)
     generator = torch.Generator().manual_seed(seed)
     for weight in whole.parameters():
         weight += 0.5 * weight.std() * torch.randn(weight.shape, generator=generator) if weight.numel() > 1 else 0
@@ -192,16 +169,10 @@ def test_a_head_of_another_folder_says_how_far_it_knows(tmp_path: Path) -> None:
         assert [row.output for row in rows] == [row.output for row in write(built(folder, "native", drafter="none"))]
 
 
-@pytest.mark.parametrize(
-    ("family", "layout", "runtime"),
-    [*((*each, "native") for each in BESIDE_STATES), *((*each, "auto") for each in ON_THEIR_OWN_CACHE)],
-)
-def test_targets_with_states(tmp_path: Path, family: str, layout: str, runtime: str) -> None:
-    """Beside a hybrid the head keeps keys and values of its own; else it runs on transformers' cache, too.
-
-    Catches an indexer's keys of rejected drafts, and a row that goes back to another state than the target's last word.
-    """
-    check(tmp_path, saved(tmp_path, partial(random_model, family), layout), runtime)
+@pytest.mark.parametrize(("family", "layout"), BESIDE_STATES)
+def test_targets_with_states(tmp_path: Path, family: str, layout: str) -> None:
+    """Next to a hybrid the head keeps keys and values of its own."""
+    check(tmp_path, saved(tmp_path, partial(random_model, family), layout), "native")
     assert ships_mtp(str(tmp_path))
     with pytest.raises(CapabilityError, match="states cannot branch"):
         built(tmp_path, drafter="mtp", drafter_options={"tree": "2x2x1"})
@@ -210,8 +181,6 @@ def test_targets_with_states(tmp_path: Path, family: str, layout: str, runtime: 
 @pytest.mark.parametrize(("family", "layout"), BESIDE_STATES)
 def test_trees_beside_a_hybrid(tmp_path: Path, family: str, layout: str) -> None:
     """On the native runtime states branch: the texts are plain decoding's to the bit, with T = 1 as with T = 0."""
-    if family == "nemotron_h" and IS_OLDER:
-        pytest.skip(f"the head of {family} runs on transformers' own cache with transformers {transformers.__version__}")
     saved(tmp_path, partial(random_model, family), layout)
     made = built(tmp_path, "native", drafter="mtp", drafter_options={"tree": "2x2x1"})
     plain = built(tmp_path, "native", drafter="none")
@@ -219,36 +188,6 @@ def test_trees_beside_a_hybrid(tmp_path: Path, family: str, layout: str) -> None
     assert made.draws_trees
     assert [row.output for row in write(made)] == [row.output for row in write(plain)]
     assert sum(row.stats.accepted for row in write(made, replace(PARAMS, temperature=1.0))) > 0
-
-
-def test_a_head_on_transformers_cache_drafts_no_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target's layers have full attention and keep no states; the head's is sparse, as MiniMax M3's heads are."""
-    make, head = partial(random_model, "minimax_m3_vl_text"), {"head": str(tmp_path / "head")}
-    save_with_mtp(tmp_path / "head", make, "megatron", alone=True)
-    monkeypatch.setitem(CHANGED, "minimax_m3_vl_text", {"layer_types": ["full_attention"] * 2})
-    saved(tmp_path, make, "megatron")
-    with pytest.raises(CapabilityError, match="an MTP head on transformers' own cache drafts chains: leave tree=2x2x1 out"):
-        built(tmp_path, drafter="mtp", drafter_options={**head, "tree": "2x2x1"})
-
-
-@pytest.mark.parametrize("num_layers", [1, 2])
-def test_a_row_on_transformers_cache_moves(tmp_path: Path, num_layers: int) -> None:
-    """Catches a row that another decoder goes on with from the state of a draft."""
-    reference = saved(tmp_path, partial(random_model, "minimax_m3_vl_text"), "megatron", num_layers=num_layers)
-    made = built(tmp_path, drafter="mtp")
-    seen, drafter = watched(made), made.decoder.drafter
-    weighed = weigh_mtp(str(tmp_path), reference.target.config, torch.float32)
-    assert drafter.lm.kv.bytes_per_token == weighed.kv_bytes_per_token  # type: ignore[attr-defined]
-    for number, prompt in enumerate(PROMPTS):
-        made.decoder.add(make_row(prompt, PARAMS, number=number))
-    for _ in range(4):
-        made.decoder.step()
-        row, state = made.decoder.rows[-1], drafter.pack(len(PROMPTS) - 1)
-        drafter.stop(len(PROMPTS) - 1)
-        drafter.start(row)
-        drafter.unpack(state)
-    assert sum(len(draft) for _, draft in seen) > 20
-    assert all(not draft or draft == reference.draft(text, len(draft))[0] for text, draft in seen)
 
 
 def test_a_head_and_a_look_up_take_turns_beside_a_hybrid(tmp_path: Path) -> None:
@@ -312,9 +251,9 @@ def test_several_layers_take_turns(tmp_path: Path, family: str, layout: str, num
 
 
 OF_LATE = skip_older("`use_mtp` fails for layers of two kinds")
-BY_TRANSFORMERS = [  # all families that `use_mtp` is for, but for stateful ones, which it refuses, and Inkling
+BY_TRANSFORMERS = [
     ("deepseek_v3", "deepseek", 1), ("glm4_moe", "deepseek", 1), ("glm4_moe", "deepseek", 2),
-    *(pytest.param(*case, marks=OF_LATE) for case in (("mellum", "qwen", 1), ("step3p7", "deepseek", 2))),
+    pytest.param("mellum", "qwen", 1, marks=OF_LATE),
 ]  # fmt: skip
 
 
@@ -324,13 +263,8 @@ def test_drafts_are_those_of_transformers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, layout: str, num_layers: int
 ) -> None:
     """Against `generate(use_mtp=True)`, which drafts one token with each layer, from the first pass behind the prompt on."""
-    make = partial(random_step, num_sliding_attention_heads=4) if family == "step3p7" else partial(random_model, family)
-    saved(tmp_path, make, layout, num_layers=num_layers)
-    if family == "step3p7":  # it reads neither these names, nor output heads of a layer, nor its own number of heads
-        tensors = load_file(tmp_path / WEIGHTS)
-        own = {name.replace("transformer.shared", "shared"): part for name, part in tensors.items() if "d.output" not in name}
-        save_file(own, tmp_path / WEIGHTS, metadata={"format": "pt"})
-    model = (AutoModelForImageTextToText if family == "step3p7" else AutoModelForCausalLM).from_pretrained(tmp_path)
+    saved(tmp_path, partial(random_model, family), layout, num_layers=num_layers)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
     model._keys_to_ignore_on_load_unexpected = [r"\blayers\.[23]\.", r"^mtp\."]  # by which it finds the head
     theirs: dict[tuple[int, ...], list[int]] = {}
     generator: Any = candidate_generator.MTPCandidateGenerator
@@ -353,38 +287,6 @@ def test_drafts_are_those_of_transformers(
     compared = [(theirs[tokens], draft) for tokens, draft in whole if theirs.get(tokens)]
     assert len(compared) >= 5
     assert all(one == other for one, other in compared)
-
-
-@skip_older("its own MTP layers fail without a cache")
-@pytest.mark.parametrize("has_norm", [True, False])
-def test_drafts_of_inkling_are_those_of_transformers(tmp_path: Path, has_norm: bool) -> None:
-    """Against its layers in one pass over every text.
-
-    In half of the cases no norm stands between the layers, nor before the output head."""
-    saved(tmp_path, partial(random_inkling, has_norm=has_norm), "inkling", num_layers=2)
-    if not has_norm:
-        tensors = load_file(tmp_path / WEIGHTS)
-        del tensors["model.mtp.chain_norm.weight"]
-        save_file(tensors, tmp_path / WEIGHTS, metadata={"format": "pt"})
-    model: Any = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    layers = modeling_layers.MtpModel.from_pretrained(model).eval()
-
-    @torch.inference_mode()
-    def expected(text: list[int], count: int) -> list[int]:
-        states = model(input_ids=torch.tensor([text[:-1]]), output_hidden_states=True, use_cache=False).hidden_states[-1]
-        found, _, _ = layers(
-            input_ids=torch.tensor([text[1:]]), last_hidden_states=states, attention_mask=None,
-            position_ids=torch.arange(1, len(text))[None], mtp_cache=None,
-        )  # fmt: skip
-        return found[0, :count].tolist()
-
-    made = built(tmp_path)
-    assert made.options.drafter == "mtp"
-    seen = watched(made)
-    rows = write(made)
-    assert sum(len(draft) for _, draft in seen) > 40
-    assert all(draft == expected(text, len(draft)) for text, draft in seen if draft)
-    assert [row.output for row in rows] == [row.output for row in write(built(tmp_path, drafter="none"))]
 
 
 @pytest.mark.parametrize("runtime", ["eager", "native"])

@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM
 from outrider.build import Options, build
 from outrider.decode import Decoder
 from outrider.draft_length import FixedLength
-from outrider.models.heads.block_saving import save_block
+from outrider.models.heads.block_files import save_block
 from outrider.models.heads.eagle import Kind
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.models.lm import PassLimits

@@ -68,7 +68,7 @@ def test_the_library_s_draft_may_be_a_head(root: Path) -> None:
 def test_the_demo_brings_its_own() -> None:
     """Their folders are not written into settings: the name of the drafter is enough there."""
     heads = read_drafts(Options("demo")).heads
-    assert {one.kind: one.folder for one in heads} == dict.fromkeys(embedded_heads("demo"), "")
+    assert {one.kind: one.folder for one in heads} == dict.fromkeys(embedded_heads("demo", "cpu"), "")
     assert next(one for one in heads if one.kind == "medusa").max_chain == 4
 
 

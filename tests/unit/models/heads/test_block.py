@@ -20,9 +20,8 @@ from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.kv import KVCache, LayerShape
 from outrider.models.heads.block import BlockHead
 from outrider.models.heads.block_config import BlockConfig
-from outrider.models.heads.block_files import load_block, outline_block
+from outrider.models.heads.block_files import export_block, load_block, save_block
 from outrider.models.heads.block_pass import ModulePasses, Pending, Unread
-from outrider.models.heads.block_saving import export_block, save_block
 from outrider.models.heads.kinds import head_kind
 from outrider.models.tokens.vocabulary import OUTSIDE
 
@@ -379,4 +378,4 @@ def test_messages_say_what_does_not_fit(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=gap):
             load_block(published(tmp_path / f"gap{number}", {"dflash_config": values}), H, V, TARGET_LAYERS)
     with pytest.raises(CheckpointError, match="no head folder"):
-        outline_block(tmp_path / "nowhere", H, V, TARGET_LAYERS)
+        load_block(tmp_path / "nowhere", H, V, TARGET_LAYERS, outline=True)

@@ -24,7 +24,7 @@ from outrider.models.heads.eagle_files import (
     raw_config,
     raw_tensors,
 )
-from outrider.models.heads.tensors import HeadTensors
+from outrider.models.heads.source import HeadSource
 from tests.heads import random_eagle
 from tests.helpers import tiny_llama
 
@@ -56,8 +56,8 @@ def test_codes_without_scales_are_refused(dtype: torch.dtype, tmp_path: Path) ->
     tensors = raw_tensors(random_eagle("eagle3", TARGET, draft_vocab=15, signals=(2, 4, 5)))
     name = next(name for name, tensor in tensors.items() if name.endswith("up_proj.weight"))
     folder = write(tmp_path / "head", {}, {**tensors, name: tensors[name].to(dtype)})
-    for read in (HeadTensors.read, HeadTensors.outline):
-        held = read(folder)
+    for outline in (False, True):
+        held = HeadSource.open(folder, outline=outline)
         with pytest.raises(CheckpointError, match=r"is quantised: tensor '.*up_proj.weight' is stored as"):
             held.take(name, *held.shape(name))
 

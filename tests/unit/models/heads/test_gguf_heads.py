@@ -12,9 +12,8 @@ import torch
 
 from outrider.build import Options, build, head_in
 from outrider.errors import CapabilityError, CheckpointError
-from outrider.models.heads.block_files import load_block, outline_block
-from outrider.models.heads.block_saving import save_block
-from outrider.models.heads.eagle_files import TargetSizes, load_eagle, outline_eagle, save_eagle
+from outrider.models.heads.block_files import load_block, save_block
+from outrider.models.heads.eagle_files import TargetSizes, load_eagle, save_eagle
 from tests.gguf_files import Kind, rounded
 from tests.gguf_heads import write_draft_head
 from tests.heads import DFLASH, DFLASH2, random_block, random_eagle
@@ -74,7 +73,7 @@ def test_eagle3(tmp_path: Path, name: str, kind: Kind) -> None:
     path = write_draft_head(tmp_path / "head.gguf", head, "eagle3", kind=kind)
     sizes = TargetSizes.of(target().config)
     same(load_eagle(tmp_path / "folder", "eagle3", sizes), load_eagle(path, "eagle3", sizes))
-    assert outline_eagle(path, "eagle3", sizes).config == load_eagle(path, "eagle3", sizes).config
+    assert load_eagle(path, "eagle3", sizes, outline=True).config == load_eagle(path, "eagle3", sizes).config
     assert head_in(str(path)) == "eagle3"
 
 
@@ -89,7 +88,7 @@ def test_block_heads(tmp_path: Path, name: str, kind: Kind) -> None:
     path = write_draft_head(tmp_path / "head.gguf", head, "dflash", kind=kind)
     sizes = (64, VOCAB, 8)
     same(load_block(tmp_path / "folder", *sizes), load_block(path, *sizes))
-    assert outline_block(path, *sizes).config == load_block(path, *sizes).config
+    assert load_block(path, *sizes, outline=True).config == load_block(path, *sizes).config
     assert head_in(str(path)) == "block"
 
 
@@ -138,5 +137,5 @@ def test_files_that_are_no_such_head(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"lacks 'eagle3.target_layers' of its metadata"):
         load_eagle(path, "eagle3", sizes)
     write_draft_head(path, random_block(target(), **DFLASH), "dflash", changes={"hyper_connection_count": 4})
-    with pytest.raises(CapabilityError, match="DeepSeek V4's DSpark head, which is not read from GGUF"):
+    with pytest.raises(CapabilityError, match=r"with DeepSeek V4's layers \(hyper-connections\), which is not read"):
         load_block(path, 64, VOCAB, 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider.errors import CapabilityError, CheckpointError
+from outrider.build import Built, Options, build
+from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.models.heads.exit import ExitConfig, ExitHead
 from outrider.models.heads.kinds import head_kind
 from outrider.train.export import writer_for
@@ -83,3 +85,23 @@ def test_what_export_takes_for_a_draft_model_and_what_it_refuses(root: Path, tmp
         writer_for(write(tmp_path / "head", {}, x=torch.ones(1)), "raw")
     with pytest.raises(CheckpointError, match="there is no folder"):
         writer_for(tmp_path / "none", "raw")
+
+
+def test_a_dspark_head_inside_its_targets_checkpoint_is_not_read(root: Path, tmp_path: Path) -> None:
+    """DeepSeek V4 ships one under `mtp.`. 'auto' leaves it, and who asks for it is told."""
+    folder = tmp_path / "target"
+    shutil.copytree(root / "model", folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "mtp.0.main_proj.weight": torch.zeros(2, 2)}, folder / "model.safetensors", {"format": "pt"})
+    assert head_kind(folder) is None
+    assert built(folder).options.drafter == "ngram"
+    with pytest.raises(ConfigError, match="drafter 'block' needs a head trained for this target: --draft FOLDER"):
+        built(folder, drafter="block")
+    with pytest.raises(CheckpointError, match="is no block head"):
+        built(folder, drafter="block", draft=str(folder))
+    with pytest.raises(CheckpointError, match=r"an MTP head of a layout that is not read \(tensor 'mtp.0.main_proj.weight'\)"):
+        built(folder, drafter="mtp")
+
+
+def built(folder: Path, **options: Any) -> Built:
+    return build(Options(target=str(folder), dtype="float32", threads=1, runtime="eager", **options))

@@ -14,10 +14,10 @@ import outrider.loader
 from outrider.build import Options, build
 from outrider.drafters import DRAFTERS
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
-from outrider.models.heads.block_files import load_block, outline_block
-from outrider.models.heads.eagle_files import TargetSizes, load_eagle, outline_eagle
+from outrider.models.heads.block_files import load_block
+from outrider.models.heads.eagle_files import TargetSizes, load_eagle
 from outrider.models.heads.exit import ExitConfig, ExitHead
-from outrider.models.heads.medusa_files import export_medusa, load_medusa, outline_medusa
+from outrider.models.heads.medusa import export_medusa, load_medusa
 from outrider.models.heads.mtp_files import load_mtp
 from outrider.models.loading.memory import estimate_memory
 from outrider.models.model_memory import ModelMemory
@@ -44,10 +44,12 @@ def pairs(root: Path) -> dict[str, tuple[Any, Any]]:
     """Name -> (its outline, the head loaded)."""
     sizes = TargetSizes(WIDTH, VOCAB, LAYERS)
     return {
-        "eagle": (outline_eagle(root / "eagle", "eagle", sizes), load_eagle(root / "eagle", "eagle", sizes)),
-        "eagle3": (outline_eagle(root / "eagle3", "eagle3", sizes), load_eagle(root / "eagle3", "eagle3", sizes)),
-        "medusa": (outline_medusa(root / "medusa", WIDTH, VOCAB), load_medusa(root / "medusa", WIDTH, VOCAB)),
-        "block": (outline_block(root / "block", WIDTH, VOCAB, LAYERS), load_block(root / "block", WIDTH, VOCAB, LAYERS)),
+        "eagle": (load_eagle(root / "eagle", "eagle", sizes, outline=True), load_eagle(root / "eagle", "eagle", sizes)),
+        "eagle3": (load_eagle(root / "eagle3", "eagle3", sizes, outline=True), load_eagle(root / "eagle3", "eagle3", sizes)),
+        "medusa": (load_medusa(root / "medusa", WIDTH, VOCAB, outline=True), load_medusa(root / "medusa", WIDTH, VOCAB)),
+        "block": (
+            load_block(root / "block", WIDTH, VOCAB, LAYERS, outline=True), load_block(root / "block", WIDTH, VOCAB, LAYERS)
+        ),
     }
 
 
@@ -75,7 +77,7 @@ def test_vllms_medusa_layout_has_an_outline_too(root: Path, tmp_path: Path) -> N
     heads.bind(tiny_llama(VOCAB).lm_head)
     export_medusa(heads, tmp_path, "vllm")
     again = load_medusa(tmp_path, WIDTH, VOCAB)
-    assert outline_medusa(tmp_path, WIDTH, VOCAB).config == again.config
+    assert load_medusa(tmp_path, WIDTH, VOCAB, outline=True).config == again.config
 
 
 def test_heads_are_the_drafts_share(root: Path) -> None:
