@@ -1,7 +1,7 @@
 """The table of families in docs/models.md, measured: `python -m tools.models_table` loads a tiny model of each and writes it.
 
-    cache    ours, transformers' own (`models/stateful/`), or none
-    runs on  the native runtime; else torch, with what a pass there may look like
+    cache    ours, or transformers' own (`models/stateful/`)
+    runs on  the native runtime, else torch
     text     whether greedy text with drafts is that without to the bit, as `config.exact` says, or up to rounding
     drafts   whether drafters of trees may be used, or of chains alone
     MTP head the layout of the head that its checkpoints have, where it is read
@@ -65,8 +65,7 @@ def measured(family: str, module: Any) -> Served:
             return Served(family, "ours", "native", _text(find_native_limits(made).exact_rows), "chains, trees")
         except CapabilityError:
             finish(lm, module)
-        kept = "transformers'" if lm.own_run.keeps_state else "none"
-        return Served(family, kept, f"torch{_pace(lm)}", _text(lm.limits.exact_rows), "chains")
+        return Served(family, "transformers'", "torch", _text(lm.limits.exact_rows), "chains")
     try:
         use_native_run(lm, module, cache_folder())
         lm.limits = find_native_limits(lm)
@@ -75,12 +74,6 @@ def measured(family: str, module: Any) -> Served:
         finish(lm, module)
         runs = "torch"
     return Served(family, "ours", runs, _text(lm.limits.exact_rows), "chains, trees")
-
-
-def _pace(lm: StateLM) -> str:
-    if lm.feeding.max_tokens == 1:
-        return ", one token at a time"
-    return "" if lm.own_run.keeps_state else ", every text anew"
 
 
 def _text(is_exact: bool) -> str:

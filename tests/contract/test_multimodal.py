@@ -30,7 +30,6 @@ SOME = (
     "gemma4",
     "hunyuan_vl",
     "inkling2",
-    "kosmos-2.5",
     "qwen3_5",
     "unlimited_ocr",
     "voxtral",
@@ -144,12 +143,12 @@ def refused(name: str, words: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("diffusion_gemma", "it has a `generate` of its own, which does not write token by token"),
+        ("diffusion_gemma", "it has a `generate` of its own, which need not write token by token"),
         ("evolla", "has no language model of model_type 'evolla'"),
-        ("idefics", "Exactly 1 of pixel_values, image_encoder_embeddings or perceiver_embeddings"),
+        ("idefics", "its code fails in a pass .* Exactly 1 of pixel_values, image_encoder_embeddings or perceiver_embeddings"),
         ("pi0", "PI0ForConditionalGeneration in transformers has no output layer over a vocabulary"),
         ("pix2struct", "is an encoder-decoder"),
-        ("voxtral_realtime", "its code reads no text without a picture or a sound: ValueError: You must specify exactly one"),
+        ("voxtral_realtime", "its code fails in a pass .* ValueError: You must specify exactly one"),
     ],
 )
 def test_what_writes_no_text_by_itself_is_refused_by_name(name: str, words: str, tmp_path: Path) -> None:

@@ -50,19 +50,19 @@ from outrider.models.loading.older_code import hand_over
 from outrider.models.loading.own_code import refuse_untrusted
 from outrider.models.loading.unsupported import (
     OwnCacheNeededError,
-    refuse_both_directions,
     refuse_other_caches,
     refuse_other_heads,
+    refuse_other_writers,
     refuse_unknown_kinds,
-    refuse_without_vocabulary,
 )
 from outrider.models.probes.pass_limits import find_pass_limits
 from outrider.models.probes.probe import AttentionCall, check_against_plain, find_layers
 from outrider.models.quantised import checkpoint
 from outrider.models.quantised.load import quantised_module, widened_module
 from outrider.models.quantised.scheme import is_stacked, scheme_of
-from outrider.models.stateful.check import UNKNOWN_LAYER, find_state_limits, state_lm
-from outrider.models.stateful.lm import StateLM
+from outrider.models.stateful.check import LIMITS, check_own_cache
+from outrider.models.stateful.lm import UNKNOWN_LAYER, StateLM
+from outrider.models.stateful.run import OwnCacheRun
 from outrider.templates import bound_transformers
 
 if TYPE_CHECKING:
@@ -261,14 +261,14 @@ def _absent(report: Mapping[str, Any]) -> list[str]:
 def build_lm(
     module: Any, name: str, dtype: torch.dtype, device: torch.device, known: LMShape | None = None, kernels: Kernels | None = None
 ) -> LM:
-    """An `LM` around a module, its logits checked against the module's own: on our cache, else on transformers'. Not yet packed.
+    """An `LM` around a module, its logits checked against the module's own; a `StateLM`, unchecked, where our cache cannot serve.
+    Not yet packed.
 
     `known`: what an earlier check of the same model found, which is not made again. `kernels`: for weights in blocks, which each
-    pass would widen without. Raises CapabilityError for a model that no cache lets continue a text.
+    pass would widen without. Raises CapabilityError for a model that continues no text.
     """
     attention.register()
-    refuse_both_directions(module, name)
-    refuse_without_vocabulary(module, name)
+    refuse_other_writers(module, name)
     hand_over(module)
     hold_positions(module)
     if kernels is not None and any(True for _ in block_layers(module)):
@@ -282,7 +282,7 @@ def build_lm(
         return _on_our_cache(module, name, dtype, device)
     except OwnCacheNeededError as error:
         module.set_attn_implementation(own_attention)
-        return state_lm(module, name, _shape_of(module, (), device), dtype, device, why=str(error))
+        return StateLM(OwnCacheRun(module), _shape_of(module, (), device), dtype, device, name=name, why=str(error))
 
 
 def _on_our_cache(module: Any, name: str, dtype: torch.dtype, device: torch.device) -> LM:
@@ -320,11 +320,14 @@ def finish(lm: LM, module: nn.Module, *, pack: bool = True, kernels: Kernels | N
     """The fast eager path on a CPU, then the pass limits measured on it.
 
     Linears are packed for oneDNN; where it has none of this dtype, or weights are in blocks, `kernels` put them on our library.
+    Raises CapabilityError for a model that transformers' own cache does not serve, either.
     """
+    if isinstance(lm, StateLM):
+        check_own_cache(lm)
     in_blocks = kernels is not None and any(True for _ in block_layers(module))
     if pack and not in_blocks and can_pack(lm.device, lm.dtype):
         pack_linears(module)
     elif pack and kernels is not None:
         panel_linears(module)
         lm.kernels = kernels(module)
-    lm.limits = find_state_limits(lm) if isinstance(lm, StateLM) else find_pass_limits(lm, module)
+    lm.limits = LIMITS if isinstance(lm, StateLM) else find_pass_limits(lm, module)

@@ -37,7 +37,6 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "axk1": {**GROUPS, **LATENT},
     "axk2": {**GROUPS, **SPARSE},
     "beam": {**GROUPS, **HALF_WINDOWED, "head_dim": 16, "mlp_layer_types": ["dense", "sparse"]},
-    "bert-generation": DECODER,
     "biogpt": {},
     "bitnet": {},
     "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4},
@@ -149,21 +148,12 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
 KINDS_OF_TOKENS = "embedding of something else than tokens or positions"
 NOT_LOWERED: dict[str, tuple[str, dict[str, Any]]] = {  # all others that our cache serves, and the reason
     "bert": (KINDS_OF_TOKENS, DECODER),
-    "camembert": (KINDS_OF_TOKENS, DECODER),
-    "data2vec-text": (KINDS_OF_TOKENS, DECODER),
     "dbrx": ("index_add_", {
         "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 2048,
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
         "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}}),
-    "electra": (KINDS_OF_TOKENS, DECODER),
-    "ernie": (KINDS_OF_TOKENS, DECODER),
     "gpt_neox_japanese": ("combined with another's", {}),
     "roberta": (KINDS_OF_TOKENS, DECODER),
-    "roberta-prelayernorm": (KINDS_OF_TOKENS, DECODER),
-    "roc_bert": ("tokens put side by side", {**DECODER, "pronunciation_vocab_size": 97, "shape_vocab_size": 97}),
-    "xlm-roberta": (KINDS_OF_TOKENS, DECODER),
-    "xlm-roberta-xl": (KINDS_OF_TOKENS, DECODER),
-    "xmod": (KINDS_OF_TOKENS, {**DECODER, "languages": ["en_XX"], "default_language": "en_XX"}),
 }
 
 # States between layers are several for each token, or layers two by two in one module

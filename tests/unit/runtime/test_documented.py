@@ -10,7 +10,7 @@ import torch
 from tests.older_transformers import skip_unless_native_states
 from tools.models_table import makers, measured, written
 
-SOME = ("gemma4_text", "gpt_oss", "llama", "llama4_text", "openai-gpt", "qwen3_5_text", "recurrent_gemma")
+SOME = ("gemma4_text", "gpt_oss", "llama", "llama4_text", "mpt", "qwen3_5_text", "recurrent_gemma")
 EACH = [pytest.param(name, marks=() if name in SOME else pytest.mark.nightly) for name in makers()]
 
 
