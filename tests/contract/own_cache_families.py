@@ -37,6 +37,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "falcon_h1": {**MAMBA2, "head_dim": 16, "mamba_d_ssm": 128},
     "falcon_mamba": {"state_size": 8},
     "granitemoehybrid": {**EXPERTS, **MAMBA2, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 32},
+    "gptj": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 2048, "rotary_dim": 8},
     "hrm_text": {},
     "inkling2_text": EXPERTS,
     "inkling_text": EXPERTS,
@@ -49,6 +50,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {**EXPERTS, "layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "lfm3": {"layer_types": ["conv", "full_attention"]},
+    "llama4_text": {
+        **EXPERTS, "head_dim": 16, "attention_chunk_size": 24, "floor_scale": 10, "attn_scale": 0.3, "no_rope_layers": [1, 0],
+        "layer_types": ["chunked_attention", "full_attention"]},
     "mamba": {"state_size": 8},
     "mamba2": {"state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 1, "chunk_size": 8},
     "minimax": {**EXPERTS, **ALTERNATING, "head_dim": 16, "block_size": 8},
@@ -68,12 +72,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         **DELTA, **SHARED_EXPERT, "indexer_n_heads": 16, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
         "indexer_compress_ratio": 4, "hc_count": 2, "hc_lowrank": 8, "ple_layer_ids": [1], "ple_embed_dim": 64,
         "ngram_vocab_size_base": 64, "heads_per_ngram": 4, "split_ngram_parts": 1, "make_ngram_vocab_size_divisible_by": 4},
-    "recurrent_gemma": {"attention_window_size": 16, "lru_width": 64, "num_hidden_layers": 3},
     "rwkv": {"attention_hidden_size": 64},
     "xglm": {"d_model": 64, "ffn_dim": 96, "num_layers": 2, "attention_heads": 4},
-    "zamba": {
-        "attention_hidden_size": 128, "attention_head_dim": 32, "mamba_d_state": 8, "mamba_dt_rank": 8, "n_mamba_heads": 2,
-        "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "hidden_act": "gelu"},
     "zamba2": {
         "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 16, "mamba_headdim": 16,
         "n_mamba_heads": 8, "mamba_ngroups": 1, "chunk_size": 8, "num_mem_blocks": 1, "attention_head_dim": 32,
@@ -81,13 +81,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4},
     "zaya": {**EXPERTS, "num_experts_per_tok": 1},
 }  # fmt: skip
-OTHERWISE_NAMED = ("mpt", "xglm")  # sizes have names of their own
+OTHERWISE_NAMED = ("gptj", "mpt", "xglm")  # sizes have names of their own
 NATIVE = (  # on the native runtime their states are in our cache; on torch's modules in transformers'
     "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe",
     "lfm3", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
-    "recurrent_gemma", "zamba", "zamba2",
+    "zamba2",
 )  # fmt: skip
-NATIVE_ALONE = {"falcon_mamba", "jamba", "mamba", "minimax", "nemotron_h", "recurrent_gemma", "zamba", "zamba2"}  # not so there
+NATIVE_ALONE = {"falcon_mamba", "jamba", "mamba", "minimax", "nemotron_h", "zamba2"}  # not so there
 ON_TRANSFORMERS_CACHE = tuple(name for name in FAMILIES if name not in NATIVE_ALONE)
 ONE_OF_EACH_KIND = ("qwen3_5_text", "falcon_h1", "lfm2", "mpt")  # delta net, Mamba 2 beside attention, short convolution, ALiBi
 

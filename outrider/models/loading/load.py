@@ -312,7 +312,6 @@ def _shape_of(module: Any, layers: Sequence[AttentionCall], device: torch.device
         layers=kept or (UNKNOWN_LAYER,) * getattr(config, "num_hidden_layers", 1),
         sliding_window=next((layer.window for layer in layers if layer.window), sliding_window(config)),
         num_parameters=sum(p.numel() for p in module.parameters()) + sum(layer.num_weights for layer in block_layers(module)),
-        chunked=any(layer.chunked for layer in layers),
     )
 
 

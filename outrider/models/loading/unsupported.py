@@ -76,8 +76,11 @@ def refuse_other_caches(module: Any, device: torch.device) -> None:
     A pass over a few tokens does not show what comes into play with longer texts: which keys a sparse attention picks, what it
     compresses.
     """
+    config = module.config.get_text_config(decoder=True)
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()) or getattr(config, "attn_temperature_tuning", False):
+        raise OwnCacheNeededError("its attention within chunks, and its scales of queries by position, are not Outrider's")
     try:
-        layers = transformers.DynamicCache(config=module.config.get_text_config(decoder=True)).layers
+        layers = transformers.DynamicCache(config=config).layers
     except Exception:  # noqa: BLE001  some configs describe no such cache; the passes that follow will tell
         return
     plain = (*PLAIN_LAYERS, KEPT_LAYER) if device.type == "cpu" and indexer_layers(module) else PLAIN_LAYERS

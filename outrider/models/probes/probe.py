@@ -25,7 +25,7 @@ from torch import Tensor
 
 from outrider.errors import CapabilityError, NumericalError, OutriderError
 from outrider.kv import LayerShape
-from outrider.models.attention import NAME, chunk_of, make_known
+from outrider.models.attention import NAME, make_known
 from outrider.models.lm import LM
 from outrider.models.loading.unsupported import refuse_failure, refuse_other_logits, refuse_silent_layers
 from outrider.models.probes.reference import plain_logits
@@ -41,8 +41,7 @@ class AttentionCall(NamedTuple):
     """What the attention of one layer was called with."""
 
     kind: AttentionKind
-    window: int | None  # that it was called with, or a chunk's size
-    chunked: bool = False
+    window: int | None  # that it was called with
 
     def kept(self, device: torch.device) -> LayerShape:
         """What our cache keeps: of a layer with a window the last positions, where torch's sums do not depend on those before.
@@ -61,8 +60,7 @@ def _record_layer(
 ) -> tuple[Tensor, None]:  # fmt: skip
     shape = LayerShape(key.shape[1], key.shape[3], value.shape[3], values_in_keys)
     kind = AttentionKind(query.shape[1], shape, softcap, s_aux is not None, alibi_slopes is not None)
-    chunk = chunk_of(module)
-    seen[module.layer_idx] = AttentionCall(kind, chunk or sliding_window, chunk is not None)
+    seen[module.layer_idx] = AttentionCall(kind, sliding_window)
     grouped = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
     return out.transpose(1, 2).contiguous(), None

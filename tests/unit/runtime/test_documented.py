@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.older_transformers import skip_unless_native_states
 from tools.models_table import makers, measured, written
 
-SOME = ("gemma4_text", "gpt_oss", "llama", "llama4_text", "mpt", "qwen3_5_text", "recurrent_gemma")
+SOME = ("gemma4_text", "gpt_oss", "llama", "mpt", "qwen3_5_text")
 EACH = [pytest.param(name, marks=() if name in SOME else pytest.mark.nightly) for name in makers()]
 
 
@@ -28,7 +27,6 @@ def test_the_table_has_the_families_that_the_tests_know() -> None:
 
 @pytest.mark.parametrize("family", EACH)
 def test_the_table_says_what_is_measured(family: str) -> None:
-    skip_unless_native_states(family)
     served = measured(family, makers()[family]())
     line = written()[family]
     if served.runs_on == "torch" and served.cache == "ours":  # what rounds how there is the machine's

@@ -203,7 +203,7 @@ def test_targets_with_states(tmp_path: Path, family: str, layout: str, runtime: 
     """
     check(tmp_path, saved(tmp_path, partial(random_model, family), layout), runtime)
     assert ships_mtp(str(tmp_path))
-    with pytest.raises(CapabilityError, match="states cannot branch|needs transformers' own cache"):
+    with pytest.raises(CapabilityError, match=r"states cannot branch|needs transformers' own cache"):
         built(tmp_path, drafter="mtp", drafter_options={"tree": "2x2x1"})
 
 
