@@ -58,8 +58,8 @@ from outrider.models.loading.unsupported import (
 from outrider.models.probes.pass_limits import find_pass_limits
 from outrider.models.probes.probe import AttentionCall, check_against_plain, find_layers
 from outrider.models.quantised import checkpoint
-from outrider.models.quantised.load import quantised_module, widened_module
-from outrider.models.quantised.scheme import is_stacked, scheme_of
+from outrider.models.quantised.load import quantised_module
+from outrider.models.quantised.scheme import scheme_of
 from outrider.models.stateful.check import LIMITS, check_own_cache
 from outrider.models.stateful.lm import UNKNOWN_LAYER, StateLM
 from outrider.models.stateful.run import OwnCacheRun
@@ -214,14 +214,14 @@ def load_module(
         return made.eval().requires_grad_(False).to(device)
     if (scheme := scheme_of(config, device)) is not None:
         return text_part(quantised_module(name, config, dtype, scheme, revision).eval().requires_grad_(False)).to(device)
-    widened, stacked = checkpoint.is_widened(config, device), is_stacked(config, device)
+    widened = checkpoint.is_widened(config, device)
     checkpoint.widen_on_cpu(config, device)
     hf_logging = transformers.utils.logging
     bars = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()  # callers have a status line of their own
     try:
         for kind in auto_classes(config):
-            module, report = widened_module(name, config, dtype, revision) if stacked else loaded(
+            module, report = loaded(
                 kind, name, config, dtype=dtype, trust_remote_code=trust_remote_code, revision=revision,
                 ignore_mismatched_sizes=True, local_files_only=hub.only_cached(name),  # sizes are refused below, by name
             )  # fmt: skip
