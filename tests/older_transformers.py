@@ -20,7 +20,6 @@ OTHERWISE = {  # families that no test's tiny model can be made of there, or tha
     "longcat_flash": "its router picks other experts by rounding in bfloat16",
     "gemma3n_text": "tokens behind the table of a layer's own embeddings fail",
 }
-BESIDE_STATES = {"recurrent_gemma": "its layers tell transformers' cache nothing of a state, so they are not native"}
 
 
 def skip_unless_lowered(family: str) -> None:
@@ -28,11 +27,6 @@ def skip_unless_lowered(family: str) -> None:
     if family not in CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {family}")
     _skip(OTHERWISE.get(family))
-
-
-def skip_unless_native_states(family: str) -> None:
-    """Skip the test where states of this family are not in our cache with the installed transformers."""
-    _skip(BESIDE_STATES.get(family))
 
 
 def skip_older(reason: str) -> pytest.MarkDecorator:

@@ -68,8 +68,10 @@ class StateCache(KVCache, Generic[S]):
 
     by_position = False
 
+    bytes_per_token = 1  # counted for each token of a row; measured when the model is loaded
+
     def __init__(  # no super().__init__: nothing is allocated
-        self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device | str, bytes_per_token: int
+        self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device | str, bytes_per_token: int = 1
     ) -> None:
         self.layers = list(layers)
         self.dtype = dtype
@@ -77,7 +79,7 @@ class StateCache(KVCache, Generic[S]):
         self.lengths = []
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        self._bytes_per_token = bytes_per_token
+        self.bytes_per_token = bytes_per_token
         self._rows: list[_Row[S]] = []
 
     @property
@@ -87,10 +89,6 @@ class StateCache(KVCache, Generic[S]):
     @property
     def capacity(self) -> int:
         return -(-max([1, *self.lengths]) // BLOCK) * BLOCK
-
-    @property
-    def bytes_per_token(self) -> int:
-        return self._bytes_per_token
 
     def reserve(self, num_rows: int, num_tokens: int) -> None:
         """Do nothing: states grow as they are fed."""
@@ -146,9 +144,9 @@ class StateCache(KVCache, Generic[S]):
 
     # ---------------------------------------------------------------- passes
 
-    def backlog(self, row: int, back: int = 0) -> list[int]:
-        """Committed tokens that the row's state lacks, at least the last `back`, after going back where it had too many."""
-        self._go_back(row, max(0, self.lengths[row] - back))
+    def backlog(self, row: int) -> list[int]:
+        """Committed tokens that the row's state lacks, after going back where it had too many."""
+        self._go_back(row, self.lengths[row])
         line = self._rows[row]
         del line.tokens[self.lengths[row] :]
         return line.tokens[line.reached :]
@@ -166,12 +164,12 @@ class StateCache(KVCache, Generic[S]):
             del line.snapshots[:-MAX_SNAPSHOTS]
         return line.state
 
-    def close(self, row: int, state: S | None, fed: Sequence[int]) -> None:
-        """Record the state after a pass over `fed`; None: the model keeps none."""
+    def close(self, row: int, state: S, fed: Sequence[int]) -> None:
+        """Record the state after a pass over `fed`."""
         line = self._rows[row]
         line.tokens[line.reached : line.reached + len(fed)] = fed
         line.state = state
-        line.reached = 0 if state is None else line.reached + len(fed)
+        line.reached += len(fed)
 
     def _go_back(self, row: int, length: int) -> None:
         """Goes back to the newest snapshot that has seen at most `length` tokens, where the row's state has seen more."""

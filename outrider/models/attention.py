@@ -38,15 +38,13 @@ def attention(
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
-    query_scales: Tensor | None = None,
     indices: Tensor | None = None,
     **unused: object,
 ) -> tuple[Tensor, None]:
     """transformers' attention contract, on the plan that is followed: returns (what `attend` gives, no weights)."""
     out = attend(
-        followed(), module.layer_idx, scaled(query, query_scales), key, value,
-        scaling=scaling, softcap=softcap, sliding_window=chunk_of(module) or sliding_window, sinks=s_aux, slopes=alibi_slopes,
-        chosen=indices,
+        followed(), module.layer_idx, query, key, value,
+        scaling=scaling, softcap=softcap, sliding_window=sliding_window, sinks=s_aux, slopes=alibi_slopes, chosen=indices,
     )  # fmt: skip
     return out, None
 
@@ -63,21 +61,6 @@ def choose(number: int, scores: Scores) -> Tensor:
     found = torch.relu(query.float() @ keys.float().transpose(1, 2) * scores.scale).unflatten(1, (-1, num_heads))
     found = (F.pad(scores.weights, rows)[:, :, None] @ found)[:, :, 0] + mask
     return found.sort(dim=-1, descending=True, stable=True).indices[:, :num_tokens, : scores.count]
-
-
-def scaled(query: Tensor, scales: Tensor | None) -> Tensor:
-    """Queries (B, heads, T, D) times a number of each position (B, 1, T, 1), which layers may hand over."""
-    return query if scales is None else (query * scales).to(query.dtype)
-
-
-def chunk_of(module: Any) -> int | None:
-    """Tokens of a chunk, in a layer whose tokens see their own chunk alone; None in others.
-
-    A token at position p sees positions p - p % chunk to p. transformers puts that in its mask and tells attention nothing.
-    """
-    config = getattr(module, "config", None)
-    size, kinds = getattr(config, "attention_chunk_size", None), getattr(config, "layer_types", None)
-    return size if size and kinds and kinds[module.layer_idx] == "chunked_attention" else None
 
 
 def attend(

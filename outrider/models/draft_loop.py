@@ -35,7 +35,7 @@ class DraftLoopProgram(nn.Module):
         self.module = module
         self._run: Run = lm.run
         self.num_tokens, self.vocab_size = num_tokens, vocab_size
-        self.window, self.chunked, self.context_length = lm.shape.sliding_window, lm.shape.chunked, lm.shape.context_length
+        self.window, self.context_length = lm.shape.sliding_window, lm.shape.context_length
         self._windowed = next((layer for layer, shape in enumerate(lm.shape.layers) if shape.window is not None), None)
         self.last_id = lm.shape.vocab_size - 1  # a target's padded vocabulary may be wider
 
@@ -56,15 +56,13 @@ class DraftLoopProgram(nn.Module):
             offsets = torch.arange(WIDTH, device=starts.device)
             mask = partial(attention_mask, starts, WIDTH, num_keys, keys[0].dtype)
             indices = (slots + starts)[:, None] + offsets
-            near, short = None, None
-            if self.window is not None:
-                near = partial(mask, self.window, chunk_bases=torch.zeros_like(starts) if self.chunked else None)
+            near = None if self.window is None else partial(mask, self.window)
+            short = None
             if self._windowed is not None:
                 room = keys[self._windowed].shape[1]
                 near = partial(
-                    attention_mask, starts - bases, WIDTH, min(num_keys, room), keys[0].dtype, self.window,
-                    chunk_bases=bases if self.chunked else None,
-                )  # fmt: skip
+                    attention_mask, starts - bases, WIDTH, min(num_keys, room), keys[0].dtype, self.window
+                )
                 short = ShortSlots(((rows * room + starts - bases)[:, None] + offsets).flatten(), bases)
             plan = PassPlan(keys, values, indices.flatten(), mask, near, chain_keys=num_keys, short=short)
             positions = (starts[:, None] + offsets).clamp(max=self.context_length - 1)  # past the end: cut off later

@@ -46,12 +46,10 @@ def attention_mask(
     window: int | None = None,
     depths: Tensor | None = None,  # (B, T), None for a chain
     sees: Tensor | None = None,  # (B, T, T) bool, None for a chain
-    chunk_bases: Tensor | None = None,  # (B,) int64: the position of the first key, where `window` is a chunk's size
 ) -> Tensor:
     """Additive mask (B, 1, T rounded up to QUERY_BLOCK, S): 0 where a query may look, -inf elsewhere.
 
-    `window` limits the distance looked back, in positions (its own position counts as one). With `chunk_bases`, a query sees
-    positions of its own chunk alone.
+    `window` limits the distance looked back, in positions (its own position counts as one).
     """
     padded = -(-num_tokens // QUERY_BLOCK) * QUERY_BLOCK
     slots = torch.arange(num_keys, device=starts.device)  # (S,)
@@ -71,8 +69,7 @@ def attention_mask(
         key_positions = torch.where(in_pass, starts[:, None] + depths.gather(1, index), slots)
         positions = starts[:, None] + torch.nn.functional.pad(depths, (0, padded - num_tokens))
     if window is not None:
-        reach = window if chunk_bases is None else (positions + chunk_bases[:, None])[:, :, None] % window + 1
-        near = key_positions[:, None] > positions[:, :, None] - reach
+        near = key_positions[:, None] > positions[:, :, None] - window
         near[:, num_tokens:] = True
         allowed = allowed & near
     mask = torch.zeros(allowed.shape, dtype=dtype, device=starts.device)

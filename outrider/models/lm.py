@@ -75,7 +75,6 @@ class LMShape:
     sliding_window: int | None
     num_parameters: int
     states: tuple[StateShape, ...] = ()  # running states of a row, on our cache
-    chunked: bool = False  # `sliding_window` is the size of chunks, whose tokens see their own chunk alone
 
     @property
     def num_layers(self) -> int:
@@ -189,7 +188,7 @@ class LM:
         num_rows, width = tokens.shape
         plan, positions = plan_pass(
             self.kv, num_rows, width, parents, first_row,
-            window=self.shape.sliding_window, chunked=self.shape.chunked, last_position=self.shape.context_length - 1,
+            window=self.shape.sliding_window, last_position=self.shape.context_length - 1,
         )  # fmt: skip
         if isinstance(self.kv, StateSlots):
             states = self.kv.begin(first_row, num_rows, width, reads=reads, in_tree=parents is not None)

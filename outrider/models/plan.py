@@ -16,14 +16,13 @@ from outrider.models.pass_plan import PassPlan, ShortSlots
 
 def plan_pass(
     kv: KVCache, num_rows: int, width: int, parents: Tensor | None = None, first_row: int = 0,
-    *, window: int | None = None, chunked: bool = False, last_position: int,
+    *, window: int | None = None, last_position: int,
 ) -> tuple[PassPlan, Tensor]:  # fmt: skip
     """The plan and position ids (B, T) of a pass with `width` tokens a row, behind what the cache holds.
 
     Rows are first_row .. first_row + num_rows.
 
-    `parents` (B, T-1) as in `Draft`, None for a chain. `chunked`: the window is a chunk's size. The cache must have room for
-    them (`KVCache.reserve`).
+    `parents` (B, T-1) as in `Draft`, None for a chain. The cache must have room for them (`KVCache.reserve`).
     """
     kv.make_room(first_row, num_rows, width)
     lengths = kv.lengths[first_row : first_row + num_rows]
@@ -39,17 +38,16 @@ def plan_pass(
     positions = (starts[:, None] + (offsets if depths is None else depths)).clamp(max=last_position)
     slots = torch.arange(num_rows, device=kv.device) * kv.capacity
 
-    def mask(starts: Tensor, num_keys: int, within: int | None, bases: Tensor | None = None) -> Tensor:
-        return attention_mask(starts, width, num_keys, kv.dtype, within, depths, sees, bases)
+    def mask(starts: Tensor, num_keys: int, within: int | None) -> Tensor:
+        return attention_mask(starts, width, num_keys, kv.dtype, within, depths, sees)
 
-    near, short = None, None
-    if window is not None:
-        near = partial(mask, starts, num_keys, window, torch.zeros_like(starts) if chunked else None)
+    near = None if window is None else partial(mask, starts, num_keys, window)
+    short = None
     if kv.is_short:
         own = kv.bases[first_row : first_row + num_rows]
         bases, held = torch.tensor(own, device=kv.device), max(length - base for length, base in zip(lengths, own, strict=True))
         num_keys_there = min(-(-(held + width) // BLOCK) * BLOCK, kv.window_capacity)
-        near = partial(mask, starts - bases, num_keys_there, window, bases if chunked else None)
+        near = partial(mask, starts - bases, num_keys_there, window)
         slots_there = torch.arange(num_rows, device=kv.device) * kv.window_capacity
         short = ShortSlots(((slots_there + starts - bases)[:, None] + offsets).flatten(), bases)
     on_host = sees.numpy() if sees is not None and kv.device.type == "cpu" else None

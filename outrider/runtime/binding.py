@@ -126,7 +126,7 @@ class Binding:
             shape = self._layers[op.layer]
             made.heads, made.kv_heads, made.window, made.sees_all = op.heads, shape.num_kv_heads, op.window, op.sees_all
             made.size, made.value_size, made.scale, made.softcap = shape.key_size, shape.value_size, op.scale, op.softcap
-            made.values_in_keys, made.chunked = shape.values_in_keys, op.chunked
+            made.values_in_keys = shape.values_in_keys
             made.weight = self._keep(self._tensor(op.weight).float().contiguous()) if op.weight else None
             made.is_short, made.chosen = shape.window is not None, op.chosen
             if shape.window is not None and not 0 < op.window <= shape.window:

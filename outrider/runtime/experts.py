@@ -38,27 +38,21 @@ def experts_by_event(module: Any, recorder: Recorder) -> Iterator[None]:
         del transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS[RECORDING]  # or what was recorded would stay
 
 
-def product(
-    recorder: Recorder, x: Tensor, index: Tensor, weight: Any, bias: Tensor | None, *, path: str, transposed: bool
-) -> Tensor:
-    """(tokens, k, out): each token with the weights of the experts that `index` names. `path`: the weights' name."""
-    with recorder.paused():
-        in_blocks = isinstance(weight, BlockExperts)
-        outputs = weight.outputs if in_blocks else weight.shape[2 if transposed else 1]
-        out = x.new_zeros(*index.shape, outputs)
-    recorder.events.append(Event("experts", (x, index, weight, bias), {"transposed": transposed, "path": path}, (out,)))
-    return out
-
-
 def _forward(
     recorder: Recorder, paths: Mapping[int, str], part: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
     """(tokens, hidden size), as transformers' `batched_mm` gives it, summed in the order of the choice."""
 
     def multiplied(x: Tensor, name: str) -> Tensor:
+        """(tokens, k, out): each token with the weights of the experts that it chose."""
         weight, bias = getattr(part, name), getattr(part, f"{name}_bias") if part.has_bias else None
-        path = f"{paths[id(part)]}.{name}"
-        return product(recorder, x, top_k_index, weight, bias, path=path, transposed=part.is_transposed)
+        with recorder.paused():
+            in_blocks = isinstance(weight, BlockExperts)
+            outputs = weight.outputs if in_blocks else weight.shape[2 if part.is_transposed else 1]
+            out = x.new_zeros(*top_k_index.shape, outputs)
+        options = {"transposed": part.is_transposed, "path": f"{paths[id(part)]}.{name}"}
+        recorder.events.append(Event("experts", (x, top_k_index, weight, bias), options, (out,)))
+        return out
 
     inner = part._apply_gate(multiplied(hidden_states, "gate_up_proj")) if part.has_gate else part.act_fn(
         multiplied(hidden_states, "up_proj")

@@ -130,7 +130,7 @@ class _Events(Lowering):
                 self._spread[id(out)] = plain
         if event.name != "rotary" and not any(id(tensor) in self._known for tensor in tensors):
             return  # of constants alone, and so is one itself
-        if (followed_ := followed(event, self._positional, self._is_constant)) is not None:
+        if (followed_ := followed(event, self._positional)) is not None:
             self._positional[id(event.outputs[0])] = followed_
         rule = RULES.get(event.name)
         is_in_place = rule is None and event.name.endswith("_")
@@ -158,6 +158,3 @@ class _Events(Lowering):
             return rule(self, event)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise NotLoweredError(f"torch's '{event.name}' in a form that is unknown here ({error})") from error
-
-    def _is_constant(self, tensor: Tensor) -> bool:
-        return id(tensor) not in self._known

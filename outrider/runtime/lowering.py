@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.kv.state_slots import StateShape
-from outrider.runtime.blocks import DTYPES, TRUTHS, Block, Complex, Folded, Index, Known, NotLoweredError, Unknown
+from outrider.runtime.blocks import DTYPES, Block, Complex, Folded, Index, Known, NotLoweredError, Unknown
 from outrider.runtime.matrices import matrix_of
 from outrider.runtime.ops import Code, Op, Program, Source, Value, View
 from outrider.runtime.positional import MAX_NUMBERS, Positional
@@ -38,7 +38,7 @@ class Lowering:
         self._numbers: dict[float, Tensor] = {}
         self._made = Program(signals=tuple(recording.signals))
         self._ops: list[Op] = []
-        self._positional = {id(recording.positions): Positional(("B", "T"), lambda positions: positions, is_position=True)}
+        self._positional = {id(recording.positions): Positional(("B", "T"), lambda positions: positions)}
         self._reach = reach
         self._kept: list[Tensor] = []
         self._unfilled: dict[int, int] = {}  # numbers of values that are written part by part
@@ -61,7 +61,7 @@ class Lowering:
         known = self.find(tensor)
         if isinstance(known, Block):
             return known
-        if id(tensor) in self._positional and (tensor.is_floating_point() or tensor.dtype == torch.bool):
+        if id(tensor) in self._positional and tensor.is_floating_point():
             self._known[id(tensor)] = block = self._looked_up(tensor, self._positional[id(tensor)])
             return block
         if isinstance(known, Complex):
@@ -73,9 +73,7 @@ class Lowering:
     def _looked_up(self, tensor: Tensor, found: Positional) -> Block:
         """Numbers that follow from the position, out of a table for all positions."""
         own = tuple(size for size, axis in zip(tensor.shape, found.axes, strict=True) if not axis)
-        dtype, length = TRUTHS if tensor.dtype == torch.bool else tensor.dtype, self._reach
-        if found.settles is not None:
-            length = found.settles + 1  # the last row is read for all positions behind it
+        dtype, length = tensor.dtype, self._reach
         if dtype not in DTYPES or not 0 < length * prod(own) <= MAX_NUMBERS:
             raise NotLoweredError("a table of positions that is too large")
         made = self.value(own, dtype)

@@ -143,7 +143,6 @@ class Op:
     scale: float = 1.0
     softcap: float = 0.0  # 0: none
     window: int = 0  # positions looked back, its own counts as one; 0: all
-    chunked: bool = False  # ATTENTION: `window` is the size of chunks, and a token sees its own chunk alone
     sees_all: bool = False  # ATTENTION: each token sees the whole pass, what comes after it, too
     chosen: int = 0  # ATTENTION: a token sees these many positions at most, which in[1] names; 0: all
     part: tuple[int, int] = (0, 0)  # HEADS: the rows of a head's weight that are multiplied with, begin and end

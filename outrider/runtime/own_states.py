@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from outrider.errors import CapabilityError
+from outrider.errors import OutriderError
 from outrider.kv import LayerShape
 from outrider.lazy import transformers
 from outrider.models.lm import LM, Run
-from outrider.models.probes.probe import check_same_logits, probe_logits
+from outrider.models.probes.probe import check_same_logits, own_logits, probe_tokens
 from outrider.models.stateful.lm import StateLM
 from outrider.runtime import library
 from outrider.runtime.blocks import DTYPES, NotLoweredError
@@ -54,10 +54,10 @@ def moved_states(lm: StateLM, module: Any, make_run: Callable[[LM, Program], Run
     _refuse_other_layers(module)
     own_attention = module.config._attn_implementation
     with one_thread(lm.shape.num_parameters):
-        expected = probe_logits(lm)
         try:
+            expected = own_logits(module, lm.name, lm.dtype, probe_tokens(lm.shape.vocab_size, 12, lm.device))
             program = lower(module)
-        except (CapabilityError, torch.OutOfMemoryError):
+        except (OutriderError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # foreign code: whatever it raises is reported
             raise NotLoweredError(f"its code fails when a pass is recorded ({type(error).__name__}: {error})") from error

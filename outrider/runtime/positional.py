@@ -17,7 +17,7 @@ from outrider.runtime.events import Event
 # one position's number each, whatever stands beside it
 OPERATIONS = frozenset({
     "_to_copy", "add", "sub", "rsub", "mul", "div", "pow", "exp", "log", "log1p", "floor", "sqrt", "rsqrt", "reciprocal", "clamp",
-    "unsqueeze", "repeat", "alias", "detach", "clone", "bitwise_not", "logical_not",
+    "unsqueeze", "repeat", "alias", "detach", "clone",
 })  # fmt: skip
 MAX_NUMBERS = 1 << 24  # of a table
 
@@ -28,8 +28,6 @@ class Positional:
 
     axes: tuple[str, ...]
     make: Callable[[Tensor], Tensor]
-    settles: int | None = None  # from this position on numbers are all alike
-    is_position: bool = False  # the numbers are the positions themselves
 
     def table(self, length: int) -> Tensor:
         """(length, numbers of a position)"""
@@ -37,12 +35,8 @@ class Positional:
         return found.movedim(self.axes.index("T"), 0).reshape(length, -1).contiguous()
 
 
-def followed(event: Event, known: dict[int, Positional], is_constant: Callable[[Tensor], bool]) -> Positional | None:
-    """What an operation makes of such numbers and constants; None where it may mix positions."""
-    if event.name in ("index", "gather"):
-        return _rows(event, known) if is_constant(event.args[0]) else None
-    if event.name == "eq":
-        return _equal(event, known)
+def followed(event: Event, known: dict[int, Positional]) -> Positional | None:
+    """What an operation makes of such numbers and single constants; None where it may mix positions."""
     arguments = [argument for argument, arg in enumerate(event.args) if isinstance(arg, Tensor) and id(arg) in known]
     if event.name not in OPERATIONS or len(arguments) != 1:
         return None
@@ -63,33 +57,7 @@ def followed(event: Event, known: dict[int, Positional], is_constant: Callable[[
         given[argument] = before.make(positions)
         return operation(*given, **event.kwargs)
 
-    return Positional(axes, make, before.settles, before.is_position and event.name in ("unsqueeze", "alias", "detach"))
-
-
-def _equal(event: Event, known: dict[int, Positional]) -> Positional | None:
-    """Whether a position is this one, as in `positions == 0`."""
-    tensor, number = event.args
-    before = known.get(id(tensor))
-    if before is None or not before.is_position or not isinstance(number, int):
-        return None
-    make = before.make
-    return Positional(before.axes, lambda positions: make(positions) == number, max(number, -1) + 1)
-
-
-def _rows(event: Event, known: dict[int, Positional]) -> Positional | None:
-    """Rows of a table that positions name: table[positions], or such a gather from copies of a table for each row of the pass."""
-    if event.name == "index":
-        table, (index, *others) = event.args
-        if (before := known.get(id(index))) is None or others:
-            return None
-        make = before.make
-        return Positional((*before.axes, *[""] * (table.dim() - 1)), lambda positions: table[make(positions)])
-    table, dim, index = event.args
-    before = known.get(id(index))
-    if before is None or before.axes != ("B", "T", "") or dim != 1 or not torch.equal(table, table[:1].expand_as(table)):
-        return None
-    make = before.make
-    return Positional(before.axes, lambda positions: table[:1].gather(1, make(positions)))
+    return Positional(axes, make)
 
 
 def _others(args: tuple[Any, ...], argument: int) -> list[Any]:

@@ -267,12 +267,13 @@ class _Checker:
 
     def _attention(self, op: Op, out: View) -> None:
         shape = self._layer(op)
-        heads, window = _number(op.heads, "heads", 1, MAX_SIZE), _number(op.window, "window", 0, MAX_WINDOW)
+        heads = _number(op.heads, "heads", 1, MAX_SIZE)
+        _number(op.window, "window", 0, MAX_WINDOW)
         if shape.is_indexer or min(shape.num_kv_heads, shape.key_size, shape.value_size) < 1 or heads % shape.num_kv_heads:
             _refuse("attention to a layer that is none")
         if shape.values_in_keys and shape.value_size > shape.key_size:
             _refuse("values that are longer than the keys they lie in")
-        if self._same_type(op.inputs[0], out) != self._dtype or (op.chunked and not window):
+        if self._same_type(op.inputs[0], out) != self._dtype:
             _refuse("attention of another form than the cache's")
         self._per_token(op.inputs[0])
         self._fits(op.inputs[0], heads, shape.key_size, is_dense=True)

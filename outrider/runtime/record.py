@@ -19,17 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from outrider.lazy import transformers
-from outrider.models.attention import NAME, chunk_of, scaled, without_mask
+from outrider.models.attention import NAME, without_mask
 from outrider.models.gguf.linear import BlockEmbedding
 from outrider.models.indexer import CHOOSE, Scores
 from outrider.models.latent import ABSORBED, LatentProduct, absorbed
 from outrider.models.signals import AFTER_NORM, Listening
 from outrider.runtime.events import Event, Recorder, replaced
-from outrider.runtime.expert_layers import other_experts_by_event
 from outrider.runtime.experts import experts_by_event
 from outrider.runtime.matrices import keeps_integers
 from outrider.runtime.recurrent import recurrent_by_event
-from outrider.runtime.recurrent_layers import looping_layers_by_event
 from outrider.runtime.rotary import real_tables
 
 RECORDING = "outrider-recording"
@@ -132,9 +130,7 @@ def _written_down(module: Any, recorder: Recorder) -> Iterator[None]:
             elif getattr(part, "layer_idx", 0) in (None, -1) and "layer_idx" in signature(part.forward).parameters:
                 stack.enter_context(replaced(part, "forward", partial(_shared_by_layers, part, part.forward)))
         stack.enter_context(experts_by_event(module, recorder))
-        stack.enter_context(other_experts_by_event(module, recorder))
         stack.enter_context(recurrent_by_event(module, recorder, ROWS, TOKENS))
-        stack.enter_context(looping_layers_by_event(module, recorder))
         stack.enter_context(torch.inference_mode(False))  # in it operations that are made of others would stay whole
         stack.enter_context(torch.no_grad())
         yield
@@ -169,17 +165,14 @@ def _attention(
     events: list[Event], recorder: Recorder, module: Any, query: Tensor, key: Tensor, value: Tensor,
     attention_mask: Tensor | None, scaling: float | None = None, dropout: float = 0.0, softcap: float | None = None,
     sliding_window: int | None = None, s_aux: Tensor | None = None, alibi_slopes: Tensor | None = None, sees_all: bool = False,
-    values_in_keys: bool = False, query_scales: Tensor | None = None, indices: Tensor | None = None, **unused: object,
+    values_in_keys: bool = False, indices: Tensor | None = None, **unused: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """(B, T, heads, value size), of the right shape; its numbers are never looked at."""
-    query = scaled(query, query_scales)
     with recorder.paused():
         out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
-    chunk = chunk_of(module)
     kwargs = {
-        "layer": module.layer_idx, "scaling": scaling, "softcap": softcap, "window": chunk or sliding_window,
-        "chunked": chunk is not None, "sees_all": sees_all, "sinks": s_aux, "slopes": alibi_slopes,
-        "values_in_keys": values_in_keys, "chosen": indices,
+        "layer": module.layer_idx, "scaling": scaling, "softcap": softcap, "window": sliding_window,
+        "sees_all": sees_all, "sinks": s_aux, "slopes": alibi_slopes, "values_in_keys": values_in_keys, "chosen": indices,
     }  # fmt: skip
     events.append(Event("attention", (query, key, value), kwargs, (out,)))
     return out, None

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider.models.families import RECORDED
 from outrider.runtime.events import Event, Recorder, replaced
 
 CONVOLUTION = "causal_conv1d_fn"
@@ -33,14 +34,32 @@ def recurrent_by_event(module: nn.Module, recorder: Recorder, rows: int, tokens:
             if hasattr(code, SCAN):
                 _instead(stack, code, SCAN, partial(_scan, recorder))
             if hasattr(code, SELECTIVE_SCAN):
-                _instead(stack, code, SELECTIVE_SCAN, partial(selective_scan, recorder))
+                _instead(stack, code, SELECTIVE_SCAN, partial(_selective_scan, recorder))
             for name in DELTA_RULES:
                 if hasattr(code, name):
                     _instead(stack, code, name, partial(_delta_rule, recorder))
         for part in module.modules():
             if type(part).__name__.endswith(GATED_NORM):
                 stack.enter_context(replaced(part, "forward", partial(_by_token, part.forward, (rows, tokens))))
+            elif isinstance(part, nn.Conv1d) and _is_causal(part):
+                stack.enter_context(replaced(part, "forward", partial(_by_channel, recorder, part)))
+            elif (function := RECORDED.get(type(part).__name__)) is not None:
+                stack.enter_context(replaced(part, "forward", partial(function, part, partial(_decaying_sums, recorder))))
         yield
+
+
+def _is_causal(layer: nn.Conv1d) -> bool:
+    """Whether each channel goes by itself, padded so that the first outputs are those of the inputs up to them."""
+    return (
+        layer.groups == layer.in_channels == layer.out_channels
+        and (layer.padding, layer.stride, layer.dilation) == ((layer.kernel_size[0] - 1,), (1,), (1,))
+        and layer.padding_mode == "zeros"
+    )
+
+
+def _by_channel(recorder: Recorder, layer: nn.Conv1d, hidden_states: Tensor) -> Tensor:
+    """(B, channels, T), without the outputs after the last token."""
+    return _convolution(recorder, hidden_states, layer.weight.squeeze(1), layer.bias)
 
 
 def _instead(stack: ExitStack, code: ModuleType, name: str, function: Callable[..., Any]) -> None:
@@ -56,14 +75,7 @@ def _convolution(
     recorder: Recorder, hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None,
     **unused: object,
 ) -> Tensor:  # fmt: skip
-    """(B, channels, T), as it came."""
-    return convolved(recorder, hidden_states, weight, bias, activation)
-
-
-def convolved(
-    recorder: Recorder, hidden_states: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None = None
-) -> Tensor:
-    """A convolution (B, channels, T) of each channel by a weight (channels, width), one event."""
+    """A convolution (B, channels, T) of each channel by a weight (channels, width)."""
     with recorder.paused():
         out = hidden_states.clone()
     recorder.events.append(Event("short_convolution", (hidden_states, weight, bias), {"activation": activation}, (out,)))
@@ -91,14 +103,19 @@ def _scan(
     dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
     dt = torch.clamp(torch.nn.functional.softplus(dt) if dt_softplus else dt, min=dt_limit[0], max=dt_limit[1])
     x = hidden_states.float()
-    query, key, value, decay = C.float(), B.float(), x * dt[..., None].float(), A.float() * dt.float()
-    with recorder.paused():
-        out = value.clone()
-    recorder.events.append(Event("delta_rule", (query, key, value, decay), {"norms": False, "scale": 1.0}, (out,)))
+    out = _decaying_sums(recorder, C.float(), B.float(), x * dt[..., None].float(), A.float() * dt.float())
     return out if D is None else out + D[..., None] * x
 
 
-def selective_scan(
+def _decaying_sums(recorder: Recorder, query: Tensor, key: Tensor, value: Tensor, decay: Tensor) -> Tensor:
+    """What queries read in states that decay and take in keys times values: a delta rule that corrects nothing."""
+    with recorder.paused():
+        out = value.clone()
+    recorder.events.append(Event("delta_rule", (query, key, value, decay), {"norms": False, "scale": 1.0}, (out,)))
+    return out
+
+
+def _selective_scan(
     recorder: Recorder, hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None,
     z: Tensor | None = None, delta_bias: Tensor | None = None, delta_softplus: bool = False, **unused: object,
 ) -> Tensor:  # fmt: skip

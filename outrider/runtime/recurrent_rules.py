@@ -70,14 +70,14 @@ def delta_rule(low: Lowering, event: Event) -> list[Known]:
 
 def scan(low: Lowering, event: Event) -> list[Known]:
     """Channels whose states decay by factors of their own and take in a value each."""
-    value, step, rates, *pair = event.args
-    blocks = [low.block(tensor) for tensor in (value, step, *pair)]
-    (channels,), each = value.shape[2:], 1 if rates is None else rates.shape[1]
-    sizes = [channels, channels, each, each][: len(blocks)]
+    value, step, rates, key, query = event.args
+    blocks = [low.block(tensor) for tensor in (value, step, key, query)]
+    channels, each = value.shape[2], rates.shape[1]
+    sizes = [channels, channels, each, each]
     if any(block.axes != ("B", "T", "") for block in blocks) or [block.own.count for block in blocks] != sizes:
         raise NotLoweredError("a scan of an unusual shape")
     widths = [low.dtype(block.own.value).itemsize for block in blocks]
-    state = low.state(StateShape(each * channels, sum(w * size for w, size in zip(widths[:3], sizes, strict=False))))
+    state = low.state(StateShape(each * channels, sum(w * size for w, size in zip(widths[:3], sizes[:3], strict=True))))
     made = low.value((channels,), event.outputs[0].dtype)
     low.add(
         Op(

@@ -111,7 +111,7 @@ def attention(low: Lowering, event: Event) -> list[Known]:
             Code.ATTENTION, (_by_head(low, query), *chosen, *sinks), View(made.value, heads, value_size, 0, value_size),
             layer=options["layer"], heads=heads,
             scale=size**-0.5 if options["scaling"] is None else float(options["scaling"]),
-            softcap=float(options["softcap"] or 0.0), window=int(options["window"] or 0), chunked=options["chunked"],
+            softcap=float(options["softcap"] or 0.0), window=int(options["window"] or 0),
             sees_all=options["sees_all"], weight=low.name(options["slopes"]), chosen=sum(one.cols for one in chosen),
         )
     )  # fmt: skip

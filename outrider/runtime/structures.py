@@ -34,7 +34,7 @@ class OpStruct(ctypes.Structure):
     _fields_ = [
         *_numbers("code rows cols"), ("out", OperandStruct), ("inputs", OperandStruct * 5), ("numbers", Real * 2),
         *_numbers("format form group"), *_pointers("weight bias"), *_numbers("K N experts by_position layer is_value"),
-        *_numbers("heads kv_heads size value_size values_in_keys window chunked sees_all is_short chosen"), ("scale", Real),
+        *_numbers("heads kv_heads size value_size values_in_keys window sees_all is_short chosen"), ("scale", Real),
         ("softcap", Real),
     ]  # fmt: skip
 

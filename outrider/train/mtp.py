@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from outrider.errors import CapabilityError
+from outrider.models.families import MTP_TRAINED
 from outrider.models.heads.mtp import MtpConfig, MtpHead, MtpLayer
 from outrider.models.heads.mtp_body import copied_body
 from outrider.models.heads.mtp_files import load_mtp, save_mtp, ships_mtp
@@ -82,4 +83,4 @@ def _new_head(target: Any, device: torch.device) -> MtpHead:
     layer = MtpLayer(*copied_body("kind 'mtp'", target, device), size, bias=False)
     with torch.no_grad():
         layer.projection.weight.copy_(torch.cat([0.02 * torch.randn(size, size), torch.eye(size)], dim=1))
-    return MtpHead(MtpConfig("qwen", size), [layer])
+    return MtpHead(MtpConfig(MTP_TRAINED.name, size), [layer])

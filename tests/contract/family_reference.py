@@ -1,7 +1,6 @@
 """What the suites of families compare with: transformers' own passes over texts of random tokens.
 
-Where a pass over a text is not what `generate` writes, `generate` is asked: it counts the positions of RoBERTa and its relatives
-from 0, puts a mask behind a text (XLM, XLNet), or each token sees later ones (CPM-Ant).
+Where a pass over a text is not what `generate` writes, `generate` is asked: it counts the positions of RoBERTa from 0.
 """
 
 from __future__ import annotations
@@ -15,11 +14,9 @@ import torch
 from torch import Tensor
 
 from outrider.models.lm import LM
-from tests.contract.own_cache_families import FOR_EACH_TOKEN, VOCAB
+from tests.contract.own_cache_families import VOCAB
 
-ASKED_BY_GENERATING = FOR_EACH_TOKEN | {
-    "camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
-}  # fmt: skip
+ASKED_BY_GENERATING = ("roberta",)
 TEXTS = (3, 11, 26)  # tokens of the ragged rows
 GAMMA = 4  # tokens of a draft
 

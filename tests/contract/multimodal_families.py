@@ -82,7 +82,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "instructblipvideo": {}, "internvl": {},
     "janus": {"vq_config": {**TINY_VQ, "embed_dim": 4, "num_embeddings": 16}},
     "kimi_k25": {"text_config": {"head_dim": 8}},
-    "kosmos-2": {}, "kosmos-2.5": {}, "lfm2_vl": {}, "lfm3_vl": {}, "lighton_ocr": {}, "llama4": {}, "llava": {},
+    "lfm2_vl": {}, "lfm3_vl": {}, "lighton_ocr": {}, "llama4": {}, "llava": {},
     "llava_next": {}, "llava_next_video": {}, "llava_onevision": {}, "minicpm_ocr": {}, "minicpmv4_6": {}, "minicpmv4_7": {},
     "minimax_m3_vl": {}, "mistral3": {},
     "mistral4": {"num_key_value_heads": 4},
@@ -108,13 +108,7 @@ REFUSED: dict[str, dict[str, Any]] = {  # that a small model can be made of
     "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}},
     "evolla": {}, "idefics": {}, "paligemma": {}, "pi0": {}, "pix2struct": {}, "voxtral_realtime": {},
 }  # fmt: skip
-PICTURES_FIRST = (
-    "blip",
-    "blip-2",
-    "instructblip",
-    "instructblipvideo",
-    "kosmos-2",
-)  # the whole takes no text without one
+PICTURES_FIRST = ("blip", "blip-2", "instructblip", "instructblipvideo")  # the whole takes no text without one
 
 
 def make_config(family: str, **changes: Any) -> Any:

@@ -36,10 +36,6 @@ SMALL: dict[str, Any] = {
 GROUPED = {**SMALL, "num_key_value_heads": 2}
 GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128, "initializer_range": 0.3}
 FEW_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
-LLAMA4 = {
-    **GROUPED, "head_dim": 8, "intermediate_size_mlp": 48, "moe_layers": [], "num_local_experts": 1,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-}  # fmt: skip
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {**GROUPED, "tie_word_embeddings": True}),
@@ -67,22 +63,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("Cohere", {**GROUPED, "logit_scale": 1.0}),
     "smollm3": ("SmolLM3", {**GROUPED, "no_rope_layers": [1, 1, 0]}),
     "stablelm": ("StableLm", GROUPED),
-    "gptj": ("GPTJ", {**GPT2, "rotary_dim": 4}),
-    "codegen": ("CodeGen", {**GPT2, "rotary_dim": 4}),
-    "gpt-neo": ("GPTNeo", {
-        "vocab_size": VOCAB, "hidden_size": 32, "num_layers": 3, "num_heads": 4, "max_position_embeddings": 128,
-        "initializer_range": 0.3, "attention_types": [[["global", "local", "global"], 1]], "window_size": WINDOW}),
     "bloom": ("Bloom", {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 3, "n_head": 4, "initializer_range": 0.3}),
     "falcon": ("Falcon", {**SMALL, "multi_query": True}),
     "falcon-grouped": ("Falcon", {**SMALL, "new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon-separate": ("Falcon", {**SMALL, "multi_query": False, "parallel_attn": False, "bias": True}),
-    "gpt-neox-japanese": ("GPTNeoXJapanese", SMALL),
     "gpt-oss": ("GptOss", {**GROUPED, **FEW_EXPERTS, "head_dim": 8, "sliding_window": WINDOW}),
     "mimo-v2": ("MiMoV2Flash", {
         **GROUPED, "head_dim": 8, "v_head_dim": 4, "sliding_window": WINDOW, "mlp_layer_types": ["dense"] * 3, "layer_types": [
             "sliding_attention", "full_attention", "sliding_attention"]}),
-    "llama4": ("Llama4", {
-        **LLAMA4, "attention_chunk_size": 10, "floor_scale": 7, "attn_scale": 0.5, "no_rope_layers": [1, 0, 1]}),
     "granite-swa": ("GraniteSWA", {**GROUPED, "attention_multiplier": 0.2, "sliding_window": WINDOW}),
 }  # fmt: skip
 IN_FP64 = ("llama", "mistral", "gpt2", "gemma3", "gpt-neox", "mimo-v2")

@@ -33,7 +33,8 @@ TOLERANCE = 1e-4  # of fp32 logits whose sums have another order
 ALWAYS = {*own_cache_families.ONE_OF_EACH_KIND, "llama", "gemma3n_text", "gpt_oss", "deepseek_v2", "mixtral"}
 OURS = (*families.FAMILIES, *families.NOT_LOWERED)
 EACH = [
-    pytest.param(name, marks=() if name in ALWAYS else pytest.mark.nightly) for name in (*OURS, *own_cache_families.FAMILIES)
+    pytest.param(name, marks=() if name in ALWAYS else pytest.mark.nightly)
+    for name in (*OURS, *own_cache_families.ON_TRANSFORMERS_CACHE)
 ]
 
 

@@ -30,7 +30,6 @@ SOME = (
     "gemma4",
     "hunyuan_vl",
     "inkling2",
-    "kosmos-2.5",
     "qwen3_5",
     "unlimited_ocr",
     "voxtral",
@@ -105,31 +104,20 @@ def test_a_vision_tower_of_another_package_is_not_needed(tmp_path: Path, monkeyp
     assert torch.equal(ours, theirs)
 
 
-def test_inkling_2_as_it_is_published(tmp_path: Path) -> None:
-    """Experts in fp8, one tensor for all, and nothing in config.json says so: catches scales that transformers leaves out."""
-    whole: Any = saved("inkling2", tmp_path)
-    plain, stored = whole.state_dict(), load_file(tmp_path / WEIGHTS)
+def test_experts_in_one_tensor_of_fp8_are_refused(tmp_path: Path) -> None:
+    """Inkling 2 as it is published: catches scales that transformers leaves out."""
+    saved("inkling2", tmp_path)
+    stored = load_file(tmp_path / WEIGHTS)
     for name in [name for name in stored if name.endswith((".experts.w13_weight", ".experts.w2_weight"))]:
         groups = stored[name].unflatten(-1, (-1, 32))
         scales = torch.exp2(torch.ceil(torch.log2(groups.abs().amax(-1) / 448)))  # whole powers of two
         codes = (groups / scales[..., None]).to(torch.float8_e4m3fn)
-        values = (codes.float() * scales[..., None]).flatten(-2)
         stored |= {name: codes.flatten(-2), f"{name}_scale": scales.to(torch.float8_e8m0fnu)}
-        part, is_gated = name.replace("model.llm", "model.language_model"), "w13" in name
-        target = part.replace("w13_weight", "gate_up_proj").replace("w2_weight", "down_proj")
-        plain[target] = values.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2) if is_gated else values
-    whole.load_state_dict(plain)
     save_file(stored, tmp_path / WEIGHTS, metadata={"format": "pt"})
     config = json.loads((tmp_path / "config.json").read_text())
     del config["transformers_version"]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    module: Any = load_module(str(tmp_path), load_config(str(tmp_path)), torch.float32, torch.device("cpu"))
-    tokens = torch.randint(3, 80, (1, 12), generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        ours, theirs = (each(input_ids=tokens, use_cache=False).logits for each in (module, whole))
-    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
-    save_file({name: tensor for name, tensor in stored.items() if not name.endswith("_scale")}, tmp_path / WEIGHTS)
-    with pytest.raises(CheckpointError, match=r"the scales of 'model.llm.layers.0.mlp.experts.w13_weight' .* are missing"):
+    with pytest.raises(CheckpointError, match=r"experts.w13_weight. is stored as F8_E4M3, which cannot be read"):
         load_module(str(tmp_path), load_config(str(tmp_path)), torch.float32, torch.device("cpu"))
 
 
@@ -144,12 +132,12 @@ def refused(name: str, words: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("diffusion_gemma", "it has a `generate` of its own, which does not write token by token"),
+        ("diffusion_gemma", "it has a `generate` of its own, which need not write token by token"),
         ("evolla", "has no language model of model_type 'evolla'"),
-        ("idefics", "Exactly 1 of pixel_values, image_encoder_embeddings or perceiver_embeddings"),
+        ("idefics", "its code fails in a pass .* Exactly 1 of pixel_values, image_encoder_embeddings or perceiver_embeddings"),
         ("pi0", "PI0ForConditionalGeneration in transformers has no output layer over a vocabulary"),
         ("pix2struct", "is an encoder-decoder"),
-        ("voxtral_realtime", "its code reads no text without a picture or a sound: ValueError: You must specify exactly one"),
+        ("voxtral_realtime", "its code fails in a pass .* ValueError: You must specify exactly one"),
     ],
 )
 def test_what_writes_no_text_by_itself_is_refused_by_name(name: str, words: str, tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from outrider.models.loading.load import build_lm, finish
 from outrider.models.signals import decoder_layers
 from outrider.models.stateful import lm as stateful_lm
 from outrider.models.stateful.lm import StateLM
-from outrider.models.stateful.run import AnewRun
 from outrider.models.stateful.state import OwnState
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers import VERIFIERS
@@ -40,13 +39,12 @@ from tests.contract.family_reference import (
     reject_at_every_depth,
     score,
 )
-from tests.contract.own_cache_families import FAMILIES, FOR_EACH_TOKEN, ONE_OF_EACH_KIND, VOCAB, make
+from tests.contract.own_cache_families import NATIVE_ALONE, ON_TRANSFORMERS_CACHE, ONE_OF_EACH_KIND, VOCAB, make
 from tests.helpers import OracleThatErrs, make_row, run_to_end
 
-EACH = [pytest.param(name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark.nightly) for name in FAMILIES]
-ONE_AT_A_TIME = {"falcon_mamba", "jamba", "mamba", "recurrent_gemma", "zamba"}  # several tokens would forget the state
-NOT_ALONE = {"nemotron_h", "zamba2"}  # a single token is computed otherwise than several
-READ_ANEW = {"openai-gpt", "xlstm"} | FOR_EACH_TOKEN  # keep nothing of a text
+EACH = [
+    pytest.param(name, marks=() if name in ONE_OF_EACH_KIND else pytest.mark.nightly) for name in ON_TRANSFORMERS_CACHE
+]
 REFERENCE = Reference(make, tolerance=2e-4)
 text_of = partial(random_text, VOCAB)
 
@@ -68,16 +66,23 @@ def subject(name: str) -> StateLM:
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_how_it_is_fed(name: str) -> None:
-    """Catches a model that is fed in a slower way than it needs, and one reported as exact that is not."""
+def test_what_loading_says_of_it(name: str) -> None:
+    """Catches a model reported as exact that is not, and states that weigh nothing."""
     lm = subject(name)
-    assert lm.own_run.keeps_state == (name not in READ_ANEW)
-    assert lm.feeding.max_tokens == (1 if name in ONE_AT_A_TIME | FOR_EACH_TOKEN else None)
-    assert lm.feeding.min_tokens == (2 if name in NOT_ALONE else 1)
-    assert lm.limits.exact_rows == (name in ONE_AT_A_TIME | FOR_EACH_TOKEN)
-    assert isinstance(lm.own_run, AnewRun) == (name in FOR_EACH_TOKEN)
-    assert lm.kv.bytes_per_token > 0
+    assert not lm.limits.exact_rows
+    assert not lm.limits.exact_trees
+    assert lm.kv.bytes_per_token > 1
     assert lm.why_own_cache
+
+
+@pytest.mark.parametrize("name", sorted(NATIVE_ALONE))
+def test_what_passes_of_several_tokens_get_wrong_is_refused(name: str) -> None:
+    """transformers' code forgets a state in these, or computes single tokens otherwise."""
+    module = make(name)
+    lm = build_lm(module, name, torch.float32, torch.device("cpu"))
+    with pytest.raises(CapabilityError, match=r"needs transformers' own cache \(.*\), and there .*See docs/support.md") as caught:
+        finish(lm, module)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -145,7 +150,7 @@ def test_a_long_backlog_gets_a_pass_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     assert max(widths) <= stateful_lm.MAX_BACKLOG + GAMMA + 2
 
 
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text", "recurrent_gemma"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_5_text"])
 def test_hidden_states_are_those_of_the_pass(name: str) -> None:
     """Catches states of tokens that were only fed again, which a trained head would take for the pass's own."""
     lm, text, draft = subject(name), text_of(9), text_of(GAMMA, seed=8)
@@ -180,12 +185,10 @@ def test_trees_are_refused() -> None:
 
 PROMPTS = [text_of(9, seed=70), text_of(24, seed=71), text_of(1, seed=72)]  # of one token nothing is read before the first pass
 
-
-SLOW = ONE_AT_A_TIME | FOR_EACH_TOKEN  # a pass is as many passes as it has tokens
-# and the tokens to write; longer texts of those in FOR_EACH_TOKEN: `test_without_cache.py`
+# and the tokens to write
 TEXTS_OF_EACH = [
-    *((name, 24 if name in SLOW else 100) for name in ONE_OF_EACH_KIND),
-    *(pytest.param(name, 200, marks=pytest.mark.nightly) for name in FAMILIES if name not in FOR_EACH_TOKEN),
+    *((name, 100) for name in ONE_OF_EACH_KIND),
+    *(pytest.param(name, 200, marks=pytest.mark.nightly) for name in ON_TRANSFORMERS_CACHE),
 ]
 
 
@@ -200,51 +203,18 @@ def written(name: str, drafter: Drafter, gamma: int, length: int) -> list[list[i
     return [row.output for row in run_to_end(decoder)]
 
 
-def generated(name: str, prompt: list[int], length: int) -> list[int]:
-    """What transformers' `generate` writes with a model that has seen nothing else (RecurrentGemma's remembers)."""
-    options = {"use_mems": False} if name == "xlnet" else {"use_cache": name not in READ_ANEW}
-    found = make(name).generate(
-        torch.tensor([prompt]), max_new_tokens=length, do_sample=False, eos_token_id=None, pad_token_id=0, **options
-    )
-    return found[0, len(prompt) :].tolist()
-
-
 @pytest.mark.parametrize(("name", "length"), TEXTS_OF_EACH)
 def test_greedy_texts(name: str, length: int) -> None:
     """Catches any of the above that a few passes do not show: a window that is full, a state that drifts."""
     alone = written(name, NoDrafter(), 0, length)
-    compare_texts(name, written(name, OracleThatErrs(alone), GAMMA, length), alone)
-    if name not in NOT_ALONE:
-        compare_texts(name, alone[:2], [generated(name, prompt, length) for prompt in PROMPTS[:2]])
-
-
-def compare_texts(name: str, found: list[list[int]], expected: list[list[int]]) -> None:
-    """Equal texts; those of a family that is served up to rounding may part at two tokens that are as good as tied."""
-    for prompt, ours, theirs in zip(PROMPTS, found, expected, strict=False):
-        assert ours == theirs or not subject(name).limits.exact_rows
-        REFERENCE.same_text(name, prompt, ours, theirs)
-
-
-@pytest.mark.parametrize("name", [param for param in EACH if param.values[0] in ONE_AT_A_TIME | FOR_EACH_TOKEN])
-def test_exact_to_the_bit_where_it_claims_to_be(name: str) -> None:
-    """Catches a token that is fed again, or for the first time, in a pass of another width."""
-    lm = subject(name)
-    for text in (text_of(12, seed=3), text_of(1, seed=4)):
-        rest = text_of(8, seed=5)
-        begin(lm, text)
-        plain = []
-        for token in [text[-1], *rest]:
-            plain.append(score(lm, [token])[0, 0])
-            lm.kv.keep(0, [0])
-        begin(lm, text)
-        ahead = [*rest]
-        drafted, pending = [], text[-1]
-        for kept in (0, 2, 1, 3):  # of a draft that is right so far, and wrong behind
-            draft = [*ahead[:kept], *text_of(GAMMA - kept, seed=90 + kept)]
-            drafted += list(score(lm, [pending, *draft])[0, : kept + 1])
-            lm.kv.keep(0, range(kept + 1))
-            pending, ahead = ahead[kept] if kept < len(ahead) else 0, ahead[kept + 1 :]
-        assert all(torch.equal(one, other) for one, other in zip(plain, drafted, strict=False))
+    drafted = written(name, OracleThatErrs(alone), GAMMA, length)
+    for prompt, text, plain in zip(PROMPTS, drafted, alone, strict=True):
+        REFERENCE.same_text(name, prompt, text, plain)
+    for prompt, text in zip(PROMPTS[:2], alone, strict=False):
+        theirs = make(name).generate(
+            torch.tensor([prompt]), max_new_tokens=length, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        REFERENCE.same_text(name, prompt, text, theirs[0, len(prompt) :].tolist())
 
 
 # ---------------------------------------------------------------- bugs that must be found
@@ -262,8 +232,8 @@ def not_replayed(patch: pytest.MonkeyPatch) -> None:
     """BUG: the state goes back, and what was kept of the draft is not fed again."""
     backlog = StateCache.backlog
 
-    def forgets(self: StateCache[OwnState], row: int, back: int = 0) -> list[int]:
-        backlog(self, row, back)
+    def forgets(self: StateCache[OwnState], row: int) -> list[int]:
+        backlog(self, row)
         del self._rows[row].tokens[self._rows[row].reached :]
         return []
 
@@ -273,7 +243,7 @@ def not_replayed(patch: pytest.MonkeyPatch) -> None:
 def off_by_one(patch: pytest.MonkeyPatch) -> None:
     """BUG: the last token that was kept is missing from what is fed again."""
     backlog = StateCache.backlog
-    patch.setattr(StateCache, "backlog", lambda self, row, back=0: backlog(self, row, back)[:-1])
+    patch.setattr(StateCache, "backlog", lambda self, row: backlog(self, row)[:-1])
 
 
 def changed_snapshot(patch: pytest.MonkeyPatch) -> None:

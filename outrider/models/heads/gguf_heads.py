@@ -131,7 +131,7 @@ def _eagle3(file: GgufFile) -> dict[str, Any]:
 def _dflash(file: GgufFile) -> dict[str, Any]:
     if file.of_model("hyper_connection_count"):
         raise CapabilityError(
-            f"'{file.path}' is a DSpark head with DeepSeek V4's layers (hyper-connections), which is not read."
+            f"'{file.path}' is a DSpark head whose layers have hyper-connections, which is not read."
         )
     mask = file.metadata.get("tokenizer.ggml.mask_token_id", file.of_model("mask_token_id"))
     slides = file.of_model("attention.sliding_window_pattern")

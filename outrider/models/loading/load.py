@@ -50,19 +50,19 @@ from outrider.models.loading.older_code import hand_over
 from outrider.models.loading.own_code import refuse_untrusted
 from outrider.models.loading.unsupported import (
     OwnCacheNeededError,
-    refuse_both_directions,
     refuse_other_caches,
     refuse_other_heads,
+    refuse_other_writers,
     refuse_unknown_kinds,
-    refuse_without_vocabulary,
 )
 from outrider.models.probes.pass_limits import find_pass_limits
 from outrider.models.probes.probe import AttentionCall, check_against_plain, find_layers
 from outrider.models.quantised import checkpoint
-from outrider.models.quantised.load import quantised_module, widened_module
-from outrider.models.quantised.scheme import is_stacked, scheme_of
-from outrider.models.stateful.check import UNKNOWN_LAYER, find_state_limits, state_lm
-from outrider.models.stateful.lm import StateLM
+from outrider.models.quantised.load import quantised_module
+from outrider.models.quantised.scheme import scheme_of
+from outrider.models.stateful.check import LIMITS, check_own_cache
+from outrider.models.stateful.lm import UNKNOWN_LAYER, StateLM
+from outrider.models.stateful.run import OwnCacheRun
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -212,14 +212,14 @@ def load_module(
         return made.eval().requires_grad_(False).to(device)
     if (scheme := scheme_of(config, device)) is not None:
         return text_part(quantised_module(name, config, dtype, scheme, revision).eval().requires_grad_(False)).to(device)
-    widened, stacked = checkpoint.is_widened(config, device), is_stacked(config, device)
+    widened = checkpoint.is_widened(config, device)
     checkpoint.widen_on_cpu(config, device)
     hf_logging = transformers.utils.logging
     bars = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()  # callers have a status line of their own
     try:
         for kind in auto_classes(config):
-            module, report = widened_module(name, config, dtype, revision) if stacked else loaded(
+            module, report = loaded(
                 kind, name, config, dtype=dtype, trust_remote_code=trust_remote_code, revision=revision,
                 ignore_mismatched_sizes=True, local_files_only=hub.only_cached(name),  # sizes are refused below, by name
             )  # fmt: skip
@@ -259,14 +259,14 @@ def _absent(report: Mapping[str, Any]) -> list[str]:
 def build_lm(
     module: Any, name: str, dtype: torch.dtype, device: torch.device, known: LMShape | None = None, kernels: Kernels | None = None
 ) -> LM:
-    """An `LM` around a module, its logits checked against the module's own: on our cache, else on transformers'. Not yet packed.
+    """An `LM` around a module, its logits checked against the module's own; a `StateLM`, unchecked, where our cache cannot serve.
+    Not yet packed.
 
     `known`: what an earlier check of the same model found, which is not made again. `kernels`: for weights in blocks, which each
-    pass would widen without. Raises CapabilityError for a model that no cache lets continue a text.
+    pass would widen without. Raises CapabilityError for a model that continues no text.
     """
     attention.register()
-    refuse_both_directions(module, name)
-    refuse_without_vocabulary(module, name)
+    refuse_other_writers(module, name)
     hand_over(module)
     hold_positions(module)
     if kernels is not None and any(True for _ in block_layers(module)):
@@ -280,7 +280,7 @@ def build_lm(
         return _on_our_cache(module, name, dtype, device)
     except OwnCacheNeededError as error:
         module.set_attn_implementation(own_attention)
-        return state_lm(module, name, _shape_of(module, (), device), dtype, device, why=str(error))
+        return StateLM(OwnCacheRun(module), _shape_of(module, (), device), dtype, device, name=name, why=str(error))
 
 
 def _on_our_cache(module: Any, name: str, dtype: torch.dtype, device: torch.device) -> LM:
@@ -310,7 +310,6 @@ def _shape_of(module: Any, layers: Sequence[AttentionCall], device: torch.device
         layers=kept or (UNKNOWN_LAYER,) * getattr(config, "num_hidden_layers", 1),
         sliding_window=next((layer.window for layer in layers if layer.window), sliding_window(config)),
         num_parameters=sum(p.numel() for p in module.parameters()) + sum(layer.num_weights for layer in block_layers(module)),
-        chunked=any(layer.chunked for layer in layers),
     )
 
 
@@ -318,11 +317,14 @@ def finish(lm: LM, module: nn.Module, *, pack: bool = True, kernels: Kernels | N
     """The fast eager path on a CPU, then the pass limits measured on it.
 
     Linears are packed for oneDNN; where it has none of this dtype, or weights are in blocks, `kernels` put them on our library.
+    Raises CapabilityError for a model that transformers' own cache does not serve, either.
     """
+    if isinstance(lm, StateLM):
+        check_own_cache(lm)
     in_blocks = kernels is not None and any(True for _ in block_layers(module))
     if pack and not in_blocks and can_pack(lm.device, lm.dtype):
         pack_linears(module)
     elif pack and kernels is not None:
         panel_linears(module)
         lm.kernels = kernels(module)
-    lm.limits = find_state_limits(lm) if isinstance(lm, StateLM) else find_pass_limits(lm, module)
+    lm.limits = LIMITS if isinstance(lm, StateLM) else find_pass_limits(lm, module)

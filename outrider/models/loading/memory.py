@@ -25,7 +25,6 @@ from outrider.models.gguf.weights import gguf_bytes
 from outrider.models.loading.adapter import adapter_in
 from outrider.models.loading.context import configured_context
 from outrider.models.loading.multimodal import auto_classes
-from outrider.models.loading.unsupported import STATEFUL_KINDS
 from outrider.models.loading.weight_files import check_sizes, safetensors_header, weight_files
 from outrider.models.model_memory import ModelMemory
 from outrider.models.quantised.checkpoint import bits_per_weight, is_widened, quantisation_of
@@ -37,6 +36,7 @@ OWN_CODE = "transformers_modules"  # the package of a checkpoint's own code, whi
 KEEPS_HEADS = "5.17."  # the version of transformers whose own cache does so where an indexer picks keys
 PACKED_COPIES = 2.0  # weights as loaded, and packed for the kernels
 DEFAULT_TOKENS = 4096  # room asked for when nobody names a length: the cache only grows as it is used
+WITHOUT_KEYS = ("linear_attention", "mamba", "conv", "recurrent", "moe", "mlp")  # in values of a config's `layer_types`
 FLOATS = {
     "F64": 8,
     "F32": 4,
@@ -242,7 +242,7 @@ def layer_kv_bytes(config: Any, dtype: torch.dtype) -> int:
 def _num_with_keys(text: Any, num_layers: int) -> int:
     """Layers that keep keys and values of every token: not those with a running state, nor those without attention."""
     kinds = getattr(text, "layer_types", None) or ()
-    return num_layers - sum(any(each in kind for each in (*STATEFUL_KINDS, "moe", "mlp")) for kind in kinds[:num_layers])
+    return num_layers - sum(any(each in kind for each in WITHOUT_KEYS) for kind in kinds[:num_layers])
 
 
 def _has_indexer(layer: Any) -> bool:

@@ -69,7 +69,7 @@ def text_part(module: Any) -> Any:
     if config.get_text_config() is config:
         also_senses = any(
             getattr(config, name, None) is not None for name in ("vision_config", "audio_config")
-        )  # Phi 4's, GIT's
+        )  # Phi 4's
         return _without_other_senses(module) if also_senses else module
     if (inner := _inner(module)) is not None and _has_its_logits(inner, module):
         return text_part(_with_ends(inner, module))
@@ -78,7 +78,7 @@ def text_part(module: Any) -> Any:
 
 
 def _inner(module: Any) -> Any | None:
-    """The part that is a language model with its output layer (Nemotron 3 Omni, BLIP-2, Kosmos-2); None where there is none.
+    """The part that is a language model with its output layer (Nemotron 3 Omni, BLIP-2); None where there is none.
 
     Raises CapabilityError where that part is an encoder-decoder.
     """

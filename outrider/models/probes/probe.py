@@ -25,7 +25,7 @@ from torch import Tensor
 
 from outrider.errors import CapabilityError, NumericalError, OutriderError
 from outrider.kv import LayerShape
-from outrider.models.attention import NAME, chunk_of, make_known
+from outrider.models.attention import NAME, make_known
 from outrider.models.lm import LM
 from outrider.models.loading.unsupported import refuse_failure, refuse_other_logits, refuse_silent_layers
 from outrider.models.probes.reference import plain_logits
@@ -41,8 +41,7 @@ class AttentionCall(NamedTuple):
     """What the attention of one layer was called with."""
 
     kind: AttentionKind
-    window: int | None  # that it was called with, or a chunk's size
-    chunked: bool = False
+    window: int | None  # that it was called with
 
     def kept(self, device: torch.device) -> LayerShape:
         """What our cache keeps: of a layer with a window the last positions, where torch's sums do not depend on those before.
@@ -61,8 +60,7 @@ def _record_layer(
 ) -> tuple[Tensor, None]:  # fmt: skip
     shape = LayerShape(key.shape[1], key.shape[3], value.shape[3], values_in_keys)
     kind = AttentionKind(query.shape[1], shape, softcap, s_aux is not None, alibi_slopes is not None)
-    chunk = chunk_of(module)
-    seen[module.layer_idx] = AttentionCall(kind, chunk or sliding_window, chunk is not None)
+    seen[module.layer_idx] = AttentionCall(kind, sliding_window)
     grouped = query.shape[1] != key.shape[1]
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
     return out.transpose(1, 2).contiguous(), None
@@ -87,7 +85,7 @@ def see_layers(module: Any) -> dict[int, AttentionCall]:
         with torch.inference_mode():
             module(input_ids=ids, position_ids=positions, use_cache=False)
     except Exception as error:  # noqa: BLE001  foreign code, perhaps the checkpoint's own: whatever it raises is reported
-        refuse_failure(module, error)
+        refuse_failure(error)
     module.set_attn_implementation(NAME)
     return seen
 
@@ -109,7 +107,7 @@ def check_against_plain(lm: LM, module: Any, name: str, vocab_size: int) -> None
     except OutriderError:
         raise
     except Exception as error:  # noqa: BLE001  foreign code: whatever it raises is reported
-        refuse_failure(module, error)
+        refuse_failure(error)
     picks = has_experts(module.config)
     worst, what = max((difference(ours, own, lm.dtype, picks_experts=picks), what) for what, ours, own in compared)
     if not is_rounding(worst, module, lm.dtype):
@@ -124,12 +122,7 @@ def _logits_both_ways(lm: LM, module: Any, name: str, tokens: Tensor) -> list[tu
     branches = [[6, 7, 9, 11], [6, 8, 10]]  # pending token and nodes, as columns of `tokens`
     module.set_attn_implementation("eager")
     with torch.inference_mode():
-        plain = plain_logits(module, tokens)
-        if not torch.isfinite(plain).all():
-            raise NumericalError(
-                f"{name}: the model's own logits are NaN or infinite in {str(lm.dtype).removeprefix('torch.')}: "
-                + broken_weight(module)
-            )
+        plain = own_logits(module, name, lm.dtype, tokens)
         paths = [plain_logits(module, tokens[:, [*range(6), *branch]])[:, 6:] for branch in branches]
         module.set_attn_implementation(NAME)
         with _row_of_its_own(lm):
@@ -141,6 +134,16 @@ def _logits_both_ways(lm: LM, module: Any, name: str, tokens: Tensor) -> list[tu
     for branch, path in zip(branches, paths, strict=True):
         compared.append(("tree pass", tree[:, [column - 6 for column in branch]], path))
     return compared
+
+
+@torch.inference_mode()
+def own_logits(module: Any, name: str, dtype: torch.dtype, tokens: Tensor) -> Tensor:
+    """The module's own logits (B, T, V) of texts. Raises NumericalError where these are no numbers."""
+    plain = plain_logits(module, tokens)
+    if not torch.isfinite(plain).all():
+        what = f"NaN or infinite in {str(dtype).removeprefix('torch.')}"
+        raise NumericalError(f"{name}: the model's own logits are {what}: {broken_weight(module)}")
+    return plain
 
 
 @contextmanager

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,18 +17,12 @@ from outrider.lazy import transformers
 def plain_logits(module: Any, ids: Tensor) -> Tensor:
     """Logits (B, T, V) of one pass over texts (B, T)."""
     inputs = _inputs(module, ids)
-    if inputs["input_ids"].shape != ids.shape:
-        inputs = {"input_ids": ids, "use_cache": False, **_positions(module, ids)}
-    inputs.pop("logits_to_keep", None)  # the last one: all that `generate` wants of Falcon H1, Bamba, Zamba and Nemotron-H
-    return module(**inputs).logits
+    inputs.pop("logits_to_keep", None)  # the last one is all that `generate` wants of some models
+    return module(**inputs).logits[:, : ids.shape[1]]
 
 
-def next_logits(module: Any, text: Sequence[int]) -> Tensor:
-    """Logits (1, V) of the token behind a text, as `generate` finds them without a cache.
-
-    Some models are made ready otherwise than by a pass over the text: they read a mask behind it (XLM, XLNet).
-    """
-    ids = torch.tensor([list(text)], device=next(module.parameters()).device)
+def next_logits(module: Any, ids: Tensor) -> Tensor:
+    """Logits (B, V) of the next token of texts (B, T), as `generate` finds them: some models read a mask after the text."""
     return module(**_inputs(module, ids)).logits[:, -1]
 
 
@@ -46,18 +39,9 @@ def takes_positions(module: Any) -> bool:
 
 def _inputs(module: Any, ids: Tensor) -> dict[str, Any]:
     """What `generate` calls the model with for these texts. A checkpoint's own class may not generate."""
-    options = {"use_cache": False, **_positions(module, ids)}
+    options: dict[str, Any] = {"use_cache": False}
+    if "position_ids" in inspect.signature(module.forward).parameters:
+        options["position_ids"] = torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)
     if not hasattr(module, "prepare_inputs_for_generation"):
         return {"input_ids": ids, **options}
     return module.prepare_inputs_for_generation(ids, is_first_iteration=True, **options)
-
-
-def _positions(module: Any, ids: Tensor) -> dict[str, Tensor]:
-    """The argument of that name, where the code takes one and `generate` makes it (not for Reformer)."""
-    if "position_ids" not in inspect.signature(module.forward).parameters:
-        return {}
-    make = getattr(module, "_prepare_position_ids_for_generation", None)
-    if make is None:
-        return {"position_ids": torch.arange(ids.shape[1], device=ids.device).expand(len(ids), -1)}
-    made = make(ids, {"attention_mask": torch.ones_like(ids)})
-    return {} if made is None else {"position_ids": made}

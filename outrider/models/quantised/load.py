@@ -27,7 +27,6 @@ from outrider.models.quantised.tensor_targets import WEIGHT, ExpertPart, TensorT
 
 WIDENED = "widened_layers"  # attribute of a module: how many of its layers no layout of integers holds exactly
 BLOCKS, BLOCK_SCALES = "_blocks", "_scales"  # endings of the tensors of mxfp4
-SCALE_OF_STACKED = "_scale"
 SCALES = "F8_E8M0"  # scales that are powers of two
 
 
@@ -44,26 +43,6 @@ def quantised_module(name: str, config: Any, dtype: torch.dtype, scheme: Scheme,
     with suppress(OSError):  # it may have none
         module.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     return module
-
-
-def widened_module(name: str, config: Any, dtype: torch.dtype, revision: str | None = None) -> tuple[Any, dict[str, Any]]:
-    """transformers' module, made of small floats times their scales, and its report of what was loaded.
-
-    For models whose experts are one tensor (`scheme.STACKED`): transformers drops their scales where it widens fp8.
-    """
-    folder = _folder(name, revision)
-    plain = copy.deepcopy(config)
-    del plain.quantization_config
-    with ExitStack() as stack:
-        tensors = _Tensors(folder, stack)
-        values = {each: tensors.widened(each, dtype) for each in tensors if not each.endswith(SCALE_OF_STACKED)}
-    kind = auto_classes(plain)[0]._model_mapping[type(plain)]
-    module, report = kind.from_pretrained(
-        None, config=plain, state_dict=values, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
-    )
-    with suppress(OSError):  # it may have none
-        module.generation_config = transformers.GenerationConfig.from_pretrained(folder)
-    return module, report
 
 
 def quantised_note(module: Any, scheme: Scheme, label: str) -> str:
@@ -105,21 +84,11 @@ class _Tensors:
     def __getitem__(self, name: str) -> Tensor:
         return self._files[name].get_tensor(name)
 
-    def widened(self, name: str, dtype: torch.dtype) -> Tensor:
-        """A tensor; of small floats their values. Raises CheckpointError for ones without scales."""
-        values, scale = self[name], name + SCALE_OF_STACKED
-        if values.dtype != torch.float8_e4m3fn:
-            return values
-        if scale not in self:
-            raise CheckpointError(f"the scales of '{name}' ('{scale}') are missing.")
-        scales = self[scale].float()
-        return (values.float().unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]).flatten(-2).to(dtype)
-
     def scheme_of(self, name: str, schemes: Sequence[Scheme]) -> Scheme | None:
         """The scheme of a tensor's codes, if it holds any. Raises CheckpointError for floats of 8 bits that are of none."""
         dtype = str(self._files[name].get_slice(name).get_dtype())
         found = next((each for each in schemes if name.endswith(f".{each.main}") and dtype in each.dtypes), None)
-        if found is None and dtype.startswith("F8_E") and dtype != SCALES and name.endswith(WEIGHT):
+        if found is None and dtype.startswith("F8_E") and dtype != SCALES and name.endswith("weight"):
             raise CheckpointError(f"'{name}' is stored as {dtype}, which cannot be read. What can: {KNOWN}.")
         return found
 

@@ -18,7 +18,6 @@ BITS, MXFP4 = (4, 8), "mxfp4"
 WORDS, SCALE, ZERO = "weight_packed", "weight_scale", "weight_zero_point"  # tensors of compressed-tensors, and its formats
 PACKED, INTEGERS, FLOATS = "pack-quantized", "int-quantized", "float-quantized"
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # what configs call them
-STACKED = ("inkling2",)  # models whose experts are one tensor in fp8, gate and up in turns: these are widened
 AUTO_ROUND = ("auto-round", "intel/auto-round", "inc")  # what its versions, and vLLM, call it
 KNOWN = (
     "GPTQ in 4 and 8 bits, AutoRound in 4 and 8, AWQ (gemm) in 4, compressed-tensors pack-quantized and int-quantized in 4 and "
@@ -131,15 +130,10 @@ def scheme_of(config: Any, device: torch.device) -> Scheme | None:
         return None
     if method == "compressed-tensors":
         return _compressed(settings)
-    if method == "fp8" and getattr(config, "model_type", None) not in STACKED:
+    if method == "fp8":
         scales, block = ("weight_scale_inv", "weight_scale"), _pair(settings.get("weight_block_size"))
         return Scheme(method, "weight", scales, 8, is_float=True, block=block)
     return Scheme(method, "", (), 4) if method == MXFP4 else None
-
-
-def is_stacked(config: Any, device: torch.device) -> bool:
-    """Whether a config is of experts in fp8 that are one tensor."""
-    return getattr(config, "quantization_config", None) is not None and config.model_type in STACKED and device.type == "cpu"
 
 
 def _pair(sizes: Sequence[int] | None) -> tuple[int, int] | None:

@@ -1,10 +1,10 @@
-"""What a text left behind in a model of transformers: its cache object, and tensors that some modules keep themselves."""
+"""What a text left in a model of transformers: its cache object."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from outrider.lazy import transformers
 
-HeldTensor = tuple[nn.Module, str]  # a module and its attribute
 GROWING = ("keys", "values")  # what these layers only ever replace by longer tensors, or a window of them
 HOMES = ("transformers", "transformers_modules")  # packages, or a checkpoint's own code, whose cache objects are copied
 
@@ -21,12 +20,11 @@ HOMES = ("transformers", "transformers_modules")  # packages, or a checkpoint's 
 class OwnState:
     """What transformers' cache holds of one text."""
 
-    cache: Any = None  # None: no pass has made one
-    held: dict[HeldTensor, Tensor | None] = field(default_factory=dict)
+    cache: Any = None
 
     def copy(self) -> OwnState:
         """One that passes may change without changing this one."""
-        return OwnState(_copied(self.cache, {}), {held_tensor: _cloned(tensor) for held_tensor, tensor in self.held.items()})
+        return OwnState(_copied(self.cache, {}))
 
     def mark(self) -> OwnState:
         """A snapshot that leaves out keys and values which later states still hold, and remembers how many they were."""
@@ -45,13 +43,12 @@ class OwnState:
         return made
 
     def tensors(self) -> Iterator[tuple[int, Tensor]]:
-        """Every tensor, and the layer of it; tensors that modules hold count as of layer 0."""
+        """Every tensor, and the layer of it."""
         layers = list(getattr(self.cache, "layers", None) or [self.cache])
         extra = {name: value for name, value in _attributes(self.cache).items() if name != "layers"}
         for index, layer in enumerate(layers):
             yield from ((index, tensor) for tensor in _tensors(layer, set()))
         yield from ((0, tensor) for tensor in _tensors(extra, set()))
-        yield from ((0, tensor) for tensor in self.held.values() if tensor is not None)
 
     @property
     def num_bytes(self) -> int:
@@ -61,10 +58,6 @@ class OwnState:
     def first_broken_layer(self) -> int | None:
         """The first layer with a NaN or infinite number; None when all are finite."""
         return min((layer for layer, tensor in self.tensors() if not torch.isfinite(tensor).all()), default=None)
-
-
-def _cloned(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.clone()
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:

@@ -18,7 +18,7 @@ def attention_parts(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr,
     SIZE_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, IN_KEYS: tl.constexpr, REST_PAD: tl.constexpr,
     MASKED: tl.constexpr, MASK_TOKENS: tl.constexpr,
-    WINDOW: tl.constexpr, CHUNKED: tl.constexpr, SEES_ALL: tl.constexpr, SOFTCAP: tl.constexpr, PART: tl.constexpr,
+    WINDOW: tl.constexpr, SEES_ALL: tl.constexpr, SOFTCAP: tl.constexpr, PART: tl.constexpr,
     BLOCK: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """One part of the keys for some queries of one row and key head: grid (rows * KV heads, parts, blocks of queries).
@@ -54,8 +54,7 @@ def attention_parts(
     begin = part * PART
     end = tl.minimum(tl.minimum(begin + PART, start + num_tokens), num_keys)
     if WINDOW > 0 and not MASKED:
-        back = start % WINDOW if CHUNKED else WINDOW - 1
-        begin = tl.maximum(begin, (start - back) // BLOCK * BLOCK)
+        begin = tl.maximum(begin, (start - WINDOW + 1) // BLOCK * BLOCK)
     begin = tl.maximum(begin, base)
     store = row.to(tl.int64) * capacity - base
     for first in range(begin, end, BLOCK):
@@ -81,8 +80,7 @@ def attention_parts(
             if not SEES_ALL:
                 is_seen = is_seen & (key[None, :] <= position[:, None])
             if WINDOW > 0:
-                reach = position % WINDOW + 1 if CHUNKED else WINDOW
-                is_seen = is_seen & (key[None, :] > (position - reach)[:, None])
+                is_seen = is_seen & (key[None, :] > (position - WINDOW)[:, None])
             scores = tl.where(is_seen, scores, float("-inf"))
         larger = tl.maximum(peak, tl.max(scores, axis=1))
         shrink = tl.exp(peak - larger)

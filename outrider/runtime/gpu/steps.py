@@ -172,8 +172,8 @@ class Steps:
                 HEADS=heads, KV_HEADS=kv_heads, SIZE=size, VALUE_SIZE=value_size,
                 SIZE_PAD=_padded(value_size if in_keys else size), VALUE_PAD=_padded(value_size), IN_KEYS=in_keys,
                 REST_PAD=_padded(size - value_size) if in_keys else 16,
-                MASKED=masked, MASK_TOKENS=mask.shape[2] if masked else 1, WINDOW=op.window, CHUNKED=op.chunked,
-                SEES_ALL=op.sees_all, SOFTCAP=op.softcap, PART=part, BLOCK=keys_at_once, LINES=block, num_warps=4,
+                MASKED=masked, MASK_TOKENS=mask.shape[2] if masked else 1, WINDOW=op.window, SEES_ALL=op.sees_all,
+                SOFTCAP=op.softcap, PART=part, BLOCK=keys_at_once, LINES=block, num_warps=4,
             )  # fmt: skip
             made = torch.empty(work.count, out.width, dtype=dtype, device=device)
             attention_joined[(work.count * heads,)](

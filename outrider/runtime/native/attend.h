@@ -105,9 +105,9 @@ struct Block {
     for (int i = 0; i < 5; at += rounded_up(each[i++] * sizeof(Number), 64)) *parts[i] = reinterpret_cast<Number*>(at);
     for (int64_t query = 0; query < count; ++query) {
       const int64_t t = token(query), h = head * group() + (first + query) % group();
-      const int64_t position = start() + depth(t), back = op.chunked ? position % op.window : op.window - 1;
+      const int64_t position = start() + depth(t);
       high[query] = float(op.sees_all ? start() + pass.tokens - 1 : position);
-      low[query] = op.window ? std::max(0.f, float(position - back)) : 0.f;
+      low[query] = op.window ? std::max(0.f, float(position - op.window + 1)) : 0.f;
       const char* from = block0 + (row * pass.tokens + t) * op.in[0].token_step;
       std::memcpy(queries + query * op.size, reinterpret_cast<const Number*>(from) + op.in[0].offset + h * op.in[0].row_step,
                   op.size * sizeof(Number));

@@ -48,7 +48,6 @@ struct Op {
   int64_t heads, kv_heads, size, value_size;
   int64_t values_in_keys;  // ATTENTION: values are the first numbers of keys, not in memory of their own
   int64_t window;
-  int64_t chunked;   // ATTENTION: tokens see their own chunk of `window` positions
   int64_t sees_all;  // ATTENTION: each token sees the whole pass
   int64_t is_short;  // STORE, ATTENTION: of a layer whose slots may be short, `Pass::bases`
   int64_t chosen;    // ATTENTION: tokens see these many positions at most, those that in[1] says; 0: all

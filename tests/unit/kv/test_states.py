@@ -39,12 +39,12 @@ class Seen:
 
 
 def new_cache() -> StateCache[Seen]:
-    return StateCache([], torch.float32, "cpu", bytes_per_token=1)
+    return StateCache([], torch.float32, "cpu")
 
 
-def feed(cache: StateCache[Seen], row: int, new: list[int], back: int = 0) -> list[int]:
+def feed(cache: StateCache[Seen], row: int, new: list[int]) -> list[int]:
     """A pass, as `StateLM` makes it; returns what its state has then seen."""
-    backlog = cache.backlog(row, back)
+    backlog = cache.backlog(row)
     state = cache.open(row) or Seen([])
     assert not state.is_snapshot, "a pass writes into a snapshot"
     state.tokens += backlog + new
@@ -88,25 +88,11 @@ def test_every_pass_goes_on_from_what_is_committed(steps: list[Step]) -> None:
             cache.scrub()
         else:
             new = [next(fresh) for _ in range(count)]
-            back = kept % 2
-            assert feed(cache, row, new, back) == texts[row] + new
+            assert feed(cache, row, new) == texts[row] + new
             cache.keep(row, range(min(kept, count)))
             texts[row] += new[: min(kept, count)]
         assert cache.lengths == [len(text) for text in texts]
         cache.check_integrity()
-
-
-def test_short_passes_are_made_longer() -> None:
-    """`back` committed tokens, which the state had seen, are fed again; at a text's beginning there may be fewer."""
-    cache = new_cache()
-    cache.add_row()
-    assert cache.backlog(0, back=1) == []
-    feed(cache, 0, [1, 2, 3])
-    cache.advance(0, 3)
-    feed(cache, 0, [4, 5])
-    cache.advance(0, 2)
-    assert cache.backlog(0, back=1) == [4, 5], "back to the snapshot before the last pass"
-    assert feed(cache, 0, [6], back=1) == [1, 2, 3, 4, 5, 6]
 
 
 def test_snapshots_stay_few_and_reach_back() -> None:

@@ -298,7 +298,7 @@ def test_a_gpu_takes_transformers_cache() -> None:
     module = model()
     hand_over(module)
     assert indexer_layers(module)
-    with pytest.raises(OwnCacheNeededError, match="which Outrider's attention does on a CPU alone"):
+    with pytest.raises(OwnCacheNeededError, match="its layers keep more than keys and values of each token"):
         refuse_other_caches(module, torch.device("cuda"))
     with pytest.raises(NotLoweredError, match="an indexer's choice of positions"):
         device_run._refuse_program(lower(module))
@@ -309,4 +309,4 @@ def test_an_indexer_that_scores_otherwise_takes_transformers_cache(monkeypatch: 
     monkeypatch.setattr(modeling_deepseek_v32, "F", SimpleNamespace(relu=F.softplus, linear=F.linear))
     lm = build_lm(model(), "tiny", torch.float32, CPU)
     assert isinstance(lm, StateLM)
-    assert "its attention is sparse" in (lm.why_own_cache or "")
+    assert "an indexer that scores in another way" in (lm.why_own_cache or "")

@@ -50,31 +50,6 @@ def test_a_tree_sees_its_ancestors(case: tuple[list[list[int]], list[int], int |
     assert (mask == 0).any(dim=-1).all(), "a query that sees nothing divides 0 by 0"
 
 
-@settings(max_examples=150, deadline=None)
-@given(trees(), st.lists(st.integers(0, 3), min_size=3, max_size=3), st.booleans())
-def test_a_chunk_is_seen_from_its_first_position_on(
-    case: tuple[list[list[int]], list[int], int | None], bases: list[int], is_tree: bool
-) -> None:
-    """Catches a chunk that begins where a row's slot does, and a node whose chunk is that of its column."""
-    parents, starts, chunk = case
-    num_tokens, chunk = len(parents[0]) + 1, chunk or 7
-    if not is_tree:
-        parents = [list(range(-1, num_tokens - 2))] * len(starts)
-    first = [16 * base for base in bases[: len(starts)]]
-    tree = tree_depths_and_ancestors(torch.tensor(parents, dtype=torch.int64).view(len(starts), num_tokens - 1))
-    mask = attention_mask(
-        torch.tensor(starts), num_tokens, KEYS, torch.float32, chunk, *(tree if is_tree else (None, None)), torch.tensor(first)
-    )
-    for row, (start, base) in enumerate(zip(starts, first, strict=True)):
-        for token in range(num_tokens):
-            path = path_to(parents[row], token)
-            columns = [*range(start), *(start + t for t in path)]  # of positions base, base + 1, ...
-            own = base + len(columns) - 1
-            seen = {column for at, column in enumerate(columns, base) if at // chunk == own // chunk}
-            assert set(mask[row, 0, token].isfinite().nonzero().flatten().tolist()) == seen
-    assert (mask == 0).any(dim=-1).all(), "a query that sees nothing divides 0 by 0"
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 17), st.lists(st.integers(0, 40), min_size=1, max_size=3), st.none() | st.integers(1, 12))
 def test_a_chain_is_the_tree_without_branches(num_tokens: int, starts: list[int], window: int | None) -> None:

@@ -37,18 +37,15 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "axk1": {**GROUPS, **LATENT},
     "axk2": {**GROUPS, **SPARSE},
     "beam": {**GROUPS, **HALF_WINDOWED, "head_dim": 16, "mlp_layer_types": ["dense", "sparse"]},
-    "bert-generation": DECODER,
     "biogpt": {},
     "bitnet": {},
     "bloom": {"hidden_size": 64, "n_layer": 2, "n_head": 4},
-    "codegen": {**GPT, "rotary_dim": 8},
     "cohere": {"logit_scale": 0.0625, "use_qk_norm": True},
     "cohere2": {"logit_scale": 0.0625, "sliding_window": 16, "sliding_window_pattern": 2},
     "cohere2_moe": EXPERTS,
     "cohere_compass_text": {
         **HALF_WINDOWED, "head_dim": 16, "rope_parameters": {
             kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")}},
-    "ctrl": {"n_embd": 64, "dff": 96, "n_layer": 2, "n_head": 4, "n_positions": 2048},
     "cwm": {"bos_token_id": 0, "pad_token_id": 0},
     "deepseek_v2": {**GROUPS, **LATENT},
     "deepseek_v3": {**GROUPS, **LATENT},
@@ -84,10 +81,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "glm_moe_dsa": {**GROUPS, **SPARSE, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]},
     "gpt2": {**GPT, "n_inner": 96},
     "gpt_bigcode": {**GPT, "n_inner": 96},
-    "gpt_neo": {
-        "hidden_size": 64, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 16},
     "gpt_neox": {"num_key_value_heads": 4, "rotary_pct": 0.25},
-    "gptj": {**GPT, "rotary_dim": 8},
     "gpt_oss": {**EXPERTS, **SHORT_WINDOW},
     "granite": {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1},
     "granite_swa": {**HALF_WINDOWED, "attention_multiplier": 0.1},
@@ -103,12 +97,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
     "internlm3": {"head_dim": 16},
     "iquestcoder": {"head_dim": 16},
     "jais2": {},
-    "jetmoe": EXPERTS,
     "llama": {},
-    "llama4_text": {
-        **EXPERTS, "head_dim": 16, "attention_chunk_size": 24, "floor_scale": 10, "attn_scale": 0.3, "no_rope_layers": [1, 0],
-        "layer_types": ["chunked_attention", "full_attention"]},
-    "longcat_flash": {**EXPERTS, **LATENT, "head_dim": 8, "n_routed_experts": 4, "zero_expert_num": 2},
     "kolibri1": EXPERTS,
     "laguna": EXPERTS,
     "mellum": EXPERTS,
@@ -149,25 +138,17 @@ FAMILIES: dict[str, dict[str, Any]] = {  # all that are lowered
 KINDS_OF_TOKENS = "embedding of something else than tokens or positions"
 NOT_LOWERED: dict[str, tuple[str, dict[str, Any]]] = {  # all others that our cache serves, and the reason
     "bert": (KINDS_OF_TOKENS, DECODER),
-    "camembert": (KINDS_OF_TOKENS, DECODER),
-    "data2vec-text": (KINDS_OF_TOKENS, DECODER),
     "dbrx": ("index_add_", {
         "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 2048,
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
         "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}}),
-    "electra": (KINDS_OF_TOKENS, DECODER),
-    "ernie": (KINDS_OF_TOKENS, DECODER),
-    "gpt_neox_japanese": ("combined with another's", {}),
+    "longcat_flash": ("index_add_", {
+        **EXPERTS, **LATENT, "head_dim": 8, "n_routed_experts": 4, "zero_expert_num": 2}),
     "roberta": (KINDS_OF_TOKENS, DECODER),
-    "roberta-prelayernorm": (KINDS_OF_TOKENS, DECODER),
-    "roc_bert": ("tokens put side by side", {**DECODER, "pronunciation_vocab_size": 97, "shape_vocab_size": 97}),
-    "xlm-roberta": (KINDS_OF_TOKENS, DECODER),
-    "xlm-roberta-xl": (KINDS_OF_TOKENS, DECODER),
-    "xmod": (KINDS_OF_TOKENS, {**DECODER, "languages": ["en_XX"], "default_language": "en_XX"}),
 }
 
-# States between layers are several for each token, or layers two by two in one module
-HEAD_STATES_ONLY = frozenset({"gemma3n_text", "longcat_flash"})
+# States between layers are several for each token
+HEAD_STATES_ONLY = frozenset({"gemma3n_text"})
 
 
 def states_of(family: str) -> tuple[int, ...]:
@@ -186,7 +167,7 @@ def make(family: str, dtype: torch.dtype = torch.float32, *, picks_all: bool = T
         named |= {"topk_group": named["n_group"]} if "n_group" in named else {}
         named |= {"index_topk": 64} if "index_topk" in named else {}
         named |= {"num_local_experts": 2} if family == "phimoe" else {}  # its router picks two, whatever the config says
-    if family in ("bloom", "codegen", "ctrl", "dbrx", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "opt"):
+    if family in ("bloom", "dbrx", "gpt2", "gpt_bigcode", "opt"):
         named = {**{key: SIZES[key] for key in ("vocab_size", "bos_token_id", "eos_token_id", "initializer_range")}, **changes}
         if family == "opt":
             named |= {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "init_std": 0.2}

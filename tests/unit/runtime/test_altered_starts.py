@@ -116,7 +116,6 @@ CHANGES: list[tuple[Code, Any]] = [
     (Code.ATTENTION, lambda op: replace(op, layer=-1)),
     (Code.ATTENTION, lambda op: replace(op, heads=5)),
     (Code.ATTENTION, lambda op: replace(op, heads=1 << 12)),
-    (Code.ATTENTION, lambda op: replace(op, chunked=True, window=0)),
     (Code.ATTENTION, lambda op: replace(op, window=-1)),
     (Code.ATTENTION, lambda op: replace(op, chosen=4, inputs=(*op.inputs, op.inputs[0]))),
     (Code.STORE, lambda op: replace(op, layer=7)),

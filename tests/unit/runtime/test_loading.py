@@ -43,7 +43,7 @@ def test_a_model_that_cannot_be_lowered_runs_plainly_and_says_so(
     tmp_path: Path, library_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "find", lambda cache: library_path)
-    folder = save_checkpoint(tmp_path / "model", make("gpt_neox_japanese"), word_tokenizer(97))
+    folder = save_checkpoint(tmp_path / "model", make("bert"), word_tokenizer(97))
     llm = LLM(folder, drafter="none", dtype="float32", threads=1)
     assert llm.config["runtime"] == "eager"
     assert any("runs eagerly, which is slower" in note for note in llm.notes)

@@ -29,16 +29,13 @@ from outrider.runtime.drafting import ChainLoop
 from outrider.runtime.gpu.run import use_device_run
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.ops import Code, Op
-from outrider.runtime.own_states import native_states
 from outrider.runtime.run import use_native_run
 from outrider.runtime.windows import kept_layers
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers import VERIFIERS
-from tests.contract.own_cache_families import make as make_hybrid
 from tests.contract.test_our_cache import TreesThatErr
 from tests.helpers import OracleThatErrs, greedy_draws, make_row, run_to_end
-from tests.older_transformers import skip_unless_native_states
-from tests.unit.runtime.families import FAMILIES, SIZES, make
+from tests.unit.runtime.families import SIZES, make
 from tests.unit.runtime.gpu.fake_triton import fake_triton
 
 CPU, VOCAB, WINDOW = torch.device("cpu"), SIZES["vocab_size"], 16
@@ -85,13 +82,6 @@ def eager(family: str, dtype: torch.dtype = FP32) -> LM:
 
 
 @torch.inference_mode(False)
-def hybrid(family: str, dtype: torch.dtype = FP32) -> LM:
-    module = make_hybrid(family, dtype)
-    lm = native_states(build_lm(module, family, dtype, CPU), module, cache_folder())  # type: ignore[arg-type]
-    lm.limits = find_native_limits(lm)
-    return lm
-
-
 def whole(lm: LM) -> LM:
     """The same model on a cache that keeps all of a text in every layer."""
     twin = LM(lm.run, replace(lm.shape, layers=tuple(replace(shape, window=None) for shape in lm.shape.layers)), lm.dtype, CPU)
@@ -107,8 +97,8 @@ class History:
     """Passes over a batch, the same for every model: prompts in chunks, chains and trees with rejections at every depth, rows
     that leave and come back."""
 
-    def __init__(self, lm: LM, *, trees: bool = True) -> None:
-        self.lm, self._trees, self._rng, self.found = lm, trees, random.Random(5), list[Tensor]()
+    def __init__(self, lm: LM) -> None:
+        self.lm, self._rng, self.found = lm, random.Random(5), list[Tensor]()
         self._seed = 0
         self.lm.kv.clear()
 
@@ -135,7 +125,7 @@ class History:
     def _step(self) -> None:
         num_rows, width = self.lm.kv.num_rows, self._rng.choice((1, 2, 5, 8, 30))
         parents = [[self._rng.randint(-1, node - 1) for node in range(width - 1)] for _ in range(num_rows)]
-        is_tree = self._trees and width > 2 and self._rng.random() < 0.5
+        is_tree = width > 2 and self._rng.random() < 0.5
         self.found.append(self.lm.forward(self._tokens(num_rows, width), torch.tensor(parents) if is_tree else None).logits)
         for row in range(num_rows):
             path = _path(parents[row], self._rng) if is_tree else list(range(self._rng.randint(1, width)))
@@ -165,24 +155,18 @@ MODELS = {
     "sinks, bf16": partial(native, "gpt_oss", BF16),
     "layers that share keys": partial(native, "gemma3n_text"),
     "values of another size": partial(native, "mimo_v2_flash"),
-    "chunks": partial(native, "llama4_text"),
-    "chunks, bf16": partial(native, "llama4_text", BF16),
-    "states beside windows": partial(hybrid, "recurrent_gemma"),
     "torch": partial(eager, "mistral"),
     "torch, bf16": partial(eager, "gemma3_text", BF16),
-    "torch, chunks": partial(eager, "llama4_text"),
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_pass_has_the_bits_of_a_whole_cache(name: str) -> None:
     """Catches a key that is lost, shifted or read in another order, in rows of unequal length up to a hundred windows long."""
-    if name == "states beside windows":
-        skip_unless_native_states("recurrent_gemma")
     lm = MODELS[name]()
-    all_of_it, trees = whole(lm), name != "states beside windows"
-    found = History(lm, trees=trees).run()
-    assert all(map(torch.equal, found, History(all_of_it, trees=trees).run()))
+    all_of_it = whole(lm)
+    found = History(lm).run()
+    assert all(map(torch.equal, found, History(all_of_it).run()))
     assert max(lm.kv.bases) > 0 < min(lm.kv.lengths)
     assert all_of_it.kv.bases == [0, 0], "the reference kept everything"
     assert lm.kv.allocated_bytes < all_of_it.kv.allocated_bytes
@@ -226,7 +210,6 @@ def greedy(lm: LM, prompt: list[int], count: int) -> list[int]:
 
 PROMPTS = [text_of(length, 60 + length) for length in (900, 30, 1400)]
 LENGTH = 300
-CHUNK = 24  # of the tiny Llama 4
 
 
 @pytest.mark.parametrize("load", [partial(native, "mistral"), partial(native, "gemma2", BF16), partial(eager, "mistral")])
@@ -234,21 +217,6 @@ def test_greedy_texts(load: Callable[[], LM]) -> None:
     """Whole texts, alone and drafted for by chains and trees that err at every depth, cross the end of a slot again and again."""
     lm = load()
     expected = written(whole(lm), NoDrafter(), 0)
-    assert written(lm, NoDrafter(), 0) == expected
-    assert written(lm, OracleThatErrs(expected)) == expected
-    assert written(lm, TreesThatErr(expected), 2 * GAMMA, "traversal") == expected
-
-
-@pytest.mark.parametrize("load", [native, eager])
-def test_texts_of_many_chunks_are_transformers(load: Callable[[str], LM]) -> None:
-    """Catches a chunk that is taken for a window, or begins where a row's slot or its prompt does."""
-    module, lm = make("llama4_text"), load("llama4_text")
-    assert lm.shape.context_length == SIZES["max_position_embeddings"]
-    assert min(len(prompt) + LENGTH for prompt in PROMPTS) > 10 * CHUNK
-    options = {"max_new_tokens": LENGTH, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    texts = [torch.tensor([prompt]) for prompt in PROMPTS]
-    made = [module.generate(text, attention_mask=torch.ones_like(text), **options)[0] for text in texts]
-    expected = [text[len(prompt) :].tolist() for text, prompt in zip(made, PROMPTS, strict=True)]
     assert written(lm, NoDrafter(), 0) == expected
     assert written(lm, OracleThatErrs(expected)) == expected
     assert written(lm, TreesThatErr(expected), 2 * GAMMA, "traversal") == expected
@@ -316,13 +284,12 @@ def filled(lm: LM, lengths: tuple[int, ...]) -> LM:
     return lm
 
 
-@pytest.mark.parametrize("family", ["mistral", "llama4_text"])
-def test_the_recorded_drafting_loop(family: str) -> None:
+def test_the_recorded_drafting_loop() -> None:
     """Its arithmetic, as it is: a row's base stays while it drafts."""
     found = []
     with torch.inference_mode(False):
-        module = make(family)
-        lm = build_lm(module, family, FP32, CPU)
+        module = make("mistral")
+        lm = build_lm(module, "mistral", FP32, CPU)
     for one in (lm, whole(lm)):
         loop = DraftLoop(filled(one, (1500, 700)), {GAMMA: DraftLoopProgram(one, module, GAMMA, VOCAB)})
         tokens = [loop([[5], [6, 7]], greedy_draws(GAMMA, VOCAB), GAMMA)[0] for _ in range(2)]
@@ -332,10 +299,9 @@ def test_the_recorded_drafting_loop(family: str) -> None:
     assert max(lm.kv.bases) > 0
 
 
-@pytest.mark.parametrize("family", ["mistral", "gemma2", "llama4_text"])
+@pytest.mark.parametrize("family", ["mistral", "gemma2"])
 def test_our_kernels(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a device, without one: chains by indices and trees by masks, in passes that could be recorded."""
-    monkeypatch.setitem(FAMILIES, "llama4_text", {**FAMILIES["llama4_text"], "moe_layers": []})  # wide passes are ours, too
     monkeypatch.setattr("outrider.runtime.gpu.run.find_spec", lambda name: name)
     tokens, parents = torch.tensor([[5, 6, 7], [8, 9, 10]]), torch.tensor([[-1, 0], [-1, -1]])
     with fake_triton():

@@ -174,7 +174,7 @@ def test_targets_with_states(tmp_path: Path, family: str, layout: str) -> None:
     """Next to a hybrid the head keeps keys and values of its own."""
     check(tmp_path, saved(tmp_path, partial(random_model, family), layout), "native")
     assert ships_mtp(str(tmp_path))
-    with pytest.raises(CapabilityError, match="states cannot branch"):
+    with pytest.raises(CapabilityError, match=r"states cannot branch|needs transformers' own cache"):
         built(tmp_path, drafter="mtp", drafter_options={"tree": "2x2x1"})
 
 

@@ -152,10 +152,10 @@ def test_other_kinds_are_merged_too(name: str, where: list[str], bases: Mapping[
     assert_same(bases[True], adapter(bases[True], tmp_path / "adapter", other(name, **changes)))
 
 
-@pytest.mark.parametrize("name", ["zamba", "gemma3_text", "gpt2", "mixtral", "gemma3n_text"])
+@pytest.mark.parametrize("name", ["zamba2", "gemma3_text", "gpt2", "mixtral", "gemma3n_text"])
 def test_families_with_shared_layers_scaled_embeddings_and_experts(name: str, tmp_path: Path) -> None:
-    """Zamba's blocks share their weights; each has an adapter of its own."""
-    made = own_cache_family(name, tie_word_embeddings=True) if name == "zamba" else family(name)
+    """Zamba 2's blocks share their weights; each has an adapter of its own."""
+    made = own_cache_family(name, tie_word_embeddings=True) if name == "zamba2" else family(name)
     base = save_checkpoint(tmp_path / "base", made, word_tokenizer(97))
     settings = lora(target_modules="all-linear", r=2, lora_alpha=2)
     if name == "mixtral":

@@ -34,10 +34,10 @@ from tests.unit.runtime.passes import differences, every_pass
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 8e-2}
 FAMILIES = (  # turned halves, norms of heads, experts, windows and soft caps, transposed weights, latent attention, groups, sinks
-    "llama", "qwen3_moe", "gemma2", "gpt2", "deepseek_v3", "apertus", "granite_swa", "gpt_oss", "llama4_text",
+    "llama", "qwen3_moe", "gemma2", "gpt2", "deepseek_v3", "apertus", "granite_swa", "gpt_oss",
 )  # fmt: skip
 # Delta rules with a decay for a head and for each number, Mamba 2, a convolution alone, Mamba 1, RG-LRU, lightning attention
-HYBRIDS = ("qwen3_5_text", "kimi_linear", "falcon_h1", "lfm2", "mamba", "recurrent_gemma", "minimax")
+HYBRIDS = ("qwen3_5_text", "kimi_linear", "falcon_h1", "lfm2", "mamba", "minimax")
 REFERENCE = Reference(hybrid, tolerance=2e-4)
 
 
