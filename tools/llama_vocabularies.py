@@ -4,8 +4,8 @@
     python tools/llama_vocabularies.py ids [FOLDER]     asks llama.cpp for the ids and writes llama_ids.json
 
 The second command needs llama_cpp (benchmarks/setup_peers.sh llamacpp).
-tests/unit/models/gguf/test_vocabularies.py compares our tokenizers with the vocabularies and ids, tests/unit/test_templates.py our
-renderer with transformers', on these templates.
+tests/unit/models/gguf/test_vocabularies.py compares our tokenizers with the vocabularies and ids, tests/unit/test_templates.py
+our renderer with transformers', on these templates.
 """
 
 from __future__ import annotations

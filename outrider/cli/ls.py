@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.cli.options import Json
-from outrider.cli.source_facts import facts_in_source
 from outrider.cli.verbs import with_groups
 from outrider.errors import ConfigError, did_you_mean
 from outrider.report.text import to_json
@@ -34,22 +33,33 @@ def ls(what: What = None, json: Json = False) -> int:
 
     is_name = what is not None and what not in FACTS
     registries = _with_entry(str(what)) if is_name else {kind: _registry(kind) for kind in FACTS if what in (None, kind)}
-    if json or is_name:
-        found = {kind: describe(registry, FACTS[kind], what if is_name else None) for kind, registry in registries.items()}
-    else:
-        found = {kind: listed(registry, FACTS[kind]) for kind, registry in registries.items()}
+    if not json and not is_name:
+        print_blocks([overview(kind, registry) for kind, registry in registries.items()])
+        return 0
+    found = {kind: describe(registry, FACTS[kind], what if is_name else None) for kind, registry in registries.items()}
     if json:
         sys.stdout.write(to_json(found) + "\n")
         return 0
     blocks: list[Block] = []
     for kind, rows in found.items():
         blocks.append(registry_table(kind, rows))
-        for row in rows if is_name else ():
+        for row in rows:
             settings = {name: text.removeprefix(": ") for name, text in row.get("settings", {}).items()}  # an empty default
             if settings:
                 blocks.append(facts_table(f"settings of {kind[:-1]} {row['name']}", settings))
     print_blocks(blocks)
     return 0
+
+
+def overview(kind: str, registry: Registry) -> Table:
+    """Name and summary of every entry; nothing of them is imported. What lacks a package says which extra brings it."""
+    from outrider.report.document import Column, Table
+
+    cells = []
+    for name, entry in registry.entries().items():
+        lacks = entry.package is not None and find_spec(entry.package) is None
+        cells.append([name, f"the package {entry.package} is not installed{entry.remedy}" if lacks else entry.summary])
+    return Table([Column("name", "left"), Column("summary", "left")], cells, kind)
 
 
 def registry_table(kind: str, rows: list[dict[str, Any]]) -> Table:
@@ -86,20 +96,6 @@ def describe(registry: Registry, facts: tuple[str, ...], only: str | None = None
         except ConfigError as error:
             row["error"] = str(error)
         rows.append(row)
-    return rows
-
-
-def listed(registry: Registry, facts: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The rows of `describe` without settings. Built-in entries are read from source, so that nothing heavy is imported."""
-    rows = []
-    for name, entry in registry.entries().items():
-        known = facts_in_source(entry.path, facts)
-        lacks = entry.package is not None and find_spec(entry.package) is None
-        if known is None:
-            rows += describe(registry, facts, name)
-        else:
-            why = {"error": f"the package {entry.package} is not installed{entry.remedy}"} if lacks else {}
-            rows.append({"name": name, "summary": entry.summary, **known, **why})
     return rows
 
 

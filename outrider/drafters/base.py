@@ -57,7 +57,7 @@ class Drafter(ABC):
     """Base of all drafters; `outrider ls drafters` prints the class attributes."""
 
     name = ""  # in the table, once it is built by that name
-    needs: ClassVar[str] = "nothing"  # in words, for `outrider ls`
+    needs: ClassVar[str] = "nothing"  # in words, for `outrider ls NAME`
     requires: ClassVar[Requirements] = Requirements()  # whatever the settings are
     repeatable: ClassVar[bool] = True  # the same texts in the same order get the same drafts: no clock decides, no network
     trained: ClassVar[bool] = False  # whether it needs training for this target
