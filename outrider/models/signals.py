@@ -63,7 +63,6 @@ class Listening:
         if set(layers) != {AFTER_NORM}:
             self._layers = list(decoder_layers(module))
             check_capture(layers, len(self._layers), f"{self._name}: someone")
-        self._streams: int | None = getattr(module.config.get_text_config(), "hc_mult", None)
         self._base = _base_of(module)  # its output is what the head reads
         if AFTER_NORM in self._keys and self._base is module:
             raise CapabilityError(f"{self._name}: no module below its output head was found, whose states could be captured")
@@ -82,10 +81,10 @@ class Listening:
 
     def _hook(self, key: int, states: dict[int, Tensor]) -> Any:
         def entering(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            states[key] = _states(args[0] if args else kwargs.get("hidden_states"), part, self._streams)
+            states[key] = _states(args[0] if args else kwargs.get("hidden_states"), part)
 
         def leaving(part: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            states[key] = _states(output if isinstance(output, Tensor) else output[0], part, self._streams)
+            states[key] = _states(output if isinstance(output, Tensor) else output[0], part)
 
         if 0 <= key < len(self._layers):
             return self._layers[key].register_forward_pre_hook(entering, with_kwargs=True)
@@ -102,10 +101,8 @@ def _base_of(module: Any) -> Any:
     return base
 
 
-def _states(found: Any, part: nn.Module, streams: int | None) -> Tensor:
-    """(B, T, H); of the (B, T, streams, H) of hyper-connections the streams' mean, which DeepSeek V4's heads read."""
-    if streams is not None and isinstance(found, Tensor) and found.dim() == 4 and found.shape[2] == streams:
-        found = found.mean(dim=2)
+def _states(found: Any, part: nn.Module) -> Tensor:
+    """Hidden states (B, T, H); not those of several streams (hyper-connections), which have a dimension more."""
     if not isinstance(found, Tensor) or found.dim() != 3:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise CapabilityError(f"{type(part).__name__}: its hidden states are no (rows, tokens, width) tensor but {shape}")

@@ -31,8 +31,5 @@ MTP_USUAL: MtpLayout = deepseek.MTP
 # By the beginning of `model_type`, what its MTP head has that is not read
 MTP_NOT_READ: dict[str, str] = deepseek.MTP_NOT_READ
 
-# By `model_type`, the kind of attention of MTP layers, where it is not full attention and the config does not say so
-MTP_KINDS: dict[str, str] = mimo.MTP_KINDS
-
 # Checkpoints of their own that draft on the target's keys and values
 ASSISTANTS: gemma.Assistants = gemma.ASSISTANTS

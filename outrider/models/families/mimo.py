@@ -1,4 +1,4 @@
-"""MiMo's MTP heads, whose projection reads the hidden state first; those of MiMo-V2 in GGUF files, which have windows."""
+"""MiMo's MTP heads, whose projection reads the hidden state first."""
 
 from __future__ import annotations
 
@@ -18,4 +18,3 @@ MTP = MtpLayout(
     hidden_first=True,
     under="model.",
 )
-MTP_KINDS = {"mimo_v2_flash": "sliding_attention"}

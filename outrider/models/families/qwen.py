@@ -15,5 +15,5 @@ MTP = MtpLayout(
         ("mtp.layers.{layer}.{rest}", "{layer}.block.{rest}"),
     ),
     sign="mtp.fc.weight",
-    gguf=("qwen35", "qwen35moe", "qwen3next", "exaone4", "exaone-moe"),
+    gguf=("qwen35", "qwen35moe", "qwen3next", "exaone4"),
 )

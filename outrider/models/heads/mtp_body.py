@@ -18,7 +18,6 @@ from outrider.errors import CapabilityError, CheckpointError
 from outrider.kv import LayerShape
 from outrider.lazy import transformers
 from outrider.models import attention
-from outrider.models.families import MTP_KINDS
 from outrider.models.heads.mtp_layout import BLOCK, NORM
 from outrider.models.indexer import keep_choices
 from outrider.models.latent import keep_latents
@@ -47,7 +46,7 @@ def one_layer_config(config: Any, *, has_experts: bool, kinds: str = "", index: 
     text.num_hidden_layers = 1
     if types:
         usual = FULL if FULL in types else types[-1]
-        text.layer_types = [own[min(index, len(own) - 1)] if own else MTP_KINDS.get(text.model_type, usual)]
+        text.layer_types = [own[min(index, len(own) - 1)] if own else usual]
     if getattr(text, "indexer_types", None):
         text.indexer_types = ["full"]  # a single layer has nobody's choice of keys to share
     if kinds:

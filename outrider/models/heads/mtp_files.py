@@ -114,15 +114,15 @@ def ships_mtp(name: str, device: str = "cpu") -> bool:
     try:
         if name and (file := gguf_in(name, fetches=False)) is not None:
             nextn = find_nextn(file)
-            whole = nextn is not None and not nextn.is_alone and not nextn.lacking
-            return whole and not (file.of_model("attention.indexer.top_k") and _on_cuda(device))
+            return nextn is not None and not nextn.is_alone and not nextn.lacking
         folder = checkpoint_folder(name, None, fetches=False)
         config = {} if folder is None else load_object(folder / "config.json")
         text = config.get("text_config") or config
         layers = text.get("num_hidden_layers") or len(text["layers_block_type"])  # Nemotron-H names no number
         if folder is None or not isinstance(layers, int) or _not_read(config.get("model_type")):
             return False
-        if text.get("index_topk") and _on_cuda(device):  # an indexer's keys are in our cache on a CPU alone
+        on_cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+        if on_cuda and text.get("index_topk"):  # an indexer's keys are in our cache on a CPU alone
             return False
         found = find_mtp(folder, layers)
         if found is not None:
@@ -130,10 +130,6 @@ def ships_mtp(name: str, device: str = "cpu") -> bool:
     except (OSError, ValueError, AttributeError, KeyError, TypeError, OutriderError):
         return False
     return found is not None
-
-
-def _on_cuda(device: str) -> bool:
-    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
 
 def weigh_mtp(name: str, config: Any, dtype: torch.dtype) -> ModelMemory:
