@@ -74,7 +74,7 @@ GENERAL = {
 
 def makers() -> dict[str, Callable[[], Any]]:
     """By model type, what makes a random model of it."""
-    every = {name: families.make for name in (*families.FAMILIES, *families.NOT_LOWERED)}
+    every: dict[str, Callable[[str], Any]] = {name: families.make for name in (*families.FAMILIES, *families.NOT_LOWERED)}
     every |= {name: own_cache_families.make for name in own_cache_families.FAMILIES}
     every |= {name: multimodal_families.make_text for name in multimodal_families.FAMILIES}
     return {name: partial(make, name) for name, make in sorted(every.items())}

@@ -11,7 +11,6 @@ import torch
 from outrider.models.loading.load import build_lm
 from outrider.runtime.lower import lower
 from tests.contract.own_cache_families import make as hybrid
-from tests.older_transformers import skip_unless_native_states
 from tests.unit.runtime.families import make
 from tests.unit.runtime.gpu.test_programs import CPU, FAMILIES, HYBRIDS
 from tests.unit.runtime.passes import every_pass
@@ -75,7 +74,6 @@ def test_kernels_compile(family: str, compiled: Counter[str]) -> None:
 def test_kernels_of_states_compile(family: str, compiled: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from outrider.runtime.gpu.run import device_states
 
-    skip_unless_native_states(family)
     monkeypatch.setattr("outrider.runtime.own_states.check_same_logits", lambda *args, **kwargs: None)  # nothing was launched
     module = hybrid(family, torch.bfloat16)
     lm = device_states(build_lm(module, family, torch.bfloat16, CPU), module)  # type: ignore[arg-type]

@@ -26,7 +26,6 @@ from outrider.runtime.schedule import Kind, schedule
 from tests.contract.family_reference import Reference, begin, random_text, score
 from tests.contract.own_cache_families import VOCAB
 from tests.contract.own_cache_families import make as hybrid
-from tests.older_transformers import skip_unless_native_states
 from tests.unit.runtime.families import make
 from tests.unit.runtime.gpu.fake_triton import fake_triton
 from tests.unit.runtime.passes import differences, every_pass
@@ -174,7 +173,6 @@ def test_experts_of_long_passes_run_by_the_module() -> None:
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_states_are_what_the_module_has(family: str) -> None:
     """Catches states of rejected tokens, of other rows or branches, and records that another program writes meanwhile."""
-    skip_unless_native_states(family)
     module = hybrid(family)
     lm = device_states(build_lm(module, family, torch.float32, CPU), module)  # type: ignore[arg-type]
     texts = [random_text(VOCAB, length, seed=length) for length in (3, 8)]
