@@ -24,7 +24,8 @@ DRAFTERS = Registry(
         "block": Entry(f"{HEADS}.block:BlockDrafter", "a few layers (--draft) that guess a whole block in one pass"),
         "composite": Entry("outrider.drafters.composite:CompositeDrafter", "several drafters in one tree, or the best of them"),
         "remote": Entry(
-            "outrider.remote.draft.drafter:RemoteDrafter", "a draft service, here or on another machine (--draft-endpoint)", "services", "grpc"
+            "outrider.remote.draft.drafter:RemoteDrafter", "a draft service, here or elsewhere (--draft-endpoint)", "services",
+            "grpc",
         ),
         "universal": Entry(f"{MODEL}.universal:UniversalDrafter", "a smaller model with any tokenizer (--draft)"),
     },
