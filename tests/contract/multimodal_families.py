@@ -78,7 +78,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite_docling": {}, "granite_speech": {}, "granite_speech_plus": {},
     "hunyuan_vl": {"text_config": {"head_dim": 16, "rope_parameters": {
         "rope_type": "xdrope", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0, "mrope_section": [2, 2, 2, 2]}}},
-    "hyperclovax_vision_v2": {}, "idefics2": {}, "idefics3": {}, "inkling2": {}, "inkling_mm_model": {}, "instructblip": {},
+    "hyperclovax_vision_v2": {}, "idefics2": {}, "idefics3": {}, "inkling_mm_model": {}, "instructblip": {},
     "instructblipvideo": {}, "internvl": {},
     "janus": {"vq_config": {**TINY_VQ, "embed_dim": 4, "num_embeddings": 16}},
     "kimi_k25": {"text_config": {"head_dim": 8}},
@@ -106,7 +106,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 REFUSED: dict[str, dict[str, Any]] = {  # that a small model can be made of
     "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}},
-    "evolla": {}, "idefics": {}, "paligemma": {}, "pi0": {}, "pix2struct": {}, "voxtral_realtime": {},
+    "evolla": {}, "idefics": {}, "inkling2": {}, "paligemma": {}, "pi0": {}, "pix2struct": {}, "voxtral_realtime": {},
 }  # fmt: skip
 PICTURES_FIRST = ("blip", "blip-2", "instructblip", "instructblipvideo")  # the whole takes no text without one
 

@@ -29,7 +29,7 @@ SOME = (
     "emu3",
     "gemma4",
     "hunyuan_vl",
-    "inkling2",
+    "inkling_mm_model",
     "qwen3_5",
     "unlimited_ocr",
     "voxtral",
