@@ -5,7 +5,6 @@ chosen, which is checked once, when the row begins.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.errors import ConfigError
@@ -43,16 +42,6 @@ def other_seed(seed: int) -> int:
 def end_of(number: int) -> messages.RowRequest:
     """The row is over."""
     return messages.RowRequest(row=number, end=True)
-
-
-def row_request(
-    number: int, base: int, tokens: Sequence[int], sampling: messages.Sampling | None, num_draft_tokens: int, *, outcomes: bool
-) -> messages.RowRequest:
-    """Tokens from `base` on, and how many nodes are wanted behind them."""
-    return messages.RowRequest(
-        row=number, base_length=base, tokens=tokens, sampling=sampling, num_draft_tokens=num_draft_tokens,
-        prepare_outcomes=outcomes and num_draft_tokens > 0,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

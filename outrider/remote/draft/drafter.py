@@ -1,8 +1,7 @@
 """Drafter 'remote': a draft service on another machine, or in another process, drafts while the target works.
 
-    commit    the tokens of the step go to the service, which drafts after them and, while the target's next pass
-              runs, after the likely outcomes of that pass
-    propose   where the text continued as one of them, the draft is ready (a hit); else the step waits for the reply
+    commit    the tokens of the step go to the service, which drafts after them
+    propose   where a draft has arrived that fits the text, the step takes it (a hit); otherwise it waits for the reply
               to its own request as long as `patience.py` allows, or continues without a draft
 
 No event on the network may change a text or stop a step: replies are checked (`checks.py`), a missing draft makes a
@@ -37,7 +36,7 @@ from outrider.types import Draft, TargetOutput, Verdict
 
 log = logging.getLogger("outrider.remote")
 CONNECT_S = 3.0  # that a start waits for a service
-PLAIN_STEPS = 1  # in a row, after which nothing more is asked for ahead: a control that drafts makes single ones to compare
+PLAIN_STEPS = 1  # in a row, after which `commit` asks for nothing more: a control that drafts makes single ones to compare
 NAME = "remote"
 
 
@@ -188,9 +187,7 @@ class RemoteDrafter(Drafter):
         if not asking or not connection.is_open or self._rests.is_resting:
             return
         requests = [
-            text.request(
-                row, epoch, wanted, coupled=races, with_probs=self._with_probs, outcomes=self._settings.outcomes
-            )
+            text.request(row, epoch, wanted, coupled=races, with_probs=self._with_probs)
             for text, row, wanted, races in asking
         ]
         if not connection.send(requests):

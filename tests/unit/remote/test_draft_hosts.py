@@ -16,7 +16,7 @@ from outrider.remote.draft.nodes import drafted_nodes
 from outrider.remote.draft.texts import HostedText
 from outrider.remote.protocol import messages
 from outrider.rows import Rows
-from tests.draft_bench import VOCAB, Bench, nodes_of, save_draft
+from tests.draft_bench import VOCAB, Bench, save_draft
 from tests.helpers import byte_tokenizer
 
 GREEDY = messages.Sampling()
@@ -85,29 +85,12 @@ def test_lookups_draft_as_in_one_process(name: str, target: Path) -> None:
         assert not any(node.drawn for node in reply.nodes)
 
 
-@pytest.mark.parametrize("name", ["ngram", "suffix"])
-def test_what_lies_behind_a_whole_chain_is_prepared(name: str, target: Path) -> None:
-    """If all of it is kept, then the token behind it and the draft behind that one are there; the row itself is untouched."""
-    bench = Bench(hosted_lookup(name, target))
-    reader = bench.reader("a")
-    replies = bench.ask(reader, 1, tokens=REPEATING, sampling=GREEDY, num_draft_tokens=2, prepare_outcomes=True)
-    chain, ahead = [node.token for node in replies[0].nodes], nodes_of(replies)[2:]
-    assert chain == [6, 7]
-    (_, bonus), *_ = fresh_draft(name, target, REPEATING + chain, 1)
-    behind = fresh_draft(name, target, [*REPEATING, *chain, bonus], 2)
-    assert [(node.parent, node.token) for node in ahead] == [(1, bonus), *((parent + 3, token) for parent, token in behind)]
-    assert len(ahead) == 3
-    (reply,) = bench.ask(reader, 1, base_length=14, tokens=[6, 99], num_draft_tokens=2)
-    assert [(node.parent, node.token) for node in reply.nodes] == fresh_draft(name, target, [*REPEATING, 6, 99], 2)
-    assert len(bench.hosted.host.uids) == 1
-
-
 def test_suffix_remembers_answers_and_no_guesses(target: Path) -> None:
     """A row's emitted text helps the next row; replaced or drafted tokens were never emitted."""
     bench = Bench(hosted_lookup("suffix", target))
     reader = bench.reader("a")
     sampling = messages.Sampling(num_prompt=2)
-    bench.ask(reader, 1, tokens=[1, 2, *range(50, 60)], sampling=sampling, num_draft_tokens=2, prepare_outcomes=True)
+    bench.ask(reader, 1, tokens=[1, 2, *range(50, 60)], sampling=sampling, num_draft_tokens=2)
     bench.ask(reader, 1, base_length=8, tokens=[70, 71, 72, 73, 74], num_draft_tokens=2)
     assert bench.tell(reader, row=1, end=True) is None
     bench.worker.turn()
@@ -121,7 +104,6 @@ def test_a_model_with_another_tokenizer(folder: Path, target: Path, tmp_path: Pa
         HostedDrafterOptions(model=str(target), draft=str(folder), drafter="universal", dtype="float32", runtime="eager")
     )
     assert isinstance(hosted.host, GeneralHost)
-    assert not hosted.host.has_outcomes
     drawn = messages.Sampling(temperature=1.0, seed=5)
     alone = Bench(hosted)
     (first,) = alone.ask(alone.reader("a"), 1, tokens=REPEATING, sampling=drawn, num_draft_tokens=3)
