@@ -71,18 +71,19 @@ class Bench:
         """One message about a row; the trouble that is answered at once."""
         return self.texts.receive(reader, messages.RowRequest(**fields))
 
-    def turns(self, reader: Reader, row: int) -> list[messages.RowReply]:
-        """Turns until something is said of this row; all that was."""
+    def turns(self, reader: Reader, row: int) -> messages.RowReply:
+        """Turns until a reply about this row comes."""
         for _ in range(MAX_TURNS):
             self.worker.turn()
-            found = [reply for reply in reader.replies if reply.row == row]
-            if found:
-                reader.replies = [reply for reply in reader.replies if reply.row != row]
-                return found
+            about_row = [reply for reply in reader.replies if reply.row == row]
+            if about_row:
+                (reply,) = about_row
+                reader.replies.remove(reply)
+                return reply
         raise AssertionError(f"no reply about row {row} after {MAX_TURNS} turns")
 
-    def ask(self, reader: Reader, row: int, **fields: Any) -> list[messages.RowReply]:
-        """Tell, and the replies."""
+    def ask(self, reader: Reader, row: int, **fields: Any) -> messages.RowReply:
+        """Tell, and the reply."""
         assert self.tell(reader, row=row, **fields) is None
         return self.turns(reader, row)
 

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.requirements import Requirements
-from outrider.remote.draft.asking import end_of
 from outrider.remote.draft.checks import InvalidReplyError, checked_nodes
 from outrider.remote.draft.connection import Connection, DraftReply, ReplyBox
 from outrider.remote.draft.drafter_settings import RemoteSettings
@@ -160,7 +159,7 @@ class RemoteDrafter(Drafter):
         text.tree.drop_drafts()
         self.connection.counts.add("wasted_nodes", text.tree.wasted)
         if text.num_sent is not None and text.epoch == self.connection.epoch:
-            self.connection.send([end_of(text.number)])
+            self.connection.send([messages.RowRequest(row=text.number, end=True)])
         self.connection.end_row(text.number)
 
     def close(self) -> None:

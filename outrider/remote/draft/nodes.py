@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -35,26 +34,6 @@ class DraftNode:
             node.distribution.tokens.extend(self.distribution.tokens)
             node.distribution.probs.extend(self.distribution.probs)
         return node
-
-
-@dataclass
-class SentTree:
-    """The nodes sent for one base of one row, in the order of their numbers."""
-
-    _numbers: dict[tuple[int, int], int] = field(default_factory=dict)  # by (number of the parent, token)
-
-    def add(self, nodes: Sequence[DraftNode]) -> list[DraftNode]:
-        """Take in nodes whose parents are numbered among themselves: those that were not sent yet, numbered as they are sent."""
-        new: list[DraftNode] = []
-        numbers: list[int] = []
-        for node in nodes:
-            parent = numbers[node.parent] if node.parent >= 0 else -1
-            place = parent, node.token
-            if place not in self._numbers:
-                self._numbers[place] = len(self._numbers)
-                new.append(DraftNode(parent, node.token, node.distribution))
-            numbers.append(self._numbers[place])
-        return new
 
 
 def drafted_nodes(draft: Draft, rows: Rows) -> list[list[DraftNode]]:

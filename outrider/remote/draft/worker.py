@@ -16,7 +16,7 @@ from outrider.errors import OutriderError
 from outrider.remote.draft.counters import DraftCounters
 from outrider.remote.draft.host import GeneralHost
 from outrider.remote.draft.model_host import ModelHost
-from outrider.remote.draft.nodes import DraftNode, SentTree
+from outrider.remote.draft.nodes import DraftNode
 from outrider.remote.draft.settings import DraftLimits
 from outrider.remote.draft.texts import AskerCall, HostedTexts, Job
 from outrider.remote.protocol import messages
@@ -28,11 +28,24 @@ Span = Callable[[str, Sequence[Job]], AbstractContextManager[object]]
 
 @dataclass
 class _SentDraft:
-    """What was sent for a row's present text."""
+    """What was sent for a row's present text: nodes, numbered in the order of sending."""
 
     stream: AskerCall
     base: int
-    sent: SentTree = field(default_factory=SentTree)
+    numbers: dict[tuple[int, int], int] = field(default_factory=dict)  # by (number of the parent, token)
+
+    def add(self, nodes: Sequence[DraftNode]) -> list[DraftNode]:
+        """Take in nodes whose parents are numbered among themselves: those that were not sent yet, numbered as they are sent."""
+        new: list[DraftNode] = []
+        numbers: list[int] = []
+        for node in nodes:
+            parent = numbers[node.parent] if node.parent >= 0 else -1
+            place = parent, node.token
+            if place not in self.numbers:
+                self.numbers[place] = len(self.numbers)
+                new.append(DraftNode(parent, node.token, node.distribution))
+            numbers.append(self.numbers[place])
+        return new
 
 
 class Worker:
@@ -95,7 +108,7 @@ class Worker:
                 if self._bring_up_to_date(job, ready):
                     ready[job.text.uid] = job
             except OutriderError as error:
-                self._refuse([job], str(error))
+                self._refuse(job, str(error))
         asks = {uid: min(job.num_nodes, self._context - self._host.length(uid)) for uid, job in ready.items()}
         for uid in [uid for uid, nodes in asks.items() if nodes < 1]:
             self._reply([(ready[uid], [])])
@@ -129,7 +142,8 @@ class Worker:
     def _after_failure(self, ready: dict[int, Job], asks: dict[int, int], error: Exception) -> None:
         """Try each row alone, with its text read again, and refuse the row whose numbers are broken."""
         if len(asks) == 1:
-            self._refuse([ready[uid] for uid in asks], f"the drafter failed: {error}")
+            (uid,) = asks
+            self._refuse(ready[uid], f"the drafter failed: {error}")
             return
         for uid in asks:
             job = ready[uid]
@@ -147,7 +161,7 @@ class Worker:
         if not self._make_room(uid, length, {*batch, uid}):
             alone = host.least_bytes([length]) <= self._limits.memory_bytes  # in a later batch, it can have its neighbours' room
             kind = messages.TROUBLE_BUSY if alone else messages.TROUBLE_REFUSED
-            self._refuse([job], f"no room for {length} tokens{' beside the others' if alone else ''} (--memory)", kind)
+            self._refuse(job, f"no room for {length} tokens{' beside the others' if alone else ''} (--memory)", kind)
             return False
         if is_new:
             if job.start:
@@ -183,7 +197,7 @@ class Worker:
         answer = self._answers.get(uid)
         if answer is None or answer.stream is not job.stream or answer.base != base:
             answer = self._answers[uid] = _SentDraft(job.stream, base)
-        return [node.message() for node in answer.sent.add(nodes)]
+        return [node.message() for node in answer.add(nodes)]
 
     # ---------------------------------------------------------------- answers and ends
 
@@ -201,11 +215,10 @@ class Worker:
         base = job.start + len(job.tail)
         job.stream.send([messages.RowReply(row=job.text.number, base_length=base, trouble=kind, reason=reason)])
 
-    def _refuse(self, jobs: list[Job], reason: str, kind: messages.Trouble = messages.TROUBLE_REFUSED) -> None:
-        for job in jobs:
-            self._texts.remove(job.text)
-            self._forget(job.text.uid)
-            self._trouble(job, kind, reason)
+    def _refuse(self, job: Job, reason: str, kind: messages.Trouble = messages.TROUBLE_REFUSED) -> None:
+        self._texts.remove(job.text)
+        self._forget(job.text.uid)
+        self._trouble(job, kind, reason)
 
     def _forget(self, uid: int) -> None:
         self._answers.pop(uid, None)

@@ -43,7 +43,7 @@ def test_chains_are_those_of_one_process(hosted: HostedDrafter, kind: str) -> No
     """Guards against another order of draws, filters or noise than the drafter's own; with distributions where tokens are
     drawn."""
     bench = Bench(hosted)
-    (reply,) = bench.ask(bench.reader("a"), 1, tokens=PROMPT, sampling=SAMPLINGS[kind], num_draft_tokens=6)
+    reply = bench.ask(bench.reader("a"), 1, tokens=PROMPT, sampling=SAMPLINGS[kind], num_draft_tokens=6)
     expected = fresh_chain(hosted, PROMPT, SAMPLINGS[kind], 6)
     assert chain_of(reply) == [node.token for node in expected]
     assert len(expected) == 6
@@ -64,7 +64,7 @@ def test_distributions_are_the_drafters_cut_and_scaled(hosted: HostedDrafter, pa
     max_tokens = 20
     bench = Bench(hosted, distribution_tokens=max_tokens)
     sampling = messages.Sampling(temperature=params.temperature, top_k=params.top_k, min_p=params.min_p, seed=11)
-    (reply,) = bench.ask(bench.reader("a"), 1, tokens=PROMPT, sampling=sampling, num_draft_tokens=1)
+    reply = bench.ask(bench.reader("a"), 1, tokens=PROMPT, sampling=sampling, num_draft_tokens=1)
     row, rows = make_row(PROMPT, params), Rows(VOCAB, torch.device("cpu"))
     rows.add(row)
     drafter = ModelDrafter(hosted.host.lm.twin())  # type: ignore[union-attr]
@@ -97,7 +97,7 @@ class Asker:
             have = reply.have_length
             reply = bench.tell(self.reader, row=row, base_length=have, tokens=text[have:], num_draft_tokens=4)
         assert reply is None
-        (reply,) = bench.turns(self.reader, row)
+        reply = bench.turns(self.reader, row)
         if reply.nodes or self.seen.get(row) != text:  # what was sent for this text before is not sent again
             self.chains[row] = chain_of(reply)
         self.seen[row] = list(text)
@@ -180,7 +180,7 @@ def test_what_was_drafted_and_kept_is_not_read_again(hosted: HostedDrafter, monk
     """After four tokens were kept, the next draft begins behind them: its first pass feeds two tokens, not six."""
     bench = Bench(hosted)
     reader = bench.reader("a")
-    (reply,) = bench.ask(reader, 1, tokens=PROMPT, sampling=messages.Sampling(), num_draft_tokens=4)
+    reply = bench.ask(reader, 1, tokens=PROMPT, sampling=messages.Sampling(), num_draft_tokens=4)
     lm, widths = hosted.host.lm, []  # type: ignore[union-attr]
     forward = lm.forward
 
@@ -207,7 +207,7 @@ def test_a_long_prompt_does_not_hold_up_its_neighbours(hosted: HostedDrafter) ->
     assert bench.tell(reader, row=2, tokens=PROMPT, sampling=messages.Sampling(), num_draft_tokens=3) is None
     bench.turns(reader, 2)
     assert not reader.replies
-    (reply,) = bench.turns(reader, 1)
+    reply = bench.turns(reader, 1)
     assert chain_of(reply) == [node.token for node in fresh_chain(hosted, long, messages.Sampling(), 3)]
 
 
@@ -216,9 +216,9 @@ def test_the_cache_ends_where_the_text_does(hosted: HostedDrafter, tmp_path: Pat
     small = hosted_model(save_draft(tmp_path, max_position_embeddings=16))
     bench = Bench(small)
     reader = bench.reader("a")
-    (reply,) = bench.ask(reader, 1, tokens=[1] * 13, sampling=messages.Sampling(), num_draft_tokens=6)
+    reply = bench.ask(reader, 1, tokens=[1] * 13, sampling=messages.Sampling(), num_draft_tokens=6)
     assert len(reply.nodes) == 3
-    (reply,) = bench.ask(reader, 1, base_length=13, tokens=[1] * 3, num_draft_tokens=6)
+    reply = bench.ask(reader, 1, base_length=13, tokens=[1] * 3, num_draft_tokens=6)
     assert not reply.nodes
     refused = bench.tell(reader, row=1, base_length=16, tokens=[1], num_draft_tokens=6)
     assert refused is not None

@@ -78,7 +78,7 @@ def test_lookups_draft_as_in_one_process(name: str, target: Path) -> None:
         ({"base_length": 14, "tokens": [6, 7]}, [*REPEATING, 6, 7]),
         ({"base_length": 10, "tokens": [7, 8]}, [*REPEATING[:10], 7, 8]),
     )[: COMPARED.get(name, 3)]:
-        (reply,) = bench.ask(reader, 1, num_draft_tokens=4, **fields)
+        reply = bench.ask(reader, 1, num_draft_tokens=4, **fields)
         expected = fresh_draft(name, target, text, 4)
         assert [(node.parent, node.token) for node in reply.nodes] == expected
         assert expected
@@ -94,7 +94,7 @@ def test_suffix_remembers_answers_and_no_guesses(target: Path) -> None:
     bench.ask(reader, 1, base_length=8, tokens=[70, 71, 72, 73, 74], num_draft_tokens=2)
     assert bench.tell(reader, row=1, end=True) is None
     bench.worker.turn()
-    (reply,) = bench.ask(reader, 2, tokens=[50, 51, 52, 53, 54, 55], sampling=GREEDY, num_draft_tokens=4)
+    reply = bench.ask(reader, 2, tokens=[50, 51, 52, 53, 54, 55], sampling=GREEDY, num_draft_tokens=4)
     assert [node.token for node in reply.nodes] == [70, 71, 72, 73]
 
 
@@ -106,12 +106,12 @@ def test_a_model_with_another_tokenizer(folder: Path, target: Path, tmp_path: Pa
     assert isinstance(hosted.host, GeneralHost)
     drawn = messages.Sampling(temperature=1.0, seed=5)
     alone = Bench(hosted)
-    (first,) = alone.ask(alone.reader("a"), 1, tokens=REPEATING, sampling=drawn, num_draft_tokens=3)
+    first = alone.ask(alone.reader("a"), 1, tokens=REPEATING, sampling=drawn, num_draft_tokens=3)
     bench = Bench(hosted)
     reader = bench.reader("a")
     bench.ask(reader, 2, tokens=[11, 12, 13], sampling=GREEDY, num_draft_tokens=3)
     bench.ask(reader, 1, tokens=[*REPEATING[:6], 99], sampling=drawn, num_draft_tokens=3)
-    (reply,) = bench.ask(reader, 1, base_length=6, tokens=REPEATING[6:], num_draft_tokens=3)
+    reply = bench.ask(reader, 1, base_length=6, tokens=REPEATING[6:], num_draft_tokens=3)
     assert [node.token for node in reply.nodes] == [node.token for node in first.nodes]
     assert all(node.drawn and 0 < len(node.distribution.tokens) <= 65 for node in reply.nodes)
 

@@ -242,16 +242,16 @@ def test_memory_is_kept_to(hosted: HostedDrafter) -> None:
     reader = bench.reader("a")
     for row in range(6):
         bench.now += 1
-        (reply,) = bench.ask(reader, row, tokens=[*TEXT, row], sampling=GREEDY, num_draft_tokens=2)
+        reply = bench.ask(reader, row, tokens=[*TEXT, row], sampling=GREEDY, num_draft_tokens=2)
         assert chain_of(reply) == [node.token for node in fresh_chain(hosted, [*TEXT, row], GREEDY, 2)]
         assert kv.allocated_bytes <= bench.limits.memory_bytes
     assert bench.total("evictions") == 2
     assert [trouble_of(bench.tell(reader, row=row, base_length=5, tokens=[9])) for row in range(6)] == [1, 1, 0, 0, 0, 0]
     long = [index % VOCAB for index in range(900)]
-    (reply,) = bench.ask(reader, 7, tokens=long, sampling=GREEDY, num_draft_tokens=2)
+    reply = bench.ask(reader, 7, tokens=long, sampling=GREEDY, num_draft_tokens=2)
     assert chain_of(reply) == [node.token for node in fresh_chain(hosted, long, GREEDY, 2)]
     assert kv.allocated_bytes <= bench.limits.memory_bytes
-    (reply,) = bench.ask(reader, 8, tokens=[1] * 2000, sampling=GREEDY, num_draft_tokens=2)
+    reply = bench.ask(reader, 8, tokens=[1] * 2000, sampling=GREEDY, num_draft_tokens=2)
     assert reply.trouble == messages.TROUBLE_REFUSED
     assert "--memory" in reply.reason
 
@@ -264,14 +264,14 @@ def test_a_text_that_fits_alone_is_busy_and_no_more(hosted: HostedDrafter) -> No
     reader = bench.reader("a")
     for row in range(2):
         assert bench.tell(reader, row=row, tokens=[*long, row], sampling=GREEDY, num_draft_tokens=2) is None
-    assert [reply.trouble for reply in bench.turns(reader, 0)] == [messages.TROUBLE_NONE]
-    (reply,) = bench.turns(reader, 1)
+    assert bench.turns(reader, 0).trouble == messages.TROUBLE_NONE
+    reply = bench.turns(reader, 1)
     assert reply.trouble == messages.TROUBLE_BUSY
     assert reply.reason == "no room for 901 tokens beside the others (--memory)"
     assert trouble_of(bench.tell(reader, row=1, base_length=901, num_draft_tokens=2)) == messages.TROUBLE_UNKNOWN_ROW
-    (reply,) = bench.ask(reader, 1, tokens=[*long, 1], sampling=GREEDY, num_draft_tokens=2)
+    reply = bench.ask(reader, 1, tokens=[*long, 1], sampling=GREEDY, num_draft_tokens=2)
     assert reply.trouble == messages.TROUBLE_NONE
-    (reply,) = bench.ask(reader, 2, tokens=[1] * 2000, sampling=GREEDY, num_draft_tokens=2)
+    reply = bench.ask(reader, 2, tokens=[1] * 2000, sampling=GREEDY, num_draft_tokens=2)
     assert reply.trouble == messages.TROUBLE_REFUSED, "it will never fit"
 
 
@@ -310,16 +310,16 @@ def test_a_second_request_for_a_base_adds_to_the_first(hosted: HostedDrafter) ->
     """Nodes keep their numbers, and none is sent twice; on another stream, or for a row that restarts, all are."""
     bench = Bench(hosted)
     reader = bench.reader("a")
-    (first,) = bench.ask(reader, 1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=2)
-    (more,) = bench.ask(reader, 1, base_length=4, tokens=[], num_draft_tokens=4)
+    first = bench.ask(reader, 1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=2)
+    more = bench.ask(reader, 1, base_length=4, tokens=[], num_draft_tokens=4)
     assert [node.parent for node in more.nodes] == [1, 2]
     tokens = [node.token for node in [*first.nodes, *more.nodes]]
     assert tokens == [node.token for node in fresh_chain(hosted, TEXT, GREEDY, 4)]
     again = Reader("a")
     assert bench.texts.connect("a")
-    (reply,) = bench.ask(again, 1, base_length=4, tokens=[], num_draft_tokens=4)
+    reply = bench.ask(again, 1, base_length=4, tokens=[], num_draft_tokens=4)
     assert chain_of(reply) == tokens
-    (reply,) = bench.ask(again, 1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=4)
+    reply = bench.ask(again, 1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=4)
     assert chain_of(reply) == tokens
 
 
@@ -364,5 +364,5 @@ def test_a_model_of_another_width_than_the_askers(tmp_path: Path) -> None:
     bench.texts.open("wide", VOCAB + 63)
     reader = bench.reader("wide")
     bench.texts.open("wide", VOCAB + 63)
-    replies = bench.ask(reader, 1, tokens=[*TEXT, VOCAB + 3], sampling=GREEDY, num_draft_tokens=2)
-    assert len(replies[0].nodes) == 2
+    reply = bench.ask(reader, 1, tokens=[*TEXT, VOCAB + 3], sampling=GREEDY, num_draft_tokens=2)
+    assert len(reply.nodes) == 2

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider.errors import ConfigError
 from outrider.remote.draft import connection
-from outrider.remote.draft.asking import end_of, sampling_of
+from outrider.remote.draft.asking import sampling_of
 from outrider.remote.draft.background import background_loop, in_background
 from outrider.remote.draft.connection import Connection, ReplyBox, TroubleError
 from outrider.remote.draft.counters import DraftCounters
@@ -90,7 +90,7 @@ def test_nothing_is_owed_to_rows_that_ended(
     monkeypatch.setattr(connection, "SILENT_S", 0.2)
     number = line.new_row(ReplyBox())
     request = messages.RowRequest(row=number, tokens=[5], sampling=messages.Sampling(), num_draft_tokens=2)
-    line.send([request, end_of(number)])
+    line.send([request, messages.RowRequest(row=number, end=True)])
     until(lambda: len(silent.requests) == 2, "both messages")
     time.sleep(2.5)  # the line is looked at once a second
     assert line.is_open
