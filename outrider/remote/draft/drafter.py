@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,9 +23,9 @@ from outrider.drafters.requirements import Requirements
 from outrider.remote.draft.checks import InvalidReplyError, checked_nodes
 from outrider.remote.draft.connection import Connection, DraftReply, ReplyBox
 from outrider.remote.draft.drafter_settings import RemoteSettings
-from outrider.remote.draft.local import LocalLease
+from outrider.remote.draft.local import LocalService, lease_local
 from outrider.remote.draft.patience import DraftWait, Rests
-from outrider.remote.draft.sharing import Lease
+from outrider.remote.draft.sharing import Lease, Shared
 from outrider.remote.draft.text import BUSY_S, RemoteText
 from outrider.remote.draft.tree import DraftTree, ReceivedNode
 from outrider.remote.endpoint import Endpoint
@@ -39,6 +40,21 @@ PLAIN_STEPS = 1  # in a row, after which `commit` asks for nothing more: a contr
 NAME = "remote"
 
 
+@dataclass(frozen=True)
+class StartedConnection:
+    """A connection to a service, and what was wrong at its start."""
+
+    connection: Connection
+    trouble: str | None
+
+    def close(self) -> None:
+        """End the connection."""
+        self.connection.close()
+
+
+CONNECTIONS: Shared[StartedConnection] = Shared()
+
+
 class RemoteDrafter(Drafter):
     """Chains from a draft service."""
 
@@ -49,9 +65,11 @@ class RemoteDrafter(Drafter):
     keeps_costs = False  # so does what a step takes
     Settings = RemoteSettings
 
-    def __init__(self, lease: Lease, settings: RemoteSettings, max_nodes: int, local: LocalLease | None = None) -> None:
+    def __init__(
+        self, line: Lease[StartedConnection], settings: RemoteSettings, max_nodes: int, local: Lease[LocalService] | None = None
+    ) -> None:
         """`max_nodes`: nodes per row that steps will ask for; `local`: the service, where it was started here."""
-        self._lease, self._settings, self._local = lease, settings, local
+        self._line, self._settings, self._local = line, settings, local
         self._box = ReplyBox()
         self._patience, self._rests = DraftWait(settings.max_wait_s), Rests()
         self._texts = PerRow[RemoteText]()  # per row
@@ -65,22 +83,29 @@ class RemoteDrafter(Drafter):
     def build(cls, setup: DraftSetup) -> RemoteDrafter:
         settings: RemoteSettings = setup.settings
         address, target = settings.address, setup.target
-        local = LocalLease(settings, setup) if settings.is_local else None
-        endpoint = Endpoint.parse(address, "--draft-endpoint") if local is None else local.service.endpoint
+        local = lease_local(settings, setup) if settings.is_local else None
+        endpoint = Endpoint.parse(address, "--draft-endpoint") if local is None else local.thing.endpoint
         identity = model_identity(target.name, target.tokenizer, target.lm.shape.vocab_size)
-        return cls(Lease(endpoint, settings.security(), identity, CONNECT_S), settings, setup.num_draft_tokens, local)
+        security = settings.security()
+
+        def connect() -> StartedConnection:
+            connection = Connection(endpoint, security, identity)
+            return StartedConnection(connection, connection.start(CONNECT_S))
+
+        line = CONNECTIONS.lease((endpoint, security, identity.SerializeToString()), connect)
+        return cls(line, settings, setup.num_draft_tokens, local)
 
     @property
     def connection(self) -> Connection:
         """The stream to the service."""
-        return self._lease.connection
+        return self._line.thing.connection
 
     @property
     def notes(self) -> list[str]:
-        connection, trouble = self.connection, self._lease.trouble
-        if trouble is not None:
-            return [f"the draft service {connection.endpoint} does not answer ({trouble}): decoding goes on without it meanwhile"]
+        connection, trouble = self.connection, self._line.thing.trouble
         terms = connection.terms
+        if terms is None and trouble is not None:
+            return [f"the draft service {connection.endpoint} does not answer ({trouble}): decoding continues without it"]
         if terms is None:
             return []
         with_probs = terms.has_distributions and self._with_probs
@@ -163,7 +188,7 @@ class RemoteDrafter(Drafter):
         self.connection.end_row(text.number)
 
     def close(self) -> None:
-        self._lease.end()
+        self._line.end()
         if self._local is not None:
             self._local.end()
 
