@@ -5,7 +5,6 @@ One process decodes the same greedy prompts in turn, forwards and backwards, wit
     plain            no drafts
     co-located       the draft model in the same process
     remote           the same draft model as a service behind a wire, asked after every step
-    remote, ahead    the same, with drafts prepared for likely outcomes while the target's pass runs
 
 The wire is tests/network: a network namespace for each side, and a process between them that holds packets back. Everything has
 one thread: the service stands for another machine, so it must not take the target's processor, nor lend it one. All texts must be
@@ -55,8 +54,8 @@ sys.path.insert(0, str(REPOSITORY))
 from tests.network.network import Network, outliving_nobody, why_not
 from tests.network.parts import DRAFT_PORT, Part
 
-PLAIN, LOCAL, REMOTE, AHEAD = "plain", "co-located", "remote", "remote, ahead"
-NAMES = (PLAIN, LOCAL, REMOTE, AHEAD)
+PLAIN, LOCAL, REMOTE = "plain", "co-located", "remote"
+NAMES = (PLAIN, LOCAL, REMOTE)
 ROUND_TRIPS_MS = "0,1,10,50"
 MODEL, LONGEST = "draft-model", 2048  # tokens of prompt and answer
 
@@ -115,12 +114,10 @@ def deployment(setup: Setup) -> Iterator[tuple[Network, Worker]]:
     """The draft service at one end of the wire, the process that runs the steps at the other."""
     with tempfile.TemporaryDirectory() as folder, Network("steps", "drafts") as network:
         service = Part(network, "drafts", setup.service, DRAFT_PORT, Path(folder) / "draft.log").start().wait()
-        remote = {"drafter": "remote", "num_draft_tokens": setup.k}
         configurations: dict[str, Any] = {
             PLAIN: {"drafter": "none"},
             LOCAL: setup.beside,
-            REMOTE: {**remote, "drafter_options": {"endpoint": service.address, "outcomes": False}},
-            AHEAD: {**remote, "drafter_options": {"endpoint": service.address, "outcomes": True}},
+            REMOTE: {"drafter": "remote", "num_draft_tokens": setup.k, "drafter_options": {"endpoint": service.address}},
         }
         loaded = {"target": str(setup.target), "runtime": setup.runtime, "configurations": configurations}
         worker = Worker(network, "steps", loaded)

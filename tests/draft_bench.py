@@ -71,18 +71,19 @@ class Bench:
         """One message about a row; the trouble that is answered at once."""
         return self.texts.receive(reader, messages.RowRequest(**fields))
 
-    def turns(self, reader: Reader, row: int) -> list[messages.RowReply]:
-        """Turns until this row's draft is finished; all that was reported of it."""
+    def turns(self, reader: Reader, row: int) -> messages.RowReply:
+        """Turns until a reply about this row comes."""
         for _ in range(MAX_TURNS):
             self.worker.turn()
-            found = [reply for reply in reader.replies if reply.row == row]
-            if found and found[-1].finished:
-                reader.replies = [reply for reply in reader.replies if reply.row != row]
-                return found
-        raise AssertionError(f"no finished draft of row {row} after {MAX_TURNS} turns")
+            about_row = [reply for reply in reader.replies if reply.row == row]
+            if about_row:
+                (reply,) = about_row
+                reader.replies.remove(reply)
+                return reply
+        raise AssertionError(f"no reply about row {row} after {MAX_TURNS} turns")
 
-    def ask(self, reader: Reader, row: int, **fields: Any) -> list[messages.RowReply]:
-        """Tell, and the replies."""
+    def ask(self, reader: Reader, row: int, **fields: Any) -> messages.RowReply:
+        """Tell, and the reply."""
         assert self.tell(reader, row=row, **fields) is None
         return self.turns(reader, row)
 
@@ -96,11 +97,6 @@ class Bench:
         """A counter's sum over its labels."""
         metrics = self.counters.registry.collect()
         return sum(s.value for m in metrics for s in m.samples if s.name == f"outrider:draft_service_{name}_total")
-
-
-def nodes_of(replies: list[messages.RowReply]) -> list[messages.Node]:
-    """All nodes that were sent for a base, in the order of their numbers."""
-    return [node for reply in replies for node in reply.nodes]
 
 
 def chain_of(reply: messages.RowReply) -> list[int]:

@@ -108,7 +108,6 @@ class FakeDraftService:
         self.protocol, self.model = PROTOCOL, None  # None: the asker's own
         self.terms = messages.DraftTerms(
             drafter="draft-model", max_draft_tokens=8, max_rows=16, max_context=100_000, has_distributions=True,
-            prepares_outcomes=True,
         )
         self.requests: list[messages.RowRequest] = []
         self.hellos: list[messages.Hello] = []
@@ -210,30 +209,21 @@ class FakeDraftService:
         text.tokens[request.base_length :] = request.tokens
         if not request.num_draft_tokens:
             return []
-        chain: list[messages.Node] = []
-        self.drafted(text, text.tokens, -1, request.num_draft_tokens, chain)
-        replies = [self.reply(request.row, len(text.tokens), chain)]
-        if request.prepare_outcomes:
-            more = self.outcomes(text, chain, request.num_draft_tokens)
-            replies += [self.reply(request.row, len(text.tokens), more, finished=True)]
-        return replies
+        return [self.reply(request.row, len(text.tokens), self.drafted(text, request.num_draft_tokens))]
 
     def reply(self, row: int, base: int, nodes: Sequence[messages.Node], **fields: Any) -> messages.RowReply:
         self.sent[row, base] = self.sent.get((row, base), 0) + len(nodes)
         return messages.RowReply(row=row, base_length=base, nodes=nodes, **fields)
 
-    def drafted(
-        self, text: Text, known: Sequence[int], parent: int, count: int, nodes: list[messages.Node], first: int = 0
-    ) -> None:
-        """A chain of `count` nodes behind the text `known`, added to `nodes`, of which the first is number `first`."""
-        known = list(known)
+    def drafted(self, text: Text, count: int) -> list[messages.Node]:
+        """A chain of at most `count` nodes that continue the text."""
+        nodes: list[messages.Node] = []
         for _ in range(count):
-            node = self.node(text, known, parent)
+            node = self.node(text, [*text.tokens, *(earlier.token for earlier in nodes)], len(nodes) - 1)
             if node is None:
-                return
-            parent = first + len(nodes)
+                break
             nodes.append(node)
-            known.append(node.token)
+        return nodes
 
     def node(self, text: Text, known: Sequence[int], parent: int) -> messages.Node | None:
         if not text.draws:
@@ -246,15 +236,3 @@ class FakeDraftService:
         token = self.random.choices(tokens, probs)[0]
         sent = messages.Distribution(tokens=tokens, probs=probs)
         return messages.Node(parent=parent, token=token, drawn=True, distribution=sent)
-
-    def outcomes(self, text: Text, chain: Sequence[messages.Node], count: int) -> list[messages.Node]:
-        """Behind each part of the chain the likeliest other tokens, and a chain behind each."""
-        nodes: list[messages.Node] = []
-        for kept in range(len(chain) + 1):
-            known = [*text.tokens, *(node.token for node in chain[:kept])]
-            taken = {chain[kept].token} if kept < len(chain) else set()
-            for token in [token for token in self.guess.ranked(known)[:3] if token not in taken]:
-                number = len(chain) + len(nodes)
-                nodes.append(messages.Node(parent=kept - 1, token=token))
-                self.drafted(text, [*known, token], number, count, nodes, len(chain))
-        return nodes

@@ -146,7 +146,6 @@ class EstimateOptions:
             num_rows=self.batch_size,
             context=self.context,
             remote_rtt_s=_seconds(remote.remote_rtt_ms),
-            hit_rate=remote.hit_rate,
         )
 
 

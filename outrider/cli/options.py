@@ -159,9 +159,6 @@ class RemoteOptions:
     """Drafts from another process, whose worth is worked out."""
 
     remote_rtt_ms: float | None = option(None, REMOTE, "Milliseconds to a draft service and back, drafting aside.")
-    hit_rate: float | None = option(
-        None, REMOTE, "Share of steps whose draft was prepared while the pass before ran.", show_default="0.5"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

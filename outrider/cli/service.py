@@ -144,9 +144,6 @@ class LimitOptions:
 
     max_draft_tokens: int = option(8, LIMITS, "Most draft tokens of a chain.", envvar="MAX_DRAFT_TOKENS")
     batch_size: int = option(32, LIMITS, "Most rows of one drafting call.", envvar="BATCH_SIZE")
-    outcome_nodes: int = option(
-        64, LIMITS, "Nodes drafted ahead while a target's pass runs, for tokens that it may emit; 0: none."
-    )
     distribution_tokens: int = option(64, LIMITS, "A drawn token's distribution is cut to so many of its likeliest tokens.")
     max_rows: int = option(256, LIMITS, "Texts of one asker that are kept.")
     max_instances: int = option(64, LIMITS, "Askers at the same time.")
@@ -162,7 +159,6 @@ class LimitOptions:
             max_draft_tokens=self.max_draft_tokens, batch_size=self.batch_size, max_rows=self.max_rows,
             max_instances=self.max_instances, memory_bytes=memory("--memory", self.memory), idle_timeout_s=self.idle_timeout,
             max_requests_per_s=self.max_requests_per_second, distribution_tokens=self.distribution_tokens,
-            outcome_nodes=self.outcome_nodes,
         )  # fmt: skip
 
 

@@ -112,12 +112,10 @@ class LineOptions(RemoteOptions):
         if self.remote_rtt_ms is not None and self.draft_endpoint is not None:
             raise ConfigError("--remote-rtt-ms and --draft-endpoint both set the service's round trip; give one of them")
         if self.remote_rtt_ms is not None:
-            return Line(self.remote_rtt_ms / 1e3, self.hit_rate)
+            return Line(self.remote_rtt_ms / 1e3)
         if self.draft_endpoint is None:
-            if self.hit_rate is not None:
-                raise ConfigError("--set hit_rate is about a draft service: add --remote-rtt-ms or --draft-endpoint")
             return None
-        return Line(_round_trip(self.draft_endpoint, target, machine), self.hit_rate, self.draft_endpoint)
+        return Line(_round_trip(self.draft_endpoint, target, machine), self.draft_endpoint)
 
 
 def _round_trip(address: str, target: str, machine: MachineOptions) -> float:

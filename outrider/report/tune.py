@@ -53,8 +53,8 @@ def _service(result: TuneResult) -> list[Block]:
     advice = result.remote
     if advice is None:
         return []
-    if advice.is_advised:
-        return [Paragraph(f"A draft service pays here: {advice.reason}.", "good")]
+    if advice.remote_speedup > 1:
+        return [Paragraph(f"Use a draft service only for a draft that cannot be beside the target: {advice.reason}.", "caution")]
     return [Paragraph(f"Do not use a draft service here: {advice.reason}.", "caution")]
 
 

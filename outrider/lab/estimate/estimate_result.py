@@ -34,7 +34,6 @@ class EstimateInput(Record):
     num_rows: int | None = None  # None: 1, or that of `costs`
     context: int | None = None  # cached tokens per row; None: 4096
     remote_rtt_s: float | None = None  # round trip to a draft service; None: drafting happens in the target's process
-    hit_rate: float | None = None  # share of steps whose draft the service had prepared; None: 0.5
 
 
 class LengthEstimate(Record):
@@ -97,8 +96,7 @@ class RemoteLength(Record):
     tau: float
     target_s: float  # a step without drafting
     reply_s: float  # round trip and drafting
-    synchronous_speedup: float  # where every step waits for its draft
-    overlapped_speedup: float  # with drafts for likely outcomes
+    speedup: float  # every step waits for its draft
     co_located_speedup: float  # with the draft in the target's process
 
 
@@ -106,15 +104,11 @@ class RemoteEstimate(Record):
     """What a draft service would bring (outrider/lab/estimate/remote.py)."""
 
     rtt_s: float
-    hit_rate: float
-    hit_rate_given: bool
     lengths: list[RemoteLength]  # gamma = 1, 2, ...
-    best_num_draft_tokens: int  # of the overlapped speedup
-    synchronous_speedup: float  # at its own best length
-    overlapped_speedup: float
+    best_num_draft_tokens: int
+    speedup: float  # there
     pays: bool
     in_time: bool  # a reply takes no longer than a plain step: the drafter waits for it
-    break_even_hit_rate: float | None  # None: none is enough
     co_located_speedup: float  # at its own best length
 
 

@@ -28,11 +28,10 @@ class Line:
     """The way to a draft service. Raises ConfigError for values out of range."""
 
     rtt_s: float  # there and back, drafting aside
-    hit_rate: float | None = None  # share of steps whose draft was prepared while the pass before ran; None: the usual one
     endpoint: str | None = None  # where the round trip was measured; None: it was given
 
     def __post_init__(self) -> None:
-        check_line(self.rtt_s, self.hit_rate)
+        check_line(self.rtt_s)
 
 
 class RemoteAdvice(Record):
@@ -45,7 +44,6 @@ class RemoteAdvice(Record):
     draft_s_per_token: float
     estimate: RemoteEstimate
     remote_speedup: float  # as the drafter `remote` works: 1 where waiting would never pay
-    is_advised: bool  # neither drafting beside the target nor plain decoding is as fast
     reason: str  # one sentence
 
 
@@ -70,14 +68,11 @@ def remote_advice(family: Family, probe: Probe, line: Line, rows: int, plain_s: 
     if costs is None:
         return None
     length = family.sizes[-1]
-    found = remote_estimate(line.rtt_s, line.hit_rate, survival(steps, length), costs, length)
-    beside = found.co_located_speedup
-    remote = found.overlapped_speedup if found.in_time else 1.0
-    is_advised = remote > max(beside, 1.0)
+    found = remote_estimate(line.rtt_s, survival(steps, length), costs, length)
     return RemoteAdvice(
         endpoint=line.endpoint, configuration=family.label, plain_step_s=costs.step_s(0)[0],
-        draft_fixed_s=costs.draft_fixed_s, draft_s_per_token=costs.draft_s_per_token, estimate=found, remote_speedup=remote,
-        is_advised=is_advised, reason=_reason(found, remote, beside, costs.step_s(0)[0], is_advised=is_advised),
+        draft_fixed_s=costs.draft_fixed_s, draft_s_per_token=costs.draft_s_per_token, estimate=found,
+        remote_speedup=found.speedup if found.in_time else 1.0, reason=_reason(found, costs.step_s(0)[0]),
     )  # fmt: skip
 
 
@@ -107,16 +102,15 @@ def _straight(seconds: dict[int, float]) -> tuple[float, float]:
     return 0.0, float(times.sum() / widths.sum())
 
 
-def _reason(found: RemoteEstimate, remote: float, beside: float, plain_s: float, *, is_advised: bool) -> str:
-    line = f"{_ms(found.rtt_s)} ms there and back"
-    if not found.in_time:
-        return (
-            f"with {line}, the shortest reply takes {_ms(found.lengths[0].reply_s)} ms and a plain step {_ms(plain_s)} ms, so no "
-            f"draft comes in time and speed is that of plain decoding; beside the target the draft model reaches {beside:.2f}x"
-        )
-    hit = f"hit rate {found.hit_rate:.2g}{'' if found.hit_rate_given else ', assumed'}"
-    text = f"with {line} ({hit}) a service reaches {remote:.2f}x plain decoding, the draft model beside the target {beside:.2f}x"
-    return text if is_advised or remote <= 1 else f"{text}; a service is for a draft that cannot be there"
+def _reason(found: RemoteEstimate, plain_s: float) -> str:
+    line = f"with {_ms(found.rtt_s)} ms there and back"
+    beside = f"beside the target the draft model reaches {found.co_located_speedup:.2f}x"
+    if found.in_time:
+        return f"{line} it reaches {found.speedup:.2f}x plain decoding; {beside}"
+    return (
+        f"{line}, the shortest reply takes {_ms(found.lengths[0].reply_s)} ms and a plain step {_ms(plain_s)} ms, so no "
+        f"draft comes in time and speed is that of plain decoding; {beside}"
+    )
 
 
 def _ms(seconds: float) -> str:

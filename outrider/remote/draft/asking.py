@@ -1,11 +1,8 @@
-"""Requests about one row, as the asker sends and the service reads them: what is to be known of its text, and how its tokens are
-chosen, which is checked once, when the row begins.
-"""
+"""How a row's tokens are chosen, as the asker sends and the service reads it: checked once, when the row begins."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.errors import ConfigError
@@ -38,21 +35,6 @@ def sampling_of(row: Row, *, coupled: bool, with_probs: bool) -> messages.Sampli
 def other_seed(seed: int) -> int:
     """A seed that follows from `seed` and does not tell it."""
     return int.from_bytes(hashlib.blake2b(f"draft {seed}".encode(), digest_size=8).digest(), "big")
-
-
-def end_of(number: int) -> messages.RowRequest:
-    """The row is over."""
-    return messages.RowRequest(row=number, end=True)
-
-
-def row_request(
-    number: int, base: int, tokens: Sequence[int], sampling: messages.Sampling | None, num_draft_tokens: int, *, outcomes: bool
-) -> messages.RowRequest:
-    """Tokens from `base` on, and how many nodes are wanted behind them."""
-    return messages.RowRequest(
-        row=number, base_length=base, tokens=tokens, sampling=sampling, num_draft_tokens=num_draft_tokens,
-        prepare_outcomes=outcomes and num_draft_tokens > 0,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

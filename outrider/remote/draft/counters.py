@@ -21,15 +21,11 @@ class DraftCounters:
         self.registry = registry
         self.requests = Counter(f"{PREFIX}_requests", "Messages about rows.", registry=registry)
         self.drafted = Counter(f"{PREFIX}_drafted_nodes", "Nodes sent as continuations of committed texts.", registry=registry)
-        self.outcomes = Counter(f"{PREFIX}_outcome_nodes", "Nodes sent for likely outcomes of a pass.", registry=registry)
         self.stale = Counter(f"{PREFIX}_stale", "Drafts that were dropped because a newer text arrived.", registry=registry)
         self.evictions = Counter(f"{PREFIX}_evictions", "Rows forgotten before their end.", ["reason"], registry=registry)
         self._troubles = Counter(f"{PREFIX}_troubles", "Messages answered with a trouble.", ["reason"], registry=registry)
         self.batch = Histogram(f"{PREFIX}_batch_rows", "Rows of one drafting call.", buckets=BATCHES, registry=registry)
-        self.seconds = Histogram(
-            f"{PREFIX}_call_seconds", "One call: drafting chains, or one pass for outcomes.", ["kind"], buckets=SECONDS,
-            registry=registry,
-        )  # fmt: skip
+        self.seconds = Histogram(f"{PREFIX}_call_seconds", "One drafting call.", buckets=SECONDS, registry=registry)
         self.streams = Gauge(f"{PREFIX}_streams", "Open calls of askers.", registry=registry)
 
     def trouble(self, kind: messages.Trouble) -> None:

@@ -1,8 +1,7 @@
 """Drafter 'remote': a draft service on another machine, or in another process, drafts while the target works.
 
-    commit    the tokens of the step go to the service, which drafts after them and, while the target's next pass
-              runs, after the likely outcomes of that pass
-    propose   where the text continued as one of them, the draft is ready (a hit); else the step waits for the reply
+    commit    the tokens of the step go to the service, which drafts after them
+    propose   where a draft has arrived that fits the text, the step takes it (a hit); otherwise it waits for the reply
               to its own request as long as `patience.py` allows, or continues without a draft
 
 No event on the network may change a text or stop a step: replies are checked (`checks.py`), a missing draft makes a
@@ -14,19 +13,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.requirements import Requirements
-from outrider.remote.draft.asking import end_of
 from outrider.remote.draft.checks import InvalidReplyError, checked_nodes
 from outrider.remote.draft.connection import Connection, DraftReply, ReplyBox
 from outrider.remote.draft.drafter_settings import RemoteSettings
-from outrider.remote.draft.local import LocalLease
+from outrider.remote.draft.local import LocalService, lease_local
 from outrider.remote.draft.patience import DraftWait, Rests
-from outrider.remote.draft.sharing import Lease
+from outrider.remote.draft.sharing import Lease, Shared
 from outrider.remote.draft.text import BUSY_S, RemoteText
 from outrider.remote.draft.tree import DraftTree, ReceivedNode
 from outrider.remote.endpoint import Endpoint
@@ -37,8 +36,23 @@ from outrider.types import Draft, TargetOutput, Verdict
 
 log = logging.getLogger("outrider.remote")
 CONNECT_S = 3.0  # that a start waits for a service
-PLAIN_STEPS = 1  # in a row, after which nothing more is asked for ahead: a control that drafts makes single ones to compare
+PLAIN_STEPS = 1  # in a row, after which `commit` asks for nothing more: a control that drafts makes single ones to compare
 NAME = "remote"
+
+
+@dataclass(frozen=True)
+class StartedConnection:
+    """A connection to a service, and what was wrong at its start."""
+
+    connection: Connection
+    trouble: str | None
+
+    def close(self) -> None:
+        """End the connection."""
+        self.connection.close()
+
+
+CONNECTIONS: Shared[StartedConnection] = Shared()
 
 
 class RemoteDrafter(Drafter):
@@ -51,9 +65,11 @@ class RemoteDrafter(Drafter):
     keeps_costs = False  # so does what a step takes
     Settings = RemoteSettings
 
-    def __init__(self, lease: Lease, settings: RemoteSettings, max_nodes: int, local: LocalLease | None = None) -> None:
+    def __init__(
+        self, line: Lease[StartedConnection], settings: RemoteSettings, max_nodes: int, local: Lease[LocalService] | None = None
+    ) -> None:
         """`max_nodes`: nodes per row that steps will ask for; `local`: the service, where it was started here."""
-        self._lease, self._settings, self._local = lease, settings, local
+        self._line, self._settings, self._local = line, settings, local
         self._box = ReplyBox()
         self._patience, self._rests = DraftWait(settings.max_wait_s), Rests()
         self._texts = PerRow[RemoteText]()  # per row
@@ -67,22 +83,29 @@ class RemoteDrafter(Drafter):
     def build(cls, setup: DraftSetup) -> RemoteDrafter:
         settings: RemoteSettings = setup.settings
         address, target = settings.address, setup.target
-        local = LocalLease(settings, setup) if settings.is_local else None
-        endpoint = Endpoint.parse(address, "--draft-endpoint") if local is None else local.service.endpoint
+        local = lease_local(settings, setup) if settings.is_local else None
+        endpoint = Endpoint.parse(address, "--draft-endpoint") if local is None else local.thing.endpoint
         identity = model_identity(target.name, target.tokenizer, target.lm.shape.vocab_size)
-        return cls(Lease(endpoint, settings.security(), identity, CONNECT_S), settings, setup.num_draft_tokens, local)
+        security = settings.security()
+
+        def connect() -> StartedConnection:
+            connection = Connection(endpoint, security, identity)
+            return StartedConnection(connection, connection.start(CONNECT_S))
+
+        line = CONNECTIONS.lease((endpoint, security, identity.SerializeToString()), connect)
+        return cls(line, settings, setup.num_draft_tokens, local)
 
     @property
     def connection(self) -> Connection:
         """The stream to the service."""
-        return self._lease.connection
+        return self._line.thing.connection
 
     @property
     def notes(self) -> list[str]:
-        connection, trouble = self.connection, self._lease.trouble
-        if trouble is not None:
-            return [f"the draft service {connection.endpoint} does not answer ({trouble}): decoding goes on without it meanwhile"]
+        connection, trouble = self.connection, self._line.thing.trouble
         terms = connection.terms
+        if terms is None and trouble is not None:
+            return [f"the draft service {connection.endpoint} does not answer ({trouble}): decoding continues without it"]
         if terms is None:
             return []
         with_probs = terms.has_distributions and self._with_probs
@@ -161,11 +184,11 @@ class RemoteDrafter(Drafter):
         text.tree.drop_drafts()
         self.connection.counts.add("wasted_nodes", text.tree.wasted)
         if text.num_sent is not None and text.epoch == self.connection.epoch:
-            self.connection.send([end_of(text.number)])
+            self.connection.send([messages.RowRequest(row=text.number, end=True)])
         self.connection.end_row(text.number)
 
     def close(self) -> None:
-        self._lease.end()
+        self._line.end()
         if self._local is not None:
             self._local.end()
 
@@ -188,9 +211,7 @@ class RemoteDrafter(Drafter):
         if not asking or not connection.is_open or self._rests.is_resting:
             return
         requests = [
-            text.request(
-                row, epoch, wanted, coupled=races, with_probs=self._with_probs, outcomes=self._settings.outcomes
-            )
+            text.request(row, epoch, wanted, coupled=races, with_probs=self._with_probs)
             for text, row, wanted, races in asking
         ]
         if not connection.send(requests):

@@ -29,7 +29,6 @@ class RemoteSettings:
     server_name: str | None = setting(None, "name in the service's certificate, where it is not the address")
     token_env: str = setting(TOKEN_VARIABLE, "environment variable with the service's token")
     probs: Literal["auto", "off"] = setting("auto", "off: believe no probabilities, so a service need not be trusted")
-    outcomes: bool = setting(True, "have drafts prepared for likely outcomes of the target's pass")
     max_wait_ms: float | None = setting(None, "longest wait of a step for a draft; none: as long as a plain step takes")
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from outrider.remote.draft.nodes import DraftNode, drafted_nodes
 from outrider.remote.draft.texts import HostedText, common
 from outrider.rows import PerRow, Row, Rows
 from outrider.stops import StopStrings
-from outrider.types import Draft, TargetOutput
+from outrider.types import TargetOutput
 from outrider.verifiers.base import prefix_verdict
 from outrider.verifiers.coupled import CoupledVerifier
 
@@ -64,7 +64,6 @@ class GeneralHost:
         self.drafter, self._rows, self._uids = drafter, Rows(vocab_size, device), PerRow[int]()
         self._bytes = LOOKUP_BYTES + (0 if model is None else model.kv.bytes_per_token)  # of a token
         self._pending: dict[int, _Proposal] = {}  # by uid
-        self.has_outcomes = model is None  # what is drafted ahead reads the text anew, which costs a model too much
 
     @property
     def uids(self) -> list[int]:
@@ -138,44 +137,6 @@ class GeneralHost:
                 self._pending[uid] = _Proposal(len(self._rows[index].tokens), found[index], credit)
         self._settle()
         return {uid: found[index] for index, uid in enumerate(self._uids) if wanted[index]}
-
-    @torch.inference_mode()
-    def ahead(self, uid: int, chain: list[int], num_nodes: int) -> list[DraftNode]:
-        """What would be drafted if all of `chain` were kept: the token behind it, and at most `num_nodes` nodes behind that one.
-
-        Drafted by a row that is there for this alone. Parents are numbered among the nodes; -1: the last of `chain`.
-        """
-        row = self._rows[self._uids.index(uid)]
-        tokens = row.tokens + chain
-        virtual = Row(
-            request=-1, tokens=tokens, num_prompt=len(tokens), params=row.params, seed=row.seed, max_tokens=NO_END,
-            stop_tokens=frozenset(), detokenizer=None, stops=StopStrings([]), verifier=row.verifier,
-            num_learned=NO_END,  # guesses are not remembered
-        )  # fmt: skip
-        index = self._rows.add(virtual)
-        self.drafter.start(virtual)
-        try:
-            first = self._nodes_of(index, 1)
-            if not first:
-                return []
-            virtual.tokens.append(first[0].token)
-            self._settle()
-            behind = self._nodes_of(index, num_nodes)
-        finally:
-            self.drafter.stop(index)
-            self._rows.swap_remove(index)
-        return [first[0], *(DraftNode(node.parent + 1, node.token, node.distribution) for node in behind)]
-
-    def _nodes_of(self, index: int, count: int) -> list[DraftNode]:
-        gamma = [0] * len(self._rows)
-        gamma[index] = count
-        return drafted_nodes(self._draft(gamma), self._rows)[index]
-
-    def _draft(self, gamma: list[int]) -> Draft:
-        """A proposal; afterwards the drafter is as if nothing had been drafted."""
-        draft = proposed(self.drafter, self._rows, gamma)
-        self._settle()
-        return draft
 
     def _settle(self) -> None:
         """A step without a draft: the drafter takes in the texts as they are, and counts nothing as rejected."""

@@ -103,10 +103,7 @@ def chosen_parts(options: HostedDrafterOptions) -> Parts:
     if required.module:
         raise CapabilityError(f"drafter '{name}' runs on the target's own weights. Use {WORKS}")
     if name == "draft-model" and required.trees:
-        raise ConfigError(
-            "a draft service drafts chains with a model: leave out the drafter's 'tree'. Alternatives are drafted ahead, as "
-            "likely outcomes (--set outcome_nodes)"
-        )
+        raise ConfigError("a draft service drafts chains with a model: leave out the drafter's 'tree'")
     if required.draft and options.draft is None:
         raise ConfigError(f"drafter '{name}' needs a draft model: outrider service draft MODEL, a folder, a hub id or demo")
     if options.draft is not None and not required.draft:

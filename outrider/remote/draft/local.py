@@ -15,10 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar
 
 import grpc
 import torch
@@ -29,6 +27,7 @@ from outrider.drafters.base import DraftSetup
 from outrider.errors import CapabilityError, ConfigError
 from outrider.machine import cores
 from outrider.remote.draft.drafter_settings import RemoteSettings
+from outrider.remote.draft.sharing import Lease, Shared
 from outrider.remote.endpoint import Endpoint
 
 log = logging.getLogger("outrider.remote")
@@ -55,7 +54,7 @@ def draft_threads() -> int:
 
 
 class LocalService:
-    """One child process, and the thread that brings it back. Use `LocalLease`."""
+    """One child process, and the thread that brings it back. Use `lease_local`."""
 
     def __init__(self, arguments: Sequence[str], status: Callable[[str], None] = lambda line: None) -> None:
         """`arguments`: of `outrider`, but where it listens. Returns when it serves; raises CapabilityError when it does not."""
@@ -140,38 +139,21 @@ class LocalService:
         return lines[-1].removeprefix("error: ")[:300] if lines else "it wrote nothing to its log"
 
 
-class LocalLease:
-    """The use of a local service, shared by all that want the same, until `end` or until nobody holds the lease any more."""
+SERVICES: Shared[LocalService] = Shared()
 
-    _lock = threading.RLock()
-    _services: ClassVar[dict[tuple[str, ...], tuple[LocalService, int]]] = {}
 
-    def __init__(self, settings: RemoteSettings, setup: DraftSetup) -> None:
-        """Start the service. Raises ConfigError where no drafter is named, CapabilityError where the service does not start."""
-        if settings.draft is None:
-            raise ConfigError("--draft-endpoint local needs to know what drafts: --draft FOLDER_OR_HUB_ID, or a look-up drafter")
-        looks_up = settings.draft in DRAFTERS.names()
-        what = ["--drafter", settings.draft, "--model", setup.target.name] if looks_up else [settings.draft]
-        max_tokens = str(max(1, setup.num_draft_tokens))
-        arguments = ("service", "draft", *what, "--threads", str(draft_threads()), "--max-draft-tokens", max_tokens)
-        with self._lock:
-            service, users = self._services.get(arguments) or (LocalService(arguments, setup.status), 0)
-            self._services[arguments] = service, users + 1
-        self.service = service
-        self._end = weakref.finalize(self, self._release, arguments)
+def lease_local(settings: RemoteSettings, setup: DraftSetup) -> Lease[LocalService]:
+    """The use of a local service, shared by all that want the same.
 
-    def end(self) -> None:
-        """The service is not needed here any more."""
-        self._end()
-
-    @classmethod
-    def _release(cls, arguments: tuple[str, ...]) -> None:
-        with cls._lock:
-            service, users = cls._services.pop(arguments)
-            if users > 1:
-                cls._services[arguments] = service, users - 1
-            else:
-                service.close()
+    Raises ConfigError where no drafter is named, CapabilityError where the service does not start.
+    """
+    if settings.draft is None:
+        raise ConfigError("--draft-endpoint local needs to know what drafts: --draft FOLDER_OR_HUB_ID, or a look-up drafter")
+    looks_up = settings.draft in DRAFTERS.names()
+    what = ["--drafter", settings.draft, "--model", setup.target.name] if looks_up else [settings.draft]
+    max_tokens = str(max(1, setup.num_draft_tokens))
+    arguments = ("service", "draft", *what, "--threads", str(draft_threads()), "--max-draft-tokens", max_tokens)
+    return SERVICES.lease(arguments, lambda: LocalService(arguments, setup.status))
 
 
 def _serves(health: health_pb2_grpc.HealthStub) -> bool:

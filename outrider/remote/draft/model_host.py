@@ -19,20 +19,17 @@ from outrider.models.lm import LM, PREFILL_CHUNK
 from outrider.remote.draft.host import no_output, row_of, shared_with
 from outrider.remote.draft.nodes import DraftNode, drafted_nodes
 from outrider.remote.draft.texts import HostedText
-from outrider.remote.draft.window import KVWindow, swap, window
+from outrider.remote.draft.window import swap, window
 from outrider.rows import PerRow, Row, Rows
 from outrider.sampling.distribution import History
 from outrider.types import Draft
 from outrider.verifiers.base import prefix_verdict
 
 BATCHES = 16  # compositions of a batch whose tensors are kept
-SLACK = 128  # positions behind a text that a pass may write to: a chain and its outcomes
 
 
 class ModelHost:
     """Holds the texts of a draft model and drafts for several at once."""
-
-    has_outcomes = True
 
     def __init__(self, drafter: ModelDrafter, vocab_size: int) -> None:
         self.drafter, self._vocab_size = drafter, vocab_size
@@ -114,7 +111,7 @@ class ModelHost:
     @torch.inference_mode()
     def propose(self, asks: Mapping[int, int]) -> dict[int, list[DraftNode]]:
         """Chains of at most asks[uid] nodes, for the rows whose texts are read to their ends; of the others a part is read."""
-        with self.batch(list(asks)) as (uids, rows, _):
+        with self._batch(list(asks)) as (uids, rows):
             gamma = self.drafter.prepare(rows, [asks[uid] for uid in uids], PREFILL_CHUNK)
             if not any(gamma):
                 return {}
@@ -138,12 +135,12 @@ class ModelHost:
                 del row.tokens[len(row.tokens) - length :]
 
     @contextmanager
-    def batch(self, uids: list[int]) -> Iterator[tuple[list[int], Rows, KVWindow]]:
-        """A batch of these rows alone: their uids in its order, the rows, and the cache."""
+    def _batch(self, uids: list[int]) -> Iterator[tuple[list[int], Rows]]:
+        """A batch of these rows alone, which the model's cache is for meanwhile: their uids in its order, and the rows."""
         first = self._gather(uids)
         order = self._slots[first : first + len(uids)]
-        with window(self.lm, first, len(uids)) as opened:
-            yield order, self._batch_of(tuple(order)), opened
+        with window(self.lm, first, len(uids)):
+            yield order, self._batch_of(tuple(order))
 
     def _gather(self, uids: list[int]) -> int:
         """Put rows side by side, moving as few as possible; the first one's place."""
@@ -180,5 +177,5 @@ class ModelHost:
 
 def _space(lengths: Sequence[int]) -> tuple[int, int]:
     """(positions that the longest of these texts needs, with what is read ahead; a slot's capacity for it)."""
-    longest = max(lengths, default=1) + max(SLACK, PREFILL_CHUNK)
+    longest = max(lengths, default=1) + PREFILL_CHUNK  # a chain is shorter
     return longest, -(-longest // BLOCK) * BLOCK

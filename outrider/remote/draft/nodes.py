@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -28,42 +27,13 @@ class DraftNode:
     token: int
     distribution: TokenDistribution | None = None  # what it was drawn from; None: placed
 
-    def message(self, shift: int = 0) -> messages.Node:
-        """The node as a message; `shift` is added to the parent's number."""
-        parent = self.parent + shift if self.parent >= 0 else -1
-        node = messages.Node(parent=parent, token=self.token, drawn=self.distribution is not None)
+    def message(self) -> messages.Node:
+        """The node as a message."""
+        node = messages.Node(parent=self.parent, token=self.token, drawn=self.distribution is not None)
         if self.distribution is not None:
             node.distribution.tokens.extend(self.distribution.tokens)
             node.distribution.probs.extend(self.distribution.probs)
         return node
-
-
-@dataclass
-class SentTree:
-    """The nodes sent for one base of one row, in the order of their numbers."""
-
-    nodes: list[DraftNode] = field(default_factory=list)
-    _child: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    def add(self, nodes: Sequence[DraftNode]) -> tuple[list[int], list[DraftNode]]:
-        """Take in nodes whose parents are numbered among themselves: the number of each, and those that are new."""
-        numbers: list[int] = []
-        new: list[DraftNode] = []
-        for node in nodes:
-            number, added = self.add_one(numbers[node.parent] if node.parent >= 0 else -1, node.token, node.distribution)
-            numbers.append(number)
-            if added is not None:
-                new.append(added)
-        return numbers, new
-
-    def add_one(self, parent: int, token: int, distribution: TokenDistribution | None) -> tuple[int, DraftNode | None]:
-        """A child of node number `parent`: its number, and itself where it was not there yet."""
-        known = self._child.get((parent, token))
-        if known is not None:
-            return known, None
-        number = self._child[parent, token] = len(self.nodes)
-        self.nodes.append(DraftNode(parent, token, distribution))
-        return number, self.nodes[-1]
 
 
 def drafted_nodes(draft: Draft, rows: Rows) -> list[list[DraftNode]]:

@@ -128,5 +128,4 @@ class DraftService:
         return messages.DraftTerms(
             drafter=hosted.name, max_draft_tokens=self._limits.max_draft_tokens, max_rows=self._limits.max_rows,
             max_context=hosted.max_context, has_distributions=hosted.has_distributions,
-            prepares_outcomes=hosted.host.has_outcomes and self._limits.outcome_nodes > 0,
         )  # fmt: skip

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from outrider.sampling.draft_filters import HEAD
 from outrider.settings import check_bounds, setting
 
-MAX_NODES = 1024  # that a reply may add up to for one base; what clients believe
-
 
 @dataclass(frozen=True, kw_only=True)
 class DraftLimits:
@@ -22,9 +20,6 @@ class DraftLimits:
     idle_timeout_s: float = setting(600.0, "after which a row that nobody asks about is forgotten", above=0)
     max_requests_per_s: float = setting(5000.0, "row requests of one asker", above=0)
     distribution_tokens: int = setting(64, "likeliest tokens that a distribution is cut to", at_least=1, at_most=HEAD)
-    outcome_nodes: int = setting(
-        64, "nodes drafted ahead for likely outcomes of a pass; 0: none", at_least=0, at_most=MAX_NODES - 64
-    )
 
     def __post_init__(self) -> None:
         check_bounds(self, "draft service")

@@ -1,49 +1,56 @@
-"""One connection for each service and asker of a process, however many drafters use it: the last one closes it."""
+"""What the drafters of a process share, a connection or a local service: made for the first one, closed after the last."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
-
-from outrider.remote.draft.connection import Connection
-from outrider.remote.endpoint import Endpoint
-from outrider.remote.protocol import messages
-from outrider.remote.security import ClientSecurity
-
-Key = tuple[Endpoint, ClientSecurity, bytes]
-_lock = threading.RLock()
-_shared: dict[Key, tuple[Connection, int, str | None]] = {}  # with its users, and what was wrong at its start
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 
-class Lease:
-    """The use of a shared connection, until `end` or until nobody holds the lease any more."""
+class Closable(Protocol):
+    """Something to be closed once."""
 
-    def __init__(
-        self, endpoint: Endpoint, security: ClientSecurity, identity: messages.ModelIdentity, wait_s: float
-    ) -> None:
-        """Raises what `Connection.start` raises."""
-        key = endpoint, security, identity.SerializeToString()
-        with _lock:
-            if key in _shared:
-                self.connection, users, self.trouble = _shared[key]
-                if self.connection.is_open:
-                    self.trouble = None
+    def close(self) -> None: ...
+
+
+Thing = TypeVar("Thing", bound=Closable)
+
+
+class Shared(Generic[Thing]):
+    """Things in use, by what they were made from."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._in_use: dict[Hashable, tuple[Thing, int]] = {}  # with the number of users
+
+    def __len__(self) -> int:
+        return len(self._in_use)
+
+    def lease(self, key: Hashable, make: Callable[[], Thing]) -> Lease[Thing]:
+        """The use of the thing for `key`, made where there is none. Raises what `make` raises."""
+        with self._lock:
+            thing, users = self._in_use.get(key) or (make(), 0)
+            self._in_use[key] = thing, users + 1
+        return Lease(thing, partial(self._release, key))
+
+    def _release(self, key: Hashable) -> None:
+        with self._lock:
+            thing, users = self._in_use.pop(key)
+            if users > 1:
+                self._in_use[key] = thing, users - 1
             else:
-                self.connection, users = Connection(endpoint, security, identity), 0
-                self.trouble = self.connection.start(wait_s)
-            _shared[key] = self.connection, users + 1, self.trouble
-        self._end = weakref.finalize(self, _release, key)
+                thing.close()
+
+
+class Lease(Generic[Thing]):
+    """The use of a shared thing, until `end` or until nobody holds the lease any more."""
+
+    def __init__(self, thing: Thing, release: Callable[[], None]) -> None:
+        self.thing = thing
+        self._end = weakref.finalize(self, release)
 
     def end(self) -> None:
-        """The connection is not needed here any more."""
+        """The thing is not needed here any more."""
         self._end()
-
-
-def _release(key: Any) -> None:
-    with _lock:
-        connection, users, trouble = _shared.pop(key)
-        if users > 1:
-            _shared[key] = connection, users - 1, trouble
-        else:
-            connection.close()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.remote.draft.asking import row_request, sampling_of
+from outrider.remote.draft.asking import sampling_of
 from outrider.remote.draft.tree import DraftTree, ReceivedNode
 from outrider.remote.protocol import messages
 from outrider.rows import Row
@@ -62,9 +62,7 @@ class RemoteText:
             return False
         return len(self.asked_s) < MAX_OPEN or now_s - max(self.asked_s.values()) > RETRY_S
 
-    def request(
-        self, row: Row, epoch: int, wanted: int, *, coupled: bool, with_probs: bool, outcomes: bool
-    ) -> messages.RowRequest:
+    def request(self, row: Row, epoch: int, wanted: int, *, coupled: bool, with_probs: bool) -> messages.RowRequest:
         """A request with the part of the text that the service lacks, for `wanted` nodes after it."""
         if self.epoch != epoch:
             self.num_sent, self.epoch = None, epoch
@@ -80,7 +78,9 @@ class RemoteText:
         self.asked_s.setdefault(self.asked, time.perf_counter())
         while len(self.asked_s) > REMEMBERED:
             self.asked_s.pop(sorted(self.asked_s)[1])  # the oldest says how long the service has been silent
-        return row_request(self.number, base, row.tokens[base:], sampling, wanted, outcomes=outcomes)
+        return messages.RowRequest(
+            row=self.number, base_length=base, tokens=row.tokens[base:], sampling=sampling, num_draft_tokens=wanted
+        )
 
     def advance(self, tokens: Sequence[int]) -> None:
         """The text has grown to `tokens`."""

@@ -43,7 +43,7 @@ class HostedText:
     used_at: float = 0.0
     changed: int = 0  # tokens before this index are known to the computing thread
     asks: int = 0  # requests so far
-    wanted: tuple[AskerCall, int, bool] | None = None  # who waits, nodes, outcomes as well
+    wanted: tuple[AskerCall, int] | None = None  # who waits, and for how many nodes
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,6 @@ class Job:
     ask: int
     stream: AskerCall
     num_nodes: int
-    outcomes: bool
     start: int  # the text is its first `start` tokens, then `tail`
     tail: list[int]
 
@@ -142,7 +141,7 @@ class HostedTexts:
             found.asks += 1
             found.used_at = asker.at
             nodes = min(request.num_draft_tokens, self._limits.max_draft_tokens)
-            found.wanted = (stream, nodes, request.prepare_outcomes) if nodes else None
+            found.wanted = (stream, nodes) if nodes else None
             if found.wanted is None:
                 asker.waiting.pop(found.uid, None)
                 return None
@@ -217,20 +216,17 @@ class HostedTexts:
     @staticmethod
     def _job(text: HostedText) -> Job:
         assert text.wanted is not None
-        stream, nodes, outcomes = text.wanted
+        stream, nodes = text.wanted
         start, text.changed = text.changed, len(text.tokens)
-        return Job(text, text.asks, stream, nodes, outcomes, start, text.tokens[start:])
+        return Job(text, text.asks, stream, nodes, start, text.tokens[start:])
 
     def put_back(self, job: Job) -> None:
         """The draft could not be made yet. It waits again, unless something newer does."""
         with self._news:
-            if self._is_current(job):
-                self._askers[job.text.instance].waiting.setdefault(job.text.uid, job.text)
-
-    def is_current(self, job: Job) -> bool:
-        """Whether a client still waits for this draft, and its row has no newer message."""
-        with self._news:
-            return self._is_current(job)
+            asker, text = self._askers.get(job.text.instance), job.text
+            is_alive = asker is not None and asker.rows.get(text.number) is text
+            if is_alive and text.asks == job.ask and text.wanted is not None:
+                self._askers[text.instance].waiting.setdefault(text.uid, text)
 
     def fits(self, job: Job, base: int) -> bool:
         """Whether a draft behind the row's first `base` tokens is still of use, although newer requests may have come: its asker
@@ -290,11 +286,6 @@ class HostedTexts:
             texts = [text for asker in self._askers.values() for text in asker.rows.values() if text.uid in chosen]
             return min(texts, key=lambda text: text.used_at, default=None)
 
-    def _is_current(self, job: Job) -> bool:
-        asker, text = self._askers.get(job.text.instance), job.text
-        is_alive = asker is not None and asker.rows.get(text.number) is text
-        return is_alive and text.asks == job.ask and text.wanted is not None
-
     def _remove(self, asker: _Asker, number: int) -> None:
         text = asker.rows.pop(number, None)
         if text is not None:
@@ -312,7 +303,7 @@ class HostedTexts:
 def trouble(request: messages.RowRequest, kind: messages.Trouble, reason: str, have: int = 0) -> messages.RowReply:
     """The answer with the reason why there is no draft."""
     return messages.RowReply(
-        row=request.row, base_length=request.base_length, finished=True, have_length=have, trouble=kind, reason=reason
+        row=request.row, base_length=request.base_length, have_length=have, trouble=kind, reason=reason
     )
 
 

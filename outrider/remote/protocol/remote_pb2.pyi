@@ -74,20 +74,18 @@ class Welcome(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., release: _Optional[str] = ..., instance: _Optional[str] = ..., model: _Optional[_Union[ModelIdentity, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., draft: _Optional[_Union[DraftTerms, _Mapping]] = ..., target: _Optional[_Union[TargetTerms, _Mapping]] = ...) -> None: ...
 
 class DraftTerms(_message.Message):
-    __slots__ = ("drafter", "max_draft_tokens", "max_rows", "max_context", "has_distributions", "prepares_outcomes")
+    __slots__ = ("drafter", "max_draft_tokens", "max_rows", "max_context", "has_distributions")
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     HAS_DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
-    PREPARES_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     drafter: str
     max_draft_tokens: int
     max_rows: int
     max_context: int
     has_distributions: bool
-    prepares_outcomes: bool
-    def __init__(self, drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., max_rows: _Optional[int] = ..., max_context: _Optional[int] = ..., has_distributions: bool = ..., prepares_outcomes: bool = ...) -> None: ...
+    def __init__(self, drafter: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., max_rows: _Optional[int] = ..., max_context: _Optional[int] = ..., has_distributions: bool = ...) -> None: ...
 
 class TargetTerms(_message.Message):
     __slots__ = ("max_context", "max_running", "max_waiting", "drafters", "lossless", "eos_token_ids", "config_json", "sampling_defaults_json", "lossy_verifiers")
@@ -118,22 +116,20 @@ class DraftRequest(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[RowRequest, _Mapping]]] = ...) -> None: ...
 
 class RowRequest(_message.Message):
-    __slots__ = ("row", "base_length", "tokens", "sampling", "num_draft_tokens", "prepare_outcomes", "end")
+    __slots__ = ("row", "base_length", "tokens", "sampling", "num_draft_tokens", "end")
     ROW_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PREPARE_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     row: int
     base_length: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
     num_draft_tokens: int
-    prepare_outcomes: bool
     end: bool
-    def __init__(self, row: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., prepare_outcomes: bool = ..., end: bool = ...) -> None: ...
+    def __init__(self, row: _Optional[int] = ..., base_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., num_draft_tokens: _Optional[int] = ..., end: bool = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "num_prompt", "seed", "coupled", "deterministic")
@@ -179,22 +175,20 @@ class DraftReply(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[RowReply, _Mapping]]] = ...) -> None: ...
 
 class RowReply(_message.Message):
-    __slots__ = ("row", "base_length", "nodes", "finished", "have_length", "trouble", "reason")
+    __slots__ = ("row", "base_length", "nodes", "have_length", "trouble", "reason")
     ROW_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_FIELD_NUMBER: _ClassVar[int]
     HAVE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     row: int
     base_length: int
     nodes: _containers.RepeatedCompositeFieldContainer[Node]
-    finished: bool
     have_length: int
     trouble: Trouble
     reason: str
-    def __init__(self, row: _Optional[int] = ..., base_length: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., finished: bool = ..., have_length: _Optional[int] = ..., trouble: _Optional[_Union[Trouble, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, row: _Optional[int] = ..., base_length: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., have_length: _Optional[int] = ..., trouble: _Optional[_Union[Trouble, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Node(_message.Message):
     __slots__ = ("parent", "token", "drawn", "distribution")

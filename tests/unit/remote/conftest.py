@@ -21,8 +21,8 @@ from outrider.remote.coordinator.engine import Carriage, RemoteEngine
 from outrider.remote.coordinator.fleet import Fleet
 from outrider.remote.coordinator.journey import RetryLimits
 from outrider.remote.coordinator.replica import Replica, Timeouts
-from outrider.remote.draft import connection, sharing
-from outrider.remote.draft.drafter import RemoteDrafter
+from outrider.remote.draft import connection
+from outrider.remote.draft.drafter import CONNECTIONS, RemoteDrafter
 from outrider.remote.draft.patience import DraftWait
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import model_identity
@@ -73,7 +73,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S", "DISTRUST_PAUSE_S", "LONGEST_DISTRUST_S"):
         monkeypatch.setattr(connection, name, 0.02)
     yield
-    assert not sharing._shared, "a drafter was not closed"
+    assert not CONNECTIONS, "a drafter was not closed"
 
 
 @pytest.fixture

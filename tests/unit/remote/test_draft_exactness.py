@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.remote.draft.hosted import HostedDrafter
-from outrider.remote.draft.outcomes import outcome_coin
 from outrider.remote.protocol import messages
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.rng import inverse_cdf
-from tests.draft_bench import VOCAB, Bench, chain_of, fresh_chain, hosted_model, nodes_of, probs_of, save_draft
+from tests.draft_bench import VOCAB, Bench, chain_of, fresh_chain, hosted_model, probs_of, save_draft
 from tests.helpers import make_row
 
 PROMPT = [5, 17, 250, 3, 99, 31, 7]
@@ -45,7 +43,7 @@ def test_chains_are_those_of_one_process(hosted: HostedDrafter, kind: str) -> No
     """Guards against another order of draws, filters or noise than the drafter's own; with distributions where tokens are
     drawn."""
     bench = Bench(hosted)
-    (reply,) = bench.ask(bench.reader("a"), 1, tokens=PROMPT, sampling=SAMPLINGS[kind], num_draft_tokens=6)
+    reply = bench.ask(bench.reader("a"), 1, tokens=PROMPT, sampling=SAMPLINGS[kind], num_draft_tokens=6)
     expected = fresh_chain(hosted, PROMPT, SAMPLINGS[kind], 6)
     assert chain_of(reply) == [node.token for node in expected]
     assert len(expected) == 6
@@ -66,7 +64,7 @@ def test_distributions_are_the_drafters_cut_and_scaled(hosted: HostedDrafter, pa
     max_tokens = 20
     bench = Bench(hosted, distribution_tokens=max_tokens)
     sampling = messages.Sampling(temperature=params.temperature, top_k=params.top_k, min_p=params.min_p, seed=11)
-    (reply,) = bench.ask(bench.reader("a"), 1, tokens=PROMPT, sampling=sampling, num_draft_tokens=1)
+    reply = bench.ask(bench.reader("a"), 1, tokens=PROMPT, sampling=sampling, num_draft_tokens=1)
     row, rows = make_row(PROMPT, params), Rows(VOCAB, torch.device("cpu"))
     rows.add(row)
     drafter = ModelDrafter(hosted.host.lm.twin())  # type: ignore[union-attr]
@@ -99,7 +97,7 @@ class Asker:
             have = reply.have_length
             reply = bench.tell(self.reader, row=row, base_length=have, tokens=text[have:], num_draft_tokens=4)
         assert reply is None
-        (reply,) = bench.turns(self.reader, row)
+        reply = bench.turns(self.reader, row)
         if reply.nodes or self.seen.get(row) != text:  # what was sent for this text before is not sent again
             self.chains[row] = chain_of(reply)
         self.seen[row] = list(text)
@@ -178,75 +176,11 @@ def test_rows_asked_for_together_are_drafted_as_if_alone(hosted: HostedDrafter) 
         assert chain_of(reply) == [node.token for node in fresh_chain(hosted, [*text, 9], SAMPLINGS[kind], 3)]
 
 
-def continuation(nodes: list[messages.Node], path: list[int]) -> list[int]:
-    """Tokens of the chain behind a path of tokens from the text on; empty where the tree does not have it."""
-    at = -1
-    for token in path:
-        at = next((n for n, node in enumerate(nodes) if node.parent == at and node.token == token), -2)
-        if at == -2:
-            return []
-    found = []
-    while (following := next((n for n, node in enumerate(nodes) if node.parent == at), None)) is not None:
-        found.append(nodes[following].token)
-        at = following
-    return found
-
-
-@pytest.mark.parametrize("kind", ["greedy", "greedy, penalised", "coupled", "deterministic"])
-def test_outcomes_that_happen_have_the_draft_of_a_fresh_request(hosted: HostedDrafter, kind: str) -> None:
-    """After k kept tokens and another next token, a prepared outcome has the draft of a fresh request, for all outcomes.
-
-    They are drafted beside another row whose chain is shorter."""
-    bench = Bench(hosted, outcome_nodes=60)
-    reader = bench.reader("a")
-    assert bench.tell(
-        reader, row=2, tokens=PROMPT[:4], sampling=SAMPLINGS["greedy"], num_draft_tokens=2, prepare_outcomes=True
-    ) is None  # fmt: skip
-    replies = bench.ask(reader, 1, tokens=PROMPT, sampling=SAMPLINGS[kind], num_draft_tokens=4, prepare_outcomes=True)
-    chain, nodes = chain_of(replies[0]), nodes_of(replies)
-    outcomes = [node for node in replies[1].nodes]
-    assert len(outcomes) == 60 // 5
-    behind_all = 0
-    for outcome in outcomes:
-        path = [*chain[: outcome.parent + 1], outcome.token]
-        behind_all += len(path) == 5
-        assert not outcome.drawn
-        assert path[-1] != chain[len(path) - 1 : len(path)]
-        expected = [node.token for node in fresh_chain(hosted, PROMPT + path, SAMPLINGS[kind], 4)]
-        assert continuation(nodes, path) == expected
-    assert behind_all  # the bonus token behind the whole chain is among them
-    assert len(nodes) <= 4 + 60
-
-
-def test_drawn_outcomes_come_with_the_distribution_at_their_position(hosted: HostedDrafter) -> None:
-    """Behind an outcome tokens are drawn from the draft's distribution there, by a coin of that position alone."""
-    sampling = SAMPLINGS["drawn"]
-    bench = Bench(hosted)
-    replies = bench.ask(bench.reader("a"), 1, tokens=PROMPT, sampling=sampling, num_draft_tokens=3, prepare_outcomes=True)
-    nodes = nodes_of(replies)
-
-    def path_to(number: int) -> list[int]:
-        return [] if number < 0 else [*path_to(nodes[number].parent), nodes[number].token]
-
-    drawn = [number for number, node in enumerate(nodes) if node.drawn and number >= 3]
-    assert len(drawn) == 3 * len(replies[1].nodes) > 0
-    for number in drawn[:: len(drawn) // 9]:
-        path = path_to(nodes[number].parent)
-        expected = fresh_chain(hosted, PROMPT + path, sampling, 1)[0].distribution
-        assert expected is not None
-        assert list(nodes[number].distribution.tokens) == expected.tokens
-        assert list(nodes[number].distribution.probs) == pytest.approx(expected.probs, rel=1e-3, abs=1e-6)
-        coin = torch.tensor([outcome_coin(11, len(PROMPT), path)], dtype=torch.float64)
-        assert inverse_cdf(probs_of(nodes[number])[None], coin).item() == nodes[number].token
-    coins = [outcome_coin(11, len(PROMPT), path_to(nodes[number].parent)) for number in drawn]
-    assert len(set(coins)) == len(coins)
-
-
 def test_what_was_drafted_and_kept_is_not_read_again(hosted: HostedDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
     """After four tokens were kept, the next draft begins behind them: its first pass feeds two tokens, not six."""
     bench = Bench(hosted)
     reader = bench.reader("a")
-    (reply,) = bench.ask(reader, 1, tokens=PROMPT, sampling=messages.Sampling(), num_draft_tokens=4)
+    reply = bench.ask(reader, 1, tokens=PROMPT, sampling=messages.Sampling(), num_draft_tokens=4)
     lm, widths = hosted.host.lm, []  # type: ignore[union-attr]
     forward = lm.forward
 
@@ -273,7 +207,7 @@ def test_a_long_prompt_does_not_hold_up_its_neighbours(hosted: HostedDrafter) ->
     assert bench.tell(reader, row=2, tokens=PROMPT, sampling=messages.Sampling(), num_draft_tokens=3) is None
     bench.turns(reader, 2)
     assert not reader.replies
-    (reply,) = bench.turns(reader, 1)
+    reply = bench.turns(reader, 1)
     assert chain_of(reply) == [node.token for node in fresh_chain(hosted, long, messages.Sampling(), 3)]
 
 
@@ -282,9 +216,9 @@ def test_the_cache_ends_where_the_text_does(hosted: HostedDrafter, tmp_path: Pat
     small = hosted_model(save_draft(tmp_path, max_position_embeddings=16))
     bench = Bench(small)
     reader = bench.reader("a")
-    replies = bench.ask(reader, 1, tokens=[1] * 13, sampling=messages.Sampling(), num_draft_tokens=6, prepare_outcomes=True)
-    assert len(replies[0].nodes) == 3
-    (reply,) = bench.ask(reader, 1, base_length=13, tokens=[1] * 3, num_draft_tokens=6)
+    reply = bench.ask(reader, 1, tokens=[1] * 13, sampling=messages.Sampling(), num_draft_tokens=6)
+    assert len(reply.nodes) == 3
+    reply = bench.ask(reader, 1, base_length=13, tokens=[1] * 3, num_draft_tokens=6)
     assert not reply.nodes
     refused = bench.tell(reader, row=1, base_length=16, tokens=[1], num_draft_tokens=6)
     assert refused is not None

@@ -16,7 +16,7 @@ from outrider.remote.draft.nodes import drafted_nodes
 from outrider.remote.draft.texts import HostedText
 from outrider.remote.protocol import messages
 from outrider.rows import Rows
-from tests.draft_bench import VOCAB, Bench, nodes_of, save_draft
+from tests.draft_bench import VOCAB, Bench, save_draft
 from tests.helpers import byte_tokenizer
 
 GREEDY = messages.Sampling()
@@ -78,28 +78,11 @@ def test_lookups_draft_as_in_one_process(name: str, target: Path) -> None:
         ({"base_length": 14, "tokens": [6, 7]}, [*REPEATING, 6, 7]),
         ({"base_length": 10, "tokens": [7, 8]}, [*REPEATING[:10], 7, 8]),
     )[: COMPARED.get(name, 3)]:
-        (reply,) = bench.ask(reader, 1, num_draft_tokens=4, **fields)
+        reply = bench.ask(reader, 1, num_draft_tokens=4, **fields)
         expected = fresh_draft(name, target, text, 4)
         assert [(node.parent, node.token) for node in reply.nodes] == expected
         assert expected
         assert not any(node.drawn for node in reply.nodes)
-
-
-@pytest.mark.parametrize("name", ["ngram", "suffix"])
-def test_what_lies_behind_a_whole_chain_is_prepared(name: str, target: Path) -> None:
-    """If all of it is kept, then the token behind it and the draft behind that one are there; the row itself is untouched."""
-    bench = Bench(hosted_lookup(name, target))
-    reader = bench.reader("a")
-    replies = bench.ask(reader, 1, tokens=REPEATING, sampling=GREEDY, num_draft_tokens=2, prepare_outcomes=True)
-    chain, ahead = [node.token for node in replies[0].nodes], nodes_of(replies)[2:]
-    assert chain == [6, 7]
-    (_, bonus), *_ = fresh_draft(name, target, REPEATING + chain, 1)
-    behind = fresh_draft(name, target, [*REPEATING, *chain, bonus], 2)
-    assert [(node.parent, node.token) for node in ahead] == [(1, bonus), *((parent + 3, token) for parent, token in behind)]
-    assert len(ahead) == 3
-    (reply,) = bench.ask(reader, 1, base_length=14, tokens=[6, 99], num_draft_tokens=2)
-    assert [(node.parent, node.token) for node in reply.nodes] == fresh_draft(name, target, [*REPEATING, 6, 99], 2)
-    assert len(bench.hosted.host.uids) == 1
 
 
 def test_suffix_remembers_answers_and_no_guesses(target: Path) -> None:
@@ -107,11 +90,11 @@ def test_suffix_remembers_answers_and_no_guesses(target: Path) -> None:
     bench = Bench(hosted_lookup("suffix", target))
     reader = bench.reader("a")
     sampling = messages.Sampling(num_prompt=2)
-    bench.ask(reader, 1, tokens=[1, 2, *range(50, 60)], sampling=sampling, num_draft_tokens=2, prepare_outcomes=True)
+    bench.ask(reader, 1, tokens=[1, 2, *range(50, 60)], sampling=sampling, num_draft_tokens=2)
     bench.ask(reader, 1, base_length=8, tokens=[70, 71, 72, 73, 74], num_draft_tokens=2)
     assert bench.tell(reader, row=1, end=True) is None
     bench.worker.turn()
-    (reply,) = bench.ask(reader, 2, tokens=[50, 51, 52, 53, 54, 55], sampling=GREEDY, num_draft_tokens=4)
+    reply = bench.ask(reader, 2, tokens=[50, 51, 52, 53, 54, 55], sampling=GREEDY, num_draft_tokens=4)
     assert [node.token for node in reply.nodes] == [70, 71, 72, 73]
 
 
@@ -121,15 +104,14 @@ def test_a_model_with_another_tokenizer(folder: Path, target: Path, tmp_path: Pa
         HostedDrafterOptions(model=str(target), draft=str(folder), drafter="universal", dtype="float32", runtime="eager")
     )
     assert isinstance(hosted.host, GeneralHost)
-    assert not hosted.host.has_outcomes
     drawn = messages.Sampling(temperature=1.0, seed=5)
     alone = Bench(hosted)
-    (first,) = alone.ask(alone.reader("a"), 1, tokens=REPEATING, sampling=drawn, num_draft_tokens=3)
+    first = alone.ask(alone.reader("a"), 1, tokens=REPEATING, sampling=drawn, num_draft_tokens=3)
     bench = Bench(hosted)
     reader = bench.reader("a")
     bench.ask(reader, 2, tokens=[11, 12, 13], sampling=GREEDY, num_draft_tokens=3)
     bench.ask(reader, 1, tokens=[*REPEATING[:6], 99], sampling=drawn, num_draft_tokens=3)
-    (reply,) = bench.ask(reader, 1, base_length=6, tokens=REPEATING[6:], num_draft_tokens=3)
+    reply = bench.ask(reader, 1, base_length=6, tokens=REPEATING[6:], num_draft_tokens=3)
     assert [node.token for node in reply.nodes] == [node.token for node in first.nodes]
     assert all(node.drawn and 0 < len(node.distribution.tokens) <= 65 for node in reply.nodes)
 

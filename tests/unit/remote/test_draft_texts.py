@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -155,15 +156,15 @@ def test_the_newest_request_of_a_row_replaces_the_one_that_waits() -> None:
     reader = desk.reader("a")
     assert desk.tell(reader, 1, TEXT, sampling=GREEDY) is None
     (old,) = desk.jobs()
-    assert desk.table.is_current(old)
+    desk.table.put_back(old)
+    assert desk.jobs() == [replace(old, start=4, tail=[])]
     for length in range(4, 9):
         assert desk.tell(reader, 1, [length], base_length=length) is None
-    assert not desk.table.is_current(old)
     desk.table.put_back(old)
     (job,) = desk.jobs()
     assert (job.start, job.tail) == (4, [4, 5, 6, 7, 8])
     assert desk.tell(reader, 1, [1], base_length=9, num_draft_tokens=0) is None  # committed, and nothing wanted
-    assert not desk.table.is_current(job)
+    desk.table.put_back(job)
     assert not desk.jobs()
 
 
@@ -241,16 +242,16 @@ def test_memory_is_kept_to(hosted: HostedDrafter) -> None:
     reader = bench.reader("a")
     for row in range(6):
         bench.now += 1
-        (reply,) = bench.ask(reader, row, tokens=[*TEXT, row], sampling=GREEDY, num_draft_tokens=2)
+        reply = bench.ask(reader, row, tokens=[*TEXT, row], sampling=GREEDY, num_draft_tokens=2)
         assert chain_of(reply) == [node.token for node in fresh_chain(hosted, [*TEXT, row], GREEDY, 2)]
         assert kv.allocated_bytes <= bench.limits.memory_bytes
     assert bench.total("evictions") == 2
     assert [trouble_of(bench.tell(reader, row=row, base_length=5, tokens=[9])) for row in range(6)] == [1, 1, 0, 0, 0, 0]
     long = [index % VOCAB for index in range(900)]
-    (reply,) = bench.ask(reader, 7, tokens=long, sampling=GREEDY, num_draft_tokens=2)
+    reply = bench.ask(reader, 7, tokens=long, sampling=GREEDY, num_draft_tokens=2)
     assert chain_of(reply) == [node.token for node in fresh_chain(hosted, long, GREEDY, 2)]
     assert kv.allocated_bytes <= bench.limits.memory_bytes
-    (reply,) = bench.ask(reader, 8, tokens=[1] * 2000, sampling=GREEDY, num_draft_tokens=2)
+    reply = bench.ask(reader, 8, tokens=[1] * 2000, sampling=GREEDY, num_draft_tokens=2)
     assert reply.trouble == messages.TROUBLE_REFUSED
     assert "--memory" in reply.reason
 
@@ -263,31 +264,15 @@ def test_a_text_that_fits_alone_is_busy_and_no_more(hosted: HostedDrafter) -> No
     reader = bench.reader("a")
     for row in range(2):
         assert bench.tell(reader, row=row, tokens=[*long, row], sampling=GREEDY, num_draft_tokens=2) is None
-    assert [reply.trouble for reply in bench.turns(reader, 0)] == [messages.TROUBLE_NONE]
-    (reply,) = bench.turns(reader, 1)
-    assert (reply.trouble, reply.finished) == (messages.TROUBLE_BUSY, True)
+    assert bench.turns(reader, 0).trouble == messages.TROUBLE_NONE
+    reply = bench.turns(reader, 1)
+    assert reply.trouble == messages.TROUBLE_BUSY
     assert reply.reason == "no room for 901 tokens beside the others (--memory)"
     assert trouble_of(bench.tell(reader, row=1, base_length=901, num_draft_tokens=2)) == messages.TROUBLE_UNKNOWN_ROW
-    (reply,) = bench.ask(reader, 1, tokens=[*long, 1], sampling=GREEDY, num_draft_tokens=2)
+    reply = bench.ask(reader, 1, tokens=[*long, 1], sampling=GREEDY, num_draft_tokens=2)
     assert reply.trouble == messages.TROUBLE_NONE
-    (reply,) = bench.ask(reader, 2, tokens=[1] * 2000, sampling=GREEDY, num_draft_tokens=2)
+    reply = bench.ask(reader, 2, tokens=[1] * 2000, sampling=GREEDY, num_draft_tokens=2)
     assert reply.trouble == messages.TROUBLE_REFUSED, "it will never fit"
-
-
-def test_outcomes_give_way_to_newer_tokens(hosted: HostedDrafter) -> None:
-    """Between two passes the service looks who waits; what was begun for an older text is dropped."""
-    bench = Bench(hosted)
-    reader = bench.reader("a")
-    assert bench.tell(reader, row=1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=4, prepare_outcomes=True) is None
-    bench.worker.turn()
-    bench.worker.turn()
-    assert [reply.finished for reply in reader.replies] == [False, False]
-    (reply,) = bench.ask(reader, 1, base_length=4, tokens=[9], num_draft_tokens=2)[-1:]
-    assert reply.base_length == 5
-    assert chain_of(reply) == [node.token for node in fresh_chain(hosted, [*TEXT, 9], GREEDY, 2)]
-    reader.replies.clear()
-    bench.worker.turn()
-    assert not reader.replies
 
 
 @pytest.mark.parametrize(("newer", "is_sent"), [([9], True), ([], True), (None, False)])
@@ -307,11 +292,11 @@ def test_a_draft_that_is_overtaken_is_sent_where_its_text_still_holds(
         return found
 
     monkeypatch.setattr(hosted.host, "propose", slow)
-    assert bench.tell(reader, row=1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=2, prepare_outcomes=True) is None
+    assert bench.tell(reader, row=1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=2) is None
     bench.worker.turn()
-    chains = [(reply.base_length, chain_of(reply), reply.finished) for reply in reader.replies]
+    chains = [(reply.base_length, chain_of(reply)) for reply in reader.replies]
     expected = [node.token for node in fresh_chain(hosted, TEXT, GREEDY, 2)]
-    assert chains == ([(4, expected, True)] if is_sent else [])
+    assert chains == ([(4, expected)] if is_sent else [])
     reader.replies.clear()
     bench.worker.turn()
     text = [*TEXT[:2], 11] if newer is None else [*TEXT, *newer]
@@ -325,16 +310,16 @@ def test_a_second_request_for_a_base_adds_to_the_first(hosted: HostedDrafter) ->
     """Nodes keep their numbers, and none is sent twice; on another stream, or for a row that restarts, all are."""
     bench = Bench(hosted)
     reader = bench.reader("a")
-    (first,) = bench.ask(reader, 1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=2)
-    (more,) = bench.ask(reader, 1, base_length=4, tokens=[], num_draft_tokens=4)
+    first = bench.ask(reader, 1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=2)
+    more = bench.ask(reader, 1, base_length=4, tokens=[], num_draft_tokens=4)
     assert [node.parent for node in more.nodes] == [1, 2]
     tokens = [node.token for node in [*first.nodes, *more.nodes]]
     assert tokens == [node.token for node in fresh_chain(hosted, TEXT, GREEDY, 4)]
     again = Reader("a")
     assert bench.texts.connect("a")
-    (reply,) = bench.ask(again, 1, base_length=4, tokens=[], num_draft_tokens=4)
+    reply = bench.ask(again, 1, base_length=4, tokens=[], num_draft_tokens=4)
     assert chain_of(reply) == tokens
-    (reply,) = bench.ask(again, 1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=4)
+    reply = bench.ask(again, 1, tokens=TEXT, sampling=GREEDY, num_draft_tokens=4)
     assert chain_of(reply) == tokens
 
 
@@ -362,7 +347,7 @@ def test_a_row_that_breaks_the_drafter_is_refused_alone(hosted: HostedDrafter, m
     assert bench.texts.num_rows() == 2
 
 
-LIMITS = ("max_draft_tokens", "batch_size", "max_rows", "distribution_tokens", "outcome_nodes", "idle_timeout_s")
+LIMITS = ("max_draft_tokens", "batch_size", "max_rows", "distribution_tokens", "idle_timeout_s")
 
 
 @pytest.mark.parametrize("field", LIMITS)
@@ -379,5 +364,5 @@ def test_a_model_of_another_width_than_the_askers(tmp_path: Path) -> None:
     bench.texts.open("wide", VOCAB + 63)
     reader = bench.reader("wide")
     bench.texts.open("wide", VOCAB + 63)
-    replies = bench.ask(reader, 1, tokens=[*TEXT, VOCAB + 3], sampling=GREEDY, num_draft_tokens=2)
-    assert len(replies[0].nodes) == 2
+    reply = bench.ask(reader, 1, tokens=[*TEXT, VOCAB + 3], sampling=GREEDY, num_draft_tokens=2)
+    assert len(reply.nodes) == 2

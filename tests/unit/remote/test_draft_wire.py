@@ -70,10 +70,10 @@ def request(**fields: Any) -> messages.DraftRequest:
 
 
 async def answer(call: Any, row: int = 1) -> messages.RowReply:
-    """The next finished reply about a row."""
+    """The next reply about a row."""
     while True:
         for reply in (await call.read()).rows:
-            if reply.row == row and reply.finished:
+            if reply.row == row:
                 return reply
 
 
@@ -84,7 +84,6 @@ def test_a_draft_over_the_wire(hosted: HostedDrafter, tmp_path: Path) -> None:
         welcome = await stub.Open(hello(hosted))
         assert (welcome.protocol, welcome.draft.drafter, welcome.draft.max_context) == (PROTOCOL, "draft-model", 2048)
         assert welcome.draft.has_distributions
-        assert welcome.draft.prepares_outcomes
         assert welcome.model == hosted.identity
         await stub.Open(hello(hosted, "b"))
         calls = {name: stub.Draft(metadata=((INSTANCE, name),)) for name in "ab"}
@@ -100,6 +99,23 @@ def test_a_draft_over_the_wire(hosted: HostedDrafter, tmp_path: Path) -> None:
         assert (await answer(calls["a"])).trouble == messages.TROUBLE_UNKNOWN_ROW
         assert running.texts is not None
         assert running.texts.num_rows() == 1
+
+    with_service(hosted, tmp_path, use)
+
+
+def test_an_asker_of_an_earlier_release_gets_the_draft_alone(hosted: HostedDrafter, tmp_path: Path) -> None:
+    """It asks for drafts after likely outcomes of its pass as well (field 6), which nobody makes any more."""
+
+    async def use(running: RunningDraftService, stub: Any) -> None:
+        await stub.Open(hello(hosted))
+        (row,) = request(tokens=TEXT, sampling=GREEDY).rows
+        wants_more = messages.RowRequest.FromString(row.SerializeToString() + b"\x30\x01")
+        assert wants_more.SerializeToString() != row.SerializeToString()
+        call = stub.Draft(metadata=((INSTANCE, "a"),))
+        await call.write(messages.DraftRequest(rows=[wants_more]))
+        assert chain_of(await answer(call)) == [node.token for node in fresh_chain(hosted, TEXT, GREEDY, 3)]
+        await call.write(request(base_length=4, tokens=[9]))
+        assert (await answer(call)).base_length == 5, "nothing came in between"
 
     with_service(hosted, tmp_path, use)
 

@@ -18,7 +18,7 @@ from outrider.drafters.base import DraftSetup
 from outrider.errors import CapabilityError, ConfigError
 from outrider.remote.draft import local
 from outrider.remote.draft.drafter_settings import RemoteSettings
-from outrider.remote.draft.local import LocalLease, LocalService
+from outrider.remote.draft.local import LocalService, lease_local
 from tests.unit.remote.test_remote_drafter import wait_for
 
 PLAYED = """
@@ -125,20 +125,20 @@ def test_drafters_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "LocalService", Played)
     monkeypatch.setattr(local, "draft_threads", lambda: 3)
     setup = DraftSetup(Target(), None, 5)  # type: ignore[arg-type]
-    first, second = (LocalLease(RemoteSettings(endpoint="local", draft="demo"), setup) for _ in range(2))
-    assert first.service is second.service
+    first, second = (lease_local(RemoteSettings(endpoint="local", draft="demo"), setup) for _ in range(2))
+    assert first.thing is second.thing
     first.end()
-    assert not second.service.closed
+    assert not second.thing.closed
     second.end()
-    assert second.service.closed
-    looks_up = LocalLease(RemoteSettings(endpoint="local", draft="suffix"), setup)
+    assert second.thing.closed
+    looks_up = lease_local(RemoteSettings(endpoint="local", draft="suffix"), setup)
     looks_up.end()
     assert commands == [
         ("service", "draft", "demo", "--threads", "3", "--max-draft-tokens", "5"),
         ("service", "draft", "--drafter", "suffix", "--model", "/somewhere", "--threads", "3", "--max-draft-tokens", "5"),
     ]
     with pytest.raises(ConfigError, match="--draft"):
-        LocalLease(RemoteSettings(endpoint="local"), setup)
+        lease_local(RemoteSettings(endpoint="local"), setup)
 
 
 def test_threads_are_what_the_target_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

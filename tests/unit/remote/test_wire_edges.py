@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider.errors import ConfigError
 from outrider.remote.draft import connection
-from outrider.remote.draft.asking import end_of, row_request, sampling_of
+from outrider.remote.draft.asking import sampling_of
 from outrider.remote.draft.background import background_loop, in_background
 from outrider.remote.draft.connection import Connection, ReplyBox, TroubleError
 from outrider.remote.draft.counters import DraftCounters
@@ -58,7 +58,9 @@ def line(silent: FakeDraftService) -> Iterator[Connection]:
 def test_texts_that_are_too_much_for_one_message(silent: FakeDraftService, line: Connection) -> None:
     """A service that comes back gets all texts of a batch at once."""
     text = [100_000] * 1_000_000
-    requests = [row_request(row, 0, text, messages.Sampling(), 1, outcomes=False) for row in range(8)]
+    requests = [
+        messages.RowRequest(row=row, tokens=text, sampling=messages.Sampling(), num_draft_tokens=1) for row in range(8)
+    ]
     assert sum(request.ByteSize() for request in requests) > MAX_MESSAGE_BYTES
     assert line.send(requests)
     until(lambda: len(silent.requests) == 8 or line.counts.troubles, "the texts to arrive")
@@ -87,7 +89,8 @@ def test_nothing_is_owed_to_rows_that_ended(
     """A service that dropped an ended row's request is not silent."""
     monkeypatch.setattr(connection, "SILENT_S", 0.2)
     number = line.new_row(ReplyBox())
-    line.send([row_request(number, 0, [5], messages.Sampling(), 2, outcomes=False), end_of(number)])
+    request = messages.RowRequest(row=number, tokens=[5], sampling=messages.Sampling(), num_draft_tokens=2)
+    line.send([request, messages.RowRequest(row=number, end=True)])
     until(lambda: len(silent.requests) == 2, "both messages")
     time.sleep(2.5)  # the line is looked at once a second
     assert line.is_open
