@@ -202,7 +202,7 @@ def assemble(models: Models, parts: Parts) -> Built:
     if not decoder.verifier.lossless:
         notes.append(f"verifier '{decoder.verifier.name}' is lossy: the text is not the one that the model alone would emit")
     if not target.lm.limits.exact_rows:
-        why = OWN_CACHE_ROUNDS if target.lm.why_own_cache else why_rows_differ(target.config, target.lm.device)
+        why = OWN_CACHE_ROUNDS if target.lm.why_own_cache else why_rows_differ(target.card, target.lm.device)
         notes.append(f"exact up to rounding here, not to the bit: {why}")
     if parts.requirements.trees and not target.lm.limits.exact_trees:
         notes.append("trees are exact up to rounding here, not to the bit (--set runtime=native makes them so)")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,14 +20,15 @@ from outrider.models.graph_use import use_graphs
 from outrider.models.loaded import LoadedModel, Tables
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import merged_note
-from outrider.models.loading.context import check_asked, held_context
+from outrider.models.loading.context import check_asked, configured_context, held_context
 from outrider.models.loading.ends import eos_token_ids
 from outrider.models.loading.generation_config import asked_of
-from outrider.models.loading.kept_config import KeptConfig
 from outrider.models.loading.load import build_lm, finish, load_config, load_module, load_tokenizer, resolve_dtype
-from outrider.models.loading.memory import MemoryReport, estimate_memory
+from outrider.models.loading.memory import MemoryReport, estimate_memory, memory_report
 from outrider.models.loading.own_code import ignored_code
+from outrider.models.loading.read_card import card_of
 from outrider.models.loading.slow_paths import slow_paths_held
+from outrider.models.model_memory import ModelMemory
 from outrider.models.quantised.checkpoint import quantisation_of
 from outrider.models.quantised.load import quantised_note
 from outrider.models.quantised.on_loading import quantise_linears, rounded_bytes
@@ -59,18 +61,12 @@ class ModelLoader:
         self._runtime = EAGER  # of the target
         self._kernels: DeviceRun | None = None  # of the model that was loaded last
         self._starts: dict[tuple[str, int | None], kept.Start | None] = {}  # that were looked for
+        self._memories: dict[str, ModelMemory] = {}  # of models that were weighed
         self._folders: dict[str, str] = {}  # of models on the hub, in its cache
-        self._rounding: Sequence[int] | None = None  # bytes that rounding the target frees and takes
         self._refuse_elsewhere()
 
     def _names(self) -> list[str]:
         return [name for name in (self.options.target, self.options.draft) if name is not None]
-
-    def _config(self, name: str) -> Any:
-        """The model's config, as an earlier start kept it, where one did."""
-        start = self._kept(name, self.options.quantise if self._is_target(name) else None)
-        read = partial(load_config, name, self.options.trust_remote_code, self._revision(name))
-        return read() if start is None else KeptConfig(start.config, read)
 
     def _revision(self, name: str) -> str | None:
         return self.options.revision if self._is_target(name) else None
@@ -96,20 +92,38 @@ class ModelLoader:
     def weigh(self) -> MemoryReport:
         """Memory needed against available, before any weight of a model is read. Raises CapabilityError when it cannot fit,
         CheckpointError when a head was not made for this target."""
-        configs = [self._config(name) for name in self._names()]
-        check_asked(self.options.max_model_len, configs[0], self._labels[self.options.target])
-        quantise = self.options.quantise
-        dtype = resolve_dtype(self.options.dtype, configs[0], self.device, rounded=quantise is not None)
-        if quantise is not None:
+        options, labels = self.options, [self._labels[name] for name in self._names()]
+        before = None if self.needs.heads else self._weighed_before()
+        if before is not None:
+            context, memories = before
+            check_asked(options.max_model_len, context, labels[0])
+            return memory_report(
+                [replace(memory, name=label) for memory, label in zip(memories, labels, strict=True)], context,
+                device=self.device, num_tokens=options.max_model_len, packed=self.device.type == "cpu",
+            )  # fmt: skip
+        configs = [load_config(name, options.trust_remote_code, self._revision(name)) for name in self._names()]
+        check_asked(options.max_model_len, configured_context(configs[0]), labels[0])
+        dtype = resolve_dtype(options.dtype, configs[0], self.device, rounded=options.quantise is not None)
+        rounding = None
+        if options.quantise is not None:
             self._refuse_rounding(configs[0], dtype)
-            start = self._kept(self.options.target, quantise)
-            self._rounding = rounded_bytes(configs[0], dtype, quantise) if start is None else start.rounding
-        heads = [kind.weigh_head(head, configs[0], dtype) for kind, head in self.needs.heads]
-        return estimate_memory(
-            self._names(), configs, heads=heads, dtype=dtype, device=self.device,
-            num_rows=1, num_tokens=self.options.max_model_len, packed=self.device.type == "cpu",
-            rounding=self._rounding, called=[self._labels[name] for name in self._names()],
+            rounding = rounded_bytes(configs[0], dtype, options.quantise)
+        report = estimate_memory(
+            self._names(), configs, heads=[kind.weigh_head(head, configs[0], dtype) for kind, head in self.needs.heads],
+            dtype=dtype, device=self.device, num_tokens=options.max_model_len, packed=self.device.type == "cpu",
+            rounding=rounding, called=labels,
         )  # fmt: skip
+        weighed = [report.target, *([] if report.draft is None else [report.draft])]
+        self._memories = dict(zip(self._names(), weighed, strict=True))
+        return report
+
+    def _weighed_before(self) -> tuple[int, list[ModelMemory]] | None:
+        """The target's context and what each model weighs, as earlier starts kept them; None where one of them is missing."""
+        starts = [self._kept(name, self.options.quantise if self._is_target(name) else None) for name in self._names()]
+        memories = [start.memory for start in starts if start is not None and start.memory is not None]
+        if starts[0] is None or len(memories) < len(starts):
+            return None
+        return starts[0].card.context_length, memories
 
     def load(self, name: str, loop_vocab: int | None = None, *, quantise: int | None = None) -> LoadedModel:
         """Config, tokenizer, weights, probes, fast path. `loop_vocab`: also a drafting loop over that vocabulary; `quantise`:
@@ -138,15 +152,17 @@ class ModelLoader:
         self.notes += ignored_code(config, module, options.trust_remote_code, self._labels[name])
         lacking = self._lacking(name, tokenizer)
         self._limit(module, lacking, self._labels[name])
-        key = None if self._may_differ() else checked.key_of(self._folder(name), config, dtype, quantise)
+        card = card_of(config)
+        key = None if self._may_differ() else checked.key_of(self._folder(name), card.commit, dtype, quantise)
         known, kernels = checked.find(key), layer_kernels(self.device, dtype)
         with checked.one_thread(sum(parameter.numel() for parameter in module.parameters())):
             lm = build_lm(module, name, dtype, self.device, None if known is None else known.shape, kernels)
         asked = asked_of(getattr(module, "generation_config", None))
         ends = eos_token_ids(module, tokenizer, lm.shape.vocab_size)
         loaded = LoadedModel(
-            name, lm, config, tokenizer, ends, generation_config=asked, revision=revision, called=self._labels[name]
-        )
+            name, lm, card, tokenizer, ends, config=config, generation_config=asked, revision=revision,
+            called=self._labels[name],
+        )  # fmt: skip
         runtime = self._put_on_runtime(loaded, module, loop_vocab, known)
         lm = loaded.lm
         if runtime == NATIVE and known is None:
@@ -163,11 +179,10 @@ class ModelLoader:
             self.notes.append(quantised_note(module, scheme, self._labels[name]))
         if rounded is not None:
             self.notes.append(rounded.note(self._labels[name]))
-        if runtime == NATIVE and not lacking:
-            key_of_start, rounding = self._key(name, quantise), None if quantise is None else self._rounding
-            folder = self._folder(name)
+        if runtime == NATIVE and not lacking and config.get_text_config() is config:
+            found = kept.Found(card, tokenizer, ends, asked, self.notes[num_notes:], self._memories.get(name))
             with checked.one_thread(lm.shape.num_parameters):
-                kept.keep(key_of_start, lm, module, folder, config, tokenizer, ends, asked, self.notes[num_notes:], rounding)
+                kept.keep(self._key(name, quantise), lm, module, self._folder(name), found)
         if self._is_target(name):
             self._tokenizer, self._runtime = tokenizer, runtime
         if self._is_target(name) and self.needs.module:
@@ -181,8 +196,8 @@ class ModelLoader:
         start, key = self._kept(name, quantise), self._key(name, quantise)
         if start is None or key is None or (self._is_target(name) and (self.needs.module or self.needs.tables)):
             return None
-        config, revision = self._config(name), self._revision(name)
-        found = checked.find(checked.key_of(self._folder(name), config, getattr(torch, start.dtype), quantise))
+        revision = self._revision(name)
+        found = checked.find(checked.key_of(self._folder(name), start.card.commit, getattr(torch, start.dtype), quantise))
         tokenizer = kept.kept_tokenizer(start, partial(load_tokenizer, name, self.options.trust_remote_code, revision))
         if found is None or self._lacking(name, tokenizer):
             return None
@@ -200,7 +215,7 @@ class ModelLoader:
             self._tokenizer, self._runtime = tokenizer, NATIVE
         ends = frozenset(start.ends)
         return LoadedModel(
-            name, lm, config, tokenizer, ends, generation_config=start.asked, revision=revision, called=self._labels[name]
+            name, lm, start.card, tokenizer, ends, generation_config=start.asked, revision=revision, called=self._labels[name]
         )
 
     def _say(self, name: str, dtype: str, quantise: int | None) -> None:
@@ -323,7 +338,7 @@ class ModelLoader:
     def context(self, target: LoadedModel) -> int:
         """Tokens a row may have, prompt and answer. Raises ConfigError where more were asked for than the target holds."""
         label = self._labels[target.name]
-        return held_context(self.options.max_model_len, target.lm.shape.context_length, target.config, label, self.notes)
+        return held_context(self.options.max_model_len, target.lm.shape.context_length, target.card, label, self.notes)
 
     def resolved(self, target: LoadedModel, context: int) -> Options:
         """The options with every "auto" of models and machine replaced by what was chosen."""

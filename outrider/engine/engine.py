@@ -100,7 +100,7 @@ class Engine:
         """All that decides how well and how fast it drafts, files of weights included; None where that may change unseen."""
         built, parts = self._batch.built, list(self._drafter_pool.parts.values())
         models = [model for model in (built.target, built.draft) if model is not None]
-        keys = [checked.key_of(model.name, model.config, model.lm.dtype) for model in models]
+        keys = [checked.key_of(model.name, model.card.commit, model.lm.dtype) for model in models]
         if None in keys or not all(one.drafter.keeps_costs for one in parts):
             return None
         heads = [checked.files_of(one.requirements.head_folder) for one in parts if one.requirements.head_folder is not None]

@@ -110,7 +110,7 @@ def facts_of(options: Options, target: LoadedModel, draft: LoadedModel | None, p
 
 
 def _shape_of(model: LoadedModel) -> str:
-    config = {name: value for name, value in model.config.to_dict().items() if name not in NO_SHAPE}
+    config = {name: value for name, value in model.card.values.items() if name not in NO_SHAPE}
     return hashlib.blake2b(json.dumps(config, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
 
 

@@ -46,6 +46,7 @@ from outrider.models.heads.kinds import how_to_draft
 from outrider.models.lm import LM, LMShape, PassLimits, module_run
 from outrider.models.loaded import LoadedModel, Tables
 from outrider.models.loading.load import build_lm, finish, load_config, load_module, resolve_dtype
+from outrider.models.loading.read_card import card_of
 from outrider.parts import Parts, choose_parts
 from outrider.rows import Row
 from outrider.run import run_rows
@@ -165,7 +166,7 @@ class Speculative:
             module.set_attn_implementation(attention.NAME)
             lm = LM(module_run(module), known.shape, module.dtype, seen[1])
             lm.limits = known.limits
-        return LoadedModel(name, lm, module.config, None, frozenset(), tables=Tables.of(module))
+        return LoadedModel(name, lm, card_of(module.config), None, frozenset(), config=module.config, tables=Tables.of(module))
 
     def _decode(self, decoder: Decoder, rows: Sequence[Row], streamer: Any) -> None:
         """Every row to its end; the streamer gets each token once, as transformers' own loop gives them."""

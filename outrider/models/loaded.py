@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from outrider.models.card import ModelCard
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -32,10 +34,11 @@ class LoadedModel:
 
     name: str
     lm: LM
-    config: Any  # PretrainedConfig
+    card: ModelCard
     tokenizer: PreTrainedTokenizerBase | None
     eos_token_ids: frozenset[int]
     draft_loop: DraftLoop | None = None  # when it drafts and its passes are recorded (CUDA graphs)
+    config: Any = None  # transformers', of a model that was not started from what an earlier start kept: MTP heads are made by it
     module: nn.Module | None = None  # kept only for a drafter that runs on the target's own weights
     tables: Tables | None = None  # of the target: kept for trained heads, which share them
     generation_config: Any = None  # `generation_config.Asked`

@@ -40,11 +40,10 @@ class Checked:
     limits: PassLimits
 
 
-def key_of(name: str, config: Any, dtype: torch.dtype, quantise: int | None = None) -> str | None:
-    """Tells this model on this machine from every other one; None where its files do not. `quantise`: bits that loading rounds
-    its linear layers to."""
+def key_of(name: str, commit: str | None, dtype: torch.dtype, quantise: int | None = None) -> str | None:
+    """Tells this model on this machine from every other one; None where its files do not. `commit`: of a model on the hub;
+    `quantise`: bits that loading rounds its linear layers to."""
     files = files_of(name)
-    commit = getattr(config, "_commit_hash", None)
     if adapter_in(name) is not None or not (files or commit):
         return None
     facts = (

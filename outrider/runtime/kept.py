@@ -10,8 +10,8 @@ Weights that loading rounds or repacks are in no file of the checkpoint: `weight
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, astuple, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,13 +21,13 @@ from torch import Tensor
 
 from outrider.cache import cache_folder, keep_json, keeping, kept_json
 from outrider.machine import cpu_name
+from outrider.models.card import ModelCard
 from outrider.models.lm import LM
-from outrider.models.loading import kept_config
 from outrider.models.loading.adapter import adapter_in
 from outrider.models.loading.generation_config import Asked
-from outrider.models.loading.kept_config import KeptConfig
 from outrider.models.loading.made_tensors import SUFFIX
 from outrider.models.loading.stored import find_stored, read_stored
+from outrider.models.model_memory import ModelMemory
 from outrider.models.tokens.kept_tokenizer import KeptTokenizer
 from outrider.models.tokens.kept_tokenizer import written as written_tokenizer
 from outrider.runtime import checked, library, program_text
@@ -47,7 +47,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "gguf")  # who
 class Start:
     """What is kept of a model on the native runtime."""
 
-    config: dict[str, Any]  # `kept_config.written`
+    card: ModelCard
     tokenizer: str | None  # name of the file with `kept_tokenizer.written`; None: it is loaded anew
     dtype: str
     ends: list[int]  # tokens that end a text
@@ -56,7 +56,18 @@ class Start:
     program: dict[str, Any]  # `program_text.written`
     stored: dict[str, Any]  # `stored.find_stored`
     waves: list[dict[str, Any]]
-    rounding: list[int] | None  # bytes that rounding on loading frees and takes
+    memory: ModelMemory | None  # None: nobody weighed it
+
+
+class Found(NamedTuple):
+    """What loading found out about a model, besides its program and where its weights lie."""
+
+    card: ModelCard
+    tokenizer: Any
+    ends: frozenset[int]
+    asked: Asked | None
+    notes: list[str]
+    memory: ModelMemory | None
 
 
 class Key(NamedTuple):
@@ -85,41 +96,50 @@ def find(key: Key | None) -> Start | None:
 
 def _start(content: Any) -> Start:
     """A start of a file's content, which anybody may have changed. Raises an error of any kind where it is none."""
-    asked = content.pop("asked")
-    start = Start(asked=None if asked is None else Asked(**asked), **content)
-    KeptConfig(start.config, dict)
+    asked, memory = content.pop("asked"), content.pop("memory")
+    card = ModelCard.model_validate(content.pop("card"))
+    start = Start(
+        card=card, asked=None if asked is None else Asked(**asked), memory=None if memory is None else ModelMemory(**memory),
+        **content,
+    )  # fmt: skip
     texts = [start.dtype, *start.notes, *([] if start.tokenizer is None else [start.tokenizer])]
-    numbers = [*start.ends, *(start.rounding or [0, 0])]
+    numbers = list(start.ends)
+    if start.memory is not None:
+        name, *sizes = astuple(start.memory)
+        texts.append(name)
+        numbers += sizes
     if not all(isinstance(text, str) for text in texts) or start.dtype not in DTYPES:
         raise TypeError("a name, a note or a type that is none")
-    if not all(type(number) is int and number >= 0 for number in numbers) or len(numbers) != len(start.ends) + 2:
+    if not all(type(number) is int and number >= 0 for number in numbers):
         raise TypeError("a token or a size that is none")
     if asked is not None and not (isinstance(asked["values"], dict) and isinstance(asked["foreign"], dict)):
         raise TypeError("sampling defaults that are none")
     return start
 
 
-def keep(
-    key: Key | None, lm: LM, module: Any, name: str, config: Any, tokenizer: Any, ends: frozenset[int], asked: Asked | None,
-    notes: list[str], rounding: Sequence[int] | None,
-) -> None:  # fmt: skip
+def keep(key: Key | None, lm: LM, module: Any, name: str, found: Found) -> None:
     """Remember a start, where all of it can be kept. An error costs the next start its time, nothing else."""
     if key is None:
         return
     with keeping(f"how '{name}' starts"):
         assert isinstance(lm.run, NativeRun)
         program = lm.run.executor.program
-        written, values = program_text.written(program), kept_config.written(config)
-        waves = waves_of(module, program, lm.shape.context_length)
-        if written is None or values is None or waves is None:
+        written, waves = program_text.written(program), waves_of(module, program, lm.shape.context_length)
+        if written is None or waves is None:
             return
-        dtype, bytes_rounded = str(lm.dtype).removeprefix("torch."), None if rounding is None else list(rounding)
-        stored = find_stored(name, module, tensors_of(program, module), program.matrices, _weights(key))
-        start = Start(
-            values, _keep_tokenizer(tokenizer), dtype, sorted(ends), asked, notes, written, stored,
-            [asdict(wave) for wave in waves], bytes_rounded,
-        )  # fmt: skip
-        keep_json(_path(key), asdict(start), max_files=MAX_FILES)
+        start = {
+            "card": found.card.model_dump(),
+            "tokenizer": _keep_tokenizer(found.tokenizer),
+            "dtype": str(lm.dtype).removeprefix("torch."),
+            "ends": sorted(found.ends),
+            "asked": None if found.asked is None else asdict(found.asked),
+            "notes": found.notes,
+            "program": written,
+            "stored": find_stored(name, module, tensors_of(program, module), program.matrices, _weights(key)),
+            "waves": [asdict(wave) for wave in waves],
+            "memory": None if found.memory is None else asdict(found.memory),
+        }
+        keep_json(_path(key), start, max_files=MAX_FILES)
 
 
 def started_lm(start: Start, key: Key, name: str, found: checked.Checked) -> LM | None:

@@ -185,8 +185,8 @@ class BlockDrafter(Drafter):
         if setup.head is None:
             raise ConfigError(f"{OWNER} needs a head: --draft FOLDER (make one with outrider train block)")
         target, settings = setup.target, setup.settings
-        config, lm = target.config.get_text_config(), target.lm
-        head = load_block(setup.head, config.hidden_size, lm.shape.vocab_size, config.num_hidden_layers)
+        card, lm = target.card, target.lm
+        head = load_block(setup.head, card.hidden_size, lm.shape.vocab_size, card.num_layers)
         if settings.stop == "confidence" and not head.config.confidence:
             raise CapabilityError(f"head '{setup.head}' has no confidence head for stop=confidence; use entropy or product")
         assert target.tables is not None, "a target loaded for heads keeps its tables"

@@ -89,9 +89,9 @@ class Eagle3Drafter(EagleDrafter):
 def _head_of(setup: DraftSetup, kind: Kind, notes: list[str]) -> HeadLM:
     """The head, on the native runtime where the target runs there. Raises CheckpointError when it does not fit the target."""
     target = setup.target
-    if setup.head is None or target.config is None:
+    if setup.head is None:
         raise CapabilityError(f"drafter '{kind}' needs a head trained for this target: --draft FOLDER")
-    head = load_eagle(setup.head, kind, TargetSizes.of(target.config, target.lm.shape.vocab_size))
+    head = load_eagle(setup.head, kind, TargetSizes(target.card.hidden_size, target.lm.shape.vocab_size, target.card.num_layers))
     head.to(device=target.lm.device, dtype=target.lm.dtype)
     bind_target(head, target)
     shape = target.lm.shape

@@ -134,7 +134,7 @@ class MedusaDrafter(LastState):
         if setup.head is None:
             raise ConfigError("drafter 'medusa' needs heads: --draft FOLDER (make one with outrider train medusa)")
         target, settings = setup.target, setup.settings
-        heads = load_medusa(setup.head, target.config.get_text_config().hidden_size, target.lm.shape.vocab_size)
+        heads = load_medusa(setup.head, target.card.hidden_size, target.lm.shape.vocab_size)
         assert target.tables is not None, "a target loaded for heads keeps its tables"
         heads.bind(target.tables.output)
         planned = settings.tree == MEDUSA and not heads.config.accuracies

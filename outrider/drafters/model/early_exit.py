@@ -99,7 +99,7 @@ class EarlyExitDrafter(SelfDrafter):
 
 def _trained_head(setup: DraftSetup, count: int) -> ExitHead:
     """The head that was named. Raises CheckpointError when it was trained for another target, ConfigError for another exit."""
-    head = _fitting_head(setup.settings.head, count, setup.target.config.get_text_config().hidden_size, setup.target.label)
+    head = _fitting_head(setup.settings.head, count, setup.target.card.hidden_size, setup.target.label)
     config = head.config
     if setup.settings.exit_layer not in ("auto", config.exit_layer):
         raise ConfigError(

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from outrider.errors import CapabilityError, CheckpointError
+from outrider.models.card import unknown_card
 from outrider.models.lm import LM, LMShape
 from outrider.models.loaded import LoadedModel
 from outrider.models.pass_plan import PassPlan
@@ -38,7 +39,8 @@ class TextOnly:
         """A model that cannot be run, with its tokenizer where one is asked for. Raises CheckpointError where that is missing."""
         shape = LMShape(self.vocab_size, self.context_length, (), None, 0)
         lm = LM(_NoWeights(self.name), shape, torch.float32, torch.device("cpu"))
-        return LoadedModel(self.name, lm, None, self._load_tokenizer() if tokenizer else None, frozenset())
+        card = unknown_card(self.vocab_size)
+        return LoadedModel(self.name, lm, card, self._load_tokenizer() if tokenizer else None, frozenset())
 
     def _load_tokenizer(self) -> Any:
         try:

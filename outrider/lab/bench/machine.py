@@ -10,7 +10,6 @@ tokens.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
 
@@ -18,9 +17,9 @@ from outrider.build import Models
 from outrider.drafters.model.early_exit import EarlyExitDrafter
 from outrider.drafters.model.quantised import QuantisedDrafter
 from outrider.lab.bench.bench_result import TargetInfo
-from outrider.lab.estimate.sizes import EXPERTS
 from outrider.lab.runner import Contender
 from outrider.machine import memory_bandwidth
+from outrider.models.card import ModelCard
 from outrider.options import NATIVE
 
 COPY_BYTES = 1 << 30
@@ -30,7 +29,7 @@ COPIES = 10
 def describe_target(models: Models, name: str, draft: str | None) -> TargetInfo:
     """What is known without running anything; the bandwidth is measured, which takes a second."""
     memory, lm, quantise = models.memory.target, models.target.lm, models.options.quantise
-    read = pass_bytes(memory.weights_bytes, models.target.config, lm.dtype, quantise)
+    read = pass_bytes(memory.weights_bytes, models.target.card, lm.dtype, quantise)
     return TargetInfo(
         name=name, draft=draft, dtype=str(lm.dtype).removeprefix("torch."), quantise=quantise,
         device=str(lm.device), runtime=models.options.runtime, threads=torch.get_num_threads(), context=models.context,
@@ -39,17 +38,16 @@ def describe_target(models: Models, name: str, draft: str | None) -> TargetInfo:
     )  # fmt: skip
 
 
-def pass_bytes(weights_bytes: int, config: Any, dtype: torch.dtype, quantise: int | None = None) -> int | None:
+def pass_bytes(weights_bytes: int, card: ModelCard, dtype: torch.dtype, quantise: int | None = None) -> int | None:
     """Bytes of weights that each pass reads; None for mixtures of experts and for unknown weights.
 
     The input embedding counts only where the output layer shares it; beside an output layer that loading has rounded it does not.
     Passes of a mixture read the experts that their tokens choose.
     """
-    text = config.get_text_config()
-    if not weights_bytes or any((getattr(text, name, None) or 1) > 1 for name in EXPERTS):
+    if not weights_bytes or card.has_experts:
         return None
-    tied = quantise is None and bool(getattr(text, "tie_word_embeddings", False))
-    return weights_bytes - (0 if tied else text.vocab_size * text.hidden_size * dtype.itemsize)
+    tied = quantise is None and card.ties_embeddings
+    return weights_bytes - (0 if tied else card.vocab_size * card.hidden_size * dtype.itemsize)
 
 
 def bandwidth(device: torch.device) -> float | None:

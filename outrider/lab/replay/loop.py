@@ -24,6 +24,7 @@ from outrider.drafters.base import Drafter
 from outrider.drafters.proposals import proposed
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.lab.replay.texts import Text
+from outrider.models.card import unknown_card
 from outrider.models.lm import LM, LMShape, PassOutput, Reader
 from outrider.models.loaded import LoadedModel
 from outrider.models.loading.context import UNKNOWN_CONTEXT
@@ -63,7 +64,7 @@ class TextLM(LM):
 def text_target(tokenizer: Any, vocab_size: int, name: str = "the log") -> LoadedModel:
     """A `LoadedModel` that knows its vocabulary and nothing else."""
     shape = LMShape(vocab_size, UNKNOWN_CONTEXT, layers=(), sliding_window=None, num_parameters=0)
-    return LoadedModel(name, TextLM(shape), None, tokenizer, frozenset())
+    return LoadedModel(name, TextLM(shape), unknown_card(vocab_size), tokenizer, frozenset())
 
 
 def load_text_target(name: str, trust_remote_code: bool = False) -> LoadedModel:

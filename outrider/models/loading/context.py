@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from outrider.errors import ConfigError
+from outrider.models.card import ModelCard
 
 if TYPE_CHECKING:
     from outrider.models.probes.probe import AttentionCall
@@ -88,31 +89,31 @@ def _named(config: Any) -> int:
     return max([longest, *(int(original * factor) for original, factor in originals)])
 
 
-def check_asked(asked: int | None, config: Any, name: str) -> None:
-    """Raise ConfigError where more tokens are asked for than the config names."""
-    if asked is not None and asked > (holds := configured_context(config)):
+def check_asked(asked: int | None, holds: int, name: str) -> None:
+    """Raise ConfigError where more tokens are asked for than the config names, which are `holds`."""
+    if asked is not None and asked > holds:
         raise ConfigError(
             f"max_model_len {asked} is more than '{name}' can hold: {holds} tokens (max_position_embeddings in its config.json). "
             f"Give at most {holds}, or leave it out; a longer context takes a checkpoint that was made for one."
         )
 
 
-def held_context(asked: int | None, holds: int, config: Any, name: str, notes: list[str]) -> int:
+def held_context(asked: int | None, holds: int, card: ModelCard, name: str, notes: list[str]) -> int:
     """Tokens a row may have on a loaded model that holds `holds`. Adds a note where that is less than its config says.
 
     Raises ConfigError where more are asked for.
     """
-    if holds >= configured_context(config):
+    if holds >= card.context_length:
         return min(asked or holds, holds)
     why = "its positions beyond are scaled by LongRoPE, which changes keys that are cached already"
-    if context_length(config.get_text_config()) > holds:
+    if card.usable_context > holds:
         why = "behind them its code hides tokens where Outrider's attention cannot see it"
     if asked is not None and asked > holds:
         raise ConfigError(
             f"max_model_len {asked} is more than '{name}' can hold here: {holds} tokens ({why}). Give at most {holds}."
         )
     if asked is None:
-        notes.append(f"'{name}' holds {holds} tokens here, not the {configured_context(config)} of its config: {why}")
+        notes.append(f"'{name}' holds {holds} tokens here, not the {card.context_length} of its config: {why}")
     return asked or holds
 
 

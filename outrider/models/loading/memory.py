@@ -168,11 +168,32 @@ def estimate_memory(
         models = [replace(model, name=label) for model, label in zip(models, called, strict=True)]
     if rounding is not None:
         models[0] = rounded_memory(models[0], *rounding)
+    return memory_report(
+        models, configured_context(configs[0]), heads=heads, device=device, num_rows=num_rows, num_tokens=num_tokens,
+        packed=packed, available_bytes=available_bytes,
+    )  # fmt: skip
+
+
+def memory_report(
+    models: Sequence[ModelMemory],
+    context: int,
+    *,
+    heads: Sequence[ModelMemory] = (),
+    device: torch.device,
+    num_rows: int = 1,
+    num_tokens: int | None = None,
+    packed: bool = False,
+    available_bytes: int | None = None,
+) -> MemoryReport:
+    """What the target and, as second one, its draft need, against what is there. Raises CapabilityError when they do not fit.
+
+    `context`: tokens that the target holds. The others as for `estimate_memory`.
+    """
     report = MemoryReport(
         target=models[0],
         draft=models[1] if len(models) > 1 else None,
         num_rows=num_rows,
-        num_tokens=min(num_tokens or DEFAULT_TOKENS, configured_context(configs[0])),
+        num_tokens=min(num_tokens or DEFAULT_TOKENS, context),
         copies=PACKED_COPIES if packed else 1.0,
         device=str(device),
         available_bytes=available_memory(device) if available_bytes is None else available_bytes,

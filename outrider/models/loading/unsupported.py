@@ -15,10 +15,9 @@ from torch import Tensor
 
 from outrider.errors import CapabilityError
 from outrider.lazy import transformers
+from outrider.models.card import ModelCard
 from outrider.models.indexer import KEPT_LAYER, indexer_layers
 from outrider.models.probes.reference import plain_logits
-from outrider.models.quantised.checkpoint import quantisation_of
-from outrider.models.quantised.scheme import has_experts
 
 OTHER_HEADS = re.compile(r"For\w*(Classification|QuestionAnswering|MultipleChoice|RewardModel\w*)$")  # names of classes
 OWN_CACHE_ROUNDS = "on transformers' own cache a token rounds with the number of tokens in its pass"
@@ -127,12 +126,12 @@ def _plain_logits(module: Any, tokens: Tensor, kernel: str) -> Tensor:
         return plain_logits(module, tokens).float()
 
 
-def why_rows_differ(config: Any, device: torch.device) -> str:
+def why_rows_differ(card: ModelCard, device: torch.device) -> str:
     """What makes a token's bits depend on the other tokens of its pass."""
     if device.type != "cpu":
         return "kernels there differ with the size of a pass"
-    if (method := quantisation_of(config)) is not None:
-        return f"its quantised layers ({method}) round with the tokens of a pass"
-    if has_experts(config):
+    if card.quantisation is not None:
+        return f"its quantised layers ({card.quantisation}) round with the tokens of a pass"
+    if card.has_experts:
         return "its experts multiply the tokens of a pass together"
     return "its layers round with the tokens of a pass"

@@ -21,9 +21,9 @@ from outrider.drafters.model.draft_tree import TreeModelDrafter
 from outrider.errors import CapabilityError, ConfigError
 from outrider.loader import ModelLoader
 from outrider.models.loaded import LoadedModel
-from outrider.models.loading.context import context_length
 from outrider.models.loading.load import load_config, load_tokenizer, resolve_device, resolve_dtype
 from outrider.models.loading.memory import estimate_memory
+from outrider.models.loading.read_card import card_of
 from outrider.options import DEMO, Needs, Options
 from outrider.parts import Parts, choose_parts
 from outrider.remote.draft.host import GeneralHost
@@ -180,21 +180,21 @@ def _target(options: HostedDrafterOptions, draft: LoadedModel | None, device: to
     """The target's stand-in, the width of the drafts' distributions, and the longest text."""
     if options.model is None:
         assert draft is not None
-        name, tokenizer, config, vocab_size = draft.name, draft.tokenizer, draft.config, draft.lm.shape.vocab_size
+        name, tokenizer, card, vocab_size = draft.name, draft.tokenizer, draft.card, draft.lm.shape.vocab_size
     else:
         name = str(demo_paths().target) if options.model == DEMO else options.model
-        config = load_config(name, options.trust_remote_code, options.revision)
+        card = card_of(load_config(name, options.trust_remote_code, options.revision))
         tokenizer = load_tokenizer(name, options.trust_remote_code, options.revision)
-        vocab_size = config.get_text_config().vocab_size
+        vocab_size = card.vocab_size
     if draft is not None and draft.draft_loop is not None:
-        vocab_size = draft.config.get_text_config().vocab_size  # as its drafting loop picks tokens
+        vocab_size = draft.card.vocab_size  # as its drafting loop picks tokens
     if tokenizer is None:
         raise ConfigError(f"'{name}' has no tokenizer, so nobody can compare its tokens with an asker's")
-    context = context_length(config.get_text_config())
+    context = card.usable_context
     if draft is not None and options.drafter != "universal":
         context = min(context, draft.lm.shape.context_length)
     if options.max_model_len is not None:
         context = min(context, options.max_model_len)
     shape = StandIn("target model", vocab_size=vocab_size, context_length=context)
     lm = StandIn("target model", shape=shape, device=device)
-    return StandIn("target", name=name, label=name, tokenizer=tokenizer, config=config, lm=lm), vocab_size, context
+    return StandIn("target", name=name, label=name, tokenizer=tokenizer, card=card, lm=lm), vocab_size, context

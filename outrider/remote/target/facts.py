@@ -29,9 +29,9 @@ PROBED = (31, 5, 1)  # tokens of the passes whose logits are hashed
 def model_facts(built: Built) -> dict[str, str]:
     """The facts, by name. To be asked before the engine starts: it makes passes on a twin of the target."""
     target, verifier = built.target, built.decoder.verifier
-    config = {name: value for name, value in target.config.to_dict().items() if name not in NOT_COMPARED}
+    config = {name: value for name, value in target.card.values.items() if name not in NOT_COMPARED}
     facts = {
-        "weights": weights_hash(target.name, target.config),
+        "weights": weights_hash(target.name, target.card.commit),
         "config": _digest(json.dumps(config, sort_keys=True, default=str).encode()),
         "dtype": str(target.lm.dtype).removeprefix("torch."),
         "quantise": str(built.options.quantise),
@@ -46,18 +46,18 @@ def model_facts(built: Built) -> dict[str, str]:
     return facts
 
 
-def weights_hash(name: str, config: Any) -> str:
+def weights_hash(name: str, commit: str | None) -> str:
     """SHA-256 of a folder's weight files, or of a GGUF file and its shards; for a hub id its commit. An adapter's has that of its
     base."""
     adapter = adapter_in(name)
-    base = "" if adapter is None else weights_hash(adapter.base, config)
+    base = "" if adapter is None else weights_hash(adapter.base, commit)
     path = Path(name)
     if path.is_file():
         files = sorted(read_gguf(path).paths)
     elif path.is_dir():
         files = sorted({file for pattern in WEIGHTS for file in path.glob(pattern)})
     else:
-        return f"{name}@{getattr(config, '_commit_hash', None) or 'unknown'}"
+        return f"{name}@{commit or 'unknown'}"
     kept = cache_folder() / "weight-hashes" / "files.json"
     known = kept_json(kept, _hashes) or {}
     hashes = [_file_hash(file, known) for file in files]

@@ -14,10 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from outrider import LLM, SamplingParams
-from outrider.cache import cache_folder
+from outrider.cache import cache_folder, keep_json
 from outrider.engine import warmup
 from outrider.models.lm import LM
-from outrider.models.loading.kept_config import KeptConfig
+from outrider.models.loading.read_card import card_of
 from outrider.models.probes.probe import probe_logits
 from outrider.models.tokens.kept_tokenizer import KeptTokenizer
 from outrider.remote.target import facts
@@ -98,7 +98,7 @@ def test_a_second_start_makes_no_module_and_has_the_same_bits(model: Path, monke
     assert second.memory["weights_bytes"] == first.memory["weights_bytes"]
     assert second._built.target.tokenizer("Zwölf 🙂 <b>")["input_ids"] == tokens
     assert isinstance(second._built.target.tokenizer, KeptTokenizer)
-    assert isinstance(second._built.target.config, KeptConfig)
+    assert second._built.target.card == first._built.target.card
 
 
 def test_a_model_of_the_hub_starts_as_it_was_kept_until_its_commit_is_another(
@@ -158,15 +158,27 @@ def test_another_model_starts_as_the_first_time(model: Path, what: str, monkeypa
         LLM(model, threads=1, **{"drafter": "none", **options})
 
 
-def test_what_a_config_asks_of_transformers_is_asked_there(model: Path) -> None:
-    """Values are kept, methods are the real config's."""
-    real = start(model)._built.target.config
-    config = start(model)._built.target.config
-    names = ("hidden_size", "num_key_value_heads", "dtype", "tie_word_embeddings", "model_type", "rope_parameters")
-    assert all(getattr(config, name) == getattr(real, name) for name in names)
-    assert config.to_dict() == real.to_dict()
-    assert json.loads(config.to_json_string(use_diff=False)) == json.loads(real.to_json_string(use_diff=False))
-    assert not hasattr(config, "no_such_value")
+def test_the_card_of_a_later_start_is_the_first_ones(model: Path) -> None:
+    """Catches a value that JSON makes another one of, and a card of another model."""
+    first, second = (start(model)._built.target for _ in range(2))
+    assert second.card == first.card == card_of(first.config)
+    assert second.config is None
+    assert (first.card.hidden_size, first.card.vocab_size) == (first.config.hidden_size, first.config.vocab_size)
+    assert first.card.values["model_type"] == first.config.model_type
+
+
+@pytest.mark.parametrize(
+    "change", [{"hidden_size": -1}, {"vocab_size": "7"}, {"commit": 3}, {"ties_embeddings": 1}, {"more": 1}, {"values": None}]
+)
+def test_a_card_that_was_altered_is_made_anew(model: Path, change: dict[str, Any]) -> None:
+    expected = says(start(model))
+    (file,) = (cache_folder() / "starts").glob("*.json")
+    content = json.loads(file.read_text().split("\n")[1])
+    content["card"] |= change
+    keep_json(file, content, max_files=9)  # with the sum that a file has that nobody damaged
+    again = start(model)
+    assert says(again) == expected
+    assert again._built.target.config is not None, "loaded as the first time"
 
 
 def test_a_command_imports_no_transformers(model: Path) -> None:
@@ -198,7 +210,7 @@ def test_scalars_and_experts_of_other_names_are_kept(
 
 
 WHERE_KEEPING_FAILS = (
-    "outrider.runtime.program_text.written", "outrider.models.loading.kept_config.written", "outrider.runtime.kept.waves_of",
+    "outrider.runtime.program_text.written", "outrider.models.card.ModelCard.model_dump", "outrider.runtime.kept.waves_of",
     "outrider.runtime.kept.find_stored", "outrider.runtime.kept.written_tokenizer", "outrider.runtime.kept.keep_json",
     "outrider.runtime.checked.keep_json", "outrider.models.loading.stored.TensorTargets",
 )  # fmt: skip

@@ -17,6 +17,7 @@ from outrider.drafters.model.universal import UniversalDrafter, UniversalSetting
 from outrider.models.lm import LM
 from outrider.models.loaded import LoadedModel
 from outrider.models.loading.load import build_lm
+from outrider.models.loading.read_card import card_of
 from outrider.models.tokens.alignment import TokenizerPair
 from outrider.rows import Row, Rows
 from outrider.runtime.lower import lower
@@ -63,7 +64,8 @@ def pair(path: Path) -> tuple[LoadedModel, LoadedModel]:
     lms = [build_lm(module, "tiny", torch.float32, CPU) for module in (target, draft)]
     lms[1] = LM(NativeRun(lms[1], draft, lower(draft), path), lms[1].shape, lms[1].dtype, CPU)
     (lm, other), ends = lms, frozenset[int]()
-    return LoadedModel("target", lm, target.config, ours, ends), LoadedModel("draft", other, draft.config, theirs, ends)
+    loaded = LoadedModel("target", lm, card_of(target.config), ours, ends)
+    return loaded, LoadedModel("draft", other, card_of(draft.config), theirs, ends)
 
 
 class Heard(UniversalDrafter):

@@ -22,6 +22,7 @@ from outrider.models.heads.eagle import EagleHead
 from outrider.models.heads.eagle_files import save_eagle
 from outrider.models.loaded import LoadedModel, Tables
 from outrider.models.loading.load import build_lm
+from outrider.models.loading.read_card import card_of
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
 from outrider.verifiers.coupled import CoupledVerifier
@@ -38,7 +39,7 @@ PROMPTS = ([5, 6, 7, 8, 9, 10], [3, 4, 5, 3, 4, 5, 3, 4], [11])
 def loaded_target() -> LoadedModel:
     module = tiny_llama(VOCAB, sharpness=2.0).requires_grad_(False)
     lm = build_lm(module, "tiny", torch.float32, CPU)
-    return LoadedModel("tiny", lm, module.config, None, frozenset(), tables=Tables.of(module))
+    return LoadedModel("tiny", lm, card_of(module.config), None, frozenset(), tables=Tables.of(module))
 
 
 def drafter_of(target: LoadedModel, folder: Path, kind: str, **settings: Any) -> Any:

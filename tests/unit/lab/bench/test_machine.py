@@ -12,11 +12,11 @@ from outrider.drafters.model.early_exit import EarlyExitDrafter
 from outrider.lab.bench.bench_result import TargetInfo
 from outrider.lab.bench.machine import added_memory, bandwidth, pass_bytes, roof_tokens_per_s
 from outrider.lab.configuration import Configuration
+from outrider.models.card import ModelCard, unknown_card
 
 
-def config(**values: Any) -> Any:
-    text = SimpleNamespace(**{"vocab_size": 100, "hidden_size": 8, "tie_word_embeddings": False, **values})
-    return SimpleNamespace(get_text_config=lambda: text)
+def card(**values: Any) -> ModelCard:
+    return unknown_card(vocab_size=100).model_copy(update={"hidden_size": 8, **values})
 
 
 def target(**changes: Any) -> TargetInfo:
@@ -28,19 +28,19 @@ def target(**changes: Any) -> TargetInfo:
 
 
 def test_an_embedding_of_its_own_is_not_read() -> None:
-    assert pass_bytes(5000, config(), torch.bfloat16) == 5000 - 100 * 8 * 2
-    assert pass_bytes(5000, config(), torch.float32) == 5000 - 100 * 8 * 4
+    assert pass_bytes(5000, card(), torch.bfloat16) == 5000 - 100 * 8 * 2
+    assert pass_bytes(5000, card(), torch.float32) == 5000 - 100 * 8 * 4
 
 
 def test_a_shared_embedding_is_read_as_the_output_layer() -> None:
-    assert pass_bytes(5000, config(tie_word_embeddings=True), torch.bfloat16) == 5000
-    rounded = pass_bytes(5000, config(tie_word_embeddings=True), torch.bfloat16, 4)
+    assert pass_bytes(5000, card(ties_embeddings=True), torch.bfloat16) == 5000
+    rounded = pass_bytes(5000, card(ties_embeddings=True), torch.bfloat16, 4)
     assert rounded == 5000 - 100 * 8 * 2, "its output layer was rounded apart from the table"
 
 
 def test_mixtures_and_unknown_weights_have_no_roof() -> None:
-    assert pass_bytes(5000, config(num_local_experts=8), torch.bfloat16) is None
-    assert pass_bytes(0, config(), torch.bfloat16) is None
+    assert pass_bytes(5000, card(has_experts=True), torch.bfloat16) is None
+    assert pass_bytes(0, card(), torch.bfloat16) is None
     assert roof_tokens_per_s(target(pass_bytes=None), 1, 10.0) is None
     assert roof_tokens_per_s(target(bandwidth_bytes_per_s=None), 1, 10.0) is None
 

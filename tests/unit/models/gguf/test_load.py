@@ -59,6 +59,7 @@ from outrider.models.loading.ends import eos_token_ids
 from outrider.models.loading.generation_config import asked_of, sampling_defaults
 from outrider.models.loading.load import load_config, load_module, load_tokenizer
 from outrider.models.loading.memory import model_memory
+from outrider.models.loading.read_card import card_of
 from outrider.runtime.layers import use_kernels
 from outrider.runtime.lower import lower
 from outrider.runtime.run import NativeRun
@@ -462,7 +463,9 @@ def test_what_the_metadata_says_is_known(tmp_path: Path) -> None:
     assert eos_token_ids(module, tokenizer, VOCABULARY_SIZE) == {0, 2, 5}
     found = sampling_defaults(
         "auto",
-        LoadedModel(str(path), None, config, tokenizer, frozenset(), generation_config=asked_of(module.generation_config)),
+        LoadedModel(
+            str(path), None, card_of(config), tokenizer, frozenset(), generation_config=asked_of(module.generation_config)
+        ),
         512,
     )
     assert found.values == {"temperature": 0.6, "top_k": 20}
