@@ -24,7 +24,7 @@ from outrider.models.loading.context import check_asked, configured_context, hel
 from outrider.models.loading.ends import eos_token_ids
 from outrider.models.loading.generation_config import asked_of
 from outrider.models.loading.load import build_lm, finish, load_config, load_module, load_tokenizer, resolve_dtype
-from outrider.models.loading.memory import MemoryReport, estimate_memory, memory_report
+from outrider.models.loading.memory import MemoryReport, estimate_memory, memory_report, model_memory
 from outrider.models.loading.own_code import ignored_code
 from outrider.models.loading.read_card import card_of
 from outrider.models.loading.slow_paths import slow_paths_held
@@ -120,9 +120,10 @@ class ModelLoader:
     def _weighed_before(self) -> tuple[int, list[ModelMemory]] | None:
         """The target's context and what each model weighs, as earlier starts kept them; None where one of them is missing."""
         starts = [self._kept(name, self.options.quantise if self._is_target(name) else None) for name in self._names()]
-        memories = [start.memory for start in starts if start is not None and start.memory is not None]
+        memories = [start.memory for start in starts if start is not None]
         if starts[0] is None or len(memories) < len(starts):
             return None
+        self._memories = dict(zip(self._names(), memories, strict=True))
         return starts[0].card.context_length, memories
 
     def load(self, name: str, loop_vocab: int | None = None, *, quantise: int | None = None) -> LoadedModel:
@@ -180,7 +181,8 @@ class ModelLoader:
         if rounded is not None:
             self.notes.append(rounded.note(self._labels[name]))
         if runtime == NATIVE and not lacking and config.get_text_config() is config:
-            found = kept.Found(card, tokenizer, ends, asked, self.notes[num_notes:], self._memories.get(name))
+            memory = self._memories.get(name) or model_memory(name, config, dtype, self.device)
+            found = kept.Found(card, tokenizer, ends, asked, self.notes[num_notes:], memory)
             with checked.one_thread(lm.shape.num_parameters):
                 kept.keep(self._key(name, quantise), lm, module, self._folder(name), found)
         if self._is_target(name):

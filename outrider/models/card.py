@@ -6,29 +6,38 @@ Made of transformers' config at a model's first start, kept as JSON, and read at
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
-
-Count = Annotated[int, Field(ge=0, le=1 << 50)]
+MOST = 1 << 50  # of anything that is counted in a model
 
 
-class ModelCard(BaseModel):
-    """A model's config, by the names that we use. Of a checkpoint with pictures or sounds it is that of the text part."""
+@dataclass(frozen=True)
+class ModelCard:
+    """A model's config, by the names that we use. Of a checkpoint with pictures or sounds it is that of the text part.
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    pydantic checks one that is read from a file (`runtime/kept.py`).
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid"}
 
     model_type: str  # as in config.json
     commit: str | None  # of a model on the hub
-    hidden_size: Count
-    num_layers: Count
-    vocab_size: Count  # rows of the embeddings
-    context_length: Count  # positions that the config names
-    usable_context: Count  # those that a cache may hold
+    hidden_size: int
+    num_layers: int
+    vocab_size: int  # rows of the embeddings
+    context_length: int  # positions that the config names
+    usable_context: int  # those that a cache may hold
     ties_embeddings: bool  # the output layer is the table of embeddings
     has_experts: bool
     quantisation: str | None  # the method of quantised weights
     values: dict[str, Any]  # of config.json, to tell one model from another
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a count that no model has."""
+        counts = (self.hidden_size, self.num_layers, self.vocab_size, self.context_length, self.usable_context)
+        if not all(0 <= count <= MOST for count in counts):
+            raise ValueError(f"sizes of a model that has none of these: {counts}")
 
 
 def unknown_card(vocab_size: int = 0) -> ModelCard:

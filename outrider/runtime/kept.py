@@ -10,6 +10,7 @@ Weights that loading rounds or repacks are in no file of the checkpoint: `weight
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from outrider.cache import cache_folder, keep_json, keeping, kept_json
+from outrider.lazy import pydantic
 from outrider.machine import cpu_name
 from outrider.models.card import ModelCard
 from outrider.models.lm import LM
@@ -56,7 +58,7 @@ class Start:
     program: dict[str, Any]  # `program_text.written`
     stored: dict[str, Any]  # `stored.find_stored`
     waves: list[dict[str, Any]]
-    memory: ModelMemory | None  # None: nobody weighed it
+    memory: ModelMemory
 
 
 class Found(NamedTuple):
@@ -67,7 +69,7 @@ class Found(NamedTuple):
     ends: frozenset[int]
     asked: Asked | None
     notes: list[str]
-    memory: ModelMemory | None
+    memory: ModelMemory
 
 
 class Key(NamedTuple):
@@ -97,17 +99,11 @@ def find(key: Key | None) -> Start | None:
 def _start(content: Any) -> Start:
     """A start of a file's content, which anybody may have changed. Raises an error of any kind where it is none."""
     asked, memory = content.pop("asked"), content.pop("memory")
-    card = ModelCard.model_validate(content.pop("card"))
-    start = Start(
-        card=card, asked=None if asked is None else Asked(**asked), memory=None if memory is None else ModelMemory(**memory),
-        **content,
-    )  # fmt: skip
-    texts = [start.dtype, *start.notes, *([] if start.tokenizer is None else [start.tokenizer])]
-    numbers = list(start.ends)
-    if start.memory is not None:
-        name, *sizes = astuple(start.memory)
-        texts.append(name)
-        numbers += sizes
+    card = pydantic.TypeAdapter(ModelCard).validate_json(json.dumps(content.pop("card")))
+    start = Start(card=card, asked=None if asked is None else Asked(**asked), memory=ModelMemory(**memory), **content)
+    name, *sizes = astuple(start.memory)
+    texts = [start.dtype, name, *start.notes, *([] if start.tokenizer is None else [start.tokenizer])]
+    numbers = [*start.ends, *sizes]
     if not all(isinstance(text, str) for text in texts) or start.dtype not in DTYPES:
         raise TypeError("a name, a note or a type that is none")
     if not all(type(number) is int and number >= 0 for number in numbers):
@@ -128,7 +124,7 @@ def keep(key: Key | None, lm: LM, module: Any, name: str, found: Found) -> None:
         if written is None or waves is None:
             return
         start = {
-            "card": found.card.model_dump(),
+            "card": asdict(found.card),
             "tokenizer": _keep_tokenizer(found.tokenizer),
             "dtype": str(lm.dtype).removeprefix("torch."),
             "ends": sorted(found.ends),
@@ -137,7 +133,7 @@ def keep(key: Key | None, lm: LM, module: Any, name: str, found: Found) -> None:
             "program": written,
             "stored": find_stored(name, module, tensors_of(program, module), program.matrices, _weights(key)),
             "waves": [asdict(wave) for wave in waves],
-            "memory": None if found.memory is None else asdict(found.memory),
+            "memory": asdict(found.memory),
         }
         keep_json(_path(key), start, max_files=MAX_FILES)
 

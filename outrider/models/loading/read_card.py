@@ -19,8 +19,8 @@ def card_of(config: Any) -> ModelCard:
         hidden_size=_number(text, "hidden_size"),
         num_layers=_number(text, "num_hidden_layers"),
         vocab_size=_number(text, "vocab_size"),
-        context_length=configured_context(config),
-        usable_context=context_length(text),
+        context_length=int(configured_context(config)),
+        usable_context=int(context_length(text)),
         ties_embeddings=bool(getattr(text, "tie_word_embeddings", False)),
         has_experts=has_experts(config),
         quantisation=quantisation_of(config),
@@ -30,4 +30,5 @@ def card_of(config: Any) -> ModelCard:
 
 def _number(text: Any, name: str) -> int:
     """A value of the config; 0 for a model of another kind, which loading refuses."""
-    return int(getattr(text, name, None) or 0)
+    value = getattr(text, name, None)
+    return value if isinstance(value, int) else 0

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import outrider.decode
+import outrider.step
 from outrider.build import Options, build
 from outrider.decode import Decoder
+from outrider.draft_length import FixedLength
 from outrider.errors import ConfigError
 from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
@@ -88,12 +89,13 @@ def test_what_is_read_into_the_draft_is_no_part_of_a_steps_price(
     """Catches a control that learns from a long prompt that drafting is slow; and a row whose draft is not read yet asked."""
     clock, seen = [0.0], list[StepFacts]()
 
-    def read(rows: Rows, asked: list[int]) -> list[int]:
-        clock[0] += 5.0
-        return [0] * len(asked)
+    class Reading(FixedLength):
+        def choose(self, rows: Rows) -> list[int]:
+            clock[0] += 5.0
+            return [0] * len(rows)
 
-    monkeypatch.setattr(outrider.decode, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(decoder, "reader", SimpleNamespace(read=read))
+    monkeypatch.setattr(outrider.step, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(decoder, "control", Reading(3))
     monkeypatch.setattr(decoder, "observers", [SimpleNamespace(observe=seen.append)])
     decoder.add(make_row([5, 6, 7] * 5, SamplingParams(max_tokens=30)))
     decoder.step()

@@ -42,6 +42,7 @@ IN_MEMORY = frozenset((  # read texts of a wire or of this process, no files
     "lab/journal.py", "train/responses.py", "train/run.py", "models/tokens/token_bytes.py", "integrations/vllm/options.py",
     "remote/coordinator/engine.py", "remote/target/requests.py", "remote/target/replies.py", "grammar/numbers.py",
     "serve/api/spelling.py", "grammar/trial.py", "grammar/trial_process.py",
+    "models/card.py",
 ))  # fmt: skip
 READERS = {"lab/workload/files.py": "JSONDecoder", "wellformed.py": "loads"}  # a window over a file of any length, and the reader
 

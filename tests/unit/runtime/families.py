@@ -148,7 +148,7 @@ NOT_LOWERED: dict[str, tuple[str, dict[str, Any]]] = {  # all others that our ca
 }
 
 # States between layers are several for each token
-HEAD_STATES_ONLY = frozenset({"gemma3n_text"})
+HEAD_STATES_ONLY = frozenset({"gemma3n_text", "hy_v4"})  # others carry several streams from layer to layer
 
 
 def states_of(family: str) -> tuple[int, ...]:

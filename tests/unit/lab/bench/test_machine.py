@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from outrider.models.card import ModelCard, unknown_card
 
 
 def card(**values: Any) -> ModelCard:
-    return unknown_card(vocab_size=100).model_copy(update={"hidden_size": 8, **values})
+    return replace(unknown_card(vocab_size=100), **{"hidden_size": 8, **values})
 
 
 def target(**changes: Any) -> TargetInfo:
