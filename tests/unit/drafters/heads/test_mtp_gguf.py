@@ -146,8 +146,8 @@ def nemotron_head(donor: Any, kind: Kind) -> dict[str, Any]:
     return own | {f"blk.3.{name}.weight": norm.weight.detach().numpy() for name, norm in norms.items()}
 
 
-def built(path: Path, runtime: str = "eager", **options: Any) -> Built:
-    return build(Options(target=str(path), dtype="float32", threads=1, num_draft_tokens=3, runtime=runtime, **options))
+def built(path: Path, runtime: str = "eager", dtype: str = "float32", **options: Any) -> Built:
+    return build(Options(target=str(path), dtype=dtype, threads=1, num_draft_tokens=3, runtime=runtime, **options))
 
 
 def runtime_of(name: str) -> str:
@@ -175,22 +175,30 @@ def test_a_file_drafts_what_its_folder_drafts(tmp_path: Path, name: str) -> None
     assert texts == [row.output for row in write(built(path, runtime, drafter="none"))]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "nemotron"])
 def test_blocks_draft_what_the_rounded_weights_draft(tmp_path: Path, name: str) -> None:
     """The head's weights stay in blocks where the target's do; in fp32 they are widened without a loss."""
     reference, _, path = written(tmp_path, name, kind=Kind.Q8_0)
-    run = built(path, runtime_of(name), drafter="mtp")
-    if run.options.runtime == "eager":  # else the runtime has taken the blocks
-        head = run.decoder.drafter.lm.head  # type: ignore[attr-defined]
-        assert isinstance(head.layer(0).projection, BlockLinear)
-        kinds = [type(layer) for layer in block_layers(head.layer(0).body)]
-        assert BlockLinear in kinds
-        assert (BlockExperts in kinds) is (name not in ("qwen35", "exaone 4"))
+    run = built(path, drafter="mtp")
+    head = run.decoder.drafter.lm.head  # type: ignore[attr-defined]
+    assert isinstance(head.layer(0).projection, BlockLinear)
+    kinds = [type(layer) for layer in block_layers(head.layer(0).body)]
+    assert BlockLinear in kinds
+    assert (BlockExperts in kinds) is (name not in ("qwen35", "exaone 4"))
     seen = watched(run)
     texts = [row.output for row in write(run)]
     assert sum(len(draft) for _, draft in seen) > 60
     assert all(not draft or draft == reference.draft(text, len(draft))[0] for text, draft in seen)
-    assert texts == [row.output for row in write(built(path, runtime_of(name), drafter="none"))]
+    assert texts == [row.output for row in write(built(path, drafter="none"))]
+
+
+def test_blocks_of_a_hybrid_draft_on_the_native_runtime(tmp_path: Path) -> None:
+    """Nemotron-H's blocks run there alone, in bfloat16."""
+    _, _, path = written(tmp_path, "nemotron", kind=Kind.Q8_0)
+    options: dict[str, Any] = {"runtime": "native", "dtype": "bfloat16"}
+    seen, texts = drafts(path, drafter="mtp", **options)
+    assert sum(len(draft) for _, draft in seen) > 60
+    assert texts == [row.output for row in write(built(path, drafter="none", **options))]
 
 
 @pytest.mark.parametrize("name", ["glm4moe", "qwen35"])
