@@ -70,16 +70,14 @@ class StateCache(KVCache, Generic[S]):
 
     bytes_per_token = 1  # counted for each token of a row; measured when the model is loaded
 
-    def __init__(  # no super().__init__: nothing is allocated
-        self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device | str, bytes_per_token: int = 1
-    ) -> None:
+    def __init__(self, layers: Sequence[LayerShape], dtype: torch.dtype, device: torch.device | str) -> None:
+        # no super().__init__: nothing is allocated
         self.layers = list(layers)
         self.dtype = dtype
         self.device = torch.device(device)
         self.lengths = []
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-        self.bytes_per_token = bytes_per_token
         self._rows: list[_Row[S]] = []
 
     @property

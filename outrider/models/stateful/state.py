@@ -20,7 +20,7 @@ HOMES = ("transformers", "transformers_modules")  # packages, or a checkpoint's 
 class OwnState:
     """What transformers' cache holds of one text."""
 
-    cache: Any = None
+    cache: Any
 
     def copy(self) -> OwnState:
         """One that passes may change without changing this one."""
