@@ -49,6 +49,7 @@ from workload import (
 )
 
 from outrider import __version__
+from outrider.models.source import resolve
 
 sys.path.insert(0, str(REPOSITORY))
 from tests.network.network import Network, outliving_nobody, why_not
@@ -219,7 +220,7 @@ def prompts_of(workload: str, model: Path, limit: int, tokens: int) -> list[list
     from outrider.models.loading.load import load_tokenizer
 
     chosen = load_workload(workload, limit=limit, on_bad="refuse", data=None)
-    prepared = prepare(chosen, load_tokenizer(str(model)), context=LONGEST, max_tokens=tokens)
+    prepared = prepare(chosen, load_tokenizer(resolve(str(model))), context=LONGEST, max_tokens=tokens)
     return [one.tokens for one in prepared.prompts[:limit]]
 
 

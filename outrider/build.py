@@ -23,16 +23,15 @@ from outrider.drafters import DRAFTERS
 from outrider.drafters.base import Drafter
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.grammar import Grammars
-from outrider.loader import ModelLoader
-from outrider.models.gguf.names import fetched_gguf
+from outrider.loader import ModelLoader, ToLoad
 from outrider.models.heads.kinds import head_kind, how_to_draft
 from outrider.models.heads.mtp_files import ships_mtp
 from outrider.models.loaded import LoadedModel
-from outrider.models.loading.adapter import adapters
 from outrider.models.loading.context import shorter_draft
 from outrider.models.loading.load import load_config, resolve_device
 from outrider.models.loading.memory import MemoryReport
 from outrider.models.loading.unsupported import OWN_CACHE_ROUNDS, why_rows_differ
+from outrider.models.source import ModelSource, resolve
 from outrider.models.tokens.bad_words import BadWordFinder
 from outrider.options import DEMO, Needs, Options, replaced
 from outrider.parts import Parts, choose_parts
@@ -82,7 +81,10 @@ class Built:
 
     def config(self) -> dict[str, Any]:
         """The resolved options as plain JSON."""
-        merged = adapters(target=self.options.target, draft=self.options.draft)
+        merged = {}
+        for role, model in (("target", self.target), ("draft", self.draft)):
+            if model is not None and model.source is not None and model.source.adapter is not None:
+                merged[role] = model.source.adapter.facts
         return {
             **asdict(self.options),
             **({"adapters": merged} if merged else {}),
@@ -152,8 +154,7 @@ def named_drafter(options: Options, head: str | None) -> Options:
 
 def target_config(options: Options) -> Any:
     """The target's config, read before anything else of it."""
-    options = _resolve_names(options, Needs())
-    return load_config(options.target, options.trust_remote_code, options.revision)
+    return load_config(_target_source(options), options.trust_remote_code)
 
 
 def embedded_heads(target: str, device: str) -> dict[str, str]:
@@ -177,19 +178,22 @@ def load_models(options: Options, needs: Needs, status: Callable[[str], None] = 
 
 
 def _load_models(asked: Options, needs: Needs, status: Callable[[str], None]) -> Models:
-    options = _resolve_names(asked, needs)
+    models = _models_to_load(asked, needs)
+    sources = [model.source for model in models]
+    options = replaced(
+        asked, target=sources[0].name, revision=sources[0].revision, draft=sources[1].name if len(sources) > 1 else None
+    )
     _set_threads(options.threads)
     device = resolve_device(options.device)
-    labels = {options.target: asked.target, options.draft: asked.draft or "demo draft"}
-    loader = ModelLoader(options, needs, device, status, labels)
+    loader = ModelLoader(options, needs, device, status, models)
     memory = loader.weigh()
     status(memory.one_line())
-    target = loader.load(options.target, quantise=options.quantise)
+    target = loader.load(models[0])
     loop_vocab = target.lm.shape.vocab_size if needs.loop_lengths else None
-    draft = None if options.draft is None else loader.load(options.draft, loop_vocab)
+    draft = None if len(models) < 2 else loader.load(models[1], loop_vocab)
     context = loader.context(target)
     if draft is not None:
-        loader.notes += shorter_draft(draft.lm.shape.context_length, context, labels[options.draft])
+        loader.notes += shorter_draft(draft.lm.shape.context_length, context, draft.label)
     return Models(target, draft, loader.resolved(target, context), memory, context, loader.notes, status)
 
 
@@ -262,25 +266,26 @@ def head_in(draft: str | None) -> str | None:
     if draft is None or draft == DEMO or not Path(draft).exists():
         return None
     try:
-        return head_kind(Path(draft))
+        return head_kind(resolve(draft))
     except (CheckpointError, CapabilityError):
         return None
 
 
-def _resolve_names(options: Options, needs: Needs) -> Options:
-    """'demo' becomes the embedded pair; its draft joins whenever a drafter wants one."""
-    changes: dict[str, Any] = {}
+def _models_to_load(options: Options, needs: Needs) -> list[ToLoad]:
+    """The target and its draft by their files; of the demo the draft joins whenever a drafter wants one."""
+    models = [ToLoad(_target_source(options), options.target, quantise=options.quantise)]
+    if options.draft == DEMO or (options.target == DEMO and options.draft is None and needs.draft):
+        models.append(ToLoad(resolve(str(demo_paths().draft)), options.draft or "demo draft", is_target=False))
+    elif options.draft is not None:
+        models.append(ToLoad(resolve(options.draft), options.draft, is_target=False))
+    return models
+
+
+def _target_source(options: Options) -> ModelSource:
+    """The target's files. Raises ConfigError for the revision of a model that is not on the hub."""
     if options.revision is not None and (options.target == DEMO or Path(options.target).exists()):
         kind = "file" if Path(options.target).is_file() else "folder"
         raise ConfigError(
             f"revision '{options.revision}' names a version on the hub, but '{options.target}' is a local {kind}. Leave it out."
         )
-    if (fetched := fetched_gguf(options.target, options.revision)) is not None:
-        changes |= {"target": fetched, "revision": None}
-    if options.draft is not None and (fetched := fetched_gguf(options.draft)) is not None:
-        changes["draft"] = fetched
-    if options.target == DEMO:
-        changes["target"] = str(demo_paths().target)
-    if options.draft == DEMO or (options.target == DEMO and options.draft is None and needs.draft):
-        changes["draft"] = str(demo_paths().draft)
-    return replaced(options, **changes)
+    return resolve(str(demo_paths().target) if options.target == DEMO else options.target, options.revision)

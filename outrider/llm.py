@@ -27,7 +27,7 @@ from outrider.errors import ConfigError, NumericalError, RequestError
 from outrider.foreign import names_checked
 from outrider.messages import Message, read_conversations, render, template_text
 from outrider.models.loading.generation_config import SamplingDefaults, checked_choice, sampling_defaults
-from outrider.models.tokens.kept_tokenizer import whole_tokenizer
+from outrider.models.tokens.model_tokenizer import whole_tokenizer
 from outrider.outputs import Completion, StreamChunk
 from outrider.prompts import Prompt, ReadPrompt, read_predictions, read_prompts
 from outrider.rows import Row

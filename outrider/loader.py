@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,12 +14,11 @@ from torch import nn
 from outrider import collector
 from outrider.cache import cache_folder
 from outrider.errors import CapabilityError, first_line
-from outrider.models.gguf.names import gguf_in
+from outrider.models.card import ModelCard
 from outrider.models.gguf.weights import gguf_notes
 from outrider.models.graph_use import use_graphs
+from outrider.models.lm import LM
 from outrider.models.loaded import LoadedModel, Tables
-from outrider.models.loading import hub
-from outrider.models.loading.adapter import merged_note
 from outrider.models.loading.context import check_asked, configured_context, held_context
 from outrider.models.loading.ends import eos_token_ids
 from outrider.models.loading.generation_config import asked_of
@@ -33,7 +32,9 @@ from outrider.models.quantised.checkpoint import quantisation_of
 from outrider.models.quantised.load import quantised_note
 from outrider.models.quantised.on_loading import quantise_linears, rounded_bytes
 from outrider.models.quantised.scheme import scheme_of
+from outrider.models.source import ModelSource
 from outrider.models.stateful.lm import StateLM
+from outrider.models.tokens.model_tokenizer import ModelTokenizer
 from outrider.models.tokens.vocabulary import never_draft, tokens_of_one
 from outrider.options import AUTO, EAGER, GRAPHS, NATIVE, Needs, Options, replaced
 from outrider.runtime import checked, kept, library
@@ -47,196 +48,241 @@ from outrider.runtime.run import use_native_run
 log = logging.getLogger("outrider.models")
 
 
+@dataclass(frozen=True, eq=False)
+class ToLoad:
+    """A model that is to be loaded."""
+
+    source: ModelSource
+    label: str  # what the user calls it
+    is_target: bool = True
+    quantise: int | None = None  # bits that its linear layers are rounded to
+
+
+@dataclass
+class _Reading:
+    """What is read of a model before its weights are."""
+
+    config: Any  # transformers'
+    card: ModelCard
+    tokenizer: Any
+    dtype: torch.dtype
+    lacking: dict[int, str]  # tokens that only one of a draft's tokenizer and the target's has
+    notes: list[str]  # what the next start has to say, too
+
+
 class ModelLoader:
     """Loads models one way, remembering what to tell the user."""
 
     def __init__(
-        self, options: Options, needs: Needs, device: torch.device, status: Callable[[str], None],
-        labels: dict[str | None, str],
+        self, options: Options, needs: Needs, device: torch.device, status: Callable[[str], None], models: Sequence[ToLoad]
     ) -> None:  # fmt: skip
+        """`models`: the target and its draft, or the draft alone where the target is elsewhere."""
         self.options, self.needs, self.device, self.status = options, needs, device, status
-        self._labels: dict[str | None, str] = labels  # what the user called each model
+        self.models = models
         self.notes: list[str] = []
         self._tokenizer: Any = None  # the target's, once it is loaded
         self._runtime = EAGER  # of the target
         self._kernels: DeviceRun | None = None  # of the model that was loaded last
-        self._starts: dict[tuple[str, int | None], kept.Start | None] = {}  # that were looked for
-        self._memories: dict[str, ModelMemory] = {}  # of models that were weighed
-        self._folders: dict[str, str] = {}  # of models on the hub, in its cache
+        self._starts: dict[ToLoad, kept.Start | None] = {}  # that were looked for
+        self._memories: dict[ToLoad, ModelMemory] = {}  # of models that were weighed
         self._refuse_elsewhere()
-
-    def _names(self) -> list[str]:
-        return [name for name in (self.options.target, self.options.draft) if name is not None]
-
-    def _revision(self, name: str) -> str | None:
-        return self.options.revision if self._is_target(name) else None
-
-    def _kept(self, name: str, quantise: int | None) -> kept.Start | None:
-        """What an earlier start kept of a model that is loaded in this way."""
-        if (name, quantise) not in self._starts:
-            self._starts[name, quantise] = kept.find(self._key(name, quantise))
-        return self._starts[name, quantise]
-
-    def _key(self, name: str, quantise: int | None) -> kept.Key | None:
-        return None if self._may_differ() else kept.key_of(self._folder(name), self._labels[name], self.options.dtype, quantise)
-
-    def _folder(self, name: str) -> str:
-        """The folder with the files of a model on the hub, once they are here; of others the name."""
-        if name not in self._folders:
-            self._folders[name] = str(hub.snapshot_of(name, self._revision(name)) or name)
-        return self._folders[name]
-
-    def _is_target(self, name: str) -> bool:
-        return name == self.options.target
 
     def weigh(self) -> MemoryReport:
         """Memory needed against available, before any weight of a model is read. Raises CapabilityError when it cannot fit,
         CheckpointError when a head was not made for this target."""
-        options, labels = self.options, [self._labels[name] for name in self._names()]
+        options, target = self.options, self.models[0]
         before = None if self.needs.heads else self._weighed_before()
         if before is not None:
             context, memories = before
-            check_asked(options.max_model_len, context, labels[0])
+            check_asked(options.max_model_len, context, target.label)
             return memory_report(
-                [replace(memory, name=label) for memory, label in zip(memories, labels, strict=True)], context,
-                device=self.device, num_tokens=options.max_model_len, packed=self.device.type == "cpu",
-            )  # fmt: skip
-        configs = [load_config(name, options.trust_remote_code, self._revision(name)) for name in self._names()]
-        check_asked(options.max_model_len, configured_context(configs[0]), labels[0])
-        dtype = resolve_dtype(options.dtype, configs[0], self.device, rounded=options.quantise is not None)
+                memories, context, device=self.device, num_tokens=options.max_model_len, packed=self.device.type == "cpu"
+            )
+        configs = [load_config(model.source, options.trust_remote_code) for model in self.models]
+        check_asked(options.max_model_len, configured_context(configs[0]), target.label)
+        dtype = resolve_dtype(options.dtype, configs[0], self.device, rounded=target.quantise is not None)
         rounding = None
-        if options.quantise is not None:
-            self._refuse_rounding(configs[0], dtype)
-            rounding = rounded_bytes(configs[0], dtype, options.quantise)
+        if target.quantise is not None:
+            self._refuse_rounding(target, configs[0], dtype)
+            rounding = rounded_bytes(configs[0], dtype, target.quantise)
         report = estimate_memory(
-            self._names(), configs, heads=[kind.weigh_head(head, configs[0], dtype) for kind, head in self.needs.heads],
+            [model.source for model in self.models], configs,
+            heads=[kind.weigh_head(head, configs[0], dtype) for kind, head in self.needs.heads],
             dtype=dtype, device=self.device, num_tokens=options.max_model_len, packed=self.device.type == "cpu",
-            rounding=rounding, called=labels,
+            rounding=rounding, called=[model.label for model in self.models],
         )  # fmt: skip
         weighed = [report.target, *([] if report.draft is None else [report.draft])]
-        self._memories = dict(zip(self._names(), weighed, strict=True))
+        self._memories = dict(zip(self.models, weighed, strict=True))
         return report
 
     def _weighed_before(self) -> tuple[int, list[ModelMemory]] | None:
         """The target's context and what each model weighs, as earlier starts kept them; None where one of them is missing."""
-        starts = [self._kept(name, self.options.quantise if self._is_target(name) else None) for name in self._names()]
+        starts = [self._kept(model) for model in self.models]
         memories = [start.memory for start in starts if start is not None]
         if starts[0] is None or len(memories) < len(starts):
             return None
-        self._memories = dict(zip(self._names(), memories, strict=True))
+        memories = [replace(memory, name=model.label) for memory, model in zip(memories, self.models, strict=True)]
+        self._memories = dict(zip(self.models, memories, strict=True))
         return starts[0].card.context_length, memories
 
-    def load(self, name: str, loop_vocab: int | None = None, *, quantise: int | None = None) -> LoadedModel:
-        """Config, tokenizer, weights, probes, fast path. `loop_vocab`: also a drafting loop over that vocabulary; `quantise`:
-        bits that its linear layers are rounded to."""
+    def load(self, model: ToLoad, loop_vocab: int | None = None) -> LoadedModel:
+        """Card, weights, runtime, check; or all of it as an earlier start kept it. `loop_vocab`: also a drafting loop over that
+        vocabulary."""
         with slow_paths_held() as held:
-            if (started := self._as_kept(name, quantise)) is not None:
+            started = self._as_kept(model)
+            if started is not None:
                 return started
             with collector.collected():  # the module goes: the native runtime holds its own packed weights
-                loaded, runtime = self._load(name, loop_vocab, quantise)
+                reading = self._read(model)
+                module = self._weights(model, reading)
+                loaded, found = self._checked(model, reading, module)
+                runtime = self._put_on_runtime(model, loaded, module, loop_vocab, found)
+                self._finish(model, reading, module, loaded, runtime, found)
         if runtime != NATIVE:
             held.tell()
         return loaded
 
-    def _load(self, name: str, loop_vocab: int | None, quantise: int | None) -> tuple[LoadedModel, str]:
-        """The model, and the runtime that its passes are on."""
-        options = self.options
-        revision = self._revision(name)
-        config = load_config(name, options.trust_remote_code, revision)
-        tokenizer = load_tokenizer(name, options.trust_remote_code, revision)
-        dtype = resolve_dtype(options.dtype, config, self.device, rounded=quantise is not None)
-        self._say(name, str(dtype).removeprefix("torch."), quantise)
-        module = load_module(name, config, dtype, self.device, options.trust_remote_code, revision, pack)
-        num_notes = len(self.notes)
-        rounded = None if quantise is None else quantise_linears(module, quantise, self._labels[name])
-        self.notes += merged_note(self._labels[name], name)
-        self.notes += ignored_code(config, module, options.trust_remote_code, self._labels[name])
-        lacking = self._lacking(name, tokenizer)
-        self._limit(module, lacking, self._labels[name])
-        card = card_of(config)
-        key = None if self._may_differ() else checked.key_of(self._folder(name), card.commit, dtype, quantise)
-        known, kernels = checked.find(key), layer_kernels(self.device, dtype)
-        with checked.one_thread(sum(parameter.numel() for parameter in module.parameters())):
-            lm = build_lm(module, name, dtype, self.device, None if known is None else known.shape, kernels)
-        asked = asked_of(getattr(module, "generation_config", None))
-        ends = eos_token_ids(module, tokenizer, lm.shape.vocab_size)
-        loaded = LoadedModel(
-            name, lm, card, tokenizer, ends, config=config, generation_config=asked, revision=revision,
-            called=self._labels[name],
-        )  # fmt: skip
-        runtime = self._put_on_runtime(loaded, module, loop_vocab, known)
-        lm = loaded.lm
-        if runtime == NATIVE and known is None:
-            checked.keep(key, checked.Checked(lm.shape, lm.limits))
-        if self._kernels is not None:
-            lm.limits = self._kernels.find_limits(lm, options.max_num_seqs * (1 + self.needs.max_nodes))
-        elif runtime != NATIVE:
-            finish(lm, module, kernels=kernels)
-        if isinstance(lm, StateLM):
-            self.notes.append(lm.note(self._labels[name]))
-        if (file := gguf_in(name)) is not None:
-            self.notes += gguf_notes(file, module, self._labels[name])
-        elif (scheme := scheme_of(config, self.device)) is not None:
-            self.notes.append(quantised_note(module, scheme, self._labels[name]))
-        if rounded is not None:
-            self.notes.append(rounded.note(self._labels[name]))
-        if runtime == NATIVE and not lacking and config.get_text_config() is config:
-            memory = self._memories.get(name) or model_memory(name, config, dtype, self.device)
-            found = kept.Found(card, tokenizer, ends, asked, self.notes[num_notes:], memory)
-            with checked.one_thread(lm.shape.num_parameters):
-                kept.keep(self._key(name, quantise), lm, module, self._folder(name), found)
-        if self._is_target(name):
-            self._tokenizer, self._runtime = tokenizer, runtime
-        if self._is_target(name) and self.needs.module:
-            loaded.module = module
-        if self._is_target(name) and (self.needs.tables or runtime != NATIVE):  # eagerly they are there anyway
-            loaded.tables = Tables.of(module)
-        return loaded, runtime
+    def _read(self, model: ToLoad) -> _Reading:
+        """Config, card and tokenizer."""
+        trusts = self.options.trust_remote_code
+        config = load_config(model.source, trusts)
+        whole = load_tokenizer(model.source, trusts)
+        tokenizer = ModelTokenizer.of(whole) or whole
+        dtype = resolve_dtype(self.options.dtype, config, self.device, rounded=model.quantise is not None)
+        self._say(model, str(dtype).removeprefix("torch."))
+        return _Reading(config, card_of(config), tokenizer, dtype, self._lacking(model, tokenizer), [])
 
-    def _as_kept(self, name: str, quantise: int | None) -> LoadedModel | None:
+    def _weights(self, model: ToLoad, reading: _Reading) -> nn.Module:
+        """transformers' module with the weights, changed as was asked for."""
+        source, label, config = model.source, model.label, reading.config
+        module = load_module(source, config, reading.dtype, self.device, self.options.trust_remote_code, pack)
+        rounded = None if model.quantise is None else quantise_linears(module, model.quantise, label)
+        if source.adapter is not None:
+            reading.notes.append(source.adapter.note(label))
+        reading.notes += ignored_code(config, module, self.options.trust_remote_code, label)
+        reading.notes += self._limit(module, reading.lacking, label)
+        if rounded is not None:
+            reading.notes.append(rounded.note(label))
+        return module
+
+    def _weight_notes(self, model: ToLoad, config: Any, module: nn.Module) -> list[str]:
+        """How weights that are stored in fewer bits run, on the kernels that the module has by now."""
+        scheme = scheme_of(config, self.device)
+        if model.source.gguf is not None:
+            return gguf_notes(model.source.gguf, module, model.label)
+        return [] if scheme is None else [quantised_note(module, scheme, model.label)]
+
+    def _checked(
+        self, model: ToLoad, reading: _Reading, module: nn.Module
+    ) -> tuple[LoadedModel, checked.Checked | None]:
+        """The model, its logits those of the plain module, and what an earlier start found when it checked that."""
+        found = checked.find(self._checked_key(model, reading.card, reading.dtype))
+        kernels = layer_kernels(self.device, reading.dtype)
+        shape = None if found is None else found.shape
+        with checked.one_thread(sum(parameter.numel() for parameter in module.parameters())):
+            lm = build_lm(module, model.source.name, reading.dtype, self.device, shape, kernels)
+        ends = eos_token_ids(module, reading.tokenizer, lm.shape.vocab_size)
+        asked = asked_of(getattr(module, "generation_config", None))
+        loaded = self._loaded(model, lm, reading.card, reading.tokenizer, ends, asked)
+        loaded.config = reading.config
+        return loaded, found
+
+    def _finish(
+        self, model: ToLoad, reading: _Reading, module: nn.Module, loaded: LoadedModel, runtime: str,
+        found: checked.Checked | None,
+    ) -> None:  # fmt: skip
+        """The pass limits, and what the next start needs of this one."""
+        lm = loaded.lm
+        if self._kernels is not None:
+            lm.limits = self._kernels.find_limits(lm, self.options.max_num_seqs * (1 + self.needs.max_nodes))
+        elif runtime != NATIVE:
+            finish(lm, module, kernels=layer_kernels(self.device, reading.dtype))
+        if isinstance(lm, StateLM):
+            reading.notes.append(lm.note(model.label))
+        reading.notes += self._weight_notes(model, reading.config, module)
+        self.notes += reading.notes
+        if runtime == NATIVE and found is None:
+            checked.keep(self._checked_key(model, reading.card, reading.dtype), checked.Checked(lm.shape, lm.limits))
+        if runtime == NATIVE and not reading.lacking and reading.config.get_text_config() is reading.config:
+            memory = self._memories.get(model) or model_memory(model.source, reading.config, reading.dtype, self.device)
+            facts = kept.Found(
+                reading.card, reading.tokenizer, loaded.eos_token_ids, loaded.generation_config, reading.notes, memory
+            )
+            with checked.one_thread(lm.shape.num_parameters):
+                kept.keep(self._key(model), lm, module, model.source, facts)
+        if not model.is_target:
+            return
+        self._tokenizer = reading.tokenizer
+        self._runtime = runtime
+        if self.needs.module:
+            loaded.module = module
+        if self.needs.tables or runtime != NATIVE:  # eagerly they are there anyway
+            loaded.tables = Tables.of(module)
+
+    def _as_kept(self, model: ToLoad) -> LoadedModel | None:
         """The model as an earlier start left it; None where there was none, or more of it is needed than was kept."""
-        start, key = self._kept(name, quantise), self._key(name, quantise)
-        if start is None or key is None or (self._is_target(name) and (self.needs.module or self.needs.tables)):
+        start, key = self._kept(model), self._key(model)
+        if start is None or key is None or (model.is_target and (self.needs.module or self.needs.tables)):
             return None
-        revision = self._revision(name)
-        found = checked.find(checked.key_of(self._folder(name), start.card.commit, getattr(torch, start.dtype), quantise))
-        tokenizer = kept.kept_tokenizer(start, partial(load_tokenizer, name, self.options.trust_remote_code, revision))
-        if found is None or self._lacking(name, tokenizer):
+        found = checked.find(self._checked_key(model, start.card, getattr(torch, start.dtype)))
+        tokenizer = kept.started_tokenizer(start, partial(load_tokenizer, model.source, self.options.trust_remote_code))
+        if found is None or self._lacking(model, tokenizer):
             return None
-        self._say(name, start.dtype, quantise)
+        self._say(model, start.dtype)
         try:
-            lm = kept.started_lm(start, key, self._folder(name), found)
+            lm = kept.started_lm(start, key, model.source, found)
         except Exception as error:  # noqa: BLE001  whatever it is, loading as the first time does without
-            label, reason = self._labels[name], f"{type(error).__name__}: {first_line(error)}"
-            log.warning("%s is loaded as the first time: what an earlier start kept cannot be read: %s", label, reason)
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            log.warning("%s is loaded as the first time: what an earlier start kept cannot be read: %s", model.label, reason)
             return None
         if lm is None:
             return None
         self.notes += start.notes
-        if self._is_target(name):
-            self._tokenizer, self._runtime = tokenizer, NATIVE
-        ends = frozenset(start.ends)
+        if model.is_target:
+            self._tokenizer = tokenizer
+            self._runtime = NATIVE
+        return self._loaded(model, lm, start.card, tokenizer, frozenset(start.ends), start.asked)
+
+    def _loaded(
+        self, model: ToLoad, lm: LM, card: ModelCard, tokenizer: Any, ends: frozenset[int], asked: Any
+    ) -> LoadedModel:
         return LoadedModel(
-            name, lm, start.card, tokenizer, ends, generation_config=start.asked, revision=revision, called=self._labels[name]
+            model.source.name, lm, card, tokenizer, ends, generation_config=asked, source=model.source, called=model.label
         )
 
-    def _say(self, name: str, dtype: str, quantise: int | None) -> None:
-        bits = "" if quantise is None else f", rounded to {quantise} bits"
-        self.status(f"loading {self._labels[name]} ({dtype}{bits}, {self.device})")
+    def _kept(self, model: ToLoad) -> kept.Start | None:
+        """What an earlier start kept of a model that is loaded in this way."""
+        if model not in self._starts:
+            self._starts[model] = kept.find(self._key(model))
+        return self._starts[model]
 
-    def _lacking(self, name: str, tokenizer: Any) -> dict[int, str]:
+    def _key(self, model: ToLoad) -> kept.Key | None:
+        if self._may_differ():
+            return None
+        return kept.key_of(model.source, model.label, self.options.dtype, model.quantise)
+
+    def _checked_key(self, model: ToLoad, card: ModelCard, dtype: torch.dtype) -> str | None:
+        if self._may_differ():
+            return None
+        return checked.key_of(model.source, card.commit, dtype, model.quantise)
+
+    def _say(self, model: ToLoad, dtype: str) -> None:
+        bits = "" if model.quantise is None else f", rounded to {model.quantise} bits"
+        self.status(f"loading {model.label} ({dtype}{bits}, {self.device})")
+
+    def _lacking(self, model: ToLoad, tokenizer: Any) -> dict[int, str]:
         """Tokens that only one of a draft's tokenizer and the target's has; none where they differ in more than that."""
-        if self._is_target(name) or self._tokenizer is None or tokenizer is None:
+        if model.is_target or self._tokenizer is None or tokenizer is None:
             return {}
         return tokens_of_one(self._tokenizer, tokenizer) or {}
 
-    def _limit(self, module: Any, lacking: dict[int, str], label: str) -> None:
-        """Keep a draft from tokens that its tokenizer or the target's lacks."""
+    def _limit(self, module: Any, lacking: dict[int, str], label: str) -> list[str]:
+        """Keep a draft from tokens that its tokenizer or the target's lacks, and say so."""
         if not lacking or not hasattr(module.get_output_embeddings(), "bias"):
-            return
+            return []
         never_draft(module, lacking)
         few = ", ".join(repr(text) for text in list(lacking.values())[:3]) + (", ..." if len(lacking) > 3 else "")
-        self.notes.append(f"the draft '{label}' and the target differ in {len(lacking)} tokens ({few}): these are never drafted")
+        return [f"the draft '{label}' and the target differ in {len(lacking)} tokens ({few}): these are never drafted"]
 
     def _refuse_elsewhere(self) -> None:
         """Raises CapabilityError for a runtime that this device has not."""
@@ -248,17 +294,17 @@ class ModelLoader:
                 f"or --device {home}."
             )
 
-    def _refuse_rounding(self, config: Any, dtype: torch.dtype) -> None:
+    def _refuse_rounding(self, target: ToLoad, config: Any, dtype: torch.dtype) -> None:
         """Raises CapabilityError where the target's weights cannot be rounded on loading, or no kernel multiplies them then."""
         if self.device.type != "cpu":
             raise CapabilityError(
                 f"--set quantise rounds weights for the CPU's kernels, and the device here is {self.device}. Leave it out, or "
                 "use --device cpu."
             )
-        method = "GGUF" if gguf_in(self.options.target) is not None else quantisation_of(config)
+        method = "GGUF" if target.source.gguf is not None else quantisation_of(config)
         if method is not None:
             raise CapabilityError(
-                f"'{self._labels[self.options.target]}' is quantised already ({method}). Leave --set quantise out, or give the "
+                f"'{target.label}' is quantised already ({method}). Leave --set quantise out, or give the "
                 "checkpoint that it was made from."
             )
         if layer_kernels(self.device, dtype) is None:
@@ -274,7 +320,7 @@ class ModelLoader:
         return self.options.trust_remote_code or self.device.type != "cpu" or self.options.runtime == EAGER
 
     def _put_on_runtime(
-        self, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None, known: checked.Checked | None
+        self, model: ToLoad, loaded: LoadedModel, module: nn.Module, loop_vocab: int | None, found: checked.Checked | None
     ) -> str:
         """Run the model's passes, and its drafting loop, as was asked for; how they run now.
 
@@ -288,15 +334,15 @@ class ModelLoader:
         has_states = bool(loaded.lm.shape.states)
         try:
             if fast == NATIVE:
-                use_native_run(loaded.lm, module, cache_folder(), is_checked=known is not None)
+                use_native_run(loaded.lm, module, cache_folder(), is_checked=found is not None)
                 with checked.one_thread(loaded.lm.shape.num_parameters):
-                    loaded.lm.limits = find_native_limits(loaded.lm) if known is None else known.limits
+                    loaded.lm.limits = find_native_limits(loaded.lm) if found is None else found.limits
             else:
                 if not has_states:
                     self._use_own_kernels(loaded, module)
                 use_graphs(loaded, module, () if has_states else self.needs.loop_lengths, None if has_states else loop_vocab)
         except CapabilityError as error:
-            label, reason = self._labels[loaded.name], str(error).rstrip(".")
+            label, reason = model.label, str(error).rstrip(".")
             if asked != AUTO:
                 raise CapabilityError(f"{label} does not run on runtime '{asked}': {reason}. Use --set runtime=eager.") from error
             self.notes.append(f"{label} runs eagerly, which is slower: {reason}")
@@ -309,14 +355,14 @@ class ModelLoader:
             self._kernels = use_device_run(loaded.lm, module)
         except CapabilityError as error:
             reason = str(error).rstrip(".")
-            self.notes.append(f"{self._labels[loaded.name]} runs by its own code, which takes more and slower kernels: {reason}")
+            self.notes.append(f"{loaded.label} runs by its own code, which takes more and slower kernels: {reason}")
 
     def _own_cache(self, loaded: LoadedModel, lm: StateLM, module: nn.Module) -> str | None:
         """Move a model from transformers' cache to our runtime and states, where these know all of its layers; how it runs now.
 
         None: by kernels on a CUDA device, whose passes may be recorded yet. Raises CapabilityError where a runtime was insisted
         on that does not run it."""
-        label, asked = self._labels[loaded.name], self.options.runtime
+        label, asked = loaded.label, self.options.runtime
         try:
             if self.device.type == "cpu":
                 made = native_states(lm, module, cache_folder())
@@ -339,8 +385,7 @@ class ModelLoader:
 
     def context(self, target: LoadedModel) -> int:
         """Tokens a row may have, prompt and answer. Raises ConfigError where more were asked for than the target holds."""
-        label = self._labels[target.name]
-        return held_context(self.options.max_model_len, target.lm.shape.context_length, target.card, label, self.notes)
+        return held_context(self.options.max_model_len, target.lm.shape.context_length, target.card, target.label, self.notes)
 
     def resolved(self, target: LoadedModel, context: int) -> Options:
         """The options with every "auto" of models and machine replaced by what was chosen."""

@@ -25,6 +25,7 @@ from outrider.lab.configuration import Configuration
 from outrider.lab.progress import Progress
 from outrider.lab.runner import Runner
 from outrider.models.loading.load import load_config, load_module, load_tokenizer, own_dtype, resolve_dtype
+from outrider.models.source import resolve
 from outrider.sampling.params import SamplingParams
 from outrider.settings import parse_settings
 from outrider.stats import DecodeStats
@@ -96,11 +97,14 @@ def prepared(context: Context, folder: Path) -> Bench:
         runtime="auto" if context.on_cuda else "eager", max_num_seqs=64,
     )  # fmt: skip
     plan = ResponsePlan(max_tokens=24 if context.tiny else 160)
-    tokenizer, config = load_tokenizer(target), load_config(target)
+    source = resolve(str(target))
+    tokenizer = load_tokenizer(source)
+    config = load_config(source)
     texts, _ = gather(TrainingData(prompts=str(prompts)), options, "demo", tokenizer, plan, folder, Progress())
     train, held_out = split(fitting(texts, 512), 0.1, 0)
     dtype = resolve_dtype("auto", config, context.device, ours=False)
-    return Bench(context, load_module(target, config, dtype, context.device), tokenizer, own_dtype(config), train, held_out)
+    module = load_module(source, config, dtype, context.device)
+    return Bench(context, module, tokenizer, own_dtype(config), train, held_out)
 
 
 class Pace(Progress):

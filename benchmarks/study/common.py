@@ -26,6 +26,7 @@ from outrider.lab.progress import Progress
 from outrider.lab.result import read_result
 from outrider.machine import versions
 from outrider.models.loading.load import load_config, load_module, load_tokenizer, own_dtype, resolve_dtype
+from outrider.models.source import resolve
 from outrider.settings import parse_settings
 from outrider.train.config import TrainConfig
 from outrider.train.kinds import KINDS
@@ -115,8 +116,8 @@ def untrained(name: str, kind: str, target: Path, settings: dict[str, Any], resp
     """What a run of `train` begins with: the product measures it, and deletes it when the run is finished."""
     folder = WORK / name
     if not folder.exists():
-        config, tokenizer, device = load_config(str(target)), load_tokenizer(str(target)), torch.device("cpu")
-        module = load_module(str(target), config, resolve_dtype("auto", config, device, ours=False), device)
+        config, tokenizer, device = load_config(resolve(str(target))), load_tokenizer(resolve(str(target))), torch.device("cpu")
+        module = load_module(resolve(str(target)), config, resolve_dtype("auto", config, device, ours=False), device)
         texts = read_responses(responses, tokenizer, config.vocab_size)
         run = TrainConfig()
         learned, _ = split(fitting(texts, config.max_position_embeddings), run.held_out, run.seed)

@@ -33,6 +33,7 @@ from outrider.engine.warmup import calibrate, facts_of
 from outrider.errors import CapabilityError, ConfigError, QueueFullError, RequestError, UnavailableError
 from outrider.kv.cache import BLOCK
 from outrider.models.loading.generation_config import SamplingDefaults, checked_choice, sampling_defaults
+from outrider.models.source import resolve
 from outrider.parts import Parts, choose_parts
 from outrider.runtime import checked
 from outrider.sampling.params import SamplingParams
@@ -100,10 +101,13 @@ class Engine:
         """All that decides how well and how fast it drafts, files of weights included; None where that may change unseen."""
         built, parts = self._batch.built, list(self._drafter_pool.parts.values())
         models = [model for model in (built.target, built.draft) if model is not None]
-        keys = [checked.key_of(model.name, model.card.commit, model.lm.dtype) for model in models]
+        keys = [
+            None if model.source is None else checked.key_of(model.source, model.card.commit, model.lm.dtype) for model in models
+        ]
         if None in keys or not all(one.drafter.keeps_costs for one in parts):
             return None
-        heads = [checked.files_of(one.requirements.head_folder) for one in parts if one.requirements.head_folder is not None]
+        folders = [one.requirements.head_folder for one in parts if one.requirements.head_folder is not None]
+        heads = [checked.files_of(resolve(folder)) for folder in folders]
         steps = [facts_of(built.options, built.target, built.draft, one) for one in parts]
         return {"models": keys, "heads": heads, "steps": steps, "context": self.context, "settings": repr(self._settings)}
 

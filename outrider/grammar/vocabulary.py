@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.errors import CapabilityError
-from outrider.models.tokens.kept_tokenizer import whole_tokenizer
+from outrider.models.tokens.model_tokenizer import whole_tokenizer
 from outrider.models.tokens.token_bytes import token_bytes
 
 SPACES = "implies the spaces between its words, so a grammar cannot be applied to it"

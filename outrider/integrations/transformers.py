@@ -47,6 +47,7 @@ from outrider.models.lm import LM, LMShape, PassLimits, module_run
 from outrider.models.loaded import LoadedModel, Tables
 from outrider.models.loading.load import build_lm, finish, load_config, load_module, resolve_dtype
 from outrider.models.loading.read_card import card_of
+from outrider.models.source import resolve
 from outrider.parts import Parts, choose_parts
 from outrider.rows import Row
 from outrider.run import run_rows
@@ -139,8 +140,9 @@ class Speculative:
         device = _device(target, "the model")
         if self._loaded is None or _device(self._loaded, "the draft") != device:
             name = str(self._draft)
-            config = load_config(name)
-            self._loaded = load_module(name, config, resolve_dtype("auto", config, device, ours=False), device)
+            source = resolve(name)
+            config = load_config(source)
+            self._loaded = load_module(source, config, resolve_dtype("auto", config, device, ours=False), device)
         return self._loaded
 
     def _decoder(self, target: nn.Module, draft: nn.Module | None, rows: Sequence[Row]) -> Decoder:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from outrider.models.draft_loop import DraftLoop
     from outrider.models.lm import LM
+    from outrider.models.source import ModelSource
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class LoadedModel:
     module: nn.Module | None = None  # kept only for a drafter that runs on the target's own weights
     tables: Tables | None = None  # of the target: kept for trained heads, which share them
     generation_config: Any = None  # `generation_config.Asked`
-    revision: str | None = None  # of a model on the hub
+    source: ModelSource | None = None  # its files; None: of a module that was handed over, or a model that is elsewhere
     called: str | None = None  # by the user, who may say 'demo'; None: by its name
 
     @property

@@ -21,9 +21,8 @@ from outrider.cache import cache_folder, keep_json, keeping, kept_json
 from outrider.kv import LayerShape
 from outrider.kv.state_slots import StateShape
 from outrider.machine import cpu_name
-from outrider.models.gguf.names import gguf_in
 from outrider.models.lm import LMShape, PassLimits
-from outrider.models.loading.adapter import adapter_in
+from outrider.models.source import ModelSource
 from outrider.runtime.building import fingerprint
 
 MAX_FILES = 200  # the oldest go first
@@ -40,15 +39,17 @@ class Checked:
     limits: PassLimits
 
 
-def key_of(name: str, commit: str | None, dtype: torch.dtype, quantise: int | None = None) -> str | None:
+def key_of(
+    source: ModelSource, commit: str | None, dtype: torch.dtype, quantise: int | None = None
+) -> str | None:
     """Tells this model on this machine from every other one; None where its files do not. `commit`: of a model on the hub;
     `quantise`: bits that loading rounds its linear layers to."""
-    files = files_of(name)
-    if adapter_in(name) is not None or not (files or commit):
+    files = files_of(source)
+    if source.adapter is not None or not (files or commit):
         return None
     facts = (
-        name, files, commit, str(dtype), quantise, torch.__version__, version("transformers"), sources(), fingerprint(),
-        cpu_name(),
+        place_of(source), files, commit, str(dtype), quantise, torch.__version__, version("transformers"), sources(),
+        fingerprint(), cpu_name(),
     )  # fmt: skip
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
@@ -99,24 +100,32 @@ def one_thread(num_weights: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def files_of(name: str) -> list[tuple[str, int, int]]:
+def place_of(source: ModelSource) -> str:
+    """The folder with the files, the file, or a name on the hub of which nothing is here."""
+    return source.name if source.folder is None else str(source.folder)
+
+
+def files_of(source: ModelSource) -> list[tuple[str, int, int]]:
     """Path, size and time of every file of a checkpoint on this machine."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        files = [file for file in path.iterdir() if file.is_file()]
+    if source.gguf is not None:
+        files = list(source.gguf.paths)
+    elif source.folder is not None:
+        files = [file for file in source.folder.iterdir() if file.is_file()]
     else:
-        file = gguf_in(name)
-        files = [] if file is None else list(file.paths)
+        files = []
     return sorted(_state(file) for file in files)
 
 
-def files_beside(name: str) -> list[tuple[str, int, int]]:
-    """`files_of`, and of those beside a GGUF file whatever may say how it is read: a tokenizer, chat templates."""
-    path = Path(name).expanduser()
-    folder = path if path.is_dir() else path.parent
-    small = ("*.json", "*.jinja", "*.model", "*.txt", "*/*.jinja")
-    found = files_of(name)
-    return found and sorted({*found, *(_state(file) for kind in small for file in folder.glob(kind) if file.is_file())})
+def files_beside(source: ModelSource) -> list[tuple[str, int, int]]:
+    """`files_of`, and of those next to a GGUF file whatever may say how it is read: a tokenizer, chat templates."""
+    states = set(files_of(source))
+    if not states:
+        return []
+    folder = source.folder if source.gguf is None else source.gguf.path.parent
+    assert folder is not None, "a source with files has a folder"
+    for kind in ("*.json", "*.jinja", "*.model", "*.txt", "*/*.jinja"):
+        states |= {_state(file) for file in folder.glob(kind) if file.is_file()}
+    return sorted(states)
 
 
 def _state(file: Path) -> tuple[str, int, int]:

@@ -25,13 +25,12 @@ from outrider.lazy import pydantic
 from outrider.machine import cpu_name
 from outrider.models.card import ModelCard
 from outrider.models.lm import LM
-from outrider.models.loading.adapter import adapter_in
 from outrider.models.loading.generation_config import Asked
 from outrider.models.loading.made_tensors import SUFFIX
 from outrider.models.loading.stored import find_stored, read_stored
 from outrider.models.model_memory import ModelMemory
-from outrider.models.tokens.kept_tokenizer import KeptTokenizer
-from outrider.models.tokens.kept_tokenizer import written as written_tokenizer
+from outrider.models.source import ModelSource
+from outrider.models.tokens.model_tokenizer import ModelTokenizer
 from outrider.runtime import checked, library, program_text
 from outrider.runtime.block_packing import pack
 from outrider.runtime.building import fingerprint
@@ -50,7 +49,7 @@ class Start:
     """What is kept of a model on the native runtime."""
 
     card: ModelCard
-    tokenizer: str | None  # name of the file with `kept_tokenizer.written`; None: it is loaded anew
+    tokenizer: str | None  # name of the file with its record; None: transformers' own, which is loaded anew
     dtype: str
     ends: list[int]  # tokens that end a text
     asked: Asked | None
@@ -79,14 +78,15 @@ class Key(NamedTuple):
     weights: str  # the same for a checkpoint that has changed, whose weights take the place of the old ones
 
 
-def key_of(name: str, *options: object) -> Key | None:
+def key_of(source: ModelSource, *options: object) -> Key | None:
     """The key of a model. None where its files are not on this machine.
 
     `options`: the loading options that decide the result.
     """
-    files = checked.files_beside(name)
-    if adapter_in(name) is not None or not files:
+    files = checked.files_beside(source)
+    if source.adapter is not None or not files:
         return None
+    name = checked.place_of(source)
     facts = (name, files, options, [_version(one) for one in PACKAGES], checked.sources(), fingerprint(), cpu_name())
     return Key(*(hashlib.blake2b(repr(each).encode(), digest_size=16).hexdigest() for each in (facts, (name, options))))
 
@@ -113,11 +113,11 @@ def _start(content: Any) -> Start:
     return start
 
 
-def keep(key: Key | None, lm: LM, module: Any, name: str, found: Found) -> None:
+def keep(key: Key | None, lm: LM, module: Any, source: ModelSource, found: Found) -> None:
     """Remember a start, where all of it can be kept. An error costs the next start its time, nothing else."""
     if key is None:
         return
-    with keeping(f"how '{name}' starts"):
+    with keeping(f"how '{source.name}' starts"):
         assert isinstance(lm.run, NativeRun)
         program = lm.run.executor.program
         written, waves = program_text.written(program), waves_of(module, program, lm.shape.context_length)
@@ -131,16 +131,16 @@ def keep(key: Key | None, lm: LM, module: Any, name: str, found: Found) -> None:
             "asked": None if found.asked is None else asdict(found.asked),
             "notes": found.notes,
             "program": written,
-            "stored": find_stored(name, module, tensors_of(program, module), program.matrices, _weights(key)),
+            "stored": find_stored(source, module, tensors_of(program, module), program.matrices, _weights(key)),
             "waves": [asdict(wave) for wave in waves],
             "memory": asdict(found.memory),
         }
         keep_json(_path(key), start, max_files=MAX_FILES)
 
 
-def started_lm(start: Start, key: Key, name: str, found: checked.Checked) -> LM | None:
+def started_lm(start: Start, key: Key, source: ModelSource, found: checked.Checked) -> LM | None:
     """The model that was kept, ready to run; None where its weights are not as they were. Damaged files may raise anything."""
-    if (stored := read_stored(name, start.stored, _weights(key), pack)) is None:
+    if (stored := read_stored(source, start.stored, _weights(key), pack)) is None:
         return None
     tensors, in_blocks = stored
     dtype, path = getattr(torch, start.dtype), library.find(cache_folder())
@@ -156,20 +156,19 @@ def started_lm(start: Start, key: Key, name: str, found: checked.Checked) -> LM 
     return lm
 
 
-def kept_tokenizer(start: Start, whole: Callable[[], Any]) -> Any:
+def started_tokenizer(start: Start, whole: Callable[[], Any]) -> Any:
     """The tokenizer that was kept. `whole` loads transformers'."""
     path = None if start.tokenizer is None else _tokenizers() / Path(start.tokenizer).name
-    tokenizer = None if path is None else kept_json(path, lambda content: KeptTokenizer(content, whole))
+    tokenizer = None if path is None else kept_json(path, lambda content: ModelTokenizer(content, whole))
     return whole() if tokenizer is None else tokenizer
 
 
 def _keep_tokenizer(tokenizer: Any) -> str | None:
     """The name of the file that holds it from now on."""
-    content = written_tokenizer(tokenizer)
-    if content is None:
+    if not isinstance(tokenizer, ModelTokenizer):
         return None
-    name = f"{hashlib.blake2b(repr(content).encode(), digest_size=16).hexdigest()}.json"
-    keep_json(_tokenizers() / name, content, max_files=MAX_TOKENIZERS)
+    name = f"{hashlib.blake2b(repr(tokenizer.record).encode(), digest_size=16).hexdigest()}.json"
+    keep_json(_tokenizers() / name, tokenizer.record, max_files=MAX_TOKENIZERS)
     return name
 
 

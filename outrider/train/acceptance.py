@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from outrider.errors import ConfigError
 from outrider.models.heads.acceptance import LEAST, AcceptanceConfig, AcceptanceHead, DraftPositions
 from outrider.models.loading.load import load_config, load_module, load_tokenizer
+from outrider.models.source import resolve
 from outrider.models.tokens.vocabulary import check_same_vocabulary, fit_width
 from outrider.settings import check_bounds, setting
 from outrider.train.losses import acceptance, softmax_fp32
@@ -70,11 +71,12 @@ class AcceptanceRecipe:
         settings: AcceptanceTraining = setup.settings
         if not settings.draft:
             raise ConfigError(f"{OWNER} needs the draft model that it will stop: draft=FOLDER_OR_HUB_ID")
-        config = load_config(settings.draft)
+        source = resolve(settings.draft)
+        config = load_config(source)
         if setup.tokenizer is not None:
-            check_same_vocabulary(setup.tokenizer, load_tokenizer(settings.draft), setup.name, settings.draft)
+            check_same_vocabulary(setup.tokenizer, load_tokenizer(source), setup.name, settings.draft)
         device, dtype = setup.target.device, setup.target.dtype
-        draft: Any = load_module(settings.draft, config, dtype, device)
+        draft: Any = load_module(source, config, dtype, device)
         width = draft.get_output_embeddings().weight.shape[0]
         shape = AcceptanceConfig(
             settings.hidden_size, settings.num_layers, settings.token_size, width if settings.token_size else 0, setup.name,

@@ -16,6 +16,7 @@ import torch
 
 from outrider.errors import ConfigError
 from outrider.models.loading.load import load_config, load_module, load_tokenizer
+from outrider.models.source import resolve
 from outrider.models.tokens.vocabulary import check_same_vocabulary, fit_width
 from outrider.settings import check_bounds, setting
 from outrider.train.expected import chain_windows
@@ -101,6 +102,7 @@ class DraftModelRecipe:
 def _existing(setup: RecipeSetup, folder: Path) -> Any:
     """An existing model. Raises CapabilityError when its tokenizer is not the target's."""
     name = str(folder)
-    config = load_config(name)
-    check_same_vocabulary(setup.tokenizer, load_tokenizer(name), setup.name, name)
-    return load_module(name, config, torch.float32, torch.device("cpu"))
+    source = resolve(name)
+    config = load_config(source)
+    check_same_vocabulary(setup.tokenizer, load_tokenizer(source), setup.name, name)
+    return load_module(source, config, torch.float32, torch.device("cpu"))

@@ -33,6 +33,7 @@ from outrider.models.heads.medusa import export_medusa, load_medusa
 from outrider.models.heads.source import HeadSource
 from outrider.models.loading.context import UNKNOWN_CONTEXT
 from outrider.models.loading.load import load_config, load_module, load_tokenizer, own_dtype
+from outrider.models.source import resolve
 from outrider.train.checkpoint import why_unwritten
 from outrider.train.export_draft import CPU, check_draft, export_draft
 from outrider.train.export_eagle import export_eagle
@@ -55,10 +56,11 @@ class Target:
     @classmethod
     def load(cls, name: str, called: str | None = None) -> Target:
         """On CPU, in its own dtype, which vLLM will take, too; float16 as float32. Raises CheckpointError."""
-        config = load_config(name)
+        source = resolve(name)
+        config = load_config(source)
         own = own_dtype(config)
-        module = load_module(name, config, torch.float32 if own == torch.float16 else own, CPU)
-        return cls(name, module, load_tokenizer(name), called or name)
+        module = load_module(source, config, torch.float32 if own == torch.float16 else own, CPU)
+        return cls(name, module, load_tokenizer(source), called or name)
 
     @property
     def dtype(self) -> str:
@@ -82,7 +84,7 @@ def kind_of(folder: Path) -> str:
     """The kind of drafter in a folder. Raises CheckpointError for an unknown one."""
     if not folder.is_dir():
         raise CheckpointError(f"there is no folder '{folder}' to export")
-    kind = head_kind(folder)
+    kind = head_kind(resolve(str(folder)))
     if kind is None and has_tokenizer(folder):
         return DRAFT_MODEL
     if kind is None:

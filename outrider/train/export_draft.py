@@ -13,6 +13,7 @@ from torch import nn
 
 from outrider.errors import CheckpointError
 from outrider.models.loading.load import load_config, load_module, load_tokenizer
+from outrider.models.source import resolve
 from outrider.models.tokens.vocabulary import check_same_vocabulary
 
 CPU = torch.device("cpu")
@@ -23,7 +24,7 @@ NUM_DRAFT = 4  # per pass
 
 def export_draft(source: Path, out: Path, target: str, tokenizer: Any) -> None:
     """Copied when it can be loaded and speaks the target's language. Raises CheckpointError, CapabilityError."""
-    check_same_vocabulary(tokenizer, load_tokenizer(str(source)), target, str(source))
+    check_same_vocabulary(tokenizer, load_tokenizer(resolve(str(source))), target, str(source))
     _load(source)
     shutil.copytree(source, out, dirs_exist_ok=True)
 
@@ -68,4 +69,5 @@ def _counted(module: nn.Module) -> Iterator[list[None]]:
 
 
 def _load(folder: Path) -> Any:
-    return load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+    source = resolve(str(folder))
+    return load_module(source, load_config(source), torch.float32, CPU)

@@ -20,6 +20,7 @@ from outrider.models.heads.mtp_body import copied_body
 from outrider.models.heads.mtp_files import load_mtp, save_mtp, ships_mtp
 from outrider.models.indexer import indexer_layers
 from outrider.models.signals import Listening
+from outrider.models.source import resolve
 from outrider.settings import check_bounds, setting
 from outrider.train.losses import parse_loss
 from outrider.train.recipe import RecipeSetup
@@ -61,7 +62,7 @@ class MtpRecipe(UnrolledRecipe):
         if there is None:
             head = _new_head(target, device)
         else:
-            head = load_mtp(there, target.config, torch.float32, device, blocks_stay=False)
+            head = load_mtp(resolve(there), target.config, torch.float32, device, blocks_stay=False)
         if len(head.layers) > 1:
             raise CapabilityError(f"kind 'mtp': the head in '{there}' has {len(head.layers)} layers; heads of one are tuned")
         if indexer_layers(head):

@@ -37,6 +37,7 @@ from outrider.models.loading.load import (
     resolve_device,
     resolve_dtype,
 )
+from outrider.models.source import ModelSource, resolve
 from outrider.settings import parse_settings
 from outrider.train.checkpoint import GO_ON, why_unwritten
 from outrider.train.config import TrainConfig, check_same
@@ -96,8 +97,9 @@ def run_training(spec: TrainSpec, progress: Progress | None = None, command: str
     device = own_device(spec.options.device)
     if spec.options.threads is not None:
         torch.set_num_threads(spec.options.threads)
-    config_of_target = load_config(spec.options.target, spec.options.trust_remote_code, spec.options.revision)
-    tokenizer = load_tokenizer(spec.options.target, spec.options.trust_remote_code, spec.options.revision)
+    source = resolve(spec.options.target, spec.options.revision)
+    config_of_target = load_config(source, spec.options.trust_remote_code)
+    tokenizer = load_tokenizer(source, spec.options.trust_remote_code)
     if _num_processes() > 1 and spec.material.needs_target:
         raise ConfigError(
             "several processes train, but one answers: run the same command in one process with --set only_responses=true; then "
@@ -107,7 +109,7 @@ def run_training(spec: TrainSpec, progress: Progress | None = None, command: str
         if _is_main():
             _open_folder(spec, asdict(settings), command)
         try:
-            return _run(spec, kind, settings, config_of_target, tokenizer, device, progress, command)
+            return _run(spec, kind, settings, source, config_of_target, tokenizer, device, progress, command)
         except OutriderError:
             if _is_main() and not any((spec.out / name).exists() for name in (CHECKPOINT, DRAFTER)):
                 (spec.out / CONFIG).unlink(missing_ok=True)  # nothing was trained: the corrected command may use the folder
@@ -115,17 +117,15 @@ def run_training(spec: TrainSpec, progress: Progress | None = None, command: str
 
 
 def _run(
-    spec: TrainSpec, kind: Any, settings: Any, config_of_target: Any, tokenizer: Any, device: torch.device, progress: Progress,
-    command: str,
+    spec: TrainSpec, kind: Any, settings: Any, source: ModelSource, config_of_target: Any, tokenizer: Any, device: torch.device,
+    progress: Progress, command: str,
 ) -> TrainResult | None:  # fmt: skip
     texts, notes = gather(spec.material, spec.asked, spec.name, tokenizer, spec.responses, spec.out, progress)
     if spec.only_responses:
         progress.say(f"{counted(len(texts), 'response')} written to {spec.out / RESPONSES}; --resume goes on with training")
         return None
     dtype = resolve_dtype(spec.options.dtype, config_of_target, device, ours=False)  # torch's own, with gradients
-    target = load_module(
-        spec.options.target, config_of_target, dtype, device, spec.options.trust_remote_code, spec.options.revision
-    )
+    target = load_module(source, config_of_target, dtype, device, spec.options.trust_remote_code)
     saved = own_dtype(config_of_target) if spec.options.dtype == "auto" else dtype
     job = _Job(spec, kind, settings, target, tokenizer, device, progress, notes, saved)
     result = job.run(texts).model_copy(update={"command": command})

@@ -16,6 +16,7 @@ from outrider.errors import CapabilityError, CheckpointError
 from outrider.llm import LLM
 from outrider.models.loading.load import build_lm, load_config, load_module
 from outrider.models.loading.multimodal import text_part
+from outrider.models.source import resolve
 from outrider.sampling.params import SamplingParams
 from tests.contract.family_reference import one_thread
 from tests.contract.multimodal_families import FAMILIES, PICTURES_FIRST, make_config, make_whole
@@ -56,7 +57,7 @@ def speaking(name: str, whole: Any) -> Any:
 def test_the_text_part_runs(name: str, tmp_path: Path) -> None:
     """Catches a checkpoint that is refused for its vision tower, one that keeps it, and text weights that are left out."""
     whole = speaking(name, saved(name, tmp_path))
-    module: Any = load_module(str(tmp_path), load_config(str(tmp_path)), torch.float32, torch.device("cpu"))
+    module: Any = load_module(resolve(str(tmp_path)), load_config(resolve(str(tmp_path))), torch.float32, torch.device("cpu"))
     assert not [key for key, _ in module.named_parameters() if any(word in key for word in OTHER_SENSES)]
     lm = build_lm(module, name, torch.float32, torch.device("cpu"))
     tokens = torch.randint(3, 80, (1, 12), generator=torch.Generator().manual_seed(0))
@@ -97,7 +98,7 @@ def test_a_vision_tower_of_another_package_is_not_needed(tmp_path: Path, monkeyp
         raise ImportError("TimmWrapperModel requires the timm library")
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lacking)
-    module: Any = load_module(str(tmp_path), load_config(str(tmp_path)), torch.float32, torch.device("cpu"))
+    module: Any = load_module(resolve(str(tmp_path)), load_config(resolve(str(tmp_path))), torch.float32, torch.device("cpu"))
     tokens = torch.randint(3, 80, (1, 12), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         ours, theirs = (each(input_ids=tokens, use_cache=False).logits for each in (module, text))
@@ -118,7 +119,7 @@ def test_experts_in_one_tensor_of_fp8_are_refused(tmp_path: Path) -> None:
     del config["transformers_version"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"experts.w13_weight. is stored as F8_E4M3, which cannot be read"):
-        load_module(str(tmp_path), load_config(str(tmp_path)), torch.float32, torch.device("cpu"))
+        load_module(resolve(str(tmp_path)), load_config(resolve(str(tmp_path))), torch.float32, torch.device("cpu"))
 
 
 def refused(name: str, words: str, folder: Path) -> None:

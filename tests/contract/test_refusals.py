@@ -20,6 +20,7 @@ from outrider.llm import LLM
 from outrider.models.loading.load import build_lm, finish, load_module
 from outrider.models.loading.memory import kv_bytes_per_token
 from outrider.models.signals import decoder_layers
+from outrider.models.source import resolve
 from tests.contract.own_cache_families import make
 from tests.contract.test_architectures import GROUPED, REFUSED, VOCAB, make_module, refused_module
 from tests.helpers import save_checkpoint, word_tokenizer
@@ -93,7 +94,7 @@ def test_a_family_without_a_language_model_is_named(tmp_path: Path) -> None:
     """Step 3.5 is text alone, and transformers has its config for the text of Step 3.7 only."""
     config = transformers.AutoConfig.for_model("step3p5", pad_token_id=0)
     with pytest.raises(CapabilityError, match="has no language model of model_type 'step3p5'"):
-        load_module(str(tmp_path), config, torch.float32, torch.device("cpu"))
+        load_module(resolve(str(tmp_path)), config, torch.float32, torch.device("cpu"))
 
 
 def test_kinds_of_layers_that_nobody_knows_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

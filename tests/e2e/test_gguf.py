@@ -11,6 +11,7 @@ from transformers import Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 
 from outrider import LLM, SamplingParams
 from outrider.models.loading.load import load_config, load_module, load_tokenizer
+from outrider.models.source import resolve
 from outrider.runtime import library
 from tests.e2e.test_cli import start
 from tests.gguf_files import Kind, write_model
@@ -97,14 +98,14 @@ def test_a_published_model_is_what_transformers_makes_of_it(smollm: Path) -> Non
     """SmolLM2: weights to the bit as transformers widens them; text is split as by its own tokenizer.json (digits one by one)."""
     from transformers import AutoModelForCausalLM
 
-    config, tokenizer = load_config(str(smollm)), load_tokenizer(str(smollm))
+    config, tokenizer = load_config(resolve(str(smollm))), load_tokenizer(resolve(str(smollm)))
     assert (config.max_position_embeddings, config.eos_token_id, config.vocab_size) == (8192, [0, 2], 49152)
     assert tokenizer("In 2024, x1").tokens() == ["In", "Ġ", "2", "0", "2", "4", ",", "Ġx", "1"]
     for text in ("naïve 日本語 🎉 e\u0301\u200d", "def f(x):\n\treturn x**2  # ok\r\n", "<|im_start|>user\nhi<|im_end|>"):
         assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True)["input_ids"]
     assert tokenizer.decode(chat).endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
-    ours, file = load_module(str(smollm), config, torch.float32, torch.device("cpu")), next(smollm.glob("*.gguf"))
+    ours, file = load_module(resolve(str(smollm)), config, torch.float32, torch.device("cpu")), next(smollm.glob("*.gguf"))
     theirs = AutoModelForCausalLM.from_pretrained(str(smollm), gguf_file=file.name, dtype=torch.float32)
     tokens = tokenizer("The lighthouse", return_tensors="pt")["input_ids"]
     with torch.inference_mode():

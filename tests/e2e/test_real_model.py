@@ -16,6 +16,7 @@ pytest.importorskip("openai")
 import openai
 
 from outrider.models.loading.load import load_tokenizer
+from outrider.models.source import resolve
 from tests.live_server import KEY, live_server
 
 pytestmark = pytest.mark.slow
@@ -51,7 +52,7 @@ You call functions. These are there:
 def address(smollm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder, file = tmp_path_factory.mktemp("smollm"), next(smollm.glob("*.gguf"))
     (folder / file.name).symlink_to(file)
-    tokenizer: Any = load_tokenizer(str(smollm))
+    tokenizer: Any = load_tokenizer(resolve(str(smollm)))
     tokenizer.chat_template = TOOLS_TEMPLATE + tokenizer.chat_template
     tokenizer.save_pretrained(folder)
     with live_server(str(folder), "--drafter", "suffix", "--served-model-name", "smollm") as address:

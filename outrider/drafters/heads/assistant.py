@@ -5,8 +5,6 @@ It is drafter `mtp` with `--draft FOLDER`. Each level of a draft is one pass of 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
@@ -17,6 +15,7 @@ from outrider.drafters.requirements import Requirements, context_notes
 from outrider.errors import CapabilityError
 from outrider.models.heads.assistant import Assistant, Attended, load_assistant
 from outrider.models.lm import LM
+from outrider.models.source import ModelSource
 from outrider.rows import Rows
 from outrider.trees.plan import TreePlan
 from outrider.types import Draft
@@ -58,16 +57,16 @@ class AssistantDrafter(LastState):
         return True
 
     @classmethod
-    def of(cls, folder: Path, setup: DraftSetup) -> AssistantDrafter:
-        """The drafter of the assistant in this folder."""
+    def of(cls, source: ModelSource, setup: DraftSetup) -> AssistantDrafter:
+        """The drafter of the assistant with these files."""
         target, settings = setup.target, setup.settings
         if settings.stop == "acceptance":
             raise CapabilityError("stop=acceptance is for drafter 'draft-model'; an assistant takes entropy and product")
         if target.tables is None:
             raise CapabilityError(f"{target.label}: its tables were not kept, but the assistant needs them")
-        assistant = load_assistant(folder, target.lm, target.config, target.tables.embedding)
-        notes = [f"the assistant in '{folder}' drafts on the target's keys and values"]
-        notes += context_notes(str(folder), assistant.max_positions, target.lm.shape.context_length)
+        assistant = load_assistant(source, target.lm, target.config, target.tables.embedding)
+        notes = [f"the assistant in '{source.name}' drafts on the target's keys and values"]
+        notes += context_notes(source.name, assistant.max_positions, target.lm.shape.context_length)
         return cls(assistant, target.lm, settings, notes)
 
     @torch.inference_mode()

@@ -19,14 +19,14 @@ from outrider.drafters.heads.feature_fed import FeatureFed, FedChain, FedTree
 from outrider.drafters.model.draft_tree import DraftModelSettings
 from outrider.drafters.requirements import Requirements, context_notes
 from outrider.errors import CapabilityError
-from outrider.models.gguf.names import gguf_in
 from outrider.models.heads.assistant import is_assistant
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.heads.mtp import MtpHead, MtpTurnsLM
-from outrider.models.heads.mtp_files import checkpoint_folder, load_mtp, weigh_mtp
+from outrider.models.heads.mtp_files import load_mtp, weigh_mtp
 from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.lm import LM
 from outrider.models.model_memory import ModelMemory
+from outrider.models.source import resolve
 from outrider.runtime import block_packing
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.fed import FedChains, FedRun, FedTrees
@@ -54,18 +54,18 @@ class MtpDrafter(FedTree):
 
     @classmethod
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
-        return weigh_mtp(head, target_config, dtype)
+        return weigh_mtp(resolve(head, fetches=False), target_config, dtype)
 
     @classmethod
     def build(cls, setup: DraftSetup) -> Drafter:
         target, settings = setup.target, setup.settings
         lm = target.lm
-        folder = setup.head or getattr(target.config, "name_or_path", "") or target.name
-        file = gguf_in(setup.head) if setup.head else None
-        there = file.path if file is not None else checkpoint_folder(setup.head, None, fetches=True) if setup.head else None
-        if there is not None and is_assistant(there):
-            return AssistantDrafter.of(there, setup)
-        head = load_mtp(folder, target.config, lm.dtype, lm.device, target.revision, block_packing.pack)
+        source = resolve(setup.head) if setup.head else target.source
+        if source is None:
+            raise CapabilityError(f"{target.label}: its files are not known, and drafter 'mtp' reads its head from them")
+        if is_assistant(source):
+            return AssistantDrafter.of(source, setup)
+        head = load_mtp(source, target.config, lm.dtype, lm.device, block_packing.pack)
         if target.tables is None:
             raise CapabilityError(f"{target.label}: its tables were not kept, but the MTP head needs them")
         head.bind(target.tables.embedding, target.tables.output)
@@ -74,8 +74,8 @@ class MtpDrafter(FedTree):
             raise CapabilityError(f"an MTP head of {len(head.layers)} layers drafts chains: leave tree={settings.tree} out")
         own = (MtpTurnsLM if turns else HeadLM)(head, lm.shape.vocab_size, lm.shape.context_length)
         layers = f", {len(head.layers)} layers that draft a token each" if turns else ""
-        notes = [f"the MTP head of '{folder}' drafts ({head.config.layout} layout{layers})"]
-        notes += context_notes(folder, head.config.max_position_embeddings, lm.shape.context_length)
+        notes = [f"the MTP head of '{source.name}' drafts ({head.config.layout} layout{layers})"]
+        notes += context_notes(source.name, head.config.max_position_embeddings, lm.shape.context_length)
         run = _on_runtime(own, head, lm, notes)
         if settings.tree != "chain":
             drafter: FeatureFed = cls(own, TreePlan(settings), TopTokens(lm.kernels), FedTrees(own, run) if run else None)

@@ -84,8 +84,11 @@ def tokenize(corpus: Path, tokenizer: Any) -> np.ndarray:
 def tokenizer_hash(tokenizer: Any) -> str:
     """Two tokenizers with one hash make the same tokens of every text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    whole = json.dumps(sorted(tokenizer.get_vocab().items())) if backend is None else backend.to_str()
-    return hashlib.sha256(f"{type(tokenizer).__name__}\0{whole}".encode()).hexdigest()
+    if backend is None:
+        rules = f"{type(tokenizer).__name__}\0{json.dumps(sorted(tokenizer.get_vocab().items()))}"
+    else:
+        rules = backend.to_str()
+    return hashlib.sha256(rules.encode()).hexdigest()
 
 
 def save_index(path: Path, index: SuffixArray, origin: Origin) -> None:

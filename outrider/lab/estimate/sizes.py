@@ -10,11 +10,11 @@ import torch
 from outrider.errors import CapabilityError, CheckpointError, first_line
 from outrider.lab.estimate.roofline import DTYPE_BYTES, DtypeName, ModelSize
 from outrider.lazy import transformers
-from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_bytes
 from outrider.models.loading.load import load_config
 from outrider.models.loading.memory import kv_bytes_per_token
 from outrider.models.quantised.scheme import EXPERTS
+from outrider.models.source import resolve
 
 
 def size_of_folder(folder: Path, dtype: DtypeName, name: str | None = None) -> ModelSize:
@@ -22,12 +22,13 @@ def size_of_folder(folder: Path, dtype: DtypeName, name: str | None = None) -> M
     config.json, CapabilityError where transformers cannot build the model. Keys and values of a model that is quantised below
     16 bits are taken to have 16. A GGUF file says itself how wide its weights are; `dtype` is then that of the arithmetic.
     """
-    file = gguf_in(str(folder))
+    source = resolve(str(folder.absolute()))
+    file = source.gguf
     if file is None and not folder.is_dir():
         raise CheckpointError(
             f"no model folder at '{folder}': a local folder with config.json is needed, or a size like --target-params 8B."
         )
-    config = load_config(str(folder.absolute()))
+    config = load_config(source)
     module = _without_storage(config, folder)
     num_params = sum(parameter.numel() for parameter in module.parameters())
     stored = None if file is None else sum(gguf_bytes(file, config, config.dtype))

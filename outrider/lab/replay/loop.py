@@ -30,6 +30,7 @@ from outrider.models.loaded import LoadedModel
 from outrider.models.loading.context import UNKNOWN_CONTEXT
 from outrider.models.loading.load import load_config, load_tokenizer
 from outrider.models.pass_plan import PassPlan
+from outrider.models.source import resolve
 from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
 from outrider.step import Control, StepFacts
@@ -72,9 +73,10 @@ def load_text_target(name: str, trust_remote_code: bool = False) -> LoadedModel:
 
     Raises CheckpointError when there is no tokenizer.
     """
-    tokenizer = load_tokenizer(name, trust_remote_code)
+    source = resolve(name)
+    tokenizer = load_tokenizer(source, trust_remote_code)
     try:
-        size = load_config(name, trust_remote_code).get_text_config().vocab_size  # may be padded beyond the tokenizer's
+        size = load_config(source, trust_remote_code).get_text_config().vocab_size  # may be padded beyond the tokenizer's
     except CheckpointError:  # a tokenizer alone will do
         size = len(tokenizer)
     return text_target(tokenizer, max(size, len(tokenizer)), name)

@@ -18,6 +18,7 @@ from outrider.models.heads.eagle_files import TargetSizes, load_eagle
 from outrider.models.heads.kinds import ACCEPTANCE, head_kind
 from outrider.models.heads.medusa import load_medusa
 from outrider.models.heads.mtp_files import num_mtp_layers
+from outrider.models.source import resolve
 
 MODEL = "draft-model"
 NO_NAME = " \t\n,+;"  # what no option's value can hold in a configuration's text form (lab/configuration.py)
@@ -64,7 +65,7 @@ def kind_of(name: str) -> str:
     folder = Path(name)
     if name == DEMO or not folder.exists():
         return MODEL  # the demo's, a hub id; or nothing, which loading will say
-    return head_kind(folder) or MODEL  # a folder without weights is reported when it is loaded
+    return head_kind(resolve(name)) or MODEL  # a folder without weights is reported when it is loaded
 
 
 def _head(kind: str, path: str, folder: str, sizes: TargetSizes) -> TrainedHead:
@@ -78,7 +79,7 @@ def _head(kind: str, path: str, folder: str, sizes: TargetSizes) -> TrainedHead:
             kind=kind, folder=folder, max_chain=config.num_guesses, confidence=config.confidence, markov=bool(config.markov_rank)
         )
     if kind == "mtp":
-        layers = num_mtp_layers(path, sizes.num_layers)
+        layers = num_mtp_layers(resolve(path), sizes.num_layers)
         return TrainedHead(kind=kind, folder=folder, max_chain=layers if layers > 1 else None)
     if kind in ("eagle", "eagle3"):
         load_eagle(path, "eagle3" if kind == "eagle3" else "eagle", sizes, outline=True)  # refuses one that does not fit

@@ -53,13 +53,6 @@ def names_gguf(name: str) -> bool:
     return path.suffix.lower() == SUFFIX or (path.is_file() and is_gguf(path)) or _asked_of_hub(name) is not None
 
 
-def fetched_gguf(name: str, revision: str | None = None) -> str | None:
-    """The path of a GGUF file on the hub once it is here; None for names of anything else. Raises what `gguf_in` raises."""
-    is_local = Path(name).expanduser().exists()
-    file = None if is_local or ON_HUB.fullmatch(name) is None else gguf_in(name, revision)
-    return None if file is None else str(file.path)
-
-
 def only_file(names: Sequence[str], where: str, wanted: str | None = None) -> str | None:
     """The one file among `names` (paths below `where`) that is meant: called `wanted`, or of this quantisation; None: no GGUF.
 

@@ -31,27 +31,28 @@ from outrider.models.families import ASSISTANTS
 from outrider.models.gguf.architectures import ARCHITECTURES, own_config
 from outrider.models.gguf.header import GgufFile
 from outrider.models.gguf.loading import USED_ELSEWHERE, plain_values
-from outrider.models.gguf.names import gguf_in
 from outrider.models.heads.mtp_body import in_silence
 from outrider.models.heads.source import read_config
 from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.lm import LM
+from outrider.models.source import ModelSource, weights_folder
 
 LEFT_OUT = ("masked_embd_", *USED_ELSEWHERE)  # beginnings of names in GGUF files
 SLIDING = "sliding_attention"
 OUTSIDE = -1e9  # logit of a token that is never drafted
 
 
-def is_assistant(path: Path) -> bool:
+def is_assistant(source: ModelSource) -> bool:
     """Whether a folder or a GGUF file holds such a checkpoint, by its config."""
-    if (file := gguf_in(str(path))) is not None:
-        return file.architecture == ASSISTANTS.architecture
-    return path.is_dir() and read_config(path).get("model_type") in ASSISTANTS.model_types
+    if source.gguf is not None:
+        return source.gguf.architecture == ASSISTANTS.architecture
+    return source.folder is not None and read_config(source.folder).get("model_type") in ASSISTANTS.model_types
 
 
-def _config_of(path: Path) -> dict[str, Any]:
-    file = gguf_in(str(path))
-    return read_config(path) if file is None else gguf_config(file)
+def _config_of(source: ModelSource) -> dict[str, Any]:
+    if source.gguf is not None:
+        return gguf_config(source.gguf)
+    return {} if source.folder is None else read_config(source.folder)
 
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
@@ -87,18 +88,19 @@ def read_layers(config: Any) -> dict[str, int]:
     return {kind: index for index, kind in enumerate(own)}
 
 
-def check_fits(folder: Path, target_config: Any) -> None:
+def check_fits(source: ModelSource, target_config: Any) -> None:
     """Raises CheckpointError for an assistant of another target, as far as the configs tell."""
-    config, target = _config_of(folder), target_config.get_text_config()
+    config = _config_of(source)
+    target = target_config.get_text_config()
     text = config.get("text_config") or {}
     for name, expected in (("backbone_hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
         found = config.get(name, text.get(name))
         if found is not None and found != expected:
-            what = f"the assistant in '{folder}' was made for another target"
+            what = f"the assistant in '{source.name}' was made for another target"
             raise CheckpointError(f"{what}: {name} is {found}, expected {expected}.")
     if lacking := sorted({*text.get("layer_types", ())} - read_layers(target_config).keys()):
         raise CheckpointError(
-            f"the assistant in '{folder}' was made for another target: it reads the keys of layers with {lacking[0]}, and "
+            f"the assistant in '{source.name}' was made for another target: it reads the keys of layers with {lacking[0]}, and "
             f"{target.model_type} has none. It drafts for the model that it is named after."
         )
 
@@ -180,22 +182,25 @@ def _modes(modes: Callable[[Any], list[str | None]], config: Any) -> list[str | 
     return ["reuse"] * config.num_hidden_layers if alone else modes(config)
 
 
-def load_assistant(folder: Path, target: LM, target_config: Any, embedding: nn.Module) -> Assistant:
+def load_assistant(source: ModelSource, target: LM, target_config: Any, embedding: nn.Module) -> Assistant:
     """The assistant in a folder or a GGUF file. Raises CheckpointError where it is damaged or was made for another target."""
-    what = f"the assistant in '{folder}'"
-    check_fits(folder, target_config)
+    what = f"the assistant in '{source.name}'"
+    check_fits(source, target_config)
     if target.why_own_cache is not None:
         raise CapabilityError(f"{what} reads the target's keys and values, which this target keeps on transformers' cache")
     with in_silence(), every_layer_shares():
         try:
-            if (file := gguf_in(str(folder))) is not None:
-                config = transformers.AutoConfig.for_model(**gguf_config(file))
-                kind, source = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], None
-                files = {"config": config, "state_dict": _gguf_tensors(file)}
+            folder: Path | None = None
+            if source.gguf is not None:
+                config = transformers.AutoConfig.for_model(**gguf_config(source.gguf))
+                kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+                files = {"config": config, "state_dict": _gguf_tensors(source.gguf)}
             else:
-                kind, source, files = transformers.AutoModelForCausalLM, folder, {"local_files_only": True}
+                folder = weights_folder(source)
+                kind = transformers.AutoModelForCausalLM
+                files = {"local_files_only": True}
             module, report = kind.from_pretrained(
-                source, dtype=target.dtype, output_loading_info=True, ignore_mismatched_sizes=True, attn_implementation="sdpa",
+                folder, dtype=target.dtype, output_loading_info=True, ignore_mismatched_sizes=True, attn_implementation="sdpa",
                 **files,
             )  # fmt: skip
         except OutriderError:

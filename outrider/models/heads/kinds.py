@@ -10,7 +10,6 @@ import re
 from pathlib import Path
 
 from outrider.models.families import ASSISTANTS, MTP_LAYOUTS
-from outrider.models.gguf.names import gguf_in
 from outrider.models.heads.acceptance import KIND as ACCEPTANCE_FILES
 from outrider.models.heads.assistant import is_assistant
 from outrider.models.heads.exit import KIND as EXIT_FILES
@@ -18,6 +17,7 @@ from outrider.models.heads.gguf_heads import gguf_head_kind
 from outrider.models.heads.mtp_gguf import find_nextn
 from outrider.models.heads.mtp_layout import find_tensors
 from outrider.models.heads.source import WEIGHT_FILES, HeadSource, read_config
+from outrider.models.source import ModelSource
 
 ACCEPTANCE, EARLY_EXIT = "acceptance", "early-exit"
 OURS = {ACCEPTANCE_FILES: ACCEPTANCE, EXIT_FILES: EARLY_EXIT}  # by the config's model_type
@@ -30,17 +30,18 @@ SIGNS = {  # tensors by which these differ; an EAGLE head has none of them
 }
 
 
-def head_kind(folder: Path) -> str | None:
+def head_kind(source: ModelSource) -> str | None:
     """The drafter that drafts with it; ACCEPTANCE: a rule that ends a draft model's drafts; None: no head, perhaps a whole model.
 
-    Also of a GGUF file. Raises CheckpointError for files that cannot be read.
+    Raises CheckpointError for files that cannot be read.
     """
-    if (file := gguf_in(str(folder))) is not None:
-        if is_assistant(folder):
+    if source.gguf is not None:
+        if is_assistant(source):
             return "mtp"
-        nextn = find_nextn(file)
-        return "mtp" if nextn is not None and nextn.is_alone else gguf_head_kind(file)
-    if folder.is_file():
+        nextn = find_nextn(source.gguf)
+        return "mtp" if nextn is not None and nextn.is_alone else gguf_head_kind(source.gguf)
+    folder = source.folder
+    if folder is None or source.adapter is not None:
         return None
     config = read_config(folder)
     model_type, own = str(config.get("model_type")), config.get("outrider")

@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from outrider.errors import CapabilityError, CheckpointError, OutriderError
-from outrider.lazy import huggingface_hub
 from outrider.models.families import MTP_LAYOUTS, MTP_NOT_READ
 from outrider.models.gguf.header import GgufFile
-from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.packing import Packer, by_torch
 from outrider.models.heads.assistant import check_fits, is_assistant
 from outrider.models.heads.mtp import MtpConfig, MtpHead, MtpLayer
@@ -47,11 +45,10 @@ from outrider.models.heads.source import (
     with_scales,
     write_head,
 )
-from outrider.models.loading import hub
-from outrider.models.loading.adapter import adapter_in
 from outrider.models.loading.memory import folder_weights_bytes, layer_kv_bytes
 from outrider.models.loading.weight_files import safetensors_header, weight_files
 from outrider.models.model_memory import ModelMemory
+from outrider.models.source import ModelSource, resolve, weights_folder
 from outrider.wellformed import load_object
 
 INSTEAD = "Use --drafter ngram, or train a head: outrider train mtp"
@@ -112,10 +109,11 @@ def ships_mtp(name: str, device: str = "cpu") -> bool:
     Damaged files have none.
     """
     try:
-        if name and (file := gguf_in(name, fetches=False)) is not None:
-            nextn = find_nextn(file)
+        source = resolve(name, fetches=False)
+        if source.gguf is not None:
+            nextn = find_nextn(source.gguf)
             return nextn is not None and not nextn.is_alone and not nextn.lacking
-        folder = checkpoint_folder(name, None, fetches=False)
+        folder = weights_folder(source, fetches=False)
         config = {} if folder is None else load_object(folder / "config.json")
         text = config.get("text_config") or config
         layers = text.get("num_hidden_layers") or len(text["layers_block_type"])  # Nemotron-H names no number
@@ -132,52 +130,55 @@ def ships_mtp(name: str, device: str = "cpu") -> bool:
     return found is not None
 
 
-def weigh_mtp(name: str, config: Any, dtype: torch.dtype) -> ModelMemory:
+def weigh_mtp(source: ModelSource, config: Any, dtype: torch.dtype) -> ModelMemory:
     """What the head in a checkpoint or folder takes in memory; nothing is known of one that is still on the hub. Raises as
     `load_mtp`."""
-    if name and (file := gguf_in(name)) is not None:
-        if is_assistant(file.path):
-            check_fits(file.path, config)
-            return ModelMemory(name, sum(tensor.num_weights for tensor in file.tensors) * dtype.itemsize, 0)
-        nextn = _nextn(file, config)
+    name = source.name
+    assistant = is_assistant(source)
+    if assistant:
+        check_fits(source, config)
+    if source.gguf is not None:
+        if assistant:
+            return ModelMemory(name, sum(tensor.num_weights for tensor in source.gguf.tensors) * dtype.itemsize, 0)
+        nextn = _nextn(source.gguf, config)
         return ModelMemory(name, nextn.bytes_of(dtype), layer_kv_bytes(config, dtype) * len(nextn.layers))
-    folder = checkpoint_folder(name, None, fetches=False)
+    folder = weights_folder(source, fetches=False)
     if folder is None:
         return ModelMemory(name, 0, 0)
-    if is_assistant(folder):
-        check_fits(folder, config)
+    if assistant:
         return ModelMemory(name, folder_weights_bytes(folder, dtype), 0)
     files = _found(folder, config)
     return ModelMemory(name, files.num_weights * dtype.itemsize, layer_kv_bytes(config, dtype) * len(files.tensors.layers))
 
 
-def num_mtp_layers(name: str, num_layers: int) -> int:
+def num_mtp_layers(source: ModelSource, num_layers: int) -> int:
     """How many layers the head in a checkpoint on this machine has, beside a target of `num_layers`; 0: there is none."""
-    if (file := gguf_in(name)) is not None:
-        nextn = find_nextn(file, num_layers)
+    if source.gguf is not None:
+        nextn = find_nextn(source.gguf, num_layers)
         return 0 if nextn is None else len(nextn.layers)
-    found = find_mtp(Path(name), num_layers)
+    found = None if source.folder is None else find_mtp(source.folder, num_layers)
     return 0 if found is None else len(found.tensors.layers)
 
 
 def load_mtp(
-    name: str, config: Any, dtype: torch.dtype, device: torch.device, revision: str | None = None, pack: Packer = by_torch, *,
+    source: ModelSource, config: Any, dtype: torch.dtype, device: torch.device, pack: Packer = by_torch, *,
     blocks_stay: bool = True,
 ) -> MtpHead:  # fmt: skip
     """The head for a target with this config, still to be bound to its tables.
 
-    `name`: the target's checkpoint, or one with a head alone. `blocks_stay`: weights of GGUF files keep their blocks, else they
+    `source`: the target's checkpoint, or one with a head alone. `blocks_stay`: weights of GGUF files keep their blocks, else they
     are widened. Raises CheckpointError where there is no head, or it does not fit, CapabilityError for one whose layer cannot run
     here.
     """
-    if name and (file := gguf_in(name, revision)) is not None:
+    file = source.gguf
+    if file is not None:
         nextn, text = _nextn(file, config), config.get_text_config()
         made = MtpConfig(nextn.layout.name, text.hidden_size, max_position_embeddings=file.of_model("context_length"))
         layers = range(len(nextn.layers))
         return MtpHead(
             made, [nextn_layer(nextn, index, config, dtype, device, pack, blocks_stay=blocks_stay) for index in layers]
         ).eval()  # fmt: skip
-    folder = checkpoint_folder(name, revision, fetches=True)
+    folder = weights_folder(source)
     assert folder is not None
     files = _found(folder, config)
     layout, text = files.layout, config.get_text_config()
@@ -244,31 +245,6 @@ def _nextn(file: GgufFile, config: Any) -> NextnHead:
 def _not_read(model_type: str | None) -> str | None:
     """What is not read of a family's heads; None: nothing is known."""
     return next((what for family, what in MTP_NOT_READ.items() if (model_type or "").startswith(family)), None)
-
-
-def checkpoint_folder(name: str, revision: str | None, *, fetches: bool) -> Path | None:
-    """The folder of a checkpoint: an adapter's is its base's. None for one on the hub that is not here yet.
-
-    Raises CheckpointError where `name` is none, or of a kind whose heads are not read.
-    """
-    adapter = adapter_in(name)
-    if adapter is not None:
-        return checkpoint_folder(adapter.base, adapter.revision, fetches=fetches)
-    path = Path(name).expanduser()
-    if name and path.is_dir():
-        return path
-    if path.is_file():
-        raise CheckpointError(f"'{name}' is a single file, and MTP heads are read from folders of safetensors and GGUF files.")
-    try:
-        patterns = ["*.json", "*.safetensors"]
-        local = not fetches or hub.only_cached(name)
-        found = huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=local)
-        weight_files(Path(found))
-    except Exception as error:
-        if fetches:
-            raise CheckpointError(f"cannot read the MTP head of '{name}': {error}") from error
-        return None
-    return Path(found)
 
 
 # ------------------------------------------------ written

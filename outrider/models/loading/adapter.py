@@ -53,9 +53,18 @@ class Adapter:
         return sum((self.folder / file).stat().st_size for file in WEIGHTS if (self.folder / file).exists())
 
     @property
-    def tokenizer_source(self) -> str:
-        """The adapter's own folder where it has a tokenizer, else the base."""
-        return str(self.folder) if any((self.folder / file).exists() for file in TOKENIZERS) else self.base
+    def has_tokenizer(self) -> bool:
+        """Whether a tokenizer comes with it, which may have more tokens than the base's."""
+        return any((self.folder / file).exists() for file in TOKENIZERS)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Folder, base and kind, for a person."""
+        return {"folder": str(self.folder), "base": self.base, "kind": self.kind}
+
+    def note(self, label: str) -> str:
+        """One line for a person who named the adapter as a model."""
+        return f"'{label}' is an adapter ({self.kind}), merged into '{self.base}'"
 
     def merging_bytes(self, config: Any, dtype: torch.dtype) -> int:
         """Bytes that are there besides the base's weights while it is merged. `config`: the base's."""
@@ -169,20 +178,6 @@ def adapter_in(name: str) -> Adapter | None:
     kind, revision = str(settings.get("peft_type", "LORA")), settings.get("revision")
     _refuse_more_than_weights(folder, kind, settings)
     return Adapter(folder, kind, base, revision if isinstance(revision, str) else None)
-
-
-def adapters(**names: str | None) -> dict[str, dict[str, str]]:
-    """Folder, base and kind of each named model that is an adapter, by its role."""
-    found = {role: adapter_in(name) for role, name in names.items() if name is not None}
-    return {
-        role: {"folder": str(one.folder), "base": one.base, "kind": one.kind} for role, one in found.items() if one is not None
-    }  # fmt: skip
-
-
-def merged_note(label: str, name: str) -> list[str]:
-    """A note for a model that is an adapter."""
-    adapter = adapter_in(name)
-    return [] if adapter is None else [f"'{label}' is an adapter ({adapter.kind}), merged into '{adapter.base}'"]
 
 
 def _base(folder: Path, named: str) -> str:

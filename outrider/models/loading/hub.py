@@ -24,15 +24,16 @@ def only_cached(name: str) -> bool:
     return not Path(name).is_dir() and not _answers(huggingface_hub.constants.ENDPOINT, int(time.monotonic() // REMEMBERED_S))
 
 
-def snapshot_of(name: str, revision: str | None = None) -> Path | None:
-    """The hub cache's folder of a model's newest commit, which the hub is asked for where it answers.
+def snapshot_of(name: str, revision: str | None = None, *, fetches: bool = True) -> Path | None:
+    """The hub cache's folder of a model's newest commit, which the hub is asked for where it answers and `fetches`.
 
     None for a name of anything else, and where the config cannot be had: loading says what is wrong.
     """
     if REPOSITORY.fullmatch(name) is None or Path(name).exists():
         return None
     try:
-        config = huggingface_hub.hf_hub_download(name, "config.json", revision=revision, local_files_only=only_cached(name))
+        offline = not fetches or only_cached(name)
+        config = huggingface_hub.hf_hub_download(name, "config.json", revision=revision, local_files_only=offline)
     except Exception:  # noqa: BLE001  of any HTTP library, and of the hub's own kinds
         return None
     return Path(config).parent

@@ -28,7 +28,6 @@ from outrider.lazy import transformers
 from outrider.models import attention
 from outrider.models.gguf.config import gguf_config
 from outrider.models.gguf.linear import block_layers
-from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.packing import Packer, by_torch
 from outrider.models.gguf.tokenizer import gguf_tokenizer
 from outrider.models.gguf.weights import gguf_module
@@ -37,7 +36,7 @@ from outrider.models.linear.kernel import Kernels
 from outrider.models.linear.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
 from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.loading import hub
-from outrider.models.loading.adapter import about_base, adapter_in
+from outrider.models.loading.adapter import about_base
 from outrider.models.loading.checked_files import (
     check_config,
     check_json,
@@ -60,6 +59,7 @@ from outrider.models.probes.probe import AttentionCall, check_against_plain, fin
 from outrider.models.quantised import checkpoint
 from outrider.models.quantised.load import quantised_module
 from outrider.models.quantised.scheme import scheme_of
+from outrider.models.source import ModelSource
 from outrider.models.stateful.check import LIMITS, check_own_cache
 from outrider.models.stateful.lm import UNKNOWN_LAYER, StateLM
 from outrider.models.stateful.run import OwnCacheRun
@@ -122,15 +122,16 @@ def own_dtype(config: Any) -> torch.dtype:
     return getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or torch.float32
 
 
-def load_config(name: str, trust_remote_code: bool = False, revision: str | None = None) -> Any:
+def load_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
     """The model's config. Raises CheckpointError when there is none, CapabilityError when it is no decoder."""
-    if (adapter := adapter_in(name)) is not None:
+    if source.base is not None and source.adapter is not None:
         try:
-            return load_config(adapter.base, trust_remote_code, adapter.revision)
+            return load_config(source.base, trust_remote_code)
         except CheckpointError as error:
-            raise about_base(adapter, error) from error
-    if (file := gguf_in(name, revision)) is not None:
-        return _decoder(name, gguf_config(file))
+            raise about_base(source.adapter, error) from error
+    name, revision = source.name, source.revision
+    if source.gguf is not None:
+        return _decoder(name, gguf_config(source.gguf))
     path = Path(name)
     looks_local = path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1  # a hub id is USER/NAME
     if looks_local and not path.is_dir():
@@ -167,14 +168,12 @@ def _decoder(name: str, config: Any) -> Any:
     return writing
 
 
-def load_tokenizer(
-    name: str, trust_remote_code: bool = False, revision: str | None = None
-) -> PreTrainedTokenizerBase:
+def load_tokenizer(source: ModelSource, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The model's tokenizer. Raises CheckpointError when the checkpoint has none."""
-    if (adapter := adapter_in(name)) is not None and adapter.tokenizer_source != str(adapter.folder):
-        return load_tokenizer(adapter.base, trust_remote_code, adapter.revision)
-    if (file := gguf_in(name, revision)) is not None:
-        return gguf_tokenizer(file)
+    files = source.with_tokenizer
+    if files.gguf is not None:
+        return gguf_tokenizer(files.gguf)
+    name, revision = files.name, files.revision
     offline = hub.only_cached(name)
     try:
         check_tokenizer_files(name, revision, offline)
@@ -198,20 +197,21 @@ def load_tokenizer(
 
 
 def load_module(
-    name: str, config: Any, dtype: torch.dtype, device: torch.device,
-    trust_remote_code: bool = False, revision: str | None = None, pack: Packer = by_torch,
+    source: ModelSource, config: Any, dtype: torch.dtype, device: torch.device,
+    trust_remote_code: bool = False, pack: Packer = by_torch,
 ) -> nn.Module:  # fmt: skip
     """The weights in transformers' own module. Raises CheckpointError when they are missing, damaged or incomplete.
 
     `config`: it says what an adapter makes of the embeddings, too, once this returns."""
-    if (adapter := adapter_in(name)) is not None:
-        base = load_module(adapter.base, config, dtype, device, trust_remote_code, adapter.revision, pack)
-        return adapter.merged_into(base, config)
-    if (file := gguf_in(name, revision)) is not None:
-        made = gguf_module(file, config, dtype, experts_stay=device.type == "cpu", pack=pack)
+    if source.base is not None and source.adapter is not None:
+        base = load_module(source.base, config, dtype, device, trust_remote_code, pack)
+        return source.adapter.merged_into(base, config)
+    if source.gguf is not None:
+        made = gguf_module(source.gguf, config, dtype, experts_stay=device.type == "cpu", pack=pack)
         return made.eval().requires_grad_(False).to(device)
+    name, revision = source.name, source.revision
     if (scheme := scheme_of(config, device)) is not None:
-        return text_part(quantised_module(name, config, dtype, scheme, revision).eval().requires_grad_(False)).to(device)
+        return text_part(quantised_module(source, config, dtype, scheme).eval().requires_grad_(False)).to(device)
     widened = checkpoint.is_widened(config, device)
     checkpoint.widen_on_cpu(config, device)
     hf_logging = transformers.utils.logging

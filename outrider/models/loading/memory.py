@@ -20,15 +20,14 @@ from torch import nn
 
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.lazy import transformers
-from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.weights import gguf_bytes
-from outrider.models.loading.adapter import adapter_in
 from outrider.models.loading.context import configured_context
 from outrider.models.loading.multimodal import auto_classes
 from outrider.models.loading.weight_files import check_sizes, safetensors_header, weight_files
 from outrider.models.model_memory import ModelMemory
 from outrider.models.quantised.checkpoint import bits_per_weight, is_widened, quantisation_of
 from outrider.models.quantised.scheme import scheme_of
+from outrider.models.source import ModelSource
 
 GIB = 1 << 30
 CPU = torch.device("cpu")
@@ -144,7 +143,7 @@ class MemoryReport:
 
 
 def estimate_memory(
-    names: Sequence[str],
+    sources: Sequence[ModelSource],
     configs: Sequence[Any],
     *,
     heads: Sequence[ModelMemory] = (),
@@ -157,13 +156,13 @@ def estimate_memory(
     rounding: Sequence[int] | None = None,
     called: Sequence[str] | None = None,
 ) -> MemoryReport:
-    """Weigh the target and, as second name, its draft; `heads` beside them. Raises CapabilityError when they do not fit.
+    """Weigh the target and, as second source, its draft; `heads` beside them. Raises CapabilityError when they do not fit.
 
     `called`: what the report calls the models; None: by their names.
     `num_tokens` None: up to 4096 a row, since the cache grows only as it is used. Raises CheckpointError on
     damaged files. `rounding`: bytes that rounding the target's linear layers frees and takes (`rounded_bytes`).
     """
-    models = [model_memory(name, config, dtype, device) for name, config in zip(names, configs, strict=True)]
+    models = [model_memory(source, config, dtype, device) for source, config in zip(sources, configs, strict=True)]
     if called is not None:
         models = [replace(model, name=label) for model, label in zip(models, called, strict=True)]
     if rounding is not None:
@@ -203,19 +202,21 @@ def memory_report(
     return report
 
 
-def model_memory(name: str, config: Any, dtype: torch.dtype, device: torch.device = CPU) -> ModelMemory:
-    """One model's weights and KV per token; `name` is a folder or a hub id."""
-    adapter = adapter_in(name)
-    folder, widened = Path(name if adapter is None else adapter.base).expanduser(), is_widened(config, device)
-    if (file := gguf_in(name)) is not None:
-        plain, quantised = gguf_bytes(file, config, dtype, experts_stay=device.type == "cpu")
+def model_memory(
+    source: ModelSource, config: Any, dtype: torch.dtype, device: torch.device = CPU
+) -> ModelMemory:
+    """One model's weights and KV per token."""
+    widened = is_widened(config, device)
+    folder = Path(source.weights.name).expanduser()
+    if source.gguf is not None:
+        plain, quantised = gguf_bytes(source.gguf, config, dtype, experts_stay=device.type == "cpu")
     elif folder.is_dir():
         plain, quantised = _folder_bytes(folder, dtype, config, widened=widened)
     else:
         stays = quantisation_of(config) is not None and not widened
         plain, quantised = 0 if stays else config_weights_bytes(config, dtype), 0
-    plain += 0 if adapter is None else adapter.merging_bytes(config, dtype)
-    return ModelMemory(str(name), plain + quantised, kv_bytes_per_token(config, dtype, device), quantised)
+    plain += 0 if source.adapter is None else source.adapter.merging_bytes(config, dtype)
+    return ModelMemory(source.name, plain + quantised, kv_bytes_per_token(config, dtype, device), quantised)
 
 
 def rounded_memory(plain: ModelMemory, freed: int, blocks: int) -> ModelMemory:

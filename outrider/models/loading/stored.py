@@ -22,12 +22,12 @@ from torch import Tensor
 from outrider.models.gguf.experts import SAME
 from outrider.models.gguf.formats import FORMS, Form
 from outrider.models.gguf.loading import plain_values
-from outrider.models.gguf.names import gguf_in
 from outrider.models.gguf.packing import Packer, panels_in
 from outrider.models.loading import tensor_text
 from outrider.models.loading.made_tensors import keep_tensors, kept_tensors
 from outrider.models.loading.weight_files import weight_files
 from outrider.models.quantised.tensor_targets import WEIGHT, TensorTargets
+from outrider.models.source import ModelSource
 
 FEW = 4096  # numbers that are kept where no file has them
 
@@ -49,7 +49,7 @@ class _Files(NamedTuple):
 
 
 def find_stored(
-    name: str, module: Any, tensors: Mapping[str, Tensor], in_blocks: Mapping[str, Any], made_at: Path
+    source: ModelSource, module: Any, tensors: Mapping[str, Tensor], in_blocks: Mapping[str, Any], made_at: Path
 ) -> dict[str, Any]:
     """The files and names of parameters and layers, as plain data. Raises OSError where what loading made cannot be kept.
 
@@ -62,7 +62,7 @@ def find_stored(
     plain: dict[str, list[Any]] = {}
     few: dict[str, Any] = {}
     made = _Made()
-    with _files(name) as files:
+    with _files(source) as files:
         origins = _Origins(module, files.names)
         for own, tensor in tensors.items():
             there = stored_at[own].tensors if own in stored_at else origins.of(own)
@@ -80,7 +80,7 @@ def find_stored(
 
 
 def read_stored(
-    name: str, kept: Mapping[str, Any], made_at: Path, pack: Packer
+    source: ModelSource, kept: Mapping[str, Any], made_at: Path, pack: Packer
 ) -> tuple[dict[str, Tensor], dict[str, InBlocks]] | None:
     """The tensors, and the layers in blocks, that `find_stored` found; None where the file of what loading made is damaged."""
     tensors = {own: tensor_text.read(text) for own, text in kept["few"].items()}
@@ -89,7 +89,7 @@ def read_stored(
     try:
         if (made := kept_tensors(made_at, kept["made"]["sums"])) is None:
             return None
-        with _files(name) as files:
+        with _files(source) as files:
             for own, (there, dtype, shape) in kept["plain"].items():
                 tensor = _joined(files, there, shape)
                 assert tensor is not None, f"the file has lost '{there[0]}'"
@@ -98,7 +98,7 @@ def read_stored(
         torch.set_num_threads(threads)
     tensors |= {own: made[key] for own, key in kept["made"]["tensors"].items()}
     blocks = {layer: InBlocks(made[key], _form(text), *sizes) for layer, (key, text, *sizes) in kept["made"]["matrices"].items()}
-    return tensors, blocks | _read_blocks(name, kept["blocks"], kept["orders"], pack)
+    return tensors, blocks | _read_blocks(source, kept["blocks"], kept["orders"], pack)
 
 
 class _Made:
@@ -158,11 +158,12 @@ def _form(text: Mapping[str, Any]) -> Form:
     return Form(**{**text, "factors": getattr(torch, text["factors"]), "levels": tuple(text["levels"])})
 
 
-def _read_blocks(name: str, kept: Mapping[str, Any], texts: Sequence[list[Any]], pack: Packer) -> dict[str, InBlocks]:
-    file = gguf_in(name)
-    if file is None or not kept:
+def _read_blocks(
+    source: ModelSource, kept: Mapping[str, Any], texts: Sequence[list[Any]], pack: Packer
+) -> dict[str, InBlocks]:
+    if source.gguf is None or not kept:
         return {}
-    infos = {tensor.name: tensor for tensor in file.tensors}
+    infos = {tensor.name: tensor for tensor in source.gguf.tensors}
     orders = [SAME, *(tensor_text.read(text).numpy().astype(np.int64) for text in texts[1:])]
     known = {layer: ([infos[name] for name in names], number) for layer, (names, number) in kept.items()}
     each = dict.fromkeys((tuple(names), number) for names, number in kept.values())  # an output layer may be the embeddings
@@ -194,14 +195,14 @@ def _is_same(stored: Tensor | None, tensor: Tensor) -> bool:
 
 
 @contextmanager
-def _files(name: str) -> Iterator[_Files]:
-    file = gguf_in(name)
-    if file is not None:
-        infos = {tensor.name: tensor for tensor in file.tensors}
+def _files(source: ModelSource) -> Iterator[_Files]:
+    if source.gguf is not None:
+        infos = {tensor.name: tensor for tensor in source.gguf.tensors}
         yield _Files(frozenset(infos), lambda key: torch.from_numpy(np.array(plain_values(infos[key]))))
         return
     with ExitStack() as stack:
-        files = [file for file in weight_files(Path(name).expanduser()) if file.suffix == ".safetensors"]
+        folder = source.folder or Path(source.name)
+        files = [file for file in weight_files(folder) if file.suffix == ".safetensors"]
         opened = [stack.enter_context(safe_open(file, "pt")) for file in files]
         keys = {key: one for one in opened for key in one.keys()}  # noqa: SIM118  no mapping
         yield _Files(frozenset(keys), lambda key: keys[key].get_tensor(key))

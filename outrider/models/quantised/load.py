@@ -13,10 +13,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from outrider.errors import CheckpointError
-from outrider.lazy import huggingface_hub, transformers
+from outrider.lazy import transformers
 from outrider.models.gguf.linear import BlockEmbedding, put_experts, runs_on_kernels
 from outrider.models.gguf.loading import make_buffers
-from outrider.models.loading import hub
 from outrider.models.loading.multimodal import auto_classes
 from outrider.models.loading.weight_files import weight_files
 from outrider.models.quantised.floats import SmallFloats, mxfp4
@@ -24,22 +23,24 @@ from outrider.models.quantised.formats import Codes, MalformedError
 from outrider.models.quantised.layers import experts_of, joined, layer_of
 from outrider.models.quantised.scheme import KNOWN, Scheme
 from outrider.models.quantised.tensor_targets import WEIGHT, ExpertPart, TensorTargets
+from outrider.models.source import ModelSource, weights_folder
 
 WIDENED = "widened_layers"  # attribute of a module: how many of its layers no layout of integers holds exactly
 BLOCKS, BLOCK_SCALES = "_blocks", "_scales"  # endings of the tensors of mxfp4
 SCALES = "F8_E8M0"  # scales that are powers of two
 
 
-def quantised_module(name: str, config: Any, dtype: torch.dtype, scheme: Scheme, revision: str | None = None) -> nn.Module:
+def quantised_module(source: ModelSource, config: Any, dtype: torch.dtype, scheme: Scheme) -> nn.Module:
     """transformers' module on the CPU. Raises CheckpointError for weights that are missing, malformed or of another shape."""
-    folder = _folder(name, revision)
+    folder = weights_folder(source)
+    assert folder is not None
     plain = copy.deepcopy(config)
     del plain.quantization_config
     with torch.device("meta"):
         module = auto_classes(plain)[0].from_config(plain, dtype=dtype)
     with torch.no_grad(), ExitStack() as stack:
         make_buffers(module)
-        _Loading(name, module, scheme, _Tensors(folder, stack)).run(dtype)
+        _Loading(source.name, module, scheme, _Tensors(folder, stack)).run(dtype)
     with suppress(OSError):  # it may have none
         module.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     return module
@@ -53,14 +54,6 @@ def quantised_note(module: Any, scheme: Scheme, label: str) -> str:
         how = "the native kernels do not serve here (they take bfloat16 and a CPU with AVX2): slow"
     note = f"'{label}' keeps {scheme.note}" + (f"; {how}" if how else "")
     return note + (f"; {widened} layers are widened, no layout of ours holds their values exactly" if widened else "")
-
-
-def _folder(name: str, revision: str | None) -> Path:
-    if Path(name).expanduser().is_dir():
-        return Path(name).expanduser()
-    patterns = ["*.json", "*.safetensors"]
-    offline = hub.only_cached(name)
-    return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=offline))
 
 
 class _Tensors:

@@ -26,7 +26,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from outrider.lazy import transformers
-from outrider.models.tokens.kept_tokenizer import KeptTokenizer
+from outrider.models.tokens.model_tokenizer import ModelTokenizer
 
 ANCHOR = "a"  # decoded in front of a token, so that the token does not begin the text
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -185,7 +185,7 @@ def _with_stage(shape: DecoderShape, stage: dict[str, Any]) -> DecoderShape | No
 
 def _decodes_plainly(tokenizer: Any) -> bool:
     """Whether this tokenizer decodes by its tokenizer.json alone."""
-    if isinstance(tokenizer, KeptTokenizer):
+    if isinstance(tokenizer, ModelTokenizer):
         return True
     kind = type(tokenizer)
     plain: Any = transformers.PreTrainedTokenizerFast

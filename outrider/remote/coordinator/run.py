@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from outrider.demo import demo_paths
 from outrider.models.loading.load import load_tokenizer
+from outrider.models.source import resolve
 from outrider.options import DEMO
 from outrider.remote.coordinator.engine import Carriage, RemoteEngine
 from outrider.remote.coordinator.fleet import Fleet
@@ -113,7 +114,7 @@ class Coordinator:
 def _tokenizer(model: ServedModel) -> Any:
     options = model.options
     name = str(demo_paths()[0]) if options.target == DEMO else options.target
-    return load_tokenizer(name, options.trust_remote_code, options.revision)
+    return load_tokenizer(resolve(name, options.revision), options.trust_remote_code)
 
 
 class FleetMetrics(Collector):

@@ -19,11 +19,12 @@ from outrider.drafters.composite_settings import CompositeSettings
 from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.drafters.model.draft_tree import TreeModelDrafter
 from outrider.errors import CapabilityError, ConfigError
-from outrider.loader import ModelLoader
+from outrider.loader import ModelLoader, ToLoad
 from outrider.models.loaded import LoadedModel
 from outrider.models.loading.load import load_config, load_tokenizer, resolve_device, resolve_dtype
 from outrider.models.loading.memory import estimate_memory
 from outrider.models.loading.read_card import card_of
+from outrider.models.source import resolve
 from outrider.options import DEMO, Needs, Options
 from outrider.parts import Parts, choose_parts
 from outrider.remote.draft.host import GeneralHost
@@ -166,13 +167,15 @@ def _load_draft(
         target="the target, elsewhere", draft=name, dtype=options.dtype, device=options.device, threads=options.threads,
         runtime=options.runtime, trust_remote_code=options.trust_remote_code,
     )  # fmt: skip
-    config = load_config(name, options.trust_remote_code)
+    source = resolve(name)
+    config = load_config(source, options.trust_remote_code)
     dtype = resolve_dtype(options.dtype, config, device)
-    memory = estimate_memory([name], [config], dtype=dtype, device=device, num_rows=1, packed=device.type == "cpu")
+    memory = estimate_memory([source], [config], dtype=dtype, device=device, num_rows=1, packed=device.type == "cpu")
     status(memory.one_line())
     lengths = parts.requirements.loop_lengths(options.max_draft_tokens, any_length=True)
-    loader = ModelLoader(elsewhere, Needs(draft=True, loop_lengths=lengths), device, status, {name: options.draft})
-    loaded = loader.load(name, config.get_text_config().vocab_size if lengths else None)
+    draft = ToLoad(source, options.draft, is_target=False)
+    loader = ModelLoader(elsewhere, Needs(draft=True, loop_lengths=lengths), device, status, [draft])
+    loaded = loader.load(draft, config.get_text_config().vocab_size if lengths else None)
     return loaded, loader.notes
 
 
@@ -183,8 +186,9 @@ def _target(options: HostedDrafterOptions, draft: LoadedModel | None, device: to
         name, tokenizer, card, vocab_size = draft.name, draft.tokenizer, draft.card, draft.lm.shape.vocab_size
     else:
         name = str(demo_paths().target) if options.model == DEMO else options.model
-        card = card_of(load_config(name, options.trust_remote_code, options.revision))
-        tokenizer = load_tokenizer(name, options.trust_remote_code, options.revision)
+        source = resolve(name, options.revision)
+        card = card_of(load_config(source, options.trust_remote_code))
+        tokenizer = load_tokenizer(source, options.trust_remote_code)
         vocab_size = card.vocab_size
     if draft is not None and draft.draft_loop is not None:
         vocab_size = draft.card.vocab_size  # as its drafting loop picks tokens

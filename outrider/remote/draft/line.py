@@ -5,6 +5,7 @@ from __future__ import annotations
 from outrider.demo import demo_paths
 from outrider.errors import ConfigError
 from outrider.models.loading.load import load_config, load_tokenizer
+from outrider.models.source import resolve
 from outrider.options import DEMO, Options
 from outrider.remote.draft.connection import Connection
 from outrider.remote.draft.drafter_settings import RemoteSettings
@@ -19,8 +20,9 @@ def round_trip_s(settings: RemoteSettings, target: Options, wait_s: float) -> fl
     ServerError where nothing answers.
     """
     name = str(demo_paths().target) if target.target == DEMO else target.target
-    config = load_config(name, target.trust_remote_code, target.revision)
-    tokenizer = load_tokenizer(name, target.trust_remote_code, target.revision)
+    source = resolve(name, target.revision)
+    config = load_config(source, target.trust_remote_code)
+    tokenizer = load_tokenizer(source, target.trust_remote_code)
     if tokenizer is None:
         raise ConfigError(f"'{target.target}' has no tokenizer, so nobody can compare its tokens with a draft service's")
     identity = model_identity(target.target, tokenizer, config.get_text_config().vocab_size)

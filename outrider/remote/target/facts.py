@@ -16,10 +16,9 @@ import torch
 
 from outrider.build import Built
 from outrider.cache import cache_folder, keep_json, keeping, kept_json
-from outrider.models.gguf.header import read_gguf
 from outrider.models.lm import LM
-from outrider.models.loading.adapter import adapter_in
 from outrider.models.probes.probe import probe_tokens
+from outrider.models.source import resolve
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
 NOT_COMPARED = ("_name_or_path", "transformers_version")  # of the config
@@ -49,11 +48,11 @@ def model_facts(built: Built) -> dict[str, str]:
 def weights_hash(name: str, commit: str | None) -> str:
     """SHA-256 of a folder's weight files, or of a GGUF file and its shards; for a hub id its commit. An adapter's has that of its
     base."""
-    adapter = adapter_in(name)
-    base = "" if adapter is None else weights_hash(adapter.base, commit)
+    source = resolve(name, fetches=False)
+    base = "" if source.base is None else weights_hash(source.base.name, commit)
     path = Path(name)
-    if path.is_file():
-        files = sorted(read_gguf(path).paths)
+    if source.gguf is not None:
+        files = sorted(source.gguf.paths)
     elif path.is_dir():
         files = sorted({file for pattern in WEIGHTS for file in path.glob(pattern)})
     else:

@@ -25,6 +25,7 @@ from outrider.drafters import DRAFTERS
 from outrider.engine.request import Finish, Listener, Request, Speculation, Update
 from outrider.errors import CapabilityError, CheckpointError, OutriderError
 from outrider.models.loading.load import load_config
+from outrider.models.source import resolve
 from outrider.sampling.params import SamplingParams
 from outrider.stats import DecodeStats
 from outrider.templates import conversation_text
@@ -326,7 +327,7 @@ def trained_context(folder: str) -> int | None:
     """The context length that a draft model or head was made for, from its own config; None where it has none."""
     path = Path(folder) / "config.json"
     try:
-        config = load_object(path) if path.is_file() else load_config(folder).to_dict()
+        config = load_object(path) if path.is_file() else load_config(resolve(folder)).to_dict()
     except (OSError, ValueError, CheckpointError):
         return None  # a head may come without config; a model without one would not have loaded
     length = config.get("max_position_embeddings")

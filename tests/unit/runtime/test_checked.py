@@ -12,6 +12,7 @@ import torch
 from outrider import LLM, SamplingParams
 from outrider.cache import cache_folder
 from outrider.models.loading import load
+from outrider.models.source import resolve
 from outrider.runtime import checked, library, limits, run
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 
@@ -72,7 +73,7 @@ def test_another_model_is_checked_anew(model: Path, what: str, monkeypatch: pyte
 
 def test_what_files_do_not_tell_apart_has_no_key(tmp_path: Path) -> None:
     """A name on the hub may mean another version tomorrow."""
-    assert checked.key_of("some/model-on-the-hub", None, torch.float32) is None
+    assert checked.key_of(resolve("some/model-on-the-hub", fetches=False), None, torch.float32) is None
 
 
 def test_the_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:

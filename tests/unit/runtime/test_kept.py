@@ -19,7 +19,7 @@ from outrider.engine import warmup
 from outrider.models.lm import LM
 from outrider.models.loading.read_card import card_of
 from outrider.models.probes.probe import probe_logits
-from outrider.models.tokens.kept_tokenizer import KeptTokenizer
+from outrider.models.tokens.model_tokenizer import ModelTokenizer
 from outrider.remote.target import facts
 from outrider.runtime import library, program_text
 from outrider.runtime.lower import lower
@@ -97,7 +97,7 @@ def test_a_second_start_makes_no_module_and_has_the_same_bits(model: Path, monke
     assert second._built.target.eos_token_ids == first._built.target.eos_token_ids
     assert second.memory["weights_bytes"] == first.memory["weights_bytes"]
     assert second._built.target.tokenizer("Zwölf 🙂 <b>")["input_ids"] == tokens
-    assert isinstance(second._built.target.tokenizer, KeptTokenizer)
+    assert isinstance(second._built.target.tokenizer, ModelTokenizer)
     assert second._built.target.card == first._built.target.card
 
 
@@ -120,7 +120,9 @@ def test_a_model_of_the_hub_starts_as_it_was_kept_until_its_commit_is_another(
         with monkeypatch.context() as patched:
             no_module(patched)
             kept = start("me/tiny", revision="main")
-            assert (says(kept), kept._built.target.revision) == (texts[-1], "main")
+            source = kept._built.target.source
+            assert source is not None
+            assert (says(kept), source.revision) == (texts[-1], "main")
     assert texts[0] != texts[1]
 
 
@@ -211,7 +213,7 @@ def test_scalars_and_experts_of_other_names_are_kept(
 
 WHERE_KEEPING_FAILS = (
     "outrider.runtime.program_text.written", "outrider.runtime.kept.asdict", "outrider.runtime.kept.waves_of",
-    "outrider.runtime.kept.find_stored", "outrider.runtime.kept.written_tokenizer", "outrider.runtime.kept.keep_json",
+    "outrider.runtime.kept.find_stored", "outrider.runtime.kept._keep_tokenizer", "outrider.runtime.kept.keep_json",
     "outrider.runtime.checked.keep_json", "outrider.models.loading.stored.TensorTargets",
 )  # fmt: skip
 

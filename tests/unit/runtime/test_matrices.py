@@ -20,6 +20,7 @@ from outrider.models.loading.load import build_lm, load_config, load_module
 from outrider.models.plan import plan_pass
 from outrider.models.quantised.floats import fp8, mxfp4
 from outrider.models.quantised.layers import panels_of as panels_of_floats
+from outrider.models.source import resolve
 from outrider.runtime import library, run
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.lower import lower
@@ -194,7 +195,7 @@ def in_blocks(kind: str, model: str, path: Path, dtype: torch.dtype = torch.bflo
     """A model of a GGUF file, matrices in this format."""
     file = write_model(path / "m.gguf", MODELS[model](), "gpt2" if model == "gpt2" else "llama", kind=Kind[kind],
                        changes={"gpt2.context_length": 512} if model == "gpt2" else {})  # fmt: skip
-    return load_module(str(file), load_config(str(file)), dtype, CPU)
+    return load_module(resolve(str(file)), load_config(resolve(str(file))), dtype, CPU)
 
 
 def quantised(bits: int, dtype: torch.dtype) -> nn.Module:

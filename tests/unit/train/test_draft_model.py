@@ -16,6 +16,7 @@ from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.progress import Progress
 from outrider.llm import LLM
 from outrider.models.loading import load
+from outrider.models.source import resolve
 from outrider.sampling.params import SamplingParams
 from outrider.train.config import TrainConfig
 from outrider.train.draft_model import DraftModelRecipe, DraftModelTraining
@@ -63,7 +64,7 @@ def test_layers_that_keep_their_weights_in_blocks_are_copied_as_plain_ones(tmp_p
     """From a GGUF file: what is copied is what the file's blocks stand for, the output layer and embeddings included."""
     target = tiny_llama(VOCABULARY_SIZE, hidden_size=64, intermediate_size=64, num_hidden_layers=3, tie_word_embeddings=False)
     file = str(write_model(tmp_path / "target.gguf", target, "llama", kind=Kind.Q8_0))
-    module = load.load_module(file, load.load_config(file), torch.float32, torch.device("cpu"))
+    module = load.load_module(resolve(str(file)), load.load_config(resolve(str(file))), torch.float32, torch.device("cpu"))
     copy = thinned_model(module, "0,2", "x")
     for layer, original in ((0, 0), (1, 2)):
         own, theirs = copy.model.layers[layer].mlp.down_proj.weight, target.model.layers[original].mlp.down_proj.weight

@@ -14,6 +14,7 @@ from transformers import AutoConfig
 from outrider.errors import CapabilityError, ConfigError
 from outrider.models.heads.mtp_files import load_mtp
 from outrider.models.loading.multimodal import text_part
+from outrider.models.source import resolve
 from outrider.settings import parse_settings
 from outrider.train.mtp import MtpRecipe
 from outrider.train.recipe import RecipeSetup
@@ -82,7 +83,7 @@ def test_training_raises_the_expected_acceptance(tmp_path: Path) -> None:
     again = MtpRecipe.build(setup_of(target, init=tmp_path))
     with torch.no_grad():
         assert float(again.loss(held_out).loss) == pytest.approx(float(after.loss), rel=1e-4)
-    assert load_mtp(str(tmp_path), target.config, torch.float32, torch.device("cpu")).config.trained_for == "tiny"
+    assert load_mtp(resolve(str(tmp_path)), target.config, torch.float32, torch.device("cpu")).config.trained_for == "tiny"
 
 
 @pytest.mark.parametrize("layout", MTP_LAYOUTS)
@@ -93,14 +94,14 @@ def test_a_tuned_head_keeps_its_layout(tmp_path: Path, layout: str) -> None:
     MtpRecipe.build(setup_of(target, str(tmp_path / "target"))).save(tmp_path / "head")
     saved, there = load_file(tmp_path / "head" / WEIGHTS), load_file(tmp_path / "target" / WEIGHTS)
     assert all(torch.equal(tensor, there[name]) for name, tensor in saved.items())
-    load_mtp(str(tmp_path / "head"), AutoConfig.from_pretrained(tmp_path / "target"), torch.float32, torch.device("cpu"))
+    load_mtp(resolve(str(tmp_path / "head")), AutoConfig.from_pretrained(tmp_path / "target"), torch.float32, torch.device("cpu"))
 
 
 def test_a_tuned_head_of_several_blocks_is_read_again(tmp_path: Path) -> None:
     reference = save_with_mtp(tmp_path / "target", partial(random_model, "nemotron_h"), "nemotron")
     recipe = MtpRecipe.build(setup_of(reference.target, str(tmp_path / "target")))
     recipe.save(tmp_path / "head")
-    head = load_mtp(str(tmp_path / "head"), reference.target.config, torch.float32, torch.device("cpu"))
+    head = load_mtp(resolve(str(tmp_path / "head")), reference.target.config, torch.float32, torch.device("cpu"))
     own = recipe.head.state_dict()
     assert all(torch.equal(tensor, own[name]) for name, tensor in head.state_dict().items())
 
@@ -111,7 +112,7 @@ def test_a_new_head_is_one_more_layer_of_the_target(tmp_path: Path, family: str)
     target: Any = text_part(make_whole(family)).requires_grad_(False) if family == "qwen3_vl" else random_model(family, 0)
     recipe = MtpRecipe.build(setup_of(target))
     recipe.save(tmp_path)
-    head = load_mtp(str(tmp_path), target.config, torch.float32, torch.device("cpu"))
+    head = load_mtp(resolve(str(tmp_path)), target.config, torch.float32, torch.device("cpu"))
     last = target.get_decoder().layers[-1].state_dict()
     own: Any = head.layer(0).body
     assert all(torch.equal(tensor, last[name]) for name, tensor in own.layers[0].state_dict().items())

@@ -20,6 +20,7 @@ from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.heads.assistant import Assistant, every_layer_shares, read_layers
 from outrider.models.heads.kinds import head_kind
 from outrider.models.loading.load import build_lm
+from outrider.models.source import resolve
 from outrider.sampling.params import SamplingParams
 from tests.gguf_files import Kind
 from tests.gguf_heads import round_matrices, write_assistant
@@ -207,8 +208,8 @@ def test_a_target_of_another_family_is_refused(tmp_path: Path) -> None:
 
 def test_it_is_found_by_its_config(tmp_path: Path) -> None:
     saved(tmp_path)
-    assert head_kind(tmp_path / "assistant") == "mtp"
-    assert head_kind(tmp_path) is None
+    assert head_kind(resolve(str(tmp_path / "assistant"))) == "mtp"
+    assert head_kind(resolve(str(tmp_path))) is None
     with pytest.raises(CapabilityError, match="an assistant takes entropy and product"):
         built(tmp_path, drafter_options={"stop": "acceptance", "acceptance_head": str(tmp_path)})
     assert write(built(tmp_path, drafter_options={"stop": "product"}), PARAMS)
@@ -221,7 +222,7 @@ def test_an_assistant_in_a_gguf_file(tmp_path: Path, kind: Kind) -> None:
     if kind is not Kind.F32:
         round_matrices(assistant, kind)
     path = write_assistant(tmp_path / "assistant.gguf", assistant, kind=kind)
-    assert head_kind(path) == "mtp"
+    assert head_kind(resolve(str(path))) == "mtp"
     made = built(tmp_path, head=path)
     assert made.options.drafter == "mtp"
     seen = watched(made)

@@ -23,6 +23,7 @@ from outrider.draft_length import FixedLength
 from outrider.errors import CapabilityError
 from outrider.models.heads.mtp_files import ships_mtp
 from outrider.models.loading.load import load_config, load_module
+from outrider.models.source import resolve
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
@@ -223,7 +224,8 @@ def test_a_head_and_a_look_up_draft_one_tree_beside_a_hybrid(tmp_path: Path) -> 
 def test_a_checkpoint_that_takes_pictures(tmp_path: Path) -> None:
     """Qwen3.5's are published so: the text's sizes are a part of the config, its layers have other names than the head's."""
     saved_whole("qwen3_5", tmp_path / "model")
-    text: Any = load_module(str(tmp_path / "model"), load_config(str(tmp_path / "model")), torch.float32, torch.device("cpu"))
+    source = resolve(str(tmp_path / "model"))
+    text: Any = load_module(source, load_config(source), torch.float32, torch.device("cpu"))
     reference = save_with_mtp(
         tmp_path / "head", lambda seed: random_text(text.config, seed) if seed else text, "qwen", alone=True
     )  # fmt: skip

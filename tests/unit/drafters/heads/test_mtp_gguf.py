@@ -29,6 +29,7 @@ from outrider.models.gguf.header import read_gguf
 from outrider.models.gguf.linear import BlockExperts, BlockLinear, block_layers
 from outrider.models.heads.mtp_files import load_mtp, ships_mtp, weigh_mtp
 from outrider.models.loading.load import load_config
+from outrider.models.source import resolve
 from tests.gguf_files import Kind, write_model
 from tests.gguf_heads import PARTS, head_tensors, parts_of_layer, round_matrices, write_with_head, zeros_of_copies
 from tests.helpers import word_tokenizer
@@ -256,11 +257,11 @@ def test_a_head_in_blocks_runs_natively(tmp_path: Path, library_path: Path, name
 def test_what_a_head_weighs(tmp_path: Path) -> None:
     """In blocks and widened, as it is trained."""
     _, _, path = written(tmp_path, "glm4moe", kind=Kind.Q8_0)
-    config = load_config(str(path))
-    head = load_mtp(str(path), config, torch.float32, torch.device("cpu"))
+    config = load_config(resolve(str(path)))
+    head = load_mtp(resolve(str(path)), config, torch.float32, torch.device("cpu"))
     kept = {id(value): value.nbytes for value in (*head.layers.parameters(), *head.layers.buffers())}
-    assert weigh_mtp(str(path), config, torch.float32).weights_bytes == sum(kept.values()) - tables_bytes(head)
-    widened = load_mtp(str(path), config, torch.float32, torch.device("cpu"), blocks_stay=False)
+    assert weigh_mtp(resolve(str(path)), config, torch.float32).weights_bytes == sum(kept.values()) - tables_bytes(head)
+    widened = load_mtp(resolve(str(path)), config, torch.float32, torch.device("cpu"), blocks_stay=False)
     assert not list(block_layers(widened))
     expected = head.layer(0).projection.weight
     assert torch.equal(widened.layer(0).projection.weight, expected)  # type: ignore[arg-type]
@@ -276,7 +277,7 @@ def test_a_file_without_a_head(tmp_path: Path, capsys: pytest.CaptureFixture[str
     _, _, path = written(tmp_path, "glm4moe")
     bare = write_model(
         tmp_path / "bare.gguf", random_model(*FAMILIES["glm4moe"][2:4], Kind.F32, 0), "glm4moe",
-        changes=metadata("glm4moe", load_config(str(path))),
+        changes=metadata("glm4moe", load_config(resolve(str(path)))),
     )  # fmt: skip
     assert not ships_mtp(str(bare))
     assert built(bare).options.drafter == "ngram"

@@ -25,6 +25,7 @@ from outrider.models.gguf.packing import by_torch
 from outrider.models.gguf.weights import gguf_bytes, gguf_module, gguf_notes
 from outrider.models.loading.load import build_lm, load_config, load_module
 from outrider.models.loading.memory import model_memory
+from outrider.models.source import resolve
 from outrider.runtime import library
 from outrider.runtime.block_packing import by_library
 from outrider.runtime.lower import lower
@@ -117,7 +118,7 @@ def _round(part: Any, kinds: dict[str, Kind]) -> None:
 
 
 def loaded(path: Path) -> Any:
-    return load_module(str(path), load_config(str(path)), torch.float32, CPU)
+    return load_module(resolve(str(path)), load_config(resolve(str(path))), torch.float32, CPU)
 
 
 def logits(module: Any) -> torch.Tensor:
@@ -139,7 +140,7 @@ def test_experts_keep_their_blocks(architecture: str, kind: Kind, size: int, tmp
     expected = logits(reference)
     assert torch.allclose(logits(module), expected, atol=1e-4 * expected.abs().max().item())
     assert not any("widened" in note for note in gguf_notes(read_gguf(path), module, "it"))
-    memory = model_memory(str(path), load_config(str(path)), torch.float32)
+    memory = model_memory(resolve(str(path)), load_config(resolve(str(path))), torch.float32)
     assert memory.quantised_bytes == pytest.approx(sum(layer.panels.nbytes for layer in experts), rel=0.35)
     if architecture == "qwen35moe":
         return  # has states: tests/e2e/test_gguf.py
@@ -171,7 +172,7 @@ def test_experts_that_lie_one_by_one_are_those_that_lie_together(tmp_path: Path,
     assert len(panels[0]) == 4
     assert all(torch.equal(one, other) for one, other in zip(*panels, strict=True))
     assert torch.allclose(logits(second), logits(reference), atol=1e-4)
-    memory = [model_memory(str(path), load_config(str(path)), torch.float32) for path in (together, old)]
+    memory = [model_memory(resolve(str(path)), load_config(resolve(str(path))), torch.float32) for path in (together, old)]
     assert memory[0].weights_bytes == memory[1].weights_bytes
     stored = tuple(tensor for tensor in read_gguf(old).tensors if tensor.parts)[:1]
     assert torch.equal(by_library(library.load(library_path), (stored, SAME)), by_torch((stored, SAME)))
@@ -217,7 +218,7 @@ def test_experts_that_cannot_stay_are_widened(kinds: dict[str, Kind], tmp_path: 
 def test_on_a_gpu_experts_are_widened(tmp_path: Path) -> None:
     """There no kernel multiplies blocks, and widening one expert at a time in each pass would be slow."""
     path, reference = checkpoint(tmp_path / "m.gguf", "gpt-oss", dict.fromkeys(("gate", "up", "down"), Kind.MXFP4))
-    file, config = read_gguf(path), load_config(str(path))
+    file, config = read_gguf(path), load_config(resolve(str(path)))
     module = gguf_module(file, config, torch.float32, experts_stay=False)
     expected = logits(reference)
     assert torch.allclose(logits(module), expected, atol=1e-4 * expected.abs().max().item())

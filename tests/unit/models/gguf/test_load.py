@@ -60,6 +60,7 @@ from outrider.models.loading.generation_config import asked_of, sampling_default
 from outrider.models.loading.load import load_config, load_module, load_tokenizer
 from outrider.models.loading.memory import model_memory
 from outrider.models.loading.read_card import card_of
+from outrider.models.source import resolve
 from outrider.runtime.layers import use_kernels
 from outrider.runtime.lower import lower
 from outrider.runtime.run import NativeRun
@@ -88,7 +89,7 @@ def made(kind: type = LlamaConfig, *, seed: int = 0, **changes: Any) -> Any:
 
 
 def loaded(path: Path, dtype: torch.dtype = torch.float32) -> Any:
-    return load_module(str(path), load_config(str(path)), dtype, CPU)
+    return load_module(resolve(str(path)), load_config(resolve(str(path))), dtype, CPU)
 
 
 def norms_of_heads(model: Any) -> dict[str, np.ndarray]:
@@ -427,7 +428,7 @@ def test_gemma3n(tmp_path: Path) -> None:
     path = write_model(
         tmp_path / "m.gguf", model, "gemma3n", changes={f"gemma3n.{key}": value for key, value in changes.items()}, tensors=extra
     )
-    assert load_config(str(path)).activation_sparsity_pattern == [0.95, 0.95, 0.0, 0.0]
+    assert load_config(resolve(str(path))).activation_sparsity_pattern == [0.95, 0.95, 0.0, 0.0]
     expected = logits(model)
     assert torch.allclose(logits(loaded(path)), expected, atol=1e-4 * expected.abs().max().item())
 
@@ -458,7 +459,7 @@ def test_what_the_metadata_says_is_known(tmp_path: Path) -> None:
     """Context, ends (also those that only a name tells), sampling defaults, the tokenizer, its template."""
     changes = {"tokenizer.ggml.eot_token_id": 5, "general.sampling.temp": 0.6, "general.sampling.top_k": 20}
     path = write_model(tmp_path / "m.gguf", made(), "llama", changes=changes)
-    config, tokenizer, module = load_config(str(path)), load_tokenizer(str(path)), loaded(path)
+    config, tokenizer, module = load_config(resolve(str(path))), load_tokenizer(resolve(str(path))), loaded(path)
     assert config.max_position_embeddings == 512
     assert eos_token_ids(module, tokenizer, VOCABULARY_SIZE) == {0, 2, 5}
     found = sampling_defaults(
@@ -491,7 +492,7 @@ def test_control_tokens_end_answers_by_their_names(tmp_path: Path, names: list[s
     tokens, kinds = vocabulary()
     changes = {"tokenizer.ggml.tokens": [*names, *tokens[4:]], "tokenizer.ggml.token_type": [3] * len(names) + kinds[4:]}
     path = write_model(tmp_path / "m.gguf", made(), "llama", changes=changes)
-    assert load_config(str(path)).eos_token_id == expected
+    assert load_config(resolve(str(path))).eos_token_id == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -499,7 +500,7 @@ def test_memory_is_what_is_loaded(tmp_path: Path, dtype: torch.dtype) -> None:
     path = write_model(
         tmp_path / "m.gguf", made(), "llama", kind=lambda name: Kind.Q4_0 if "ffn" in name else Kind.Q8_0
     )
-    weighed = model_memory(str(path), load_config(str(path)), dtype)
+    weighed = model_memory(resolve(str(path)), load_config(resolve(str(path))), dtype)
     module = loaded(path, dtype)
     assert weighed.quantised_bytes == sum(layer.panels.nbytes for layer in block_layers(module))
     assert weighed.weights_bytes - weighed.quantised_bytes == sum(parameter.nbytes for parameter in module.parameters())
@@ -514,7 +515,7 @@ def test_dtypes_follow_the_file(tmp_path: Path) -> None:
         (Kind.F32, torch.float32),
     ):
         path = write_model(tmp_path / "m.gguf", made(), "llama", kind=kind)
-        assert load_config(str(path)).dtype == dtype
+        assert load_config(resolve(str(path))).dtype == dtype
 
 
 def test_formats_that_no_kernel_has_are_widened_and_reported(tmp_path: Path) -> None:
@@ -561,7 +562,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, An
     path = write_model(tmp_path / "m.gguf", made(), "llama", **changes)
 
     def use() -> None:
-        model_memory(str(path), load_config(str(path)), torch.float32)
+        model_memory(resolve(str(path)), load_config(resolve(str(path))), torch.float32)
         loaded(path)
 
     with pytest.raises((CapabilityError, CheckpointError), match=message):
@@ -571,7 +572,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path, changes: dict[str, An
 def test_metadata_that_is_missing_is_named(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf", made(Qwen3Config), "qwen3vl", changes={"qwen3vl.embedding_length": None})
     with pytest.raises(CheckpointError, match=r"lacks 1 values .*, first 'qwen3vl\.embedding_length'"):
-        load_config(str(path))
+        load_config(resolve(str(path)))
 
 
 def test_what_would_be_another_model_is_refused(tmp_path: Path) -> None:
@@ -579,7 +580,7 @@ def test_what_would_be_another_model_is_refused(tmp_path: Path) -> None:
     model = made(Glm4Config, head_dim=16, partial_rotary_factor=0.5)
     changes = {"glm4.rope.dimension_count": 8, "glm4.rope.dimension_sections": [2, 1, 1, 0]}
     with pytest.raises(CapabilityError, match="text part of a GLM-4 that sees"):
-        load_config(str(write_model(tmp_path / "m.gguf", model, "glm4", changes=changes)))
+        load_config(resolve(str(write_model(tmp_path / "m.gguf", model, "glm4", changes=changes))))
     keys = {
         "attention.key_length": 32, "attention.key_length_swa": 16, "attention.sliding_window": 16, "rope.freq_base": 1e6,
         "attention.sliding_window_pattern": [True, False], "attention.shared_kv_layers": 0,
@@ -588,7 +589,7 @@ def test_what_would_be_another_model_is_refused(tmp_path: Path) -> None:
         tmp_path / "g.gguf", made(Qwen3Config), "gemma4", changes={f"gemma4.{key}": value for key, value in keys.items()}
     )
     with pytest.raises(CheckpointError, match=r"lacks 'rope_freqs\.weight'"):
-        load_config(str(path))
+        load_config(resolve(str(path)))
 
 
 @pytest.mark.parametrize(("name", "nearest"), [
@@ -599,7 +600,7 @@ def test_other_architectures_are_named_and_refused(name: str, nearest: str | Non
     """In one line, with what is read, and the nearest of it."""
     path = write_model(tmp_path / "m.gguf", made(), "llama", changes={"general.architecture": name})
     with pytest.raises(CapabilityError) as refused:
-        load_config(str(path))
+        load_config(resolve(str(path)))
     message = str(refused.value)
     assert f"is a model of architecture '{name}', which is not read from GGUF (docs/support.md)." in message
     assert "Available: bailingmoe, " in message
@@ -615,7 +616,7 @@ def test_layers_that_predict_further_tokens_are_no_part_of_the_model(tmp_path: P
     module = loaded(path)
     assert torch.allclose(logits(module), logits(model), atol=1e-4)
     assert gguf_notes(read_gguf(path), module, "tiny") == []
-    weighed = model_memory(str(path), load_config(str(path)), torch.float32).weights_bytes
+    weighed = model_memory(resolve(str(path)), load_config(resolve(str(path))), torch.float32).weights_bytes
     assert weighed == sum(parameter.nbytes for parameter in module.parameters())
 
 

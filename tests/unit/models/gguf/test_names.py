@@ -11,7 +11,8 @@ from huggingface_hub import constants
 
 from outrider.errors import CheckpointError
 from outrider.models.gguf import names
-from outrider.models.gguf.names import fetched_gguf, gguf_in, only_file
+from outrider.models.gguf.names import gguf_in, only_file
+from outrider.models.source import resolve
 from tests.gguf_files import Kind, add_tensor, finish
 
 
@@ -106,9 +107,9 @@ def test_files_of_the_hub_come_from_its_cache(tmp_path: Path, monkeypatch: pytes
     folder = cached(tmp_path, "me/tiny-GGUF", "tiny-Q4_0.gguf")
     names._from_hub.cache_clear()
     for name in ("me/tiny-GGUF", "me/tiny-GGUF:Q4_0", "me/tiny-GGUF:tiny-Q4_0.gguf"):
-        assert fetched_gguf(name) == str(folder / "tiny-Q4_0.gguf")
+        assert resolve(name).name == str(folder / "tiny-Q4_0.gguf")
     with pytest.raises(CheckpointError, match="no GGUF file 'Q8_0'"):
-        fetched_gguf("me/tiny-GGUF:Q8_0")
+        resolve("me/tiny-GGUF:Q8_0")
     with pytest.raises(CheckpointError, match="no model 'me/other:Q4_0'"):
-        fetched_gguf("me/other:Q4_0")
-    assert fetched_gguf(str(folder / "tiny-Q4_0.gguf")) is None  # it is here already
+        resolve("me/other:Q4_0")
+    assert resolve(str(folder / "tiny-Q4_0.gguf")).name == str(folder / "tiny-Q4_0.gguf")

@@ -28,6 +28,7 @@ from outrider.models.gguf.architectures import ARCHITECTURES
 from outrider.models.gguf.header import read_gguf
 from outrider.models.gguf.linear import BlockEmbedding, BlockExperts, BlockLinear, block_layers
 from outrider.models.loading.load import build_lm, finish, load_config
+from outrider.models.source import resolve
 from outrider.models.stateful.lm import StateLM
 from outrider.runtime.lower import lower
 from outrider.runtime.run import NativeRun
@@ -252,7 +253,7 @@ def test_other_gates_are_refused(name: str, tmp_path: Path) -> None:
     changes = metadata(architecture, model.config) | {f"{architecture}.expert_gating_func": 2 if "v2" in name else 1}
     path = write_model(tmp_path / "m.gguf", model, architecture, changes=changes, tensors={"rope_freqs.weight": np.ones(4)})
     with pytest.raises(CapabilityError, match="chooses its experts by function"):
-        load_config(str(path))
+        load_config(resolve(str(path)))
 
 
 def test_lfm2_with_experts(tmp_path: Path) -> None:

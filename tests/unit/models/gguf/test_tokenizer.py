@@ -12,6 +12,7 @@ from outrider.errors import CapabilityError, CheckpointError
 from outrider.models.gguf.header import read_gguf
 from outrider.models.gguf.tokenizer import gguf_tokenizer
 from outrider.models.loading.load import load_tokenizer
+from outrider.models.source import resolve
 from tests.gguf_files import vocabulary, write_model
 from tests.helpers import byte_tokenizer
 from tests.unit.models.gguf.test_load import made
@@ -20,7 +21,7 @@ TEXT = "It's 2024:\n\n  x+=1é 日本 "
 
 
 def pieces(path: Path) -> list[str]:
-    tokenizer = load_tokenizer(str(path)).backend_tokenizer
+    tokenizer = load_tokenizer(resolve(str(path))).backend_tokenizer
     return ["".join(TEXT[start:end]) for _, (start, end) in tokenizer.pre_tokenizer.pre_tokenize_str(TEXT)]
 
 
@@ -47,7 +48,8 @@ def test_text_is_split_by_the_rule_that_the_file_names(tmp_path: Path, rule: str
 def test_marks_go_with_their_letters_in_newer_rules(tmp_path: Path) -> None:
     """Thai and Hindi are cut at each mark by Qwen2's rule, not by Qwen3.5's."""
     for rule, expected in (("qwen2", ["ก", "ินข", "้าว"]), ("qwen35", ["กินข้าว"])):
-        tokenizer = load_tokenizer(str(write_model(tmp_path / f"{rule}.gguf", made(), "llama", pre=rule))).backend_tokenizer
+        file = write_model(tmp_path / f"{rule}.gguf", made(), "llama", pre=rule)
+        tokenizer = load_tokenizer(resolve(str(file))).backend_tokenizer
         text = "กินข้าว"
         assert [text[start:end] for _, (start, end) in tokenizer.pre_tokenizer.pre_tokenize_str(text)] == expected
 
@@ -57,13 +59,13 @@ def test_whole_words_and_begins_follow_the_rule(tmp_path: Path) -> None:
     for rule in ("llama-bpe", "tekken"):
         changes = {"tokenizer.ggml.add_bos_token": None}
         path = write_model(tmp_path / f"{rule}.gguf", made(), "llama", pre=rule, changes=changes)
-        tokenizer = load_tokenizer(str(path))
+        tokenizer = load_tokenizer(resolve(str(path)))
         assert tokenizer.backend_tokenizer.model.ignore_merges
         assert tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
-    plain = load_tokenizer(str(write_model(tmp_path / "n.gguf", made(), "llama", pre="llama-bpe")))
+    plain = load_tokenizer(resolve(str(write_model(tmp_path / "n.gguf", made(), "llama", pre="llama-bpe"))))
     assert len(plain("a")["input_ids"]) == 1  # the file says no
     for rule, ignores in (("glm4", True), ("glm5", True), ("chatglm-bpe", False), ("qwen2", False)):
-        glm = load_tokenizer(str(write_model(tmp_path / f"{rule}.gguf", made(), "llama", pre=rule)))
+        glm = load_tokenizer(resolve(str(write_model(tmp_path / f"{rule}.gguf", made(), "llama", pre=rule))))
         assert glm.backend_tokenizer.model.ignore_merges == ignores
         assert len(glm("a")["input_ids"]) == 1
 
@@ -80,14 +82,14 @@ def test_whole_words_and_begins_follow_the_rule(tmp_path: Path) -> None:
 def test_a_tokenizer_that_cannot_be_rebuilt_is_refused(tmp_path: Path, changes: dict, message: str) -> None:
     path = write_model(tmp_path / "m.gguf", made(), "llama", **changes)
     with pytest.raises((CapabilityError, CheckpointError), match=f"{message}.*tokenizer.json"):
-        load_tokenizer(str(path))
+        load_tokenizer(resolve(str(path)))
 
 
 def test_a_tokenizer_beside_the_file_is_taken(tmp_path: Path) -> None:
     """The way out of all of these."""
     path = write_model(tmp_path / "m.gguf", made(), "llama", pre="some-new-rule")
     byte_tokenizer().save_pretrained(tmp_path)
-    assert load_tokenizer(str(path)).get_vocab() == byte_tokenizer().get_vocab()
+    assert load_tokenizer(resolve(str(path))).get_vocab() == byte_tokenizer().get_vocab()
 
 
 def test_marked_tokens_are_matched_whole(tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_marked_tokens_are_matched_whole(tmp_path: Path) -> None:
         "tokenizer.ggml.tokens": [*tokens, "<｜end▁of▁sentence｜>", "<think>"], "tokenizer.ggml.token_type": [*kinds, 3, 4],
         "llama.vocab_size": len(tokens) + 2,
     }  # fmt: skip
-    tokenizer = load_tokenizer(str(write_model(tmp_path / "m.gguf", made(), "llama", changes=changes)))
+    tokenizer = load_tokenizer(resolve(str(write_model(tmp_path / "m.gguf", made(), "llama", changes=changes))))
     ids = tokenizer("a<｜end▁of▁sentence｜><think>")["input_ids"]
     assert ids[1:] == [len(tokens), len(tokens) + 1]
     assert len(tokenizer) == len(tokens) + 2
@@ -106,7 +108,7 @@ def test_marked_tokens_are_matched_whole(tmp_path: Path) -> None:
 
 def test_several_templates_have_names(tmp_path: Path) -> None:
     changes = {"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "tools!"}
-    tokenizer = load_tokenizer(str(write_model(tmp_path / "m.gguf", made(), "llama", changes=changes)))
+    tokenizer = load_tokenizer(resolve(str(write_model(tmp_path / "m.gguf", made(), "llama", changes=changes))))
     assert set(tokenizer.chat_template) == {"default", "tool_use"}
 
 
@@ -121,7 +123,7 @@ def sentence_pieces(path: Path, **changes: object) -> Any:
         "tokenizer.ggml.scores": scores, "tokenizer.ggml.pre": None, "tokenizer.ggml.add_bos_token": None,
         "tokenizer.ggml.unknown_token_id": 0, "llama.vocab_size": len(tokens),
     } | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}  # fmt: skip
-    return load_tokenizer(str(write_model(path, made(), "llama", changes=metadata, tokenizer="llama")))
+    return load_tokenizer(resolve(str(write_model(path, made(), "llama", changes=metadata, tokenizer="llama"))))
 
 
 def test_sentencepiece_vocabularies_are_rebuilt(tmp_path: Path) -> None:

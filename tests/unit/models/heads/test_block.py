@@ -23,6 +23,7 @@ from outrider.models.heads.block_config import BlockConfig
 from outrider.models.heads.block_files import export_block, load_block, save_block
 from outrider.models.heads.block_pass import ModulePasses, Pending, Unread
 from outrider.models.heads.kinds import head_kind
+from outrider.models.source import resolve
 from outrider.models.tokens.vocabulary import OUTSIDE
 
 H, V, HEADS, KV, D, LAYERS = 16, 13, 4, 2, 6, 2  # D is not H / HEADS
@@ -167,7 +168,7 @@ def test_a_muse_assistant_is_transformers_own(tmp_path: Path, kinds: list[str] |
     """Catches its names not read, blocks made causal, a window that ends one position early."""
     model, hidden = muse(layer_types=kinds), [torch.randn(9, H), torch.randn(9, H)]
     model.save_pretrained(tmp_path)
-    assert head_kind(tmp_path) == "block"
+    assert head_kind(resolve(str(tmp_path))) == "block"
     head = load_block(tmp_path, H, V, TARGET_LAYERS)
     head.bind(torch.nn.Embedding(V, H), torch.nn.Linear(H, V, bias=False))
     embedded = head.embed(head.block_tokens(torch.tensor([7])))

@@ -15,6 +15,7 @@ from outrider.build import Built, Options, build
 from outrider.errors import CapabilityError, CheckpointError, ConfigError
 from outrider.models.heads.exit import ExitConfig, ExitHead
 from outrider.models.heads.kinds import head_kind
+from outrider.models.source import resolve
 from outrider.train.export import writer_for
 from tests.heads import ACCEPTANCE, HEADS
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
@@ -46,27 +47,27 @@ def test_by_its_files(root: Path, kind: str, tmp_path: Path) -> None:
     """Not by what its folder is called; pickled as published EAGLE heads are, too."""
     link, pickled = tmp_path / "something", tmp_path / "pickled"
     link.symlink_to(root / kind)
-    assert head_kind(link) == kind
+    assert head_kind(resolve(str(link))) == kind
     pickled.mkdir()
     (pickled / "config.json").write_text((root / kind / "config.json").read_text())
     weights = next((root / kind).glob("*.safetensors"), None)
     if weights is not None:
         torch.save(load_file(weights), pickled / "pytorch_model.bin")
-        assert head_kind(pickled) == kind
+        assert head_kind(resolve(str(pickled))) == kind
 
 
 def test_what_is_no_head(root: Path, tmp_path: Path) -> None:
     """A model, nothing at all, and configs that say what no config should."""
-    assert head_kind(root / "model") is None
-    assert head_kind(tmp_path) is None
+    assert head_kind(resolve(str(root / "model"))) is None
+    assert head_kind(resolve(str(tmp_path))) is None
     for number, config in enumerate(({"model_type": ["?"]}, {"outrider": "eagle3"}, {"outrider": {"head": ""}})):
-        assert head_kind(write(tmp_path / str(number), config, x=torch.ones(1))) is None
+        assert head_kind(resolve(str(write(tmp_path / str(number), config, x=torch.ones(1))))) is None
 
 
 def test_a_damaged_head_is_of_the_kind_it_says(tmp_path: Path) -> None:
     """So that loading can say which tensor is gone."""
     folder = write(tmp_path / "head", {"outrider": {"head": "eagle3"}}, x=torch.ones(1))
-    assert head_kind(folder) == "eagle3"
+    assert head_kind(resolve(str(folder))) == "eagle3"
 
 
 @pytest.mark.parametrize(("kind", "layout"), [("eagle3", "raw"), ("medusa", "vllm"), ("block", "speculators")])
@@ -93,7 +94,7 @@ def test_a_dspark_head_inside_its_targets_checkpoint_is_not_read(root: Path, tmp
     shutil.copytree(root / "model", folder)
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "mtp.0.main_proj.weight": torch.zeros(2, 2)}, folder / "model.safetensors", {"format": "pt"})
-    assert head_kind(folder) is None
+    assert head_kind(resolve(str(folder))) is None
     assert built(folder).options.drafter == "ngram"
     with pytest.raises(ConfigError, match="drafter 'block' needs a head trained for this target: --draft FOLDER"):
         built(folder, drafter="block")

@@ -21,6 +21,7 @@ from outrider.models.heads.kinds import head_kind
 from outrider.models.heads.mtp_body import one_layer_config
 from outrider.models.heads.mtp_files import load_mtp, ships_mtp, weigh_mtp
 from outrider.models.heads.mtp_layout import MtpTensors, find_tensors
+from outrider.models.source import resolve
 from outrider.options import Options
 from tests.helpers import tiny_llama
 from tests.mtp_heads import MTP_LAYOUTS, WEIGHTS, save_with_mtp
@@ -55,13 +56,13 @@ def edited(source: Path, folder: Path, change: Callable[[dict[str, Tensor]], Non
 
 
 def load(folder: Path) -> Any:
-    return load_mtp(str(folder), AutoConfig.from_pretrained(folder), torch.float32, CPU)
+    return load_mtp(resolve(str(folder)), AutoConfig.from_pretrained(folder), torch.float32, CPU)
 
 
 def error_of(folder: Path, kind: type[OutriderError] = CheckpointError) -> str:
     """What is reported of a head when it is weighed, before anything is loaded."""
     with pytest.raises(kind) as caught:
-        weigh_mtp(str(folder), AutoConfig.from_pretrained(folder), torch.float32)
+        weigh_mtp(resolve(str(folder)), AutoConfig.from_pretrained(folder), torch.float32)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -76,7 +77,7 @@ def test_every_layout_is_read(checkpoints: Path, layout: str) -> None:
     assert found is not None
     assert found.layout.name == head.config.layout == layout
     own = dict(head.named_parameters())
-    weighed = weigh_mtp(str(folder), AutoConfig.from_pretrained(folder), torch.float32)
+    weighed = weigh_mtp(resolve(str(folder)), AutoConfig.from_pretrained(folder), torch.float32)
     assert weighed.weights_bytes == 4 * sum(part.numel() for part in own.values())
     assert weighed.kv_bytes_per_token == 4 * 2 * 2 * 16
     for name, there in found.layers[0].items():
@@ -119,7 +120,7 @@ def test_a_checkpoint_without_a_head(checkpoints: Path, tmp_path: Path) -> None:
     single = tmp_path / "model.bin"
     single.write_bytes(b"weights")
     with pytest.raises(CheckpointError, match="single file"):
-        weigh_mtp(str(single), llama(0).config, torch.float32)
+        weigh_mtp(resolve(str(single)), llama(0).config, torch.float32)
 
 
 def test_families_whose_heads_are_not_read_are_named(checkpoints: Path, tmp_path: Path) -> None:
@@ -215,9 +216,9 @@ def test_auto_prefers_the_head_to_look_ups(checkpoints: Path) -> None:
 
 def test_a_whole_model_with_a_head_is_no_head(checkpoints: Path, tmp_path: Path) -> None:
     """Catches a draft model that is taken for its own MTP head."""
-    assert head_kind(checkpoints / "qwen") is None
+    assert head_kind(resolve(str(checkpoints / "qwen"))) is None
     save_with_mtp(tmp_path / "alone", llama, "deepseek", alone=True)
-    assert head_kind(tmp_path / "alone") == "mtp"
+    assert head_kind(resolve(str(tmp_path / "alone"))) == "mtp"
 
 
 def test_the_layer_has_the_kind_that_the_config_names() -> None:

@@ -21,6 +21,7 @@ from outrider.models.heads.medusa import export_medusa, load_medusa
 from outrider.models.heads.mtp_files import load_mtp
 from outrider.models.loading.memory import estimate_memory
 from outrider.models.model_memory import ModelMemory
+from outrider.models.source import resolve
 from tests.heads import HEADS
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 
@@ -66,7 +67,10 @@ def test_an_outline_is_the_head_without_its_weights(root: Path, name: str) -> No
 def test_a_head_is_weighed_as_it_is_loaded(root: Path, name: str) -> None:
     config = AutoConfig.from_pretrained(root / "target")
     found = DRAFTERS.load(name).weigh_head(str(root / name), config, torch.bfloat16)
-    loaded = load_mtp(str(root / name), config, torch.float32, torch.device("cpu")) if name == "mtp" else pairs(root)[name][1]
+    if name == "mtp":
+        loaded = load_mtp(resolve(str(root / name)), config, torch.float32, torch.device("cpu"))
+    else:
+        loaded = pairs(root)[name][1]
     assert found.weights_bytes == 2 * sum(part.numel() for part in loaded.parameters())
     per_token = {"medusa": 0, "block": 2 * 2 * 2 * 16 * 2}
     assert found.kv_bytes_per_token == per_token.get(name, 2 * 2 * 16 * 2), "layers x (keys, values) x KV heads x size x bytes"
@@ -87,8 +91,8 @@ def test_heads_are_the_drafts_share(root: Path) -> None:
 
     def weigh(available: int | None) -> Any:
         return estimate_memory(
-            [str(root / "target")], [config], heads=[head], dtype=torch.float32, device=torch.device("cpu"), num_tokens=256,
-            available_bytes=available,
+            [resolve(str(root / "target"))], [config], heads=[head], dtype=torch.float32, device=torch.device("cpu"),
+            num_tokens=256, available_bytes=available,
         )  # fmt: skip
 
     report = weigh(None)

@@ -18,6 +18,7 @@ from outrider.llm import LLM
 from outrider.models.loading import adapter
 from outrider.models.loading.load import load_config, load_module, load_tokenizer
 from outrider.models.loading.memory import model_memory
+from outrider.models.source import resolve
 from outrider.sampling.params import SamplingParams
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
 
@@ -140,10 +141,10 @@ def test_an_adapter_with_missing_tensors(copied: Path) -> None:
 def test_damaged_and_incomplete_folders(copied: Path) -> None:
     (copied / "adapter" / "adapter_model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"has adapter_config\.json but no adapter_model\.safetensors: incomplete adapter"):
-        load_config(str(copied / "adapter"))
+        load_config(resolve(str(copied / "adapter")))
     (copied / "adapter" / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="is damaged: it names no base_model_name_or_path"):
-        load_config(str(copied / "adapter"))
+        load_config(resolve(str(copied / "adapter")))
 
 
 def test_prompt_tuning_is_refused_by_its_kind(copied: Path) -> None:
@@ -157,11 +158,11 @@ def test_prompt_tuning_is_refused_by_its_kind(copied: Path) -> None:
 
 def test_tokenizer_and_memory(folders: Path, copied: Path) -> None:
     """The adapter's own tokenizer counts where it has one; its weights are there beside the base's while they are merged."""
-    assert len(load_tokenizer(str(copied / "adapter"))) == 96
+    assert len(load_tokenizer(resolve(str(copied / "adapter")))) == 96
     word_tokenizer(90).save_pretrained(copied / "adapter")
-    assert len(load_tokenizer(str(copied / "adapter"))) == 90
-    config = load_config(str(folders / "adapter"))
-    held = [model_memory(str(folders / name), config, torch.float32).weights_bytes for name in ("adapter", "base")]
+    assert len(load_tokenizer(resolve(str(copied / "adapter")))) == 90
+    config = load_config(resolve(str(folders / "adapter")))
+    held = [model_memory(resolve(str(folders / name)), config, torch.float32).weights_bytes for name in ("adapter", "base")]
     assert held[0] - held[1] == (folders / "adapter" / "adapter_model.safetensors").stat().st_size
-    module = load_module(str(folders / "adapter"), config, torch.float32, CPU)
+    module = load_module(resolve(str(folders / "adapter")), config, torch.float32, CPU)
     assert not any("lora" in name for name, _ in module.named_modules())

@@ -17,6 +17,7 @@ from outrider.errors import CapabilityError, CheckpointError
 from outrider.llm import LLM
 from outrider.models.loading.load import load_config, load_module
 from outrider.models.loading.memory import model_memory
+from outrider.models.source import resolve
 from outrider.sampling.params import SamplingParams
 from tests.contract.own_cache_families import make as own_cache_family
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
@@ -114,8 +115,8 @@ def greedy(model: Any) -> list[int]:
 
 def assert_same(base: Path, folder: Path, tokens: int | None = None) -> tuple[Any, Any]:
     """Also in the configs, which whatever comes after reads."""
-    config = load_config(str(folder))
-    module = load_module(str(folder), config, torch.float32, CPU)
+    config = load_config(resolve(str(folder)))
+    module = load_module(resolve(str(folder)), config, torch.float32, CPU)
     expected = logits(unmerged(base, folder, tokens))
     plain = logits(AutoModelForCausalLM.from_pretrained(base))
     torch.testing.assert_close(logits(module), expected, rtol=0, atol=3e-5)
@@ -161,7 +162,7 @@ def test_families_with_shared_layers_scaled_embeddings_and_experts(name: str, tm
     if name == "mixtral":
         settings = lora(target_modules=[], target_parameters=["experts.gate_up_proj", "experts.down_proj"], r=2, lora_alpha=2)
     folder = adapter(base, tmp_path / "adapter", settings)
-    module = load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+    module = load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.float32, CPU)
     expected = logits(unmerged(base, folder))
     torch.testing.assert_close(logits(module) / expected.abs().max(), expected / expected.abs().max(), rtol=0, atol=1e-4)
 
@@ -227,19 +228,19 @@ def test_texts_on_the_native_runtime_and_of_drafts(name: str, bases: Mapping[boo
 
 def test_rounding_on_loading_takes_the_untied_model(bases: Mapping[bool, Path], tmp_path: Path) -> None:
     folder = adapter(bases[True], tmp_path / "adapter", lora(target_modules=TABLES))
-    whole = load_module(str(folder), load_config(str(folder)), torch.bfloat16, CPU)
+    whole = load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.bfloat16, CPU)
     merged = save_checkpoint(tmp_path / "merged", whole, word_tokenizer(96))
     texts = [LLM(name, drafter="none", quantise=8, threads=1).generate([IDS[0].tolist()], GREEDY)[0] for name in (folder, merged)]
     assert texts[0].token_ids == texts[1].token_ids
 
 
 def test_memory_of_a_table_that_is_untied(bases: Mapping[bool, Path], tmp_path: Path) -> None:
-    config, table = load_config(str(bases[True])), 96 * 64 * 4
-    base = model_memory(str(bases[True]), config, torch.float32).weights_bytes
+    config, table = load_config(resolve(str(bases[True]))), 96 * 64 * 4
+    base = model_memory(resolve(str(bases[True])), config, torch.float32).weights_bytes
     for name, untied in (("plain", 0), ("head", table), ("whole head", 0)):
         folder = adapter(bases[True], tmp_path / name, lora(**LORAS[name]))
         size = (folder / "adapter_model.safetensors").stat().st_size
-        assert model_memory(str(folder), config, torch.float32).weights_bytes == base + size + untied
+        assert model_memory(resolve(str(folder)), config, torch.float32).weights_bytes == base + size + untied
 
 
 def test_an_adapter_of_a_gguf_file_or_a_quantised_checkpoint(bases: Mapping[bool, Path], tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from outrider.errors import CheckpointError
 from outrider.models.loading import hub, load
 from outrider.models.loading.load import load_config, load_tokenizer
 from outrider.models.probes.probe import AttentionCall, find_layers
+from outrider.models.source import ModelSource, resolve
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 
 NOBODY = "http://127.0.0.1:9"  # refuses connections
@@ -35,24 +36,24 @@ def silent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("load", [load_config, load_tokenizer])
-def test_no_such_model_and_no_network(silent: None, load: Callable[[str], Any]) -> None:
+def test_no_such_model_and_no_network(silent: None, load: Callable[[ModelSource], Any]) -> None:
     """The client alone would try for 23 seconds."""
     began = time.monotonic()
     with pytest.raises(CheckpointError) as refused:
-        load("gpt2x")
+        load(resolve("gpt2x"))
     assert time.monotonic() - began < 15
     assert str(refused.value) == (
         "no model 'gpt2x': there is no folder of that name, the hub's cache does not have it, and http://127.0.0.1:9 does not "
         "answer. Give a folder with config.json, a .gguf file, a hub id, or 'demo'."
     )
     with pytest.raises(CheckpointError, match="'one/two/three'"):
-        load("one/two/three")  # no id at all: its own reason
+        load(resolve("one/two/three"))  # no id at all: its own reason
 
 
 def test_offline_by_choice() -> None:
     """As all tests are."""
     with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE forbids to ask the hub"):
-        load_config("gpt2x")
+        load_config(resolve("gpt2x"))
 
 
 def test_folders_ask_nobody(silent: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,8 +62,8 @@ def test_folders_ask_nobody(silent: None, tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(hub, "_answers", ask)
     folder = save_checkpoint(tmp_path / "model", tiny_llama(257), byte_tokenizer())
-    assert load_config(str(folder)).vocab_size == 257
-    assert load_tokenizer(str(folder)) is not None
+    assert load_config(resolve(str(folder))).vocab_size == 257
+    assert load_tokenizer(resolve(str(folder))) is not None
 
 
 def test_refused_configs_are_one_line(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_refused_configs_are_one_line(tmp_path: Path) -> None:
     for content, word in cases:
         (tmp_path / "config.json").write_text(json.dumps(content))
         with pytest.raises(CheckpointError) as refused:
-            load_config(str(tmp_path))
+            load_config(resolve(str(tmp_path)))
         reason = str(refused.value).partition(": ")[2]
         assert "\n" not in reason
         assert word in reason
@@ -112,9 +113,9 @@ def test_a_dtype_that_only_the_text_names_is_the_checkpoints() -> None:
 def test_a_template_of_the_processor_alone_is_taken(tmp_path: Path) -> None:
     """LLaVA's and SmolVLM's folders: chats were refused for want of a template."""
     byte_tokenizer().save_pretrained(tmp_path)
-    assert load_tokenizer(str(tmp_path)).chat_template is None
+    assert load_tokenizer(resolve(str(tmp_path))).chat_template is None
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
-    assert load_tokenizer(str(tmp_path)).chat_template == "{{ messages[0].content }}"
+    assert load_tokenizer(resolve(str(tmp_path))).chat_template == "{{ messages[0].content }}"
 
 
 def test_training_is_not_served_by_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from outrider.models.loading.memory import (
     kv_bytes_per_token,
 )
 from outrider.models.loading.weight_files import safetensors_header
+from outrider.models.source import resolve
 
 LLAMA = LlamaConfig(
     hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=8, num_key_value_heads=2,
@@ -98,9 +99,10 @@ def test_weights_from_the_config_alone() -> None:
 
 
 def estimate(tmp_path: Path, available: int, **options: object) -> MemoryReport:
-    names = [str(write_model(tmp_path / "t", 1 << 20)), str(write_model(tmp_path / "d", 1 << 18))]
+    folders = [write_model(tmp_path / "t", 1 << 20), write_model(tmp_path / "d", 1 << 18)]
+    sources = [resolve(str(folder)) for folder in folders]
     return estimate_memory(
-        names, [LLAMA, LLAMA], dtype=torch.float32, device=CPU, available_bytes=available, **options
+        sources, [LLAMA, LLAMA], dtype=torch.float32, device=CPU, available_bytes=available, **options
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from outrider.errors import CapabilityError
 from outrider.llm import LLM
 from outrider.models.loading.load import load_config, load_module
 from outrider.models.loading.memory import PACKED_COPIES, model_memory
+from outrider.models.source import resolve
 from outrider.sampling.params import SamplingParams
 from tests.helpers import save_checkpoint, tiny_llama, word_tokenizer
 
@@ -82,8 +83,8 @@ def held(module: torch.nn.Module) -> int:
 def test_what_is_widened_on_load_is_weighed_so(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Catches a line that counts 8 bits for a weight that takes 16 or 32, and one dtype in half of the layers."""
     folder = str(quantised(tmp_path, name))
-    memory = model_memory(folder, load_config(folder), dtype)
-    module = load_module(folder, load_config(folder), dtype, CPU)
+    memory = model_memory(resolve(str(folder)), load_config(resolve(str(folder))), dtype)
+    module = load_module(resolve(str(folder)), load_config(resolve(str(folder))), dtype, CPU)
     assert memory.weights_bytes == pytest.approx(held(module), rel=0.01)
     assert memory.quantised_bytes == 0
     assert {parameter.dtype for parameter in module.parameters()} == {dtype}
@@ -108,8 +109,8 @@ def bnb(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_what_stays_quantised_is_not_packed_a_second_time(bnb: Path) -> None:
-    memory = model_memory(str(bnb), load_config(str(bnb)), torch.bfloat16)
-    module = load_module(str(bnb), load_config(str(bnb)), torch.bfloat16, CPU)
+    memory = model_memory(resolve(str(bnb)), load_config(resolve(str(bnb))), torch.bfloat16)
+    module = load_module(resolve(str(bnb)), load_config(resolve(str(bnb))), torch.bfloat16, CPU)
     codes = sum(parameter.nbytes for parameter in module.parameters() if not parameter.is_floating_point())
     assert memory.quantised_bytes == pytest.approx(codes, rel=0.1)  # and, in 4 bits, the scales
     assert memory.held_bytes(PACKED_COPIES) == pytest.approx(codes + 2 * (held(module) - codes), rel=0.1)
@@ -141,7 +142,7 @@ def test_packed_integers_keep_their_size(tmp_path: Path) -> None:
     folder = header(tmp_path / "m", a__qweight=codes, a__scales=scales)
     for method in ("gptq", "awq"):
         config = config_with(tmp_path, quantization_config={"quant_method": method, "bits": 4, "group_size": 128})
-        memory = model_memory(str(folder), config, torch.bfloat16)
+        memory = model_memory(resolve(str(folder)), config, torch.bfloat16)
         assert (memory.weights_bytes, memory.quantised_bytes) == (420, 400)
 
 
@@ -150,14 +151,14 @@ def test_mxfp4_that_is_widened(tmp_path: Path) -> None:
     blocks = torch.zeros(2, 4, 2, 16, dtype=torch.uint8)
     folder = header(tmp_path / "m", up_blocks=blocks, up_scales=torch.zeros(2, 4, 2, dtype=torch.uint8))
     config = config_with(tmp_path, quantization_config={"quant_method": "mxfp4", **WIDE})
-    assert model_memory(str(folder), config, torch.bfloat16).weights_bytes == 2 * blocks.numel() * 2
+    assert model_memory(resolve(str(folder)), config, torch.bfloat16).weights_bytes == 2 * blocks.numel() * 2
 
 
 def test_tied_embeddings_that_are_stored_twice_are_held_once(tmp_path: Path) -> None:
     folder = header(tmp_path / "m", lm_head__weight=torch.zeros(96, 64), model__embed_tokens__weight=torch.zeros(96, 64))
     for tied, copies in ((True, 1), (False, 2)):
         config = config_with(tmp_path, tie_word_embeddings=tied)
-        assert model_memory(str(folder), config, torch.float32).weights_bytes == copies * 96 * 64 * 4
+        assert model_memory(resolve(str(folder)), config, torch.float32).weights_bytes == copies * 96 * 64 * 4
 
 
 def test_pickled_weights_in_another_dtype(tmp_path: Path) -> None:
@@ -165,4 +166,4 @@ def test_pickled_weights_in_another_dtype(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(bytes(4000))
     config = config_with(tmp_path)
     config.dtype = torch.float32
-    assert model_memory(str(tmp_path), config, torch.bfloat16).weights_bytes == 2000
+    assert model_memory(resolve(str(tmp_path)), config, torch.bfloat16).weights_bytes == 2000

@@ -27,6 +27,7 @@ from outrider.models.quantised.floats import fp8
 from outrider.models.quantised.formats import MalformedError
 from outrider.models.quantised.load import quantised_note
 from outrider.models.quantised.scheme import scheme_of
+from outrider.models.source import resolve
 from outrider.runtime import library
 from outrider.runtime.limits import find_native_limits
 from outrider.runtime.lower import lower
@@ -184,14 +185,14 @@ def test_experts_in_mxfp4_of_a_model_that_takes_pictures(tmp_path: Path) -> None
     """InternVL 3.5 is published around gpt-oss."""
     text = make("gpt_oss", torch.bfloat16).config
     folder, reference = gpt_oss(tmp_path, make_whole("internvl", text_config=text.to_dict()))
-    module: Any = load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+    module: Any = load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.float32, CPU)
     assert sum(isinstance(layer, BlockExperts) for layer in block_layers(module)) == 4
     assert not [path for path, _ in module.named_parameters() if "vision" in path]
     tokens = torch.arange(3, 40)[None]
     with torch.inference_mode():
         ours, theirs = (each(input_ids=tokens).logits for each in (module, reference))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-4)
-    assert model_memory(str(folder), load_config(str(folder)), torch.bfloat16).quantised_bytes > 0
+    assert model_memory(resolve(str(folder)), load_config(resolve(str(folder))), torch.bfloat16).quantised_bytes > 0
 
 
 def any_checkpoint(folder: Path, name: str) -> tuple[Path, Any]:
@@ -206,11 +207,11 @@ def test_logits_are_those_of_the_dequantised_model(name: str, tmp_path: Path, li
     """In fp32 but for the last bits where weights are widened for each use. On the executor, in bf16: those that torch makes of
     the same operations, activations rounded likewise; a row's bits do not depend on a pass's width."""
     folder, reference = any_checkpoint(tmp_path, name)
-    module: Any = load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+    module: Any = load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.float32, CPU)
     tokens = torch.arange(3, 40)[None]
     with torch.inference_mode():
         torch.testing.assert_close(module(tokens).logits, reference(tokens).logits, rtol=0, atol=2e-4)
-    module = load_module(str(folder), load_config(str(folder)), torch.bfloat16, CPU)
+    module = load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.bfloat16, CPU)
     lm, program = build_lm(module, name, torch.bfloat16, CPU), lower(module)
     weights = {op.weight for op in program.body if op.code in (Code.LINEAR, Code.EXPERTS)}
     lm.run = ReferenceRun(module, program, rounds=True)
@@ -226,14 +227,14 @@ def test_logits_are_those_of_the_dequantised_model(name: str, tmp_path: Path, li
 def test_memory_is_that_of_the_codes(name: str, tmp_path: Path) -> None:
     """Catches weights that are widened, and an estimate that says they were."""
     folder, _ = any_checkpoint(tmp_path, name)
-    config = load_config(str(folder))
-    module = load_module(str(folder), config, torch.bfloat16, CPU)
+    config = load_config(resolve(str(folder)))
+    module = load_module(resolve(str(folder)), config, torch.bfloat16, CPU)
     layers = list(block_layers(module))
     held, weights = sum(layer.panels.nbytes for layer in layers), sum(layer.num_weights for layer in layers)
     assert held < weights * {"mxfp4": 0.54, "gptq-experts": 0.6}.get(name, 1.2)  # 17 bits for 32 in mxfp4
     assert not any(parameter.dim() > 2 for parameter in module.parameters())
     assert any(isinstance(layer, BlockExperts) for layer in layers) == ("experts" in name or name in ("fp8-renamed", "mxfp4"))
-    memory = model_memory(str(folder), config, torch.bfloat16)
+    memory = model_memory(resolve(str(folder)), config, torch.bfloat16)
     assert memory.quantised_bytes == pytest.approx(held, rel=0.3)
 
 
@@ -255,10 +256,10 @@ def test_folders_run_from_their_floats(
 def test_what_is_reported_of_floats(tmp_path: Path) -> None:
     """fp8 rounds no activations."""
     folder, _ = checkpoint(tmp_path, "fp8")
-    config = load_config(str(folder))
+    config = load_config(resolve(str(folder)))
     scheme = scheme_of(config, CPU)
     assert scheme is not None
-    module = load_module(str(folder), config, torch.bfloat16, CPU)
+    module = load_module(resolve(str(folder)), config, torch.bfloat16, CPU)
     note = quantised_note(module, scheme, "m")
     assert note.startswith("'m' keeps its weights in 8 bits, as fp8 stores them; the native kernels do not serve here")
     assert (scheme.rounded, "rounded" in note) == ("passes are in bfloat16", False)
@@ -268,11 +269,11 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     """The MTP layers of DeepSeek, GLM and Qwen are quantised like the rest, and transformers' module has no place for them."""
     folder, _ = checkpoint(tmp_path, "fp8")
     tensors = load_file(folder / "model.safetensors")
-    without: Any = load_module(str(folder), load_config(str(folder)), torch.bfloat16, CPU)
+    without: Any = load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.bfloat16, CPU)
     more = {f"{start}.{end}": tensors[f"model.layers.0.self_attn.q_proj.{end}"].clone() for end in ("weight", "weight_scale_inv")
             for start in ("model.layers.2.self_attn.q_proj", "mtp.layers.0.self_attn.q_proj")}  # fmt: skip
     rewritten(folder, {**tensors, **more})
-    module: Any = load_module(str(folder), load_config(str(folder)), torch.bfloat16, CPU)
+    module: Any = load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.bfloat16, CPU)
     assert {path for path, _ in module.named_modules()} == {path for path, _ in without.named_modules()}
     assert len(list(block_layers(module))) == len(list(block_layers(without))) > 0
     tokens = torch.arange(3, 40)[None]
@@ -299,7 +300,7 @@ def test_broken_folders_are_refused(name: str, changes: dict[str, Tensor | None]
     tensors = {**load_file(folder / "model.safetensors"), **changes}
     rewritten(folder, {key: tensor for key, tensor in tensors.items() if tensor is not None})
     with pytest.raises(CheckpointError, match=message):
-        load_module(str(folder), load_config(str(folder)), torch.bfloat16, CPU)
+        load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.bfloat16, CPU)
 
 
 def test_codes_that_are_no_numbers_are_refused() -> None:
@@ -343,15 +344,15 @@ def test_nvfp4_is_widened(family: str, main: str, tmp_path: Path) -> None:
     folder = rewritten(tmp_path / "own", tensors, quantization_config=settings)
     rewritten(tmp_path / "plain", plain, dtype="float32")
     reference = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32).eval()
-    config = load_config(str(folder))
-    module: Any = load_module(str(folder), config, torch.float32, CPU)
+    config = load_config(resolve(str(folder)))
+    module: Any = load_module(resolve(str(folder)), config, torch.float32, CPU)
     tokens = torch.arange(3, 40)[None]
     with torch.inference_mode():
         torch.testing.assert_close(module(tokens).logits, reference(tokens).logits, rtol=0, atol=1e-5)
     scheme = scheme_of(config, CPU)
     assert scheme is not None
     assert "fit no layout of ours" in quantised_note(module, scheme, "it")
-    memory = model_memory(str(folder), config, torch.bfloat16)
+    memory = model_memory(resolve(str(folder)), config, torch.bfloat16)
     held = sum(parameter.numel() for parameter in module.parameters()) * 2
     assert memory.quantised_bytes == 0
     assert memory.weights_bytes == pytest.approx(held, rel=0.05)

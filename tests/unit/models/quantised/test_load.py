@@ -26,6 +26,7 @@ from outrider.llm import LLM
 from outrider.models.gguf.linear import block_layers
 from outrider.models.loading.load import build_lm, load_config, load_module, resolve_dtype
 from outrider.models.loading.memory import model_memory
+from outrider.models.source import resolve
 from outrider.runtime import library
 from outrider.runtime.lower import lower
 from outrider.runtime.run import NativeRun
@@ -85,7 +86,7 @@ def test_logits_are_those_of_the_dequantised_model(name: str, tmp_path: Path, li
     folder, plain = checkpoint(tmp_path, name)
     reference = tiny_llama(96, hidden_size=128, intermediate_size=256, tie_word_embeddings=True)
     reference.load_state_dict(plain, strict=False)
-    module: Any = load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+    module: Any = load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.float32, CPU)
     assert len(list(block_layers(module))) == 7 * len(module.model.layers)
     tokens = torch.arange(3, 40)[None]
     with torch.inference_mode():
@@ -118,13 +119,13 @@ def test_folders_run_from_their_integers(
 def test_memory_is_that_of_the_integers(name: str, tmp_path: Path) -> None:
     """Catches weights that are widened, and an estimate that says they were."""
     folder, _ = checkpoint(tmp_path, name)
-    config = load_config(str(folder))
+    config = load_config(resolve(str(folder)))
     assert resolve_dtype("auto", config, CPU) == torch.bfloat16
-    module = load_module(str(folder), config, torch.bfloat16, CPU)
+    module = load_module(resolve(str(folder)), config, torch.bfloat16, CPU)
     held = sum(layer.panels.nbytes for layer in block_layers(module))
     weights = sum(layer.num_weights for layer in block_layers(module))
     assert held < weights * (1.2 if name == "compressed-int8" else 0.8)
-    memory = model_memory(str(folder), config, torch.bfloat16)
+    memory = model_memory(resolve(str(folder)), config, torch.bfloat16)
     assert memory.quantised_bytes == pytest.approx(held, rel=0.3)
 
 
@@ -149,7 +150,7 @@ Q = "model.layers.0.self_attn.q_proj"
 def test_broken_folders_are_refused(changes: dict[str, Tensor | None], message: str, tmp_path: Path) -> None:
     folder = broken(checkpoint(tmp_path, "gptq-4")[0], changes)
     with pytest.raises(CheckpointError, match=message):
-        load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+        load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.float32, CPU)
 
 
 @pytest.mark.parametrize("settings", [
@@ -160,7 +161,7 @@ def test_layers_may_be_left_plain(settings: dict[str, Any], tmp_path: Path) -> N
     folder, plain = checkpoint(tmp_path, "gptq-4")
     parts = {f"{Q}.{part}": None for part in ("qweight", "qzeros", "scales", "g_idx")}
     change(broken(folder, {**parts, f"{Q}.weight": plain[f"{Q}.weight"]}), quantization_config=settings)
-    module: Any = load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+    module: Any = load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.float32, CPU)
     assert len(list(block_layers(module))) == 7 * len(module.model.layers) - 1
     assert torch.equal(module.get_submodule(Q).weight, plain[f"{Q}.weight"])
 
@@ -170,10 +171,11 @@ def test_an_output_layer_of_its_own_stays(tmp_path: Path) -> None:
     folder, plain = checkpoint(tmp_path, "gptq-4")
     assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"]
     own = -plain["model.embed_tokens.weight"]
-    module: Any = load_module(str(broken(folder, {"lm_head.weight": own})), load_config(str(folder)), torch.bfloat16, CPU)
+    config = load_config(resolve(str(folder)))
+    module: Any = load_module(resolve(str(broken(folder, {"lm_head.weight": own}))), config, torch.bfloat16, CPU)
     assert torch.equal(module.lm_head.weight, own)
     same = broken(folder, {"lm_head.weight": -own})
-    module = load_module(str(same), load_config(str(folder)), torch.bfloat16, CPU)
+    module = load_module(resolve(str(same)), load_config(resolve(str(folder))), torch.bfloat16, CPU)
     assert module.lm_head.weight is module.model.embed_tokens.weight
 
 
@@ -182,7 +184,7 @@ def test_a_layer_in_other_bits_is_refused_by_name(tmp_path: Path) -> None:
     few = {f"{Q}.{part}": tensor for part, tensor in gptq(some(128, 128, 32, bits=2)).items()}
     broken(folder, few)
     with pytest.raises(CheckpointError, match=f"layer '{Q}' cannot be read: its zeros take 2 bits each; 4 and 8 can be read"):
-        load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+        load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.float32, CPU)
 
 
 def test_quantised_weights_that_the_config_does_not_name_are_refused(tmp_path: Path) -> None:
@@ -191,7 +193,7 @@ def test_quantised_weights_that_the_config_does_not_name_are_refused(tmp_path: P
     weight = load_file(folder / "model.safetensors")[f"{Q}.weight"]
     broken(folder, {f"{Q}.weight": weight.to(torch.float8_e4m3fn), f"{Q}.weight_scale": torch.tensor(0.5)})
     with pytest.raises(CheckpointError, match=rf"scales such as '{Q}.weight_scale'.*no quantization_config"):
-        load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+        load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.float32, CPU)
 
 
 @pytest.mark.parametrize(("name", "nested"), [
@@ -217,15 +219,15 @@ def test_the_text_of_a_quantised_multimodal_model_runs(name: str, nested: bool, 
     if nested:
         stated = {"text_config": {**json.loads((tmp_path / "config.json").read_text())["text_config"], **stated}}
     change(tmp_path, **stated)
-    read = load_config(str(tmp_path))
-    module: Any = load_module(str(tmp_path), read, torch.float32, CPU)
+    read = load_config(resolve(str(tmp_path)))
+    module: Any = load_module(resolve(str(tmp_path)), read, torch.float32, CPU)
     assert not any("visual" in path for path, _ in module.named_parameters())
     assert len(list(block_layers(module))) == 14
     tokens = torch.arange(3, 40)[None]
     with torch.inference_mode():
         torch.testing.assert_close(module(input_ids=tokens).logits, model(input_ids=tokens).logits, rtol=0, atol=1e-5)
     assert resolve_dtype("auto", read, CPU) == torch.bfloat16
-    assert model_memory(str(tmp_path), read, torch.bfloat16).quantised_bytes > 0
+    assert model_memory(resolve(str(tmp_path)), read, torch.bfloat16).quantised_bytes > 0
 
 
 def test_a_vision_tower_may_have_more_layers_than_the_text(tmp_path: Path) -> None:
@@ -244,7 +246,7 @@ def test_a_vision_tower_may_have_more_layers_than_the_text(tmp_path: Path) -> No
     write, settings = WRITERS["compressed-4"]
     _store_text(tmp_path, model, write)
     change(tmp_path, quantization_config=settings)
-    module: Any = load_module(str(tmp_path), load_config(str(tmp_path)), torch.float32, CPU)
+    module: Any = load_module(resolve(str(tmp_path)), load_config(resolve(str(tmp_path))), torch.float32, CPU)
     assert len(list(block_layers(module))) == 7
     tokens = torch.arange(3, 40)[None]
     with torch.inference_mode():
@@ -270,7 +272,7 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({}, folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="safetensors files only"):
-        load_module(str(folder), load_config(str(folder)), torch.float32, CPU)
+        load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.float32, CPU)
 
 
 @pytest.mark.parametrize(("config", "expected", "num_status_lines"), [

@@ -19,12 +19,13 @@ from outrider.engine.warmup import facts_of
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.bench.machine import describe_target
 from outrider.llm import LLM
-from outrider.loader import ModelLoader
+from outrider.loader import ModelLoader, ToLoad
 from outrider.models.gguf.formats import Q4_ZERO, Q8, Form, values_of
 from outrider.models.gguf.linear import BlockLinear, block_layers
 from outrider.models.loading.load import build_lm, load_config, load_module, resolve_dtype
 from outrider.models.loading.memory import estimate_memory
 from outrider.models.quantised.on_loading import quantise_linears, rounded_bytes, rounded_parts
+from outrider.models.source import resolve
 from outrider.options import Needs, Options
 from outrider.parts import choose_parts
 from outrider.remote.target.facts import model_facts
@@ -156,7 +157,7 @@ def test_the_draft_stays_as_it_is(folder: Path) -> None:
             lm.kv.add_row()
             with torch.inference_mode():
                 outcomes.append(lm.forward(tokens).logits.float())
-    plain: Any = load_module(str(folder), load_config(str(folder)), torch.bfloat16, CPU)
+    plain: Any = load_module(resolve(str(folder)), load_config(resolve(str(folder))), torch.bfloat16, CPU)
     with torch.inference_mode():
         expected = plain(tokens).logits.float()
     errors = [(found - expected).norm() / expected.norm() for found in outcomes]
@@ -166,18 +167,19 @@ def test_the_draft_stays_as_it_is(folder: Path) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_memory_is_that_of_the_blocks(folder: Path, bits: int) -> None:
     """Known beforehand; while loading, both forms are there."""
-    config = load_config(str(folder))
+    config = load_config(resolve(str(folder)))
     assert resolve_dtype("auto", config, CPU, rounded=True) == torch.bfloat16
-    module = load_module(str(folder), config, torch.bfloat16, CPU)
+    module = load_module(resolve(str(folder)), config, torch.bfloat16, CPU)
     before = sum(parameter.nbytes for parameter in module.parameters())
     quantise_linears(module, bits, "it")
     blocks = sum(layer.panels.nbytes for layer in block_layers(module))
     held = blocks + sum(parameter.nbytes for parameter in module.parameters())
     rounding = rounded_bytes(config, torch.bfloat16, bits)
-    memory = estimate_memory([str(folder)], [config], dtype=torch.bfloat16, device=CPU, packed=True, rounding=rounding).target
+    source = resolve(str(folder))
+    memory = estimate_memory([source], [config], dtype=torch.bfloat16, device=CPU, packed=True, rounding=rounding).target
     assert (memory.weights_bytes, memory.quantised_bytes, memory.loading_bytes) == (held, blocks, before + blocks)
     assert memory.held_bytes(1.0) == before + blocks
-    plain = estimate_memory([str(folder)], [config], dtype=torch.bfloat16, device=CPU, packed=True).target
+    plain = estimate_memory([resolve(str(folder))], [config], dtype=torch.bfloat16, device=CPU, packed=True).target
     assert (plain.weights_bytes, plain.quantised_bytes, plain.loading_bytes) == (before, 0, 0)
 
 
@@ -209,7 +211,7 @@ def test_it_is_another_model_wherever_models_are_compared(folder: Path) -> None:
     assert [one["quantise"] for one in facts] == ["None", "4", "8"]
     assert len({one["arithmetic"] for one in facts}) == 3
     assert len({one["weights"] for one in facts}) == 1
-    assert len({checked.key_of(str(folder), None, torch.bfloat16, bits) for bits in (None, 4, 8)}) == 3
+    assert len({checked.key_of(resolve(str(folder)), None, torch.bfloat16, bits) for bits in (None, 4, 8)}) == 3
     parts = choose_parts("none", {}, "auto", {}, None, lossy=False)
     costs = [json.dumps(facts_of(built.options, built.target, None, parts)) for built in found]
     assert len(set(costs)) == 3
@@ -251,8 +253,8 @@ def test_where_no_kernel_serves_it_is_refused(
 
 
 def test_another_device_is_refused(folder: Path) -> None:
-    labels: dict[str | None, str] = {str(folder): "it"}
-    loader = ModelLoader(Options(str(folder), quantise=4), Needs(), torch.device("cuda:0"), print, labels)
+    target = ToLoad(resolve(str(folder)), "it", quantise=4)
+    loader = ModelLoader(Options(str(folder), quantise=4), Needs(), torch.device("cuda:0"), print, [target])
     with pytest.raises(CapabilityError, match=r"the device here is cuda:0\. Leave it out, or use --device cpu"):
         loader.weigh()
 

@@ -1,25 +1,27 @@
-"""A kept tokenizer: the same answers as transformers' own."""
+"""A model's tokenizer: the same answers as transformers' own, in a first start and in a later one."""
 
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
 
 from outrider.messages import encode_conversation
-from outrider.models.tokens import kept_tokenizer
-from outrider.models.tokens.kept_tokenizer import KeptTokenizer
+from outrider.models.tokens.model_tokenizer import ModelTokenizer
 from outrider.models.tokens.token_bytes import token_bytes
 from tests.helpers import byte_tokenizer, word_tokenizer
 
 
-def pair(template: str | None = None) -> tuple[KeptTokenizer, Any]:
+def pair(template: str | None = None) -> tuple[ModelTokenizer, Any]:
+    """As a later start reads it, and transformers'."""
     real = byte_tokenizer()
-    real.chat_template, real.bos_token = template, real.eos_token
-    kept = kept_tokenizer.written(real)
-    assert kept is not None
-    return KeptTokenizer(kept, lambda: real), real
+    real.chat_template = template
+    real.bos_token = real.eos_token
+    own = ModelTokenizer.of(real)
+    assert own is not None
+    return ModelTokenizer(json.loads(json.dumps(own.record)), lambda: real), real
 
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}{{ add_generation_prompt }}"
@@ -39,9 +41,11 @@ def test_encoding_and_decoding() -> None:
     ids = real("Zwölf\n 🙂")["input_ids"]
     assert kept("Zwölf\n 🙂")["input_ids"] == kept("Zwölf\n 🙂", add_special_tokens=False, verbose=False)["input_ids"] == ids
     assert kept.decode(ids, clean_up_tokenization_spaces=False) == real.decode(ids) == kept.decode(ids)
-    assert kept(["a", "bc"])["input_ids"] == real(["a", "bc"])["input_ids"]
-    offsets = {"return_offsets_mapping": True}
-    assert kept("abc", **offsets)["offset_mapping"] == real("abc", **offsets)["offset_mapping"]
+    assert kept.whole is real
+    with pytest.raises(ValueError, match="spaces are kept"):
+        kept.decode(ids, clean_up_tokenization_spaces=True)
+    added = {token: entry.content for token, entry in real.added_tokens_decoder.items()}
+    assert {token: entry.content for token, entry in kept.added_tokens_decoder.items()} == added
     assert (kept.get_vocab(), len(kept), kept.eos_token_id) == (real.get_vocab(), len(real), real.eos_token_id)
     assert copy.deepcopy(kept)("abc") == kept("abc")
     ours, theirs = token_bytes(kept), token_bytes(real)
@@ -55,4 +59,4 @@ def test_a_class_with_code_of_its_own_is_not_kept() -> None:
         def _decode(self, *arguments: Any, **named: Any) -> str:
             return "own"
 
-    assert kept_tokenizer.written(Own(tokenizer_object=word_tokenizer(5).backend_tokenizer)) is None
+    assert ModelTokenizer.of(Own(tokenizer_object=word_tokenizer(5).backend_tokenizer)) is None
