@@ -134,6 +134,8 @@ def load_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
         return _decoder(name, gguf_config(source.gguf))
     path = Path(name)
     looks_local = path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1  # a hub id is USER/NAME
+    if path.is_file():
+        raise CheckpointError(f"'{name}' is a file, and no GGUF file. Give a .gguf file, or a folder with config.json.")
     if looks_local and not path.is_dir():
         raise CheckpointError(
             f"no model folder at '{name}'.{near_path(path)} Give a folder with config.json, a .gguf file, a hub id, or 'demo'."

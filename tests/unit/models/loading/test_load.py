@@ -50,6 +50,13 @@ def test_no_such_model_and_no_network(silent: None, load: Callable[[ModelSource]
         load(resolve("one/two/three"))  # no id at all: its own reason
 
 
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    """Catches "no model folder", with the file itself as the nearest name."""
+    (tmp_path / "notes.md").write_text("# Notes")
+    with pytest.raises(CheckpointError, match=r"notes\.md' is a file, and no GGUF file"):
+        load_config(resolve(str(tmp_path / "notes.md")))
+
+
 def test_offline_by_choice() -> None:
     """As all tests are."""
     with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE forbids to ask the hub"):
