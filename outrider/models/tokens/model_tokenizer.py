@@ -62,12 +62,12 @@ class ModelTokenizer:
             "backend": backend.to_str(), "values": values, "splits_special_tokens": bool(tokenizer.split_special_tokens)
         }  # fmt: skip
         try:
-            is_plain = json.loads(json.dumps(values)) == values
-        except TypeError:
+            json.dumps(record)
+        except TypeError:  # no plain data
             return None
         own = cls(record, lambda: tokenizer)
         is_same = all(own(text)["input_ids"] == tokenizer(text)["input_ids"] for text in SAMPLES)
-        return own if is_plain and is_same else None
+        return own if is_same else None
 
     @property
     def whole(self) -> Any:
