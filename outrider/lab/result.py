@@ -50,7 +50,6 @@ KINDS = {
     "certify": "outrider.lab.certify.certify_result:CertifyResult",
     "estimate": "outrider.lab.estimate.estimate_result:EstimateResult",
     "replay": "outrider.lab.replay.replay_result:ReplayResult",
-    "server": "outrider.lab.server.server_result:ServerResult",
     "train": "outrider.train.train_result:TrainResult",
     "export": "outrider.train.export_result:ExportResult",
 }

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from outrider.lab.bench.bench_result import BenchResult, Cell, Measured, TargetInfo
+from outrider.lab.bench.bench_result import BenchResult, Cell, Measured, Percentiles, TargetInfo
 from outrider.lab.result import Interval
-from outrider.lab.server.types import Percentiles
 from outrider.report.document import Block, Column, Fact, Heading, Paragraph, Table, table
 from outrider.report.text import amount, interval, number
 

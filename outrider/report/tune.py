@@ -17,7 +17,6 @@ from outrider.report.document import (
     curves,
     table,
 )
-from outrider.report.estimate import remote_lengths
 from outrider.report.render import disturbed, origin, to_keep_in_mind
 from outrider.report.text import interval, number, times
 
@@ -31,8 +30,9 @@ def document(result: TuneResult) -> Document:
         title=f"Tuning {result.tried.target}",
         subtitle=origin(result, *_tried(result)),
         blocks=(
-            *_verdict(result), *disturbed({"confirming runs": result.others}), *_confirmed(result), *_forecasts(result),
-            *_acceptance(result), *_costs(result), *_line(result), *_schedule(result), *_search(result), *_advice(result),
+            *map(_sentence, result.recommendations),
+            *disturbed({"confirming runs": result.others}), *_confirmed(result), *_forecasts(result),
+            *_acceptance(result), *_costs(result), *_schedule(result), *_advice(result),
             *_spent(result), *to_keep_in_mind(result), *_next(result),
         ),
     )  # fmt: skip
@@ -42,20 +42,6 @@ def _tried(result: TuneResult) -> list[str]:
     tried = result.tried
     tasks = ", ".join(f"{count} {task}" for task, count in tried.tasks.items())
     return [f"{tried.workload} ({tasks})", f"temperature {tried.temperature:g}", f"{tried.batch_size} at a time"]
-
-
-def _verdict(result: TuneResult) -> list[Block]:
-    return [*(_sentence(one) for one in result.recommendations), *_service(result)]
-
-
-def _service(result: TuneResult) -> list[Block]:
-    """A draft service, where one was asked about."""
-    advice = result.remote
-    if advice is None:
-        return []
-    if advice.remote_speedup > 1:
-        return [Paragraph(f"Use a draft service only for a draft that cannot be beside the target: {advice.reason}.", "caution")]
-    return [Paragraph(f"Do not use a draft service here: {advice.reason}.", "caution")]
 
 
 def _sentence(one: Recommendation) -> Paragraph:
@@ -156,22 +142,6 @@ def _costs(result: TuneResult) -> list[Block]:
     return blocks
 
 
-def _line(result: TuneResult) -> list[Block]:
-    """What the sentence about a draft service rests on."""
-    advice = result.remote
-    if advice is None:
-        return []
-    where = f"measured to {advice.endpoint}" if advice.endpoint else "as given"
-    fixed = f"{1e3 * advice.draft_fixed_s:.3g} ms and " if advice.draft_fixed_s else ""
-    text = (
-        f"Worked out, not run: the probe of '{advice.configuration}' (a plain step {1e3 * advice.plain_step_s:.3g} ms, drafting "
-        f"{fixed}{1e3 * advice.draft_s_per_token:.3g} ms a token, acceptance as above) in the formulas of estimate "
-        f"--remote-rtt-ms, with the round trip {where}. A service is taken to draft as fast as this machine. "
-        "Run it: bench --drafters remote --draft-endpoint ADDRESS."
-    )
-    return [Heading("Drafts from a service"), Paragraph(text), *remote_lengths(advice.estimate)]
-
-
 def _schedule(result: TuneResult) -> list[Block]:
     if not result.schedule:
         return []
@@ -204,22 +174,10 @@ def _next(result: TuneResult) -> list[Block]:
     return [Heading("Next"), CodeBlock(result.next_command, "bash")] if result.next_command else []
 
 
-def _search(result: TuneResult) -> list[Block]:
-    found = result.search
-    if found is None:
-        return []
-    gain = "not measurable" if found.gain is None else f"{100 * found.gain.value:+.0f} % of {found.objective}"
-    text = (
-        f"{found.num_trials} trials on {found.num_train} recorded texts, replayed without a model: instead of "
-        f"{found.start.configuration}, {found.best.configuration}: {gain} on {found.num_held_out} other texts."
-    )
-    return [Heading("Options of the model-free drafter"), Paragraph(text)]
-
-
 def _advice(result: TuneResult) -> list[Block]:
     blocks: list[Block] = []
     for words in result.advice:
-        blocks += [Heading(words.engine, 3), *([CodeBlock(words.text, words.language)] if words.text else [])]
+        blocks += [Heading(words.engine, 3), *([CodeBlock(words.text, "bash")] if words.text else [])]
         blocks += [Bullets(words.notes)] if words.notes else []
     return [Heading("The same, in the words of other engines"), *blocks] if blocks else []
 

@@ -33,10 +33,9 @@ from outrider.lab.runner import Runner, Step, Trace
 from outrider.lab.tune import tune
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.families import default_space
-from outrider.lab.tune.head import TrainedHead
 from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.run import split
-from outrider.lab.tune.space import Family, SpaceOptions
+from outrider.lab.tune.space import Family, SpaceOptions, TrainedHead
 from outrider.lab.tune.tune import TunePlan, Tuner
 from outrider.outputs import Completion
 from outrider.sampling.params import SamplingParams
@@ -210,7 +209,7 @@ def rehearse(
     numbers = world.rng.choice(POPULATION, prompts, replace=False).tolist()
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     probe, confirm = split([Sample(str(number), "all", [number], params) for number in numbers])
-    plan = TunePlan(probe, confirm, search_trials=0, most_share=most_share)
+    plan = TunePlan(probe, confirm, most_share=most_share)
     clock = SimpleNamespace(perf_counter=lambda: world.now)  # budgets are of the world's seconds
     with TemporaryDirectory() as folder, patch.object(stages, "time", clock), patch.object(tune, "time", clock):
         journal = Journal.open(Path(folder) / "journal", {}, resume=False)

@@ -27,6 +27,7 @@ from outrider.lab.bench.bench_result import (
     Identity,
     Measured,
     OtherProcesses,
+    Percentiles,
     RunLine,
     TargetInfo,
 )
@@ -34,7 +35,6 @@ from outrider.lab.bench.machine import roof_tokens_per_s
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.result import Interval
-from outrider.lab.server.summary import percentiles
 from outrider.text import decode
 
 MIN_STEPS = 5  # of one width; the median of fewer is no time to rely on
@@ -61,9 +61,9 @@ def measured(
         other_cpu=_mean([note.other_cpu for note in own]),
         tokens_per_s=rate,
         throughput_tokens_per_s=sum(note.tokens for note in own) / sum(note.wall_s / rows for note in own),
-        ttft_s=percentiles(note.ttft_s for note in own),
-        tpot_s=percentiles(note.decode_s / note.decode_tokens for note in own if note.decode_tokens),
-        chunk_s=percentiles(gap for note in own for gap in note.gaps_s),
+        ttft_s=Percentiles.of(note.ttft_s for note in own),
+        tpot_s=Percentiles.of(note.decode_s / note.decode_tokens for note in own if note.decode_tokens),
+        chunk_s=Percentiles.of(gap for note in own for gap in note.gaps_s),
         time_s={phase: sum(note.time_s[phase] for note in own) for phase in own[0].time_s},
         acceptance=acceptance(own),
         roof=rate.value / roof if rate is not None and roof else None,

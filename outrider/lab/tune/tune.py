@@ -1,4 +1,4 @@
-"""The stages of tuning, in their order (docs/tune.md, "How it works"): probe, forecast, search, confirm, load.
+"""The stages of tuning, in their order (docs/tune.md, "How it works"): probe, forecast, confirm, load.
 
 Every run is in the journal: an interrupted tuning goes on where it was.
 """
@@ -19,8 +19,6 @@ from outrider.lab.bench.summary import others_during
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
-from outrider.lab.replay.search import Found, search
-from outrider.lab.replay.texts import Text
 from outrider.lab.runner import Runner
 from outrider.lab.tune.confirm import MAX_OTHER_CPU, Confirmed, confirmation, summarise
 from outrider.lab.tune.forecast import Forecast, LoadStep, best_at, forecast, overall, plain_tokens_per_s, step_costs
@@ -30,8 +28,6 @@ from outrider.lab.tune.tune_result import Stage
 
 GIVE_UP = 0.6  # of plain decoding's speed: a family whose every size is forecast below this is not run on
 MAX_AUTO = 8  # of the `auto` member of the best family
-SEARCHED = ("ngram", "suffix")  # cheap, replayable, and with options that texts decide
-MIN_SEARCH_TEXTS = 8
 MIN_PROBING_S = 60.0  # nothing is saved by leaving families out before that
 MIN_PROMPTS = 6  # that the forecasts leave finalists time for, whatever the budget
 
@@ -46,7 +42,6 @@ class TunePlan:
     load_sizes: Sequence[int] = ()  # further batch sizes for the schedule
     num_finalists: int = 4  # families
     most_share: float = 0.075  # of what running every member on every prompt would cost: probes and confirmation together
-    search_trials: int = 24  # 0: no search
 
 
 @dataclass
@@ -58,7 +53,6 @@ class Findings:
     failures: dict[str, str] = field(default_factory=dict)
     forecasts: list[Forecast] = field(default_factory=list)
     overall: dict[str, float] = field(default_factory=dict)
-    search: Found | None = None
     finalists: list[Configuration] = field(default_factory=list)
     family_of: dict[str, str] = field(default_factory=dict)  # of the finalists
     confirmed: list[Confirmed] = field(default_factory=list)
@@ -98,8 +92,6 @@ class Tuner:
         return found
 
     def _measure(self, found: Findings) -> None:
-        with self._timed(found, "search"):
-            self._search(found)
         with self._timed(found, "confirm"):
             self._confirm(found)
         with self._timed(found, "load"):
@@ -149,21 +141,6 @@ class Tuner:
     def _speedups(self, found: Findings, forecasts: Sequence[Forecast]) -> dict[str, float]:
         base = plain_tokens_per_s(found.plain, self._plan.batch_size)
         return overall(forecasts, found.shares, dict.fromkeys(found.shares, base)) if base else {}
-
-    def _search(self, found: Findings) -> None:
-        """Searches settings where a drafter that replays is worth it and there are texts enough to keep half of them back."""
-        start = next((pair for pair in self._ranking(found) if pair[0].configuration.drafter in SEARCHED), None)
-        if start is None or len(self._plan.probe) < MIN_SEARCH_TEXTS or not self._plan.search_trials:
-            return
-        family, best = start
-        texts = [
-            Text(sample.tokens, answer, sample.task, sample.id)
-            for sample, answer in zip(self._plan.probe, found.plain.answers, strict=True)
-        ]
-        found.search = search(
-            texts, best, trials=self._plan.search_trials, costs=step_costs(found.probes[family.label], self._plan.batch_size),
-            target=self._runner.models.target, max_num_seqs=self._plan.batch_size, progress=self._progress,
-        )  # fmt: skip
 
     def _confirm(self, found: Findings) -> None:
         chosen = self._chosen(found)
@@ -220,8 +197,7 @@ class Tuner:
         return Probe.model_validate(self._journal.unit(f"probe {family.label} / {batch_size}", run))
 
     def _chosen(self, found: Findings) -> list[tuple[Family, Configuration]]:
-        """The finalists: the best member of the best families and of every task, the best nested family with a free length, and
-        what the search found, if it is better than what it began with on texts it had not seen."""
+        """The finalists: the best member of the best families and of every task, the best nested family with a free length."""
         ranking, families = self._ranking(found), {family.label: family for family in self._families}
         chosen = ranking[: self._plan.num_finalists]
         whole = [one for one in found.forecasts if one.configuration in found.overall]
@@ -230,9 +206,6 @@ class Tuner:
             chosen.append((families[best.family], families[best.family].member(best.size)))
         if (nested := next((one for one, _ in ranking if one.nested and len(one.sizes) > 1), None)) is not None:
             chosen.append((nested, nested.member(f"auto:{min(MAX_AUTO, nested.sizes[-1])}")))
-        if found.search is not None and (gain := found.search.outcome.gain) is not None and gain.value > 0:
-            start = found.search.outcome.start.configuration
-            chosen.append((next(family for family, best in ranking if best.label == start), found.search.configuration))
         return list({one.label: (family, one) for family, one in chosen}.values())
 
     def _ranking(self, found: Findings) -> list[tuple[Family, Configuration]]:

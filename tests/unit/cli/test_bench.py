@@ -19,7 +19,7 @@ from outrider.lab.bench.bench_result import BenchResult, WorkloadInfo
 from outrider.lab.bench.plan import Plan
 from outrider.lab.journal import Journal
 from outrider.lab.result import read_result
-from outrider.lab.server import study
+from outrider.lab.server import measure
 from tests.unit.report.results import bench as result
 from tests.unit.report.results import cell, interval, measured
 
@@ -96,7 +96,7 @@ def test_defaults_of_options_are_those_of_the_library() -> None:
     ("arguments", "words"),
     [
         (("demo", "--concurrency", "2"), "--concurrency means nothing without a server's URL"),
-        (("demo", "--baseline-url", "http://x", "--set", "api=chat"), "--set api, --baseline-url mean nothing"),
+        (("demo", "--baseline-url", "http://x", "--set", "api=chat"), "--baseline-url, --set api mean nothing"),
         (("http://x:1", "--drafters", "ngram", "--budget", "3"), "--drafters, --budget mean nothing when a server is measured"),
         (("http://x:1", "--set", "chat_template=false"), "--set chat_template means nothing"),
         (("http://x:1", "--temperature", "0,1"), "one --temperature"),
@@ -184,9 +184,9 @@ def test_a_server_is_asked_for_its_own_options(cli: Callable[..., Any], monkeypa
         calls.append((endpoints, workload, options, more))
         return BenchResult(workload=WorkloadInfo(name="w"), seconds=1.0)
 
-    monkeypatch.setattr(study, "bench_servers", bench_servers)
+    monkeypatch.setattr(measure, "bench_servers", bench_servers)
     arguments = (
-        "bench", "http://localhost:1/v1", "--baseline-url", "http://localhost:2", "--concurrency", "2,8",
+        "bench", "http://localhost:1/v1", "--baseline-url", "http://localhost:2", "--concurrency", "2",
         "--set", "server_model=m", "--set", "stall_timeout=9",
         "--temperature", "0.5", "--max-tokens", "7", "--limit", "3", "--set", "api=chat",
     )  # fmt: skip
@@ -195,7 +195,7 @@ def test_a_server_is_asked_for_its_own_options(cli: Callable[..., Any], monkeypa
     assert [(label, one.root, one.model) for label, one in endpoints.items()] == [
         ("plain", "http://localhost:2", "m"), ("speculative", "http://localhost:1", "m"),
     ]  # fmt: skip
-    assert (options.concurrency, options.timeout_s, options.api) == ((2, 8), 9, "chat")
+    assert (options.concurrency, options.timeout_s, options.api) == (2, 9, "chat")
     assert (options.sampling.temperature, options.sampling.max_tokens, more["prompts"]) == (0.5, 7, 3)
     refused = cli(*arguments, "--resume")
     assert refused.code == 2
@@ -220,7 +220,7 @@ def test_each_server_gets_its_own_key(
         calls.append(endpoints)
         return BenchResult(workload=WorkloadInfo(name="w"), seconds=1.0)
 
-    monkeypatch.setattr(study, "bench_servers", bench_servers)
+    monkeypatch.setattr(measure, "bench_servers", bench_servers)
     monkeypatch.setenv("KEY_A", "one")
     monkeypatch.setenv("KEY_B", "two")
     out = tmp_path / "result.json"

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from outrider.demo import demo_paths
-from outrider.lab.tune.export import next_best
+from outrider.lab.tune.launch_lines import next_best
 from outrider.serve.observability.metrics_families import GAUGES
 from tests.unit.lab.tune.test_export import DFLASH, result
 

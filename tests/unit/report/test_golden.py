@@ -45,11 +45,9 @@ REPORTS: dict[str, Callable[[], Document]] = {
     "estimate-roofline": lambda: render(pinned(results.roofline_estimate())),
     "explain": lambda: render(pinned(results.explanation())),
     "explain-lookup": lambda: render(pinned(results.greedy_lookup_explanation())),
-    "explain-server": lambda: render(pinned(results.server_result("explain"))),
     "replay": lambda: render(pinned(results.replay_result())),
     "train": lambda: render(pinned(results.train_result())),
     "tune": lambda: render(pinned(results.tune_result())),
-    "tune-server": lambda: render(pinned(results.server_result("tune"))),
 }
 
 
