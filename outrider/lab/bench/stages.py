@@ -25,7 +25,6 @@ from outrider.lab.disturbance import Repeats
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 from outrider.lab.runner import Contender, Runner, Trace
-from outrider.lab.workload.grade import grade
 from outrider.lab.workload.prompts import PreparedPrompt
 
 REPEATS = 3  # further attempts beside busy neighbours
@@ -233,7 +232,7 @@ class Rounds:
             base = None if self.baselines[who] == who else traces[self.baselines[who]]
             found = notes_of(of_group, who, [one.number for one in group], turn, attempts[who], number, base)
             for note, trace, prompt in zip(found, of_group, group, strict=True):
-                note.right = grade(prompt.request, trace.completion.text)
+                note.right = prompt.request.is_right(trace.completion.text)
             notes += found
         return notes, failures
 

@@ -44,7 +44,7 @@ IN_MEMORY = frozenset((  # read texts of a wire or of this process, no files
     "serve/api/spelling.py", "grammar/trial.py", "grammar/trial_process.py",
     "models/card.py",
 ))  # fmt: skip
-READERS = {"lab/workload/files.py": "JSONDecoder", "wellformed.py": "loads"}  # a window over a file of any length, and the reader
+READERS = {"wellformed.py": "loads"}
 
 
 def is_fine(read: Callable[[], object]) -> bool:
