@@ -22,7 +22,7 @@ from outrider.lab.tune.forecast import step_costs
 from outrider.lab.tune.launch_lines import launch_lines, next_best
 from outrider.lab.tune.probe import Sample, survival
 from outrider.lab.tune.space import Family, SpaceOptions, num_members
-from outrider.lab.tune.tune import MIN_PROMPTS, Findings, TunePlan, Tuner, exhaustive_seconds
+from outrider.lab.tune.tune import MIN_PROMPTS, Findings, TunePlan, Tuner
 from outrider.lab.tune.tune_result import FamilySummary, Tried, TuneResult
 from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import OnBad, Workload
@@ -187,7 +187,7 @@ def summarise_tuning(
         confirmed=found.confirmed, others=found.others, recommendations=recommendations(found, found.finalists, tried.draft),
         missed_forecasts=missed_forecasts(found, found.finalists, len(plan.probe)),
         schedule=found.schedule, by_load=found.by_load, stages=found.stages,
-        exhaustive_s=exhaustive_seconds(found, plan), num_members=num_members(families),
+        exhaustive_s=found.exhaustive_seconds(plan), num_members=num_members(families),
     )  # fmt: skip
 
 
