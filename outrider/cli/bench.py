@@ -45,11 +45,8 @@ class BenchOptions:
         "Fill prompts up, or cut them, to so many tokens: a curve at the first batch size.",
         metavar="N,...", show_default="prompts as they are",
     )  # fmt: skip
-    grid: bool = option(False, COMPARED, "Each context length at each batch size, not at the first one only.")
-    interval: float = option(0.05, ENOUGH, "Stop when each speedup's 95 % interval is as narrow, relative to it.")
     budget: float = option(20.0, ENOUGH, "Minutes of measuring, loading aside.")
-    min_rounds: int = option(2, ENOUGH, "At least as many rounds over the prompts, budget permitting.")
-    max_rounds: int = option(10, ENOUGH, "Maximum number of rounds.")
+    rounds: int = option(2, ENOUGH, "Rounds over the prompts, budget permitting.")
     max_other_cpu: float = option(0.1, ENOUGH, "Repeat a run while others used more than this share of the processors.")
 
     def plan(self, target: str, machine: MachineOptions, prompts: PromptOptions, answers: AnswerOptions) -> Plan:
@@ -66,11 +63,14 @@ class BenchOptions:
             temperatures=tuple(numbers("--temperature", answers.temperature, float)),
             batch_sizes=tuple(numbers("--batch-size", self.batch_size, int)),
             context_lengths=tuple(numbers("--context-lengths", self.context_lengths or "", int)),
-            grid=self.grid,
-            prompts=prompts.limit, sampling=answers.params(), seed=answers.seed, rounds=self.min_rounds,
-            max_rounds=self.max_rounds, budget_s=60 * self.budget, precision=self.interval, max_other_cpu=self.max_other_cpu,
+            prompts=prompts.limit,
+            sampling=answers.params(),
+            seed=answers.seed,
+            rounds=self.rounds,
+            budget_s=60 * self.budget,
+            max_other_cpu=self.max_other_cpu,
             lossy=self.lossy,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

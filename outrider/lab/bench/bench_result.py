@@ -15,11 +15,9 @@ from pydantic import Field
 from outrider.lab.result import Comparable, Interval, Record, Result
 from outrider.lab.workload.types import Workload
 
-Ending = Literal["precision", "prompts", "rounds", "budget", "interrupted"]
+Ending = Literal["rounds", "budget", "interrupted"]
 ENDINGS: dict[Ending, str] = {
-    "precision": "every interval is as narrow as asked",
-    "prompts": "more rounds would not narrow the intervals: prompts differ, more of them would",
-    "rounds": "the most rounds that were allowed",
+    "rounds": "all rounds were run",
     "budget": "the time budget was spent",
     "interrupted": "you stopped it: more was to come",
 }
@@ -99,13 +97,10 @@ class Accuracy(Record):
     """Answers that are right, over the prompts whose answers were complete on both sides."""
 
     num_graded: int
-    num_incomplete: int  # prompts with a reference whose answer was cut off on either side: not graded
+    num_incomplete: int  # prompts with a right answer whose text was cut off on either side: not graded
     num_right: int
     num_plain_right: int
-    num_only_own_right: int
-    num_only_plain_right: int
-    difference: Interval | None = None  # right / graded, own - plain
-    p_value: float | None = None  # McNemar's exact test
+    p_value: float | None = None  # McNemar's exact test on the prompts that only one side answered rightly
 
 
 class Measured(Record):
@@ -210,7 +205,6 @@ class Cell(Record):
     max_new_tokens: int
     rounds: int  # begun
     ended_by: Ending
-    prompts_for_precision: int | None = None  # about as many would be needed, where `ended_by` is "prompts"
     seconds: float  # spent on it
     failures: dict[str, str] = Field(default_factory=dict)  # configurations that could not run here, and why
     others: OtherProcesses | None = None  # None: nothing ran

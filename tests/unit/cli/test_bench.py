@@ -49,9 +49,9 @@ def test_every_option_reaches_the_plan(cli: Callable[..., Any], asked: list[dict
     found = cli(
         "bench", "demo", "--drafters", "ngram k=3, suffix", "--drafters", "draft-model verifier=token",
         "--temperature", "0,0.7",
-        "--batch-size", "1,4,4", "--context-lengths", "128,256", "--set", "grid=true", "--limit", "5", "--max-tokens", "40",
+        "--batch-size", "1,4,4", "--context-lengths", "128,256", "--limit", "5", "--max-tokens", "40",
         "--set", "top_k=9", "--seed", "3",
-        "--set", "ignore_eos=true", "--set", "min_rounds=1", "--set", "max_rounds=4", "--budget", "0.5", "--set", "interval=0.1",
+        "--set", "ignore_eos=true", "--rounds", "4", "--budget", "0.5",
         "--set", "max_other_cpu=0.3",
         "--draft", "demo", "--threads", "1", "--set", "runtime=eager", "--prompts", "embedded:code",
         "--set", "chat_template=false", "--set", "on_bad=skip", "--json",
@@ -60,9 +60,8 @@ def test_every_option_reaches_the_plan(cli: Callable[..., Any], asked: list[dict
     plan: Plan = asked[0]["plan"]
     assert [one.label for one in plan.configurations] == ["ngram k=3", "suffix", "draft-model verifier=token"]
     assert (plan.temperatures, plan.batch_sizes, plan.context_lengths) == ((0.0, 0.7), (1, 4), (128, 256))
-    assert plan.grid
-    assert (plan.prompts, plan.seed, plan.rounds, plan.max_rounds, plan.budget_s) == (5, 3, 1, 4, 30)
-    assert (plan.precision, plan.max_other_cpu) == (0.1, 0.3)
+    assert (plan.prompts, plan.seed, plan.rounds, plan.budget_s) == (5, 3, 4, 30)
+    assert plan.max_other_cpu == 0.3
     assert (plan.sampling.max_tokens, plan.sampling.top_k, plan.sampling.ignore_eos) == (40, 9, True)
     assert asked[0]["options"] == Options(target="demo", draft="demo", threads=1, runtime="eager")
     assert (asked[0]["chat_template"], asked[0]["on_bad"], asked[0]["workload"].name) == (
@@ -105,11 +104,10 @@ def test_defaults_of_options_are_those_of_the_library() -> None:
         (("demo", "--temperature", "warm"), "--temperature takes numbers with commas between, got 'warm'"),
         (("demo", "--batch-size", "1,2.5"), "--batch-size takes whole numbers"), (("demo", "--batch-size", ""),
         "at least one batch size"),
-        (("demo", "--set", "grid=true", "--batch-size", "1,4"), "a grid wants several batch sizes and at least one"),
-        (("http://x:1", "--set", "grid=true"), "--set grid means nothing when a server is measured"),
+        (("http://x:1", "--rounds", "3"), "--rounds means nothing when a server is measured"),
         (("demo", "--drafters", "k=5"), "begins with a drafter's name"),
         (("demo", "--prompts", "gsm9k"), "Did you mean 'gsm8k'"), (("demo", "--prompts", "16"), "is --limit 16"),
-        (("demo", "--set", "grid=maybe"), "--set grid: true or false is needed; got 'maybe'"),
+        (("demo", "--set", "ignore_eos=maybe"), "--set ignore_eos: true or false is needed; got 'maybe'"),
         (("demo", "--out", "no/such/folder/r.json"), "does not exist"), (("demo", "--set", "top_p=2"), "top_p"),
     ],
 )  # fmt: skip

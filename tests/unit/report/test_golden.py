@@ -33,7 +33,6 @@ REPORTS: dict[str, Callable[[], Document]] = {
     "bench": lambda: render(pinned(results.bench(results.GAIN))),
     "bench-brief": lambda: bench.brief(pinned(results.bench(results.GAIN))),
     "bench-doubtful": lambda: render(pinned(results.doubtful_bench())),
-    "bench-grid": lambda: render(pinned(results.grid_bench())),
     "bench-servers": lambda: render(pinned(results.bench(target=None, configurations=[], servers=results.compared_servers()))),
     "certify": lambda: render(pinned(results.certificate())),
     "certify-failed": lambda: render(pinned(results.failed_certificate())),
