@@ -33,7 +33,7 @@ class Percentiles(Record):
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Percentiles | None:
-        """Of the values that are not None; None where there is none."""
+        """Percentiles of the values that are not None; None where there are none."""
         known = [value for value in values if value is not None]
         if not known:
             return None
@@ -320,7 +320,7 @@ class ServerMeasurement(Record):
 
     label: str
     url: str  # as the user wrote it
-    engine: str  # whose counters it shows; "": none that are known
+    engine: str  # whose counters it shows; "": no known ones
     model: str
     concurrency: int  # requests in flight
     num_requests: int  # asked for: answered, failed, or never sent

@@ -78,7 +78,7 @@ def parse(page: str, model: str | None = None) -> Reading:
 
 
 async def read(client: Client, model: str) -> Reading:
-    """The counters now. Raises ServerError where the server shows none that are known."""
+    """The counters now. Raises ServerError where the server shows no known ones."""
     try:
         reading = parse((await client.get("/metrics")).text, model)
     except ServerError as error:

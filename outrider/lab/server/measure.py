@@ -216,7 +216,7 @@ class _Server:
         )
 
     def _against(self, plain: _Server) -> ServerComparison:
-        """The same requests there and here; texts are compared where they are greedy."""
+        """Both servers on the same requests; texts are compared where they are greedy."""
         pairs = [(plain.answers[name], answer) for name, answer in self.answers.items() if name in plain.answers]
         is_greedy = self.options.sampling.is_greedy
         return ServerComparison(
