@@ -111,11 +111,14 @@ def calibrate_alone(built: Built, decoder: Decoder, parts: Parts, status: Say = 
 
 
 def step_seconds(
-    built: Built, decoder: Decoder, parts: Parts, rows: int, status: Say = lambda line: None
+    built: Built, decoder: Decoder, parts: Parts, rows: int, status: Say = lambda line: None, *, anew: bool = False
 ) -> dict[int, float]:
-    """Draft nodes of the widest row -> seconds of a step of so many rows: as an earlier start kept them, else timed now."""
+    """Draft nodes of the widest row -> seconds of a step of so many rows.
+
+    As an earlier start kept them, else timed now, and kept; `anew`: timed now in any case.
+    """
     costs = StepTimes.of(facts_of(built.options, built.target, built.draft, parts), keeps=parts.drafter.keeps_costs)
-    if rows not in costs.seconds:
+    if anew or rows not in costs.seconds:
         status("timing steps of every draft length, once per model and machine")
         drafter = decoder.drafter
         if drafter.learns:  # what it learned from this text is no user's

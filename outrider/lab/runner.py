@@ -224,10 +224,10 @@ class Runner:
         return Contender(configuration, assemble(self.models, replace(self._parts(configuration), any_length=any_length)))
 
     def step_seconds(self, configuration: Configuration, rows: int) -> dict[int, float]:
-        """Draft nodes -> seconds of a step of so many rows, from the file that servers keep too, else timed now."""
+        """Draft nodes -> seconds of a step of so many rows, timed now by a server's sweep, and kept for its next start."""
         built = self.open(configuration, any_length=True).built
         parts = replace(self._parts(configuration), any_length=True)
-        return step_seconds(built, built.decoder, parts, rows)
+        return step_seconds(built, built.decoder, parts, rows, anew=True)
 
     def _parts(self, configuration: Configuration) -> Parts:
         """`lossy` allows lossy verifiers, beside which the others stay lossless. The demo's own heads need not be named."""

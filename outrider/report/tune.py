@@ -22,6 +22,7 @@ from outrider.report.text import interval, number, times
 
 SHOWN = 12  # forecasts in the table
 CURVES = 5  # families in a plot
+RARE = 0.01  # chances below this are not drawn
 
 
 def document(result: TuneResult) -> Document:
@@ -32,7 +33,7 @@ def document(result: TuneResult) -> Document:
         blocks=(
             *map(_sentence, result.recommendations),
             *disturbed({"confirming runs": result.others}), *_confirmed(result), *_forecasts(result),
-            *_acceptance(result), *_costs(result), *_schedule(result), *_advice(result),
+            *_acceptance(result), *_schedule(result), *_advice(result),
             *_spent(result), *to_keep_in_mind(result), *_next(result),
         ),
     )  # fmt: skip
@@ -97,7 +98,7 @@ def _forecasts(result: TuneResult) -> list[Block]:
     ]  # fmt: skip
     shown = ranking[:SHOWN]
     title = f"The best {len(shown)} of {len(ranking)} forecasts, none of them run as such"
-    return [Heading("Forecast for everything"), table(shown, facts, title), *_length_plot(result)]
+    return [Heading("Forecast for everything"), table(shown, facts, title), *_length_plot(result), *_break_even(result)]
 
 
 def _length_plot(result: TuneResult) -> list[Block]:
@@ -113,33 +114,28 @@ def _length_plot(result: TuneResult) -> list[Block]:
     return [curves("Forecast speedup by draft length", "draft tokens per step", "speedup", lines, baseline=1.0)]
 
 
-def _acceptance(result: TuneResult) -> list[Block]:
-    known = {
-        f"{one.family}" if len(one.survival) == 1 else f"{one.family} ({task})": curve
-        for one in result.families for task, curve in one.survival.items() if len(curve) > 1
-    }  # fmt: skip
-    ranking = sorted(known, key=lambda label: -sum(known[label]))[:CURVES]
-    if not ranking:
-        return []
-    lines = {label: dict(enumerate(known[label], 1)) for label in ranking}
-    plot = curves("How far drafts survive", "position in the draft", "P(kept)", lines)
-    failed = [f"{one.family}: {one.failure}" for one in result.families if one.failure]
-    blocks: list[Block] = [Heading("Acceptance"), plot]
-    return [*blocks, Paragraph("Not tried:"), Bullets(failed)] if failed else blocks
-
-
-def _costs(result: TuneResult) -> list[Block]:
-    timed = [one for one in result.families if len(one.step_s) > 2][:CURVES]
-    if not timed:
-        return []
-    lines = {one.family: {size: 1e3 * seconds for size, seconds in one.step_s.items()} for one in timed}
-    plot = curves("What a step costs", "draft tokens", "milliseconds", lines, baseline=1e3 * result.plain_step_s)
+def _break_even(result: TuneResult) -> list[Block]:
     best = result.recommendations[0].configuration
     alpha = next((one.break_even_alpha for one in result.forecasts if one.configuration == best), None)
-    blocks: list[Block] = [Heading("Costs"), plot]
-    if alpha is not None:
-        blocks.append(Paragraph(f"{best} pays from an acceptance of {alpha:.2f} per draft token on, equal at all positions."))
-    return blocks
+    if alpha is None:
+        return []
+    return [Paragraph(f"{best} pays from an acceptance of {alpha:.2f} per draft token on, equal at all positions.")]
+
+
+def _acceptance(result: TuneResult) -> list[Block]:
+    """How far drafts survive, for the families whose drafts survive longest; and the families that were not tried."""
+    lines = {}
+    for family in result.families:
+        for task, curve in family.survival.items():
+            label = family.family if len(family.survival) == 1 else f"{family.family} ({task})"
+            lines[label] = {at: kept for at, kept in enumerate(curve, 1) if kept >= RARE}
+    longest = sorted((label for label in lines if len(lines[label]) > 1), key=lambda label: -sum(lines[label].values()))
+    blocks: list[Block] = []
+    if longest:
+        shown = {label: lines[label] for label in longest[:CURVES]}
+        blocks += [Heading("Acceptance"), curves("How far drafts survive", "position in the draft", "P(kept)", shown)]
+    failed = [f"{one.family}: {one.failure}" for one in result.families if one.failure]
+    return [*blocks, Paragraph("Not tried:"), Bullets(failed)] if failed else blocks
 
 
 def _schedule(result: TuneResult) -> list[Block]:

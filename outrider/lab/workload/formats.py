@@ -112,7 +112,7 @@ def _logged(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
         asked = asked["body"]
     if not isinstance(asked, dict):
         raise UnusableError("the request is no object with 'messages' or 'prompt'")
-    asked = {name: content for name, content in asked.items() if content is not None}
+    asked = {str(name): content for name, content in asked.items() if content is not None}
     if "input" in asked:  # the Responses interface: a question or a list of messages, and the system's instructions
         given = asked["input"]
         messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -120,7 +120,7 @@ def _logged(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
         asked["messages"] = [*system, *messages] if isinstance(messages, list) else messages
     if not {"messages", "prompt"} & set(asked):
         raise UnusableError("the request has neither 'messages' nor 'prompt'")
-    outer = {name: entry[name] for name in ("id", "custom_id", "task", "reference", "response") if name in entry}
+    outer: Entry = {name: entry[name] for name in ("id", "custom_id", "task", "reference", "response") if name in entry}
     return _own({**asked, **outer}, turns)
 
 
@@ -159,8 +159,8 @@ def _message(number: int, message: Any) -> dict[str, str]:
         raise UnusableError(f"message {number} has the role '{role[:20]}'; expected one of {', '.join(KNOWN_ROLES)}")
     content = message.get("content", message.get("value"))
     if isinstance(content, list) and content:
-        parts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
+        texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        content = "".join(texts) if len(texts) == len(content) else None
     if not isinstance(content, str):
         raise UnusableError(f"message {number} ({role}) has no text, or parts that are no text; only text can be asked here")
     return {"role": role, "content": content}
