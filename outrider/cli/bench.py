@@ -46,7 +46,7 @@ class BenchOptions:
         metavar="N,...", show_default="prompts as they are",
     )  # fmt: skip
     budget: float = option(20.0, ENOUGH, "Minutes of measuring, loading aside.")
-    rounds: int = option(2, ENOUGH, "Rounds over the prompts, budget permitting.")
+    max_rounds: int = option(2, ENOUGH, "Rounds over the prompts, budget permitting.")
     max_other_cpu: float = option(0.1, ENOUGH, "Repeat a run while others used more than this share of the processors.")
 
     def plan(self, target: str, machine: MachineOptions, prompts: PromptOptions, answers: AnswerOptions) -> Plan:
@@ -66,7 +66,7 @@ class BenchOptions:
             prompts=prompts.limit,
             sampling=answers.params(),
             seed=answers.seed,
-            rounds=self.rounds,
+            rounds=self.max_rounds,
             budget_s=60 * self.budget,
             max_other_cpu=self.max_other_cpu,
             lossy=self.lossy,
