@@ -15,6 +15,7 @@ against `LLM.generate`, and how much of a busy engine's time is not spent in mod
 from __future__ import annotations
 
 import asyncio
+import collections
 import ctypes
 import json
 import os
@@ -37,12 +38,9 @@ from serve_engine import engine_part
 from workload import PEERS, console, encode, model_name, model_pair, prompt_texts, read_result, write_result
 
 from outrider import SamplingParams
+from outrider.lab.bench.bench_result import MeasuredAnswer
 from outrider.lab.intervals import ratio_of_sums
-from outrider.lab.progress import Progress
-from outrider.lab.server.client import Client
-from outrider.lab.server.measure import Load, Server
-from outrider.lab.server.options import LoadOptions, ServerEndpoint
-from outrider.lab.server.types import Level, MeasuredAnswer, ServerInfo
+from outrider.lab.server.client import Client, RequestOptions, ServerEndpoint
 from outrider.lab.workload.types import WorkloadRequest
 
 READY_S = 600
@@ -125,35 +123,39 @@ def vllm_command(target: Path, draft: Path | None, port: int, rows: int) -> list
     return command
 
 
-async def window(setting: Setting, level: Level, requests: list[WorkloadRequest], options: LoadOptions) -> list[MeasuredAnswer]:
-    """One stretch of work at one level."""
-    async with Client(ServerEndpoint.parse(setting.url), timeout_s=300) as client:
-        listed = json.loads(urllib.request.urlopen(f"{setting.url}/v1/models", timeout=10).read())
-        info = ServerInfo(engine=setting.name, model=listed["data"][0]["id"], metrics=False)
-        load = Load(Server(setting.name, client, info, reads_counters=False, notes=[]), level, options, Progress())
-        await load.run(requests, 0)
-        if load.failures:
-            raise RuntimeError(f"{setting.name}: {load.failures[0].message}")
-    return load.answers
+async def window(setting: Setting, at_once: int, requests: list[WorkloadRequest], tokens: int) -> list[MeasuredAnswer]:
+    """One stretch of work: so many requests in flight, a new one as soon as one ends."""
+    client = Client(ServerEndpoint.parse(setting.url), timeout_s=300)
+    model = await client.model()
+    options = RequestOptions(sampling=SamplingParams(max_tokens=tokens, ignore_eos=True), api="completions")
+    waiting = collections.deque(requests)
+    answers = []
+
+    async def work_off() -> None:
+        while waiting:
+            request = waiting.popleft()
+            path, body = options.body(request, model)
+            answers.append(await client.ask(request, path, body | setting.extra))
+
+    await asyncio.gather(*(work_off() for _ in range(at_once)))
+    await client.http.aclose()
+    return answers
 
 
-def measure(settings: Sequence[Setting], levels: Sequence[Level], prompts: list[str], rounds: int, tokens: int) -> list[dict]:
-    """Every level: rounds over all settings in turn."""
+def measure(settings: Sequence[Setting], levels: Sequence[int], prompts: list[str], rounds: int, tokens: int) -> list[dict]:
+    """Every number of requests at once: rounds over all settings in turn."""
     cells = []
-    for level in levels:
+    for at_once in levels:
         found: dict[str, list[dict[str, Any]]] = {setting.name: [] for setting in settings}
         for number in range(rounds + 1):
             for setting in settings if number % 2 else list(reversed(settings)):
-                width = level.concurrency
-                count = max(TURNS * width, 8) if number else max(width, 2)  # the first warms up
+                count = max(TURNS * at_once, 8) if number else max(at_once, 2)  # the first warms up
                 requests = [_request(prompts, number * 128 + index) for index in range(count)]
-                sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
-                options = LoadOptions(concurrency=(1,), sampling=sampling, api="completions", extra=setting.extra)
                 began = time.perf_counter()
-                answers = asyncio.run(window(setting, level, requests, options))
+                answers = asyncio.run(window(setting, at_once, requests, tokens))
                 if number:
                     found[setting.name].append(_summary(answers, time.perf_counter() - began))
-        cells.append({"level": level.label, "settings": found})
+        cells.append({"level": f"{at_once} at once", "settings": found})
         console().print(table([cells[-1]]))
     return cells
 
@@ -217,8 +219,8 @@ def main(
     if mlp:
         target, _ = inflated(target, mlp, 0)
     texts = prompt_texts(60)
-    every = [Level(concurrency=int(n)) for n in levels.split(",")]
-    rows = max(level.concurrency for level in every)
+    every = [int(number) for number in levels.split(",")]
+    rows = max(every)
     port = free_port()
     with serving(outrider_command(target, draft, port, threads, rows), port, "/ready", PEERS / "serve-outrider.log") as url:
         ours = [Setting(PLAIN, url, {"speculation": {"mode": "off"}})]

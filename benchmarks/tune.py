@@ -62,7 +62,7 @@ def measure(
 
     began = time.perf_counter()
     probe, confirm = split(samples)
-    plan = TunePlan(probe, confirm, search_trials=0)
+    plan = TunePlan(probe, confirm)
     journal = Journal.open(PEERS / "tune.journal", {}, resume=False)
     found = Tuner(runner, families, plan, journal, Progress()).run()
     journal.close()

@@ -175,7 +175,7 @@ def test_every_option_is_described() -> None:
 def test_options_that_messages_name_exist() -> None:
     """In strings, comments and docstrings of the package; other engines' options stand where they are written for."""
     known = set().union(*known_options().values(), {"--help-all", "--version"})
-    others = ("integrations", "lab/server", "lab/tune/export", "report/server_advice.py", "cli/verbs.py", "demo")
+    others = ("integrations", "lab/server", "lab/tune/engine_advice.py", "lab/tune/launch_lines.py", "cli/verbs.py", "demo")
     unknown = {
         name_of(path): wrong
         for path in (ROOT / "outrider").rglob("*.py")

@@ -36,7 +36,6 @@ from outrider.demo import demo_heads, demo_paths
 from outrider.engine.warmup import calibrate_alone
 from outrider.errors import OutriderError
 from outrider.lab.configuration import Configuration
-from outrider.lab.costs import SKIPPED, sweeping
 from outrider.lab.runner import Contender, Runner, Trace
 from outrider.lab.workload.load import load_workload
 
@@ -49,6 +48,7 @@ LIKE_8B = (212_992, 24)  # MLP width and silent layers: 32 layers, 7.9B paramete
 LIKE_TINY = (2048, 1)
 WIDENING = "widening.json"  # what was done, beside the weights
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+SKIPPED = 2  # first steps of a run, which touch new memory
 HELD = 3  # steps of one length on end in a sweep, the first of which pays for the change
 
 
@@ -325,7 +325,7 @@ def step_costs(contender: Contender, prompts: Sequence[list[int]], size: Size) -
     for number in range(size.unmeasured + size.sweeps):
         first = number % len(lengths)
         order = [length for length in [*lengths[first:], *lengths[:first]] for _ in range(HELD)]
-        with sweeping(contender, order) as sweep:
+        with contender.sweeping(order) as sweep:
             traces = contender.run(prompts, params, len(prompts))
         clock, widest = together(traces)
         for index, (before, at) in enumerate(pairwise(clock), start=1):

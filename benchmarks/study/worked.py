@@ -90,7 +90,7 @@ def _measured(options: Options, workload: Workload, temperature: float, problems
     wanted = [f"{CHAIN} k={length}" for length in sorted({*LENGTHS, best})] + [f"{CHAIN} k=auto:{LONGEST}"]
     plan = Plan(
         tuple(Configuration.parse(text) for text in [*wanted, *ideas(temperature, best)]), (temperature,), prompts=problems,
-        sampling=SamplingParams(max_tokens=MAX_NEW_TOKENS), rounds=1, max_rounds=1,
+        sampling=SamplingParams(max_tokens=MAX_NEW_TOKENS), rounds=1,
     )  # fmt: skip
     journal = _journal(f"bench-{temperature:g}")
     return run_bench(options, plan, workload, journal, resume=journal.exists(), on_bad="skip")[0]

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-from outrider.cli.lab import OutputOptions, Resume, measure
+from outrider.cli.lab import INTERRUPTED, OutputOptions, Resume, command_line, deliver, measure, shown_progress
 from outrider.cli.options import MachineOptions, ServerTarget
-from outrider.cli.prompting import (
-    AnswerOptions,
-    BaselineOptions,
-    ConversationOptions,
-    PromptOptions,
-    ask_server,
-    is_server,
-    refuse_for_server,
-    refuse_without_server,
-)
+from outrider.cli.prompting import AnswerOptions, ConversationOptions, PromptOptions
 from outrider.cli.typed import numbers
-from outrider.cli.verbs import given, option, with_groups
+from outrider.cli.verbs import given, option, refuse_unused, with_groups
 from outrider.errors import ConfigError
 from outrider.extras import check_lab
 
 if TYPE_CHECKING:
     from outrider.lab.bench.plan import Plan
     from outrider.lab.configuration import Configuration
+    from outrider.lab.server.client import ServerEndpoint
 
-COMPARED, ENOUGH = "What is compared", "When it is enough"
+COMPARED, ENOUGH, SERVERS = "What is compared", "When it is enough", "For a server's URL"
+ADDRESS = re.compile(r"[\w.-]+:\d{1,5}(/\S*)?")  # a hub's file has a / before its colon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +45,8 @@ class BenchOptions:
         "Fill prompts up, or cut them, to so many tokens: a curve at the first batch size.",
         metavar="N,...", show_default="prompts as they are",
     )  # fmt: skip
-    grid: bool = option(False, COMPARED, "Each context length at each batch size, not at the first one only.")
-    interval: float = option(0.05, ENOUGH, "Stop when each speedup's 95 % interval is as narrow, relative to it.")
     budget: float = option(20.0, ENOUGH, "Minutes of measuring, loading aside.")
-    min_rounds: int = option(2, ENOUGH, "At least as many rounds over the prompts, budget permitting.")
-    max_rounds: int = option(10, ENOUGH, "Maximum number of rounds.")
+    max_rounds: int = option(2, ENOUGH, "Rounds over the prompts, budget permitting.")
     max_other_cpu: float = option(0.1, ENOUGH, "Repeat a run while others used more than this share of the processors.")
 
     def plan(self, target: str, machine: MachineOptions, prompts: PromptOptions, answers: AnswerOptions) -> Plan:
@@ -70,11 +63,45 @@ class BenchOptions:
             temperatures=tuple(numbers("--temperature", answers.temperature, float)),
             batch_sizes=tuple(numbers("--batch-size", self.batch_size, int)),
             context_lengths=tuple(numbers("--context-lengths", self.context_lengths or "", int)),
-            grid=self.grid,
-            prompts=prompts.limit, sampling=answers.params(), seed=answers.seed, rounds=self.min_rounds,
-            max_rounds=self.max_rounds, budget_s=60 * self.budget, precision=self.interval, max_other_cpu=self.max_other_cpu,
+            prompts=prompts.limit,
+            sampling=answers.params(),
+            seed=answers.seed,
+            rounds=self.max_rounds,
+            budget_s=60 * self.budget,
+            max_other_cpu=self.max_other_cpu,
             lossy=self.lossy,
-        )  # fmt: skip
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """For targets that are the URL of an OpenAI-compatible server."""
+
+    baseline_url: str | None = option(None, SERVERS, "The same model without speculation, to compare with.")
+    concurrency: int = option(1, SERVERS, "Requests in flight.", min=1)
+    server_model: str | None = option(None, SERVERS, "Which of the server's models.", show_default="the only one")
+    api: Literal["auto", "chat", "completions"] = option("auto", SERVERS, "Which endpoint.")
+    api_key_env: str | None = option(None, SERVERS, "Environment variable with the API key.", metavar="NAME")
+    baseline_api_key_env: str | None = option(
+        None, SERVERS, "api_key_env of --baseline-url; '' sends it no key.", metavar="NAME", show_default="api_key_env"
+    )
+    stall_timeout: float = option(300.0, SERVERS, "Seconds without a sign of life.")
+
+    def endpoints(self, url: str) -> dict[str, ServerEndpoint]:
+        """The server, after the one to compare it with where there is one. Raises ConfigError."""
+        from outrider.lab.server.client import ServerEndpoint, key_from
+
+        key = key_from(self.api_key_env)
+        named = self.baseline_api_key_env
+        if self.baseline_url is None:
+            if named is not None:
+                raise ConfigError("--set baseline_api_key_env means nothing without --baseline-url")
+            return {"server": ServerEndpoint.parse(url, api_key=key, model=self.server_model)}
+        plain_key = key if named is None else key_from(named or None)
+        return {
+            "plain": ServerEndpoint.parse(self.baseline_url, api_key=plain_key, model=self.server_model),
+            "speculative": ServerEndpoint.parse(url, api_key=key, model=self.server_model),
+        }
 
 
 @with_groups
@@ -84,7 +111,7 @@ def bench(
     prompts: ConversationOptions,
     answers: AnswerOptions,
     machine: MachineOptions,
-    servers: BaselineOptions,
+    servers: ServerOptions,
     output: OutputOptions,
     resume: Resume = False,
 ) -> int:
@@ -93,14 +120,53 @@ def bench(
     from outrider.lab.bench.run import run_bench
 
     output.check()
-    if is_server(target):
-        refuse_for_server(given(options, machine), resume=resume)
-        return ask_server("bench", target, servers, answers.one_temperature(), prompts, output)
-    refuse_without_server(servers)
+    if _is_server(target):
+        unused = [*given(options, machine), *(["--resume"] if resume else [])]
+        unused += [] if prompts.chat_template else ["--set chat_template"]
+        refuse_unused(unused, "when a server is measured: what it runs is set there")
+        return _bench_server(target, servers, answers, prompts, output)
+    refuse_unused(given(servers), "without a server's URL as the target")
     plan, workload = options.plan(target, machine, prompts, answers), prompts.load(target)
     asked = replace(machine.options(target), lossy=options.lossy)
     run = partial(run_bench, asked, plan, workload, on_bad=prompts.on_bad, chat_template=prompts.chat_template)
     return measure("bench", output, run, resume=resume)
+
+
+def _is_server(target: str) -> bool:
+    """Whether a target is a URL. Raises ConfigError for HOST:PORT alone, which is neither that nor a model."""
+    if ADDRESS.fullmatch(target) and not Path(target).exists():
+        raise ConfigError(f"'{target}' looks like a server's address: write http://{target}")
+    return target.startswith(("http://", "https://"))
+
+
+def _bench_server(
+    url: str, servers: ServerOptions, answers: AnswerOptions, prompts: ConversationOptions, output: OutputOptions
+) -> int:
+    """Measure, show, write. The exit code is 1 where a request has no answer."""
+    from outrider.lab.server.client import RequestOptions
+    from outrider.lab.server.measure import bench_servers
+
+    temperatures = numbers("--temperature", answers.temperature, float)
+    if len(temperatures) != 1:
+        raise ConfigError("a server is measured at one temperature at a time; give one --temperature")
+    endpoints = servers.endpoints(url)
+    options = RequestOptions(
+        concurrency=servers.concurrency,
+        sampling=answers.params(temperatures[0]),
+        api=servers.api,
+        timeout_s=servers.stall_timeout,
+    )
+    workload = prompts.load(url)
+    try:
+        with shown_progress() as progress:
+            result = bench_servers(endpoints, workload, options, prompts=prompts.limit, progress=progress)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return INTERRUPTED
+    deliver(result.model_copy(update={"command": command_line()}), output)
+    if result.interrupted:
+        return INTERRUPTED
+    return 0 if all(server.is_complete for server in result.servers) else 1
 
 
 def _with_endpoint(named: list[Configuration], endpoint: str, *, is_named: bool) -> list[Configuration]:

@@ -119,7 +119,7 @@ def _measure(options: ModelOptions, limit: int, rounds: int) -> BenchResult:
 
     plan = Plan(
         tuple(parse_configurations([CONFIGURATIONS])), prompts=limit, sampling=SamplingParams(max_tokens=MAX_NEW_TOKENS),
-        rounds=rounds, max_rounds=rounds, budget_s=UNLIMITED, precision=UNLIMITED,
+        rounds=rounds, budget_s=UNLIMITED,
     )  # fmt: skip
     models = Options("demo", threads=options.threads, runtime=options.runtime)
     with TemporaryDirectory() as folder, shown_progress() as progress:

@@ -17,7 +17,7 @@ from outrider.extras import check_lab
 if TYPE_CHECKING:
     from outrider.deploy.deployment import Deployment
     from outrider.deploy.source import DraftSource
-    from outrider.lab.tune.export.choice import EngineAdvice
+    from outrider.lab.tune.engine_advice import EngineAdvice
 
 WHAT, WHERE, CONTAINERS, SEVERAL, KUBERNETES = "What is deployed", "Where it listens", "Containers", "Several", "Kubernetes"
 
@@ -115,12 +115,12 @@ def _deployment(source: DraftSource, options: DeployOptions) -> Deployment:
 def _advice(source: DraftSource, options: DeployOptions) -> EngineAdvice:
     """In other engines' words, with folders that they can read for the embedded pair."""
     from outrider import build
-    from outrider.lab.tune.export import choice
+    from outrider.lab.tune.engine_advice import DRAFT_MODEL
 
     advice = source.advice(options.temperature)
     advice.target, advice.draft = source.settings.target, options.draft or advice.draft
     advice.exported = options.head or advice.exported
     if advice.target == build.DEMO:
         advice.target = str(demo_paths().target)
-        advice.draft = str(demo_paths().draft) if advice.draft in (build.DEMO, choice.DRAFT_MODEL) else advice.draft
+        advice.draft = str(demo_paths().draft) if advice.draft in (build.DEMO, DRAFT_MODEL) else advice.draft
     return advice

@@ -9,18 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
-from outrider.cli.options import SAMPLING, ModelOptions, SamplingOptions, ServerTarget
-from outrider.cli.prompting import (
-    PROMPTS,
-    ConversationOptions,
-    ServerOptions,
-    ask_server,
-    is_server,
-    refuse_for_server,
-    refuse_without_server,
-)
+from outrider.cli.options import SAMPLING, ModelOptions, SamplingOptions, Target
+from outrider.cli.prompting import PROMPTS, ConversationOptions
 from outrider.cli.typed import read_prompt
-from outrider.cli.verbs import given, listed, option, with_groups
+from outrider.cli.verbs import listed, option, with_groups
 from outrider.errors import CapabilityError, ConfigError
 from outrider.extras import check_lab
 
@@ -57,11 +49,10 @@ class ExplainedSampling(SamplingOptions):
 
 @with_groups
 def explain(
-    target: ServerTarget,
+    target: Target,
     models: ModelOptions,
     sampling: ExplainedSampling,
     prompts: ExplainedOptions,
-    servers: ServerOptions,
     output: OutputOptions,
     prompt: Prompt = None,
     show_tokens: Texts = MAX_SHOWN,
@@ -74,11 +65,6 @@ def explain(
     output.check()
     params = sampling.params()
     max_tokens = params.required_max_tokens
-    if is_server(target):
-        named = [*(["PROMPT"] if prompt is not None else []), *(["--set show_tokens"] if show_tokens != MAX_SHOWN else [])]
-        refuse_for_server([*given(models), *named], resume=resume)
-        return ask_server("explain", target, servers, params, prompts, output)
-    refuse_without_server(servers)
     asked = _asked(target, prompt, prompts)
     options, configuration = _chosen(target, models, greedy=params.is_greedy)
     questions = partial(_questions, asked=asked, prompts=prompts, max_tokens=max_tokens)

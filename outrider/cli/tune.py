@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from outrider.cli.lab import OUTPUT, OutputOptions, Resume, measure
-from outrider.cli.options import DRAFTING, REMOTE, SAMPLING, MachineOptions, RemoteOptions, ServerTarget
-from outrider.cli.prompting import (
-    AnswerOptions,
-    BaselineOptions,
-    ConversationOptions,
-    ask_server,
-    is_server,
-    refuse_for_server,
-    refuse_without_server,
-)
+from outrider.cli.options import DRAFTING, SAMPLING, MachineOptions, Target
+from outrider.cli.prompting import AnswerOptions, ConversationOptions
 from outrider.cli.typed import check_file, numbers
-from outrider.cli.verbs import given, listed, option, typed, typed_words, with_groups, written
+from outrider.cli.verbs import listed, option, typed, typed_words, with_groups
 from outrider.errors import ConfigError
 from outrider.extras import check_lab
 from outrider.lab.journal import Journal
@@ -29,13 +21,10 @@ from outrider.lab.progress import Progress
 
 if TYPE_CHECKING:
     from outrider.build import Options
-    from outrider.lab.tune.remote import Line
     from outrider.lab.tune.run import TuneRequest
     from outrider.lab.tune.tune_result import TuneResult
 
-SENT = [written(field.name) for field in fields(AnswerOptions)]  # to servers, too
 SPACE, LOAD = "What is tried", "Load"
-CONNECT_S = 5.0  # that a draft service has to answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +59,6 @@ class TuneOptions(AnswerOptions):
     most_share: float = option(
         0.075, SPACE, "Most of the cost, as a share of running everything on all prompts; a few are run all the same."
     )
-    search_trials: int = option(
-        24, SPACE, "Trials for the options of a model-free drafter (from 64 prompts on); 0: none.", min=0
-    )
     batch_size: str = option(
         "1,4", LOAD,
         "Requests at a time: the advice is for the first, the schedule for the others, too.",
@@ -89,56 +75,18 @@ class TuneOptions(AnswerOptions):
         if not loads:
             raise ConfigError("--batch-size takes at least one number of requests")
         return TuneRequest(
-            self.params(self.temperature), prompts, loads[0], tuple(loads[1:]), self.finalists, self.search_trials,
+            self.params(self.temperature), prompts, loads[0], tuple(loads[1:]), self.finalists,
             self.seed, frozenset(name.strip() for name in self.drafters.split(",") if name.strip()), self.trees,
             self.own_weights, self.corpus, self.most_share, tuple(drafts),
         )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class LineOptions(RemoteOptions):
-    """The way to a draft service: what it would bring is worked out from what tuning measures."""
-
-    draft_endpoint: str | None = option(
-        None, REMOTE,
-        "Or: the round trip measured to this service: grpc://HOST:PORT, grpcs://..., unix:/PATH.",
-        metavar="ADDRESS",
-    )  # fmt: skip
-
-    def line(self, target: str, machine: MachineOptions) -> Line | None:
-        """None where no service is asked about. Raises ConfigError, CapabilityError or ServerError for one that does not fit."""
-        from outrider.lab.tune.remote import Line
-
-        if self.remote_rtt_ms is not None and self.draft_endpoint is not None:
-            raise ConfigError("--remote-rtt-ms and --draft-endpoint both set the service's round trip; give one of them")
-        if self.remote_rtt_ms is not None:
-            return Line(self.remote_rtt_ms / 1e3)
-        if self.draft_endpoint is None:
-            return None
-        return Line(_round_trip(self.draft_endpoint, target, machine), self.draft_endpoint)
-
-
-def _round_trip(address: str, target: str, machine: MachineOptions) -> float:
-    """Seconds to a draft service for this target's vocabulary and back."""
-    from outrider import build
-    from outrider.remote.draft.drafter_settings import RemoteSettings
-    from outrider.remote.draft.line import round_trip_s
-
-    if address == build.LOCAL_SERVICE:
-        raise ConfigError(
-            "--draft-endpoint local has no line to measure: bench --drafters remote --draft-endpoint local runs it"
-        )
-    return round_trip_s(RemoteSettings(endpoint=address), machine.options(target), CONNECT_S)
-
-
 @with_groups
 def tune(
-    target: ServerTarget,
+    target: Target,
     options: TuneOptions,
     prompts: ConversationOptions,
     machine: TunedModels,
-    line: LineOptions,
-    servers: BaselineOptions,
     output: OutputOptions,
     settings_out: Annotated[
         Path | None,
@@ -151,14 +99,9 @@ def tune(
     from outrider.lab.tune.run import run_tune
 
     output.check()
-    if is_server(target):
-        unused = [name for name in given(options) if name not in SENT] + given(machine, line)
-        refuse_for_server([*unused, *(["--settings-out"] if settings_out is not None else [])], resume=resume)
-        return ask_server("tune", target, servers, options.params(options.temperature), prompts, output)
-    refuse_without_server(servers)
     if settings_out is not None:
         check_file(settings_out)
-    request = replace(options.request(prompts.limit, machine.draft or []), line=line.line(target, machine))
+    request = options.request(prompts.limit, machine.draft or [])
     tuned = partial(
         run_tune, machine.options(target), request, prompts.load(target), on_bad=prompts.on_bad,
         chat_template=prompts.chat_template,

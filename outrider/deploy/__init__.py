@@ -1,7 +1,7 @@
 """The files that `outrider deploy` writes: they start a server with the drafting that `outrider tune` found.
 
-One module per engine: a function from `Deployment` to `DeployFiles`. vLLM, SGLang and Ray get the options of `lab/tune/export`;
-compose and k8s run `outrider serve --settings`.
+One module per engine: a function from `Deployment` to `DeployFiles`. vLLM, SGLang and Ray get those of
+`lab/tune/launch_lines.py`; compose and k8s run `outrider serve --settings`.
 """
 
 from __future__ import annotations

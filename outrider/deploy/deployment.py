@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outrider.deploy.source import DraftSource
 from outrider.errors import CapabilityError, ConfigError
-from outrider.lab.tune.export.choice import Engine, EngineAdvice, EngineChoice
+from outrider.lab.tune.engine_advice import Engine, EngineAdvice, EngineChoice
 
 LABEL = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")  # of Kubernetes, with room for a suffix
 MIB = 2**20

@@ -9,8 +9,8 @@ from typing import Any
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.result import read_result
-from outrider.lab.tune.export.choice import EngineAdvice, tuned
-from outrider.lab.tune.export.stated import stated
+from outrider.lab.tune.engine_advice import EngineAdvice, tuned
+from outrider.lab.tune.stated import stated
 from outrider.lab.tune.tune_result import TuneResult
 from outrider.settings_file import REMEDY, SettingsFile, read_settings
 from outrider.wellformed import read_json

@@ -7,22 +7,22 @@ from typing import Any
 
 from outrider.deploy.deployment import Deployment
 from outrider.deploy.files import DeployFiles, script
-from outrider.lab.tune.export import vllm
+from outrider.lab.tune.launch_lines import VLLM, vllm_arguments, vllm_command
 
 PLAIN = "{}: plain decoding, no speculation."
 
 
 def arguments(deployment: Deployment) -> tuple[dict[str, Any], list[str]]:
     """Engine arguments, none for plain decoding, and notes. Raises CapabilityError where vLLM cannot do what is stated."""
-    choice, notes = deployment.ask(vllm.VLLM)
-    return {} if choice is None else vllm.arguments(choice, deployment.advice), notes
+    choice, notes = deployment.ask(VLLM)
+    return {} if choice is None else vllm_arguments(choice, deployment.advice), notes
 
 
 def files(deployment: Deployment) -> DeployFiles:
     """`vllm.sh`, and `speculative_config.json` where it speculates."""
     found, notes = arguments(deployment)
     more = ["--host", deployment.host, "--port", str(deployment.port), "--served-model-name", deployment.served_name]
-    command = vllm.command(deployment.advice.target, found, more)
+    command = vllm_command(deployment.advice.target, found, more)
     ends = len(command) - 2 * len(found)
     lines = [deployment.headline, *([] if found else [PLAIN.format("vLLM")]), *notes]
     written = DeployFiles({"vllm.sh": script(lines, [part for part in (command[:ends], command[ends:]) if part])})

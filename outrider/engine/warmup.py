@@ -1,89 +1,39 @@
 """What steps cost by number of rows and draft length, measured before the first request and kept from one start to the next.
 
-So a load-aware control knows from its first step what many rows cost, and need not find out at a user's expense. For other
-numbers of rows the control begins with the nearest one's (`Goodput`), and real steps correct it.
-
-Costs are kept in one small JSON file for each combination of machine, model and drafter, in the cache folder. A file whose facts
-differ, of another version or with anything strange in it is as good as none: then steps are timed anew, and the file is replaced.
-Files are written whole or not at all, so processes that start together do no harm.
+So a load-aware control knows from its first step what many rows cost, and need not find out at a user's
+expense. For other numbers of rows the control begins with the nearest one's (`Goodput`), and real steps
+correct it. The sweep and the file are in `step_costs.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from itertools import islice
-from pathlib import Path
-from statistics import median_low
 from typing import Any
 
 import torch
 
 from outrider.admission import new_row
 from outrider.build import Built, Options
-from outrider.cache import cache_folder, keep_json, keeping, kept_json
 from outrider.decode import Decoder
-from outrider.draft_length import AutoLength, Goodput
+from outrider.draft_length import AutoLength
 from outrider.engine.batch import Batch
 from outrider.engine.drafter_pool import DrafterPool
+from outrider.engine.step_costs import MIN_TIMES, StepTimes, Sweep
 from outrider.machine import cores, cpu_name
 from outrider.models.loaded import LoadedModel
 from outrider.models.probes.probe import probe_tokens
 from outrider.parts import Parts
-from outrider.rows import Rows
 from outrider.run import has_ended, run_rows
 from outrider.runtime import building
 from outrider.sampling.params import SamplingParams
-from outrider.step import StepFacts
 from outrider.version import __version__
 
-VERSION = 2
-MAX_FILES = 200  # the oldest go first
 NO_SHAPE = ("_name_or_path", "transformers_version", "architectures")  # of a config: what does not make a model slower
-
-
-@dataclass
-class StepTimes:
-    """`seconds`: by number of rows, then by nodes of the widest row."""
-
-    facts: dict[str, Any]
-    seconds: dict[int, dict[int, float]] = field(default_factory=dict)
-    is_kept: bool = True  # for the next start
-
-    @classmethod
-    def of(cls, facts: dict[str, Any], *, keeps: bool) -> StepTimes:
-        """`load`, but where steps take tomorrow something else than today (`Drafter.keeps_costs`), as new and never kept."""
-        return cls.load(facts) if keeps else cls(facts, is_kept=False)
-
-    @classmethod
-    def load(cls, facts: dict[str, Any]) -> StepTimes:
-        """What an earlier start has kept; empty where nothing was, or nothing that fits."""
-        def read(content: Any) -> dict[int, dict[int, float]]:
-            if content["version"] != VERSION or content["facts"] != facts:
-                raise ValueError("it is of another model or machine")
-            seconds = {int(rows): {int(n): float(s) for n, s in sizes.items()} for rows, sizes in content["seconds"].items()}
-            if not all(value > 0 and math.isfinite(value) for sizes in seconds.values() for value in sizes.values()):
-                raise ValueError("it has a time that is none")
-            return seconds
-
-        return cls(facts, kept_json(_path(facts), read) or {})
-
-    def add(self, rows: int, seconds: dict[int, float]) -> None:
-        """What was timed just now, kept for the next start."""
-        if seconds:
-            self.seconds[rows] = seconds
-            if self.is_kept:
-                self.save()
-
-    def save(self) -> None:
-        """Keep the costs for the next start. An error costs that start its time, nothing else."""
-        content = {"version": VERSION, "facts": self.facts, "seconds": self.seconds}
-        with keeping("what steps take"):
-            keep_json(_path(self.facts), content, max_files=MAX_FILES)
 
 
 def facts_of(options: Options, target: LoadedModel, draft: LoadedModel | None, parts: Parts) -> dict[str, Any]:
@@ -114,21 +64,11 @@ def _shape_of(model: LoadedModel) -> str:
     return hashlib.blake2b(json.dumps(config, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
 
 
-def _path(facts: dict[str, Any]) -> Path:
-    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=12).hexdigest()
-    return folder() / f"{digest}.json"
-
-
-def folder() -> Path:
-    """The folder of the files."""
-    return cache_folder() / "step-costs"
-
-
 BUDGET_S = 2.0  # of one start, for which somebody waits: the next start of a server times what is missing
 WARM_UP, REPEATS, REPEATS_ALONE = 2, 4, 30  # steps per number of rows; per size, in a crowd and of one row
 REPEATS_ON_CUDA = 12  # of one row: where its text outgrows a recording, steps are recorded anew and say little
 RECORDED = 2  # steps more of every size on CUDA: the first runs as it is, the second is recorded (`models/graphs.py`)
-MIN_SIZES, MIN_TIMES = 3, 2  # how many sizes are timed, and how often, whatever it takes: what was timed once may be anything
+MIN_SIZES = 3  # how many sizes are timed, whatever it takes
 ONE_ROW = (0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 15, 16, 23, 31, 32, 47, 63)  # sizes timed alone; a pass over 8, 16, ... is a node less
 PATTERN, TIMES = 24, 4  # a prompt that repeats itself: look-up drafters offer something, too
 
@@ -153,7 +93,8 @@ def calibrate(batch: Batch, drafter_pool: DrafterPool, max_rows: int, status: Sa
             is_begun = True
             status(f"timing steps: {name}, {count} at once")
             drafter_pool.choose(batch.decoder.drafter, name)
-            costs.add(count, _times(batch.decoder, batch.built, name, count, _sizes(control.drafters[name], count), left))
+            sizes = _sizes(control.drafters[name].max_nodes, count)
+            costs.add(count, _times(batch.decoder, batch.built, name, count, sizes, left))
         for count, seconds in costs.seconds.items():
             control.drafters[name].learn_costs(count, seconds)
     batch.reset()  # what drafters learned from these texts is no user's
@@ -166,15 +107,25 @@ def calibrate_alone(built: Built, decoder: Decoder, parts: Parts, status: Say = 
     if not isinstance(control, AutoLength):
         return
     (goodput,) = control.drafters.values()
+    goodput.learn_costs(1, step_seconds(built, decoder, parts, 1, status))
+
+
+def step_seconds(
+    built: Built, decoder: Decoder, parts: Parts, rows: int, status: Say = lambda line: None, *, anew: bool = False
+) -> dict[int, float]:
+    """Draft nodes of the widest row -> seconds of a step of so many rows.
+
+    As an earlier start kept them, else timed now, and kept; `anew`: timed now in any case.
+    """
     costs = StepTimes.of(facts_of(built.options, built.target, built.draft, parts), keeps=parts.drafter.keeps_costs)
-    if 1 not in costs.seconds:
+    if anew or rows not in costs.seconds:
         status("timing steps of every draft length, once per model and machine")
         drafter = decoder.drafter
         if drafter.learns:  # what it learned from this text is no user's
             drafter = parts.make_drafter(built.target, built.draft if parts.requirements.draft else None)
-        trial = Decoder(decoder.target, drafter, decoder.verifier, control)
-        costs.add(1, _times(trial, built, None, 1, _sizes(goodput, 1), BUDGET_S))
-    goodput.learn_costs(1, costs.seconds.get(1, {}))
+        trial = Decoder(decoder.target, drafter, decoder.verifier, decoder.control)
+        costs.add(rows, _times(trial, built, None, rows, _sizes(parts.length.max_nodes, rows), BUDGET_S))
+    return costs.seconds.get(rows, {})
 
 
 def _counts(max_rows: int) -> list[int]:
@@ -191,9 +142,8 @@ def _least_s(alone: dict[int, float], count: int) -> float:
     return count * max(alone.values()) * steps
 
 
-def _sizes(goodput: Goodput, count: int) -> list[int]:
+def _sizes(max_nodes: int, count: int) -> list[int]:
     """Alone all that may be asked for, in a crowd a few; the most telling ones first."""
-    max_nodes = goodput.max_nodes
     sizes = [max_nodes, *(size for size in (0, 2, (max_nodes + 1) // 2, 1, 3) if size < max_nodes)]
     wanted = sizes if count > 1 else [*sizes, *(size for size in ONE_ROW if size < max_nodes)]
     return list(dict.fromkeys(wanted))
@@ -212,7 +162,7 @@ def _times(
     on_cuda = decoder.target.device.type == "cuda"
     warm_up = WARM_UP + (RECORDED * len(sizes) if on_cuda else 0)
     repeats = REPEATS if count > 1 else REPEATS_ON_CUDA if on_cuda else REPEATS_ALONE
-    timer = decoder.control = _Timer(sizes, warm_up)
+    sweep = decoder.control = Sweep(sizes, warm_up)
     params = SamplingParams(max_tokens=built.context, ignore_eos=True)
     late = warm_up + MIN_SIZES * MIN_TIMES  # steps that may still follow when the time is over
     rows = [replace(new_row(built, number, prompt, params, with_text=False), drafter=drafter) for number in range(count)]
@@ -222,45 +172,11 @@ def _times(
             if any(has_ended(row) for row in stepped):  # a very short context
                 break
             if time.perf_counter() - began > budget_s:
-                timer.only(sizes[:MIN_SIZES])
-                if len(timer.known()) >= MIN_SIZES or not late:
+                sweep.lengths = sizes[:MIN_SIZES]
+                if len(sweep.known()) >= MIN_SIZES or not late:
                     break
                 late -= 1
     finally:
         steps.close()
         decoder.control = control
-    return timer.known()
-
-
-class _Timer:
-    """A `Control` that goes round the sizes."""
-
-    def __init__(self, sizes: list[int], skip: int) -> None:
-        """`skip`: steps at the beginning that are not timed."""
-        self._sizes, self._turn = sizes, 0
-        self._skip = skip
-        self._size = 0
-        self.seconds: dict[int, list[float]] = {}
-
-    def only(self, sizes: list[int]) -> None:
-        """Go round these from now on."""
-        self._sizes = sizes
-
-    def known(self) -> dict[int, float]:
-        """Median seconds of the sizes that were timed often enough; of two the lower one, for a step is only ever disturbed."""
-        often = {size: seconds for size, seconds in sorted(self.seconds.items()) if len(seconds) >= MIN_TIMES}
-        return {size: median_low(seconds) for size, seconds in often.items()}
-
-    def choose(self, rows: Rows) -> list[int]:
-        self._size = self._sizes[self._turn % len(self._sizes)]
-        self._turn += 1
-        return [row.clamp_draft(self._size) for row in rows]
-
-    def observe(self, facts: StepFacts) -> None:
-        drafted = max(facts.drafted)
-        self._skip -= 1
-        if self._skip < 0 and bool(drafted) == bool(self._size):  # a step that asked and got no draft is no plain one
-            self.seconds.setdefault(drafted, []).append(facts.seconds)
-
-    def summary(self) -> dict[str, Any]:
-        return {}
+    return sweep.known()

@@ -62,6 +62,11 @@ class Configuration:
         return self.drafter == PLAIN
 
     @property
+    def is_automatic(self) -> bool:
+        """Whether its draft length follows measured times."""
+        return str(self.num_draft_tokens).startswith("auto")
+
+    @property
     def label(self) -> str:
         """The text form: `parse(label)` is this configuration again, up to the types of values."""
         words = [self.drafter]

@@ -1,57 +1,16 @@
-"""What a step and a target pass cost on this machine, measured before anything is predicted from it.
-
-Steps are timed whole, with the real drafter and verifier, while the draft length sweeps over the lengths of interest step by
-step: so a slow moment of the machine hits all lengths alike, and nothing that a step does is forgotten. Passes of the target
-alone show where its kernels jump (on CPUs a ninth token costs a third more).
-"""
+"""What passes of a target take on this machine."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 import torch
 
-from outrider.lab.runner import Contender
 from outrider.models.lm import LM
-from outrider.rows import Rows
-from outrider.step import StepFacts
 
-SKIPPED = 2  # first steps of a run, which touch new memory
 PASS_REPEATS = 9
-
-
-class Sweep:
-    """A `Control` that asks for another length every step, round and round."""
-
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self.lengths = list(lengths)
-        self.asked: list[int] = []  # step by step, what rows had room for aside
-
-    def choose(self, rows: Rows) -> list[int]:
-        asked = self.lengths[len(self.asked) % len(self.lengths)]
-        self.asked.append(asked)
-        return [max(0, min(asked, row.room - 1)) for row in rows]
-
-    def observe(self, facts: StepFacts) -> None:
-        """Nothing to learn."""
-
-    def summary(self) -> dict[str, Any]:
-        return {"sweep": self.lengths}
-
-
-@contextmanager
-def sweeping(contender: Contender, lengths: Sequence[int]) -> Iterator[Sweep]:
-    """While it lasts, `contender` sweeps over draft lengths (none above the one it was built for)."""
-    sweep, decoder = Sweep(lengths), contender.built.decoder
-    own, decoder.control = decoder.control, sweep
-    try:
-        yield sweep
-    finally:
-        decoder.control = own
 
 
 @torch.inference_mode()

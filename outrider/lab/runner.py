@@ -13,11 +13,14 @@ of each model over the finished text (`outrider/lab/explain/`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.build import DEMO, Built, Models, Needs, Options, assemble, choose, load_models
+from outrider.engine.step_costs import Sweep
+from outrider.engine.warmup import step_seconds
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.disturbance import Disturbance
@@ -170,6 +173,18 @@ class Contender:
         share = others.share()
         return [Trace(done, self.recorder.steps.get(n, []), began, share) for n, done in enumerate(completions)]
 
+    @contextmanager
+    def sweeping(self, lengths: Sequence[int]) -> Iterator[Sweep]:
+        """While it lasts, steps go round these draft lengths, none above the one that it was built for."""
+        decoder = self.built.decoder
+        control = decoder.control
+        sweep = Sweep(lengths)
+        decoder.control = sweep
+        try:
+            yield sweep
+        finally:
+            decoder.control = control
+
     def close(self) -> None:
         """Let the drafter save what its settings ask it to keep."""
         self._llm.close()
@@ -207,6 +222,12 @@ class Runner:
         `any_length`: with drafting loops for any number of tokens up to the configuration's, at what that number costs.
         """
         return Contender(configuration, assemble(self.models, replace(self._parts(configuration), any_length=any_length)))
+
+    def step_seconds(self, configuration: Configuration, rows: int) -> dict[int, float]:
+        """Draft nodes -> seconds of a step of so many rows, timed now by a server's sweep, and kept for its next start."""
+        built = self.open(configuration, any_length=True).built
+        parts = replace(self._parts(configuration), any_length=True)
+        return step_seconds(built, built.decoder, parts, rows, anew=True)
 
     def _parts(self, configuration: Configuration) -> Parts:
         """`lossy` allows lossy verifiers, beside which the others stay lossless. The demo's own heads need not be named."""

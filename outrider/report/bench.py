@@ -8,8 +8,7 @@ from outrider.counted import counted
 from outrider.lab.bench.bench_result import ENDINGS, BenchResult, Cell, Identity, Measured, TargetInfo
 from outrider.lab.intervals import WORTH
 from outrider.report import server
-from outrider.report.bench_plots import grids, main_cells, plots
-from outrider.report.bench_tables import speed_text, speeds, tables
+from outrider.report.bench_tables import main_cells, plots, speed_text, speeds, tables
 from outrider.report.document import Block, Bullets, Document, Heading, Paragraph, Tone
 from outrider.report.render import disturbed, origin
 
@@ -19,7 +18,7 @@ def document(result: BenchResult) -> Document:
     blocks: list[Block] = []
     if result.cells:
         blocks += [*_verdicts(result), *_other_cells(result), *_disturbed(result), *_identity(result), *_failures(result)]
-        blocks += [*tables(result), *grids(result), *plots(result)]
+        blocks += [*tables(result), *plots(result)]
     if result.servers:
         blocks += server.blocks(result.servers)
     blocks += [Heading("How it was measured"), Bullets(list(_circumstances(result)))]
@@ -126,12 +125,11 @@ def _circumstances(result: BenchResult) -> Iterator[str]:
     yield f"workload {result.workload.name}{skipped}"
     yield from result.workload.notes
     for cell in result.cells:
-        needed = f"; about {cell.prompts_for_precision} prompts would do" if cell.prompts_for_precision else ""
         num_runs = max((one.num_runs for one in cell.configurations), default=0)
         yield (
             f"{cell.label}: {counted(len(cell.prompt_ids), 'prompt')}, {counted(cell.rounds, 'round')}, "
             f"{counted(num_runs, 'run')} each; "
-            f"ended by: {ENDINGS[cell.ended_by]}{needed}"
+            f"ended by: {ENDINGS[cell.ended_by]}"
         )
     if learners := [info.label for info in result.configurations if info.learns]:
         yield (

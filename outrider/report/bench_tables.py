@@ -1,17 +1,18 @@
-"""The tables of a bench report: their columns, each with what it says of a configuration in a cell, and the rows."""
+"""The tables and plots of a bench report: columns with what each says of a configuration in a cell, rows, and lines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from outrider.lab.bench.bench_result import BenchResult, Cell, Measured, TargetInfo
+from outrider.lab.bench.bench_result import BenchResult, Cell, Measured, Percentiles, TargetInfo
 from outrider.lab.result import Interval
-from outrider.lab.server.types import Percentiles
-from outrider.report.document import Block, Column, Fact, Heading, Paragraph, Table, table
+from outrider.report.document import Block, Column, Fact, Heading, Paragraph, Plot, Series, Table, curves, table
 from outrider.report.text import amount, interval, number
 
 POSITIONS = 5  # of acceptance in the table; the plot has all
+MAX_CELLS = 4  # whose survival is plotted; the tables have all
+ENOUGH = 5  # steps that reached a position: fewer say nothing about it
 
 
 def speed_text(found: Interval | None) -> str:
@@ -24,16 +25,11 @@ def _same(one: Measured) -> str:
 
 
 def _right(one: Measured) -> str:
-    return f"{one.accuracy.num_right} of {one.accuracy.num_graded}" if one.accuracy else "-"
-
-
-def _difference(one: Measured) -> str:
-    if one.accuracy is None or one.accuracy.difference is None:
+    found = one.accuracy
+    if found is None or not found.num_graded:
         return "-"
-    if one.identity and one.identity.num_identical == one.identity.num_compared:
-        return "0: same texts"
-    span = one.accuracy.difference
-    return f"{span.value:+.1%} [{span.low:+.1%}, {span.high:+.1%}]"
+    p_value = "" if found.p_value is None else f", p {found.p_value:.2f}"
+    return f"{found.num_right} of {found.num_graded} (plain {found.num_plain_right}{p_value})"
 
 
 def _positions(shares: Sequence[float | None]) -> str:
@@ -61,7 +57,11 @@ SPEED: tuple[Fact[Measured], ...] = (
     Fact("τ", lambda one: number(one.tau), "tokens per target pass, correction or bonus token included: emitted / steps"),
     Fact("α", lambda one: number(one.alpha), "accepted / tested draft tokens"),
     Fact("same text", _same, "greedy texts that are plain decoding's, token by token, of all runs; -: sampled, or plain"),
-    Fact("right", _right, "answers of the first round that are right, of those that were complete on both sides"),
+    Fact(
+        "right", _right,
+        "answers of the first round that are right, of those that were complete on both sides; plain decoding's on the same "
+        "prompts, and McNemar's exact p where the sides differ",
+    ),
 )  # fmt: skip
 OTHERS: Fact[Measured] = Fact(
     "others", lambda one: "-" if one.other_cpu is None else f"{one.other_cpu:.0%}",
@@ -108,21 +108,6 @@ PHASES = {
     "verify": "distributions, verdicts, appending",
     "other": "caches, and what lies between steps",
 }
-ANSWERS: tuple[Fact[Measured], ...] = (
-    Fact("right", _right),
-    Fact("plain", lambda one: f"{one.accuracy.num_plain_right} of {one.accuracy.num_graded}" if one.accuracy else "-"),
-    Fact("difference", _difference, "right / graded, here - plain; 95 % interval for paired answers (Agresti & Min 2005)"),
-    Fact(
-        "p", lambda one: number(one.accuracy.p_value if one.accuracy else None, 3),
-        "McNemar's exact test on the prompts that only one side answered rightly; -: there are none",
-    ),
-    Fact(
-        "incomplete", lambda one: str(one.accuracy.num_incomplete) if one.accuracy else "-",
-        "prompts whose answer was cut off on either side (--max-tokens): not graded",
-    ),
-)  # fmt: skip
-
-
 def tables(result: BenchResult) -> Iterator[Block]:
     """Every table of a bench report; those without a row are left out."""
     yield speeds(result)
@@ -132,7 +117,6 @@ def tables(result: BenchResult) -> Iterator[Block]:
     yield Heading("Latency and time")
     yield _table(result, LATENCY, "Latency, ms")
     yield _table(result, [_phase(name) for name in PHASES], "Where the time goes, share of the wall time")
-    yield from _answers(result)
     yield from _memory(result)
 
 
@@ -146,18 +130,6 @@ def speeds(result: BenchResult) -> Table:
 
 def _phase(name: str) -> Fact[Measured]:
     return Fact(name, lambda one: f"{one.time_s[name] / sum(one.time_s.values()):.0%}", PHASES[name])
-
-
-def _answers(result: BenchResult) -> Iterator[Block]:
-    graded = [one.accuracy.num_graded for cell in result.cells for one in cell.configurations if one.accuracy]
-    if not graded:
-        return
-    yield Heading("Right answers")
-    if any(graded):
-        yield _table(result, ANSWERS, "", lambda one: one.accuracy is not None and one.accuracy.difference is not None)
-    else:
-        remedy = "raise --max-tokens, leave --set ignore_eos=true out"
-        yield Paragraph(f"No answer came to its end on both sides, so none was graded: {remedy}.", "caution")
 
 
 def _memory(result: BenchResult) -> Iterator[Block]:
@@ -222,3 +194,62 @@ def _table(
 def _is_best(one: Measured, cell: Cell) -> bool:
     speedups = [other.speedup.value for other in cell.configurations if other.speedup]
     return one.speedup is not None and one.speedup.low > 1 and one.speedup.value == max(speedups)
+
+
+# ---------------------------------------------------------------- plots
+
+
+def main_cells(result: BenchResult) -> list[Cell]:
+    """The first cell of every task and temperature: prompts as they are, the first batch size."""
+    firsts: dict[tuple[str, float], Cell] = {}
+    for cell in result.cells:
+        firsts.setdefault((cell.task, cell.temperature), cell)
+    return list(firsts.values())
+
+
+def plots(result: BenchResult) -> Iterator[Block]:
+    """Speedups over batch sizes and context lengths, and how far drafts survive; none where there is nothing to show."""
+    lines: list[Block] = []
+    for first in main_cells(result):
+        alike = [cell for cell in result.cells if (cell.task, cell.temperature) == (first.task, first.temperature)]
+        where = f"{first.task}, T = {first.temperature:g}"
+        by_batch = {cell.batch_size: cell for cell in alike if cell.context is None}
+        by_context = {cell.context: cell for cell in alike if cell.context is not None}
+        if len(by_batch) > 1:
+            lines.append(_speedups(result, by_batch, f"Speedup by batch size: {where}", "rows at once"))
+        if len(by_context) > 1:
+            lines.append(_speedups(result, by_context, f"Speedup by context length: {where}", "tokens in the prompt"))
+    lines += _survival(result)
+    if lines:
+        yield Heading("Curves")
+        yield from lines
+
+
+def _speedups(result: BenchResult, cells: Mapping[int, Cell], title: str, x_label: str) -> Plot:
+    """A line for each configuration; a gap where it could not run."""
+    x = sorted(cells)
+    series = []
+    for index, info in enumerate(result.configurations):
+        found = [cells[at].measured(index) for at in x]
+        speedups = [one.speedup if one else None for one in found]
+        if any(speedups):
+            known = [one if one and one.is_known else None for one in speedups]
+            values = [one.value if one else None for one in speedups]
+            lows = [one.low if one else None for one in known]
+            highs = [one.high if one else None for one in known]
+            series.append(Series(info.label, values, lows, highs))
+    return Plot(title, x_label, "speedup", x, series, baseline=1.0, log_x=True)
+
+
+def _survival(result: BenchResult) -> Iterator[Plot]:
+    """How far drafts are kept, over the positions that enough steps reached."""
+    for cell in main_cells(result)[:MAX_CELLS]:
+        lines = {}
+        for one in cell.configurations:
+            if one.acceptance is None:
+                continue
+            count = sum(steps >= ENOUGH for steps in one.acceptance.reached)
+            if count:
+                lines[result.configurations[one.configuration].label] = dict(enumerate(one.acceptance.survival[:count], 1))
+        if lines:
+            yield curves(f"Survival: {cell.label}", "draft position", "P(this many draft tokens kept)", lines)

@@ -27,8 +27,8 @@ def document(comparison: Comparison) -> Document:
     blocks.append(_table(comparison.changes))
     blocks += _missing("Only in the old result", comparison.only_old)
     blocks += _missing("Only in the new result", comparison.only_new)
-    if comparison.versions or comparison.settings:
-        blocks += [Heading("What else differs"), _differences([*comparison.versions, *comparison.settings])]
+    if comparison.others:
+        blocks += [Heading("What else differs"), _differences(comparison.others)]
     title = f"Comparison of two results of {comparison.old.kind}"
     return Document(title, f"old: {_run(comparison.old)}; new: {_run(comparison.new)}", blocks)
 

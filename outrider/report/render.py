@@ -21,7 +21,6 @@ RENDERERS = {
     "certify": "outrider.report.certify",
     "estimate": "outrider.report.estimate",
     "replay": "outrider.report.replay",
-    "server": "outrider.report.server_advice",
     "train": "outrider.report.train",
     "export": "outrider.report.export",
 }

@@ -17,12 +17,12 @@ from outrider.report.document import (
     curves,
     table,
 )
-from outrider.report.estimate import remote_lengths
 from outrider.report.render import disturbed, origin, to_keep_in_mind
 from outrider.report.text import interval, number, times
 
 SHOWN = 12  # forecasts in the table
 CURVES = 5  # families in a plot
+RARE = 0.01  # chances below this are not drawn
 
 
 def document(result: TuneResult) -> Document:
@@ -31,8 +31,9 @@ def document(result: TuneResult) -> Document:
         title=f"Tuning {result.tried.target}",
         subtitle=origin(result, *_tried(result)),
         blocks=(
-            *_verdict(result), *disturbed({"confirming runs": result.others}), *_confirmed(result), *_forecasts(result),
-            *_acceptance(result), *_costs(result), *_line(result), *_schedule(result), *_search(result), *_advice(result),
+            *map(_sentence, result.recommendations),
+            *disturbed({"confirming runs": result.others}), *_confirmed(result), *_forecasts(result),
+            *_acceptance(result), *_schedule(result), *_advice(result),
             *_spent(result), *to_keep_in_mind(result), *_next(result),
         ),
     )  # fmt: skip
@@ -42,20 +43,6 @@ def _tried(result: TuneResult) -> list[str]:
     tried = result.tried
     tasks = ", ".join(f"{count} {task}" for task, count in tried.tasks.items())
     return [f"{tried.workload} ({tasks})", f"temperature {tried.temperature:g}", f"{tried.batch_size} at a time"]
-
-
-def _verdict(result: TuneResult) -> list[Block]:
-    return [*(_sentence(one) for one in result.recommendations), *_service(result)]
-
-
-def _service(result: TuneResult) -> list[Block]:
-    """A draft service, where one was asked about."""
-    advice = result.remote
-    if advice is None:
-        return []
-    if advice.remote_speedup > 1:
-        return [Paragraph(f"Use a draft service only for a draft that cannot be beside the target: {advice.reason}.", "caution")]
-    return [Paragraph(f"Do not use a draft service here: {advice.reason}.", "caution")]
 
 
 def _sentence(one: Recommendation) -> Paragraph:
@@ -111,7 +98,7 @@ def _forecasts(result: TuneResult) -> list[Block]:
     ]  # fmt: skip
     shown = ranking[:SHOWN]
     title = f"The best {len(shown)} of {len(ranking)} forecasts, none of them run as such"
-    return [Heading("Forecast for everything"), table(shown, facts, title), *_length_plot(result)]
+    return [Heading("Forecast for everything"), table(shown, facts, title), *_length_plot(result), *_break_even(result)]
 
 
 def _length_plot(result: TuneResult) -> list[Block]:
@@ -127,49 +114,28 @@ def _length_plot(result: TuneResult) -> list[Block]:
     return [curves("Forecast speedup by draft length", "draft tokens per step", "speedup", lines, baseline=1.0)]
 
 
-def _acceptance(result: TuneResult) -> list[Block]:
-    known = {
-        f"{one.family}" if len(one.survival) == 1 else f"{one.family} ({task})": curve
-        for one in result.families for task, curve in one.survival.items() if len(curve) > 1
-    }  # fmt: skip
-    ranking = sorted(known, key=lambda label: -sum(known[label]))[:CURVES]
-    if not ranking:
-        return []
-    lines = {label: dict(enumerate(known[label], 1)) for label in ranking}
-    plot = curves("How far drafts survive", "position in the draft", "P(kept)", lines)
-    failed = [f"{one.family}: {one.failure}" for one in result.families if one.failure]
-    blocks: list[Block] = [Heading("Acceptance"), plot]
-    return [*blocks, Paragraph("Not tried:"), Bullets(failed)] if failed else blocks
-
-
-def _costs(result: TuneResult) -> list[Block]:
-    timed = [one for one in result.families if len(one.step_s) > 2][:CURVES]
-    if not timed:
-        return []
-    lines = {one.family: {size: 1e3 * seconds for size, seconds in one.step_s.items()} for one in timed}
-    plot = curves("What a step costs", "draft tokens", "milliseconds", lines, baseline=1e3 * result.plain_step_s)
+def _break_even(result: TuneResult) -> list[Block]:
     best = result.recommendations[0].configuration
     alpha = next((one.break_even_alpha for one in result.forecasts if one.configuration == best), None)
-    blocks: list[Block] = [Heading("Costs"), plot]
-    if alpha is not None:
-        blocks.append(Paragraph(f"{best} pays from an acceptance of {alpha:.2f} per draft token on, equal at all positions."))
-    return blocks
-
-
-def _line(result: TuneResult) -> list[Block]:
-    """What the sentence about a draft service rests on."""
-    advice = result.remote
-    if advice is None:
+    if alpha is None:
         return []
-    where = f"measured to {advice.endpoint}" if advice.endpoint else "as given"
-    fixed = f"{1e3 * advice.draft_fixed_s:.3g} ms and " if advice.draft_fixed_s else ""
-    text = (
-        f"Worked out, not run: the probe of '{advice.configuration}' (a plain step {1e3 * advice.plain_step_s:.3g} ms, drafting "
-        f"{fixed}{1e3 * advice.draft_s_per_token:.3g} ms a token, acceptance as above) in the formulas of estimate "
-        f"--remote-rtt-ms, with the round trip {where}. A service is taken to draft as fast as this machine. "
-        "Run it: bench --drafters remote --draft-endpoint ADDRESS."
-    )
-    return [Heading("Drafts from a service"), Paragraph(text), *remote_lengths(advice.estimate)]
+    return [Paragraph(f"{best} pays from an acceptance of {alpha:.2f} per draft token on, equal at all positions.")]
+
+
+def _acceptance(result: TuneResult) -> list[Block]:
+    """How far drafts survive, for the families whose drafts survive longest; and the families that were not tried."""
+    lines = {}
+    for family in result.families:
+        for task, curve in family.survival.items():
+            label = family.family if len(family.survival) == 1 else f"{family.family} ({task})"
+            lines[label] = {at: kept for at, kept in enumerate(curve, 1) if kept >= RARE}
+    longest = sorted((label for label in lines if len(lines[label]) > 1), key=lambda label: -sum(lines[label].values()))
+    blocks: list[Block] = []
+    if longest:
+        shown = {label: lines[label] for label in longest[:CURVES]}
+        blocks += [Heading("Acceptance"), curves("How far drafts survive", "position in the draft", "P(kept)", shown)]
+    failed = [f"{one.family}: {one.failure}" for one in result.families if one.failure]
+    return [*blocks, Paragraph("Not tried:"), Bullets(failed)] if failed else blocks
 
 
 def _schedule(result: TuneResult) -> list[Block]:
@@ -204,22 +170,10 @@ def _next(result: TuneResult) -> list[Block]:
     return [Heading("Next"), CodeBlock(result.next_command, "bash")] if result.next_command else []
 
 
-def _search(result: TuneResult) -> list[Block]:
-    found = result.search
-    if found is None:
-        return []
-    gain = "not measurable" if found.gain is None else f"{100 * found.gain.value:+.0f} % of {found.objective}"
-    text = (
-        f"{found.num_trials} trials on {found.num_train} recorded texts, replayed without a model: instead of "
-        f"{found.start.configuration}, {found.best.configuration}: {gain} on {found.num_held_out} other texts."
-    )
-    return [Heading("Options of the model-free drafter"), Paragraph(text)]
-
-
 def _advice(result: TuneResult) -> list[Block]:
     blocks: list[Block] = []
     for words in result.advice:
-        blocks += [Heading(words.engine, 3), *([CodeBlock(words.text, words.language)] if words.text else [])]
+        blocks += [Heading(words.engine, 3), *([CodeBlock(words.text, "bash")] if words.text else [])]
         blocks += [Bullets(words.notes)] if words.notes else []
     return [Heading("The same, in the words of other engines"), *blocks] if blocks else []
 

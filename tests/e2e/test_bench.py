@@ -19,7 +19,7 @@ from outrider.lab.result import read_result
 
 SMALL = (
     "--drafters", "draft-model k=4, suffix k=auto", "--limit", "2", "--max-tokens", "12",
-    "--set", "min_rounds=1", "--set", "max_rounds=1", "--set", "max_other_cpu=2", "--set", "runtime=eager", "--threads", "1",
+    "--set", "max_rounds=1", "--set", "max_other_cpu=2", "--set", "runtime=eager", "--threads", "1",
 )  # fmt: skip
 TIMEOUT_S = 240
 
@@ -28,18 +28,18 @@ TIMEOUT_S = 240
 def test_bench_on_the_demo_pair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two batch sizes by two contexts: all compared, texts identical, numbers consistent."""
+    """Two batch sizes and a context length: all compared, texts identical, numbers consistent."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     monkeypatch.chdir(tmp_path)
-    arguments = ("--batch-size", "1,2", "--context-lengths", "80", "--set", "grid=true", "--out", "r.json", "--out", "r.html")
+    arguments = ("--batch-size", "1,2", "--context-lengths", "80", "--out", "r.json", "--out", "r.html")
     assert app.run(["bench", "demo", *SMALL, *arguments]) == 0
     printed = capsys.readouterr().out
     assert "texts that must be the plain ones are" in printed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.html", "r.json"]
     result = read_result(Path("r.json"))
     assert isinstance(result, BenchResult)
-    assert f"Speedup by batch size and context: {result.cells[0].task}, T = 0" in printed
-    assert [(cell.batch_size, cell.context) for cell in result.cells] == [(1, None), (2, None), (1, 80), (2, 80)]
+    assert f"Speedup by batch size: {result.cells[0].task}, T = 0" in printed
+    assert [(cell.batch_size, cell.context) for cell in result.cells] == [(1, None), (2, None), (1, 80)]
     for cell in result.cells:
         plain, model, suffix = cell.configurations
         assert (plain.tau, plain.speedup) == (1, None)

@@ -86,7 +86,7 @@ def test_an_interrupted_tuning_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     drafting = "--drafter none" if not result.recommendations[0].speculate else "--num-draft-tokens"
     assert result.next_command.startswith("outrider serve demo --threads 1 --set runtime=eager --drafter ")
     assert drafting in result.next_command, "without a settings file the command says everything itself"
-    num_probes = len(result.families) + 1 + 3  # plain decoding; at 2 rows plain decoding and two families
+    num_probes = len(result.families) + 1  # plain decoding
     assert len(runs) == num_probes + 1, "the interrupted one ran twice, the two before it once"
 
 

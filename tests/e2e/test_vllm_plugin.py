@@ -21,7 +21,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from outrider.demo import demo_paths
-from outrider.lab.tune.export import in_other_words
+from outrider.lab.tune.launch_lines import launch_lines
 from outrider.lab.workload.load import load_workload
 from tests.unit.lab.tune.test_export import result
 
@@ -228,7 +228,7 @@ answer.append(hasattr(package.init_speculator, "_wrapped_by_outrider"))
 def test_what_tune_prints_is_read_by_vllm(target: Path, label: str) -> None:
     """Our drafter, its options and the table by batch size arrive where `Proposer` reads them."""
     advised = result(label, {label: 1.9}, schedule=[(8, "none", 0)], target=str(target))
-    text = next(one.text for one in in_other_words(advised) if one.engine == "vLLM")
+    text = next(one.text for one in launch_lines(advised) if one.engine == "vLLM")
     speculative, additional = re.search(r"--speculative-config '(.*)' --additional-config '(.*)'$", text).groups()
     script = f"""
 import json

@@ -14,7 +14,8 @@ sweeps mislead.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,19 +25,18 @@ from unittest.mock import patch
 
 import numpy as np
 
+from outrider.engine.step_costs import Sweep
 from outrider.lab.bench import stages
 from outrider.lab.configuration import PLAIN, Configuration
-from outrider.lab.costs import Sweep
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 from outrider.lab.runner import Runner, Step, Trace
 from outrider.lab.tune import tune
 from outrider.lab.tune.decide import recommendations
 from outrider.lab.tune.families import default_space
-from outrider.lab.tune.head import TrainedHead
 from outrider.lab.tune.probe import Sample
 from outrider.lab.tune.run import split
-from outrider.lab.tune.space import Family, SpaceOptions
+from outrider.lab.tune.space import Family, SpaceOptions, TrainedHead
 from outrider.lab.tune.tune import TunePlan, Tuner
 from outrider.outputs import Completion
 from outrider.sampling.params import SamplingParams
@@ -156,7 +156,14 @@ class RehearsedContender:
         self.configuration, self._world = configuration, world
         self.keeps_learning = _is_auto(configuration)
         self._family, self._size = ("", 0) if configuration.is_plain else world.parse(configuration)
-        self.built = SimpleNamespace(decoder=SimpleNamespace(control=None))  # where `costs.sweeping` puts its lengths
+        self._sweep: Sweep | None = None
+
+    @contextmanager
+    def sweeping(self, lengths: Sequence[int]) -> Iterator[Sweep]:
+        """As the real one's."""
+        self._sweep = Sweep(lengths)
+        yield self._sweep
+        self._sweep = None
 
     def run(
         self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams], batch_size: int = 1
@@ -179,9 +186,9 @@ class RehearsedContender:
         return Trace(completion, steps, began, 0.0)
 
     def _step(self, start: int, number: int, prompt: float, coins: np.ndarray) -> Step:
-        world, sweep = self._world, self.built.decoder.control
+        world, sweep = self._world, self._sweep
         family, size = self._family, self._size
-        if isinstance(sweep, Sweep) and family:
+        if sweep is not None and family:
             size = sweep.lengths[number % len(sweep.lengths)]
         size = min(size, len(coins) - start - 1)
         behaviour = world.behaviours.get(family)
@@ -190,7 +197,7 @@ class RehearsedContender:
         while behaviour and kept < drafted and coins[start + kept] < _shifted(_at(behaviour.acceptance, kept), prompt):
             kept += 1
         seconds = PLAIN_S * world.step_cost(family, drafted) / (AUTO_LOSS if _is_auto(self.configuration) else 1.0)
-        if isinstance(sweep, Sweep) and drafted:
+        if sweep is not None and drafted:
             level, slope = world.bias[family]
             seconds *= math.exp(level + slope * drafted)
         taken = world.tick(seconds)
@@ -210,7 +217,7 @@ def rehearse(
     numbers = world.rng.choice(POPULATION, prompts, replace=False).tolist()
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     probe, confirm = split([Sample(str(number), "all", [number], params) for number in numbers])
-    plan = TunePlan(probe, confirm, search_trials=0, most_share=most_share)
+    plan = TunePlan(probe, confirm, most_share=most_share)
     clock = SimpleNamespace(perf_counter=lambda: world.now)  # budgets are of the world's seconds
     with TemporaryDirectory() as folder, patch.object(stages, "time", clock), patch.object(tune, "time", clock):
         journal = Journal.open(Path(folder) / "journal", {}, resume=False)

@@ -5,24 +5,40 @@ Counts are stored and ratios derived from them; docs/bench.md, "What the numbers
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field
 
 from outrider.lab.result import Comparable, Interval, Record, Result
-from outrider.lab.server.types import Percentiles, ServerMeasurement
 from outrider.lab.workload.types import Workload
 
-Ending = Literal["precision", "prompts", "rounds", "budget", "interrupted"]
+Ending = Literal["rounds", "budget", "interrupted"]
 ENDINGS: dict[Ending, str] = {
-    "precision": "every interval is as narrow as asked",
-    "prompts": "more rounds would not narrow the intervals: prompts differ, more of them would",
-    "rounds": "the most rounds that were allowed",
+    "rounds": "all rounds were run",
     "budget": "the time budget was spent",
     "interrupted": "you stopped it: more was to come",
 }
+
+
+class Percentiles(Record):
+    """Percentiles of `n` values, linear between neighbours. With fewer than 100 values p99 is close to the largest."""
+
+    n: int
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Percentiles | None:
+        """Percentiles of the values that are not None; None where there are none."""
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        p50, p90, p99 = np.percentile(known, (50, 90, 99)).tolist()
+        return cls(n=len(known), p50=p50, p90=p90, p99=p99)
 
 
 class DepthAcceptance(Record):
@@ -81,13 +97,10 @@ class Accuracy(Record):
     """Answers that are right, over the prompts whose answers were complete on both sides."""
 
     num_graded: int
-    num_incomplete: int  # prompts with a reference whose answer was cut off on either side: not graded
+    num_incomplete: int  # prompts with a right answer whose text was cut off on either side: not graded
     num_right: int
     num_plain_right: int
-    num_only_own_right: int
-    num_only_plain_right: int
-    difference: Interval | None = None  # right / graded, own - plain
-    p_value: float | None = None  # McNemar's exact test
+    p_value: float | None = None  # McNemar's exact test on the prompts that only one side answered rightly
 
 
 class Measured(Record):
@@ -192,7 +205,6 @@ class Cell(Record):
     max_new_tokens: int
     rounds: int  # begun
     ended_by: Ending
-    prompts_for_precision: int | None = None  # about as many would be needed, where `ended_by` is "prompts"
     seconds: float  # spent on it
     failures: dict[str, str] = Field(default_factory=dict)  # configurations that could not run here, and why
     others: OtherProcesses | None = None  # None: nothing ran
@@ -253,6 +265,81 @@ class WorkloadInfo(Record):
         return cls(name=workload.name, notes=list(workload.notes), num_skipped_lines=len(workload.skipped))
 
 
+class SpeculationCounts(Record):
+    """What a server's counters say of its speculative steps. What it does not count is None."""
+
+    num_steps: int  # target passes that had a draft to verify
+    num_tokens: int  # that these passes emitted, correction or bonus token included
+    num_draft_tokens: int | None = None
+    num_accepted_tokens: int | None = None
+    accepted_per_position: list[int] = Field(default_factory=list)  # steps in which draft token i + 1 was accepted
+
+    @property
+    def tau(self) -> float | None:
+        """Tokens per step that had a draft."""
+        return self.num_tokens / self.num_steps if self.num_steps else None
+
+    @property
+    def draft_utilisation(self) -> float | None:
+        """Accepted / drafted: what vLLM calls the acceptance rate."""
+        if self.num_accepted_tokens is None or not self.num_draft_tokens:
+            return None
+        return self.num_accepted_tokens / self.num_draft_tokens
+
+
+class MeasuredAnswer(Record):
+    """One request that a server answered to its end. Times are the client's, from just before it is sent."""
+
+    id: str
+    task: str = "other"
+    seconds: float  # until the end of the text
+    ttft_s: float | None  # to the first chunk with text; None for an answer without any
+    num_chunks: int  # events of the stream that carry text: under speculation often several tokens each
+    num_tokens: int | None  # as the server counts them; None where it does not say
+    text: str  # reasoning and content as they came
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(seconds − time to first token) / (tokens − 1)."""
+        if self.ttft_s is None or self.num_tokens is None or self.num_tokens < 2:
+            return None
+        return (self.seconds - self.ttft_s) / (self.num_tokens - 1)
+
+
+class ServerComparison(Record):
+    """A server against the plain one, over the requests that both answered."""
+
+    baseline: str  # its label
+    num_pairs: int
+    speedup: Interval | None  # tokens/s of a request, here / there: sums over the pairs
+    differing: list[str] | None = None  # ids of the greedy answers that differ; None when texts were sampled
+
+
+class ServerMeasurement(Record):
+    """One server under one load."""
+
+    label: str
+    url: str  # as the user wrote it
+    engine: str  # whose counters it shows; "": no known ones
+    model: str
+    concurrency: int  # requests in flight
+    num_requests: int  # asked for: answered, failed, or never sent
+    answers: list[MeasuredAnswer]
+    failures: list[str] = Field(default_factory=list)  # "request: what went wrong"
+    tokens_per_s: float | None  # tokens of all answers / seconds in which requests ran; None where they are not counted
+    request_s: Percentiles | None
+    ttft_s: Percentiles | None
+    tpot_s: Percentiles | None
+    speculation: SpeculationCounts | None = None  # by its counters: everything it did meanwhile
+    comparison: ServerComparison | None = None
+    notes: list[str] = Field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every request was answered."""
+        return len(self.answers) == self.num_requests
+
+
 class BenchResult(Result):
     """What `bench` measured. Measured here (`target`, `cells`) or at servers (`servers`)."""
 
@@ -273,10 +360,9 @@ class BenchResult(Result):
             for one in cell.configurations
             for found in _comparables(f"{cell.label}: {self.configurations[one.configuration].label}", one)
         ] + [
-            Comparable(f"{server.label}, {level.level.label}: tokens/s", Interval.unknown(level.tokens_per_s), True, "tokens/s")
+            Comparable(f"{server.label}: tokens/s", Interval.unknown(server.tokens_per_s), True, "tokens/s")
             for server in self.servers
-            for level in server.levels
-            if level.tokens_per_s is not None
+            if server.tokens_per_s is not None
         ]
 
 

@@ -21,7 +21,7 @@ from outrider.lab.workload.types import OnBad, Workload
 from outrider.sampling.params import SamplingParams, usable_temperature
 
 COUPLED = "gumbel"  # the verifier whose texts do not depend on the drafter: its baseline draws with the same noise
-GOES_ON_BY = ("rounds", "max_rounds", "budget_s", "precision")  # what a resumed run may change
+GOES_ON_BY = ("rounds", "budget_s")  # what a resumed run may change
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,12 @@ class Plan:
     configurations: tuple[Configuration, ...]  # plain decoding joins by itself
     temperatures: tuple[float, ...] = (0.0,)
     batch_sizes: tuple[int, ...] = (1,)
-    context_lengths: tuple[int, ...] = ()  # tokens per prompt; with the first batch size, or all of them
-    grid: bool = False  # every context length with every batch size
+    context_lengths: tuple[int, ...] = ()  # tokens per prompt, with the first batch size
     prompts: int = 16  # per task
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=128))  # temperature and seed aside
     seed: int = 0
-    rounds: int = 2  # at least, budget permitting
-    max_rounds: int = 10
+    rounds: int = 2  # over the prompts, budget permitting
     budget_s: float = 1200.0
-    precision: float = 0.05  # width of a speedup's interval, relative to the speedup
     max_other_cpu: float = 0.1  # of a run; busier neighbours: once more
     lossy: bool = False
 
@@ -50,17 +47,10 @@ class Plan:
         object.__setattr__(self, "temperatures", tuple(map(usable_temperature, self.temperatures)))
         _check_above("batch sizes", min(self.batch_sizes), 1)
         _check_above("context lengths", min(self.context_lengths, default=2), 2)
-        if self.grid and (len(set(self.batch_sizes)) < 2 or not self.context_lengths):
-            raise ConfigError(
-                f"a grid wants several batch sizes and at least one context length, got batch sizes {list(self.batch_sizes)} and "
-                f"context lengths {list(self.context_lengths)}: give --batch-size and --context-lengths, or no --set grid=true"
-            )
         _check_above("prompts", self.prompts, 1)
-        _check_above("min_rounds", self.rounds, 1)
-        if self.max_rounds < self.rounds:
-            raise ConfigError(f"max_rounds must be at least min_rounds = {self.rounds}, got {self.max_rounds}")
+        _check_above("rounds", self.rounds, 1)
         _check_above("the seed", self.seed, 0)
-        for name in ("budget_s", "precision", "max_other_cpu"):
+        for name in ("budget_s", "max_other_cpu"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be more than 0, got {getattr(self, name):g}")
         for temperature in self.temperatures:
@@ -80,11 +70,9 @@ class Plan:
         return replace(self.sampling, temperature=temperature, seed=seed, max_tokens=max_tokens or self.sampling.max_tokens)
 
     def cell_keys(self, tasks: Sequence[str]) -> list[CellKey]:
-        """All cells: every batch size with the prompts as they are, every context length at the first batch size; in a grid at
-        every batch size."""
+        """All cells: every batch size with the prompts as they are, every context length at the first batch size."""
         shapes: list[tuple[int, int | None]] = [(size, None) for size in self.batch_sizes]
-        filled = self.batch_sizes if self.grid else self.batch_sizes[:1]
-        shapes += [(size, length) for length in self.context_lengths for size in filled]
+        shapes += [(self.batch_sizes[0], length) for length in self.context_lengths]
         found = [CellKey(task, t, size, length) for task in tasks for t in self.temperatures for size, length in shapes]
         return list(dict.fromkeys(found))
 

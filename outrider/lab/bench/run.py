@@ -98,7 +98,7 @@ def _cell(state: CellState, rounds: Rounds, plan: Plan, target: TargetInfo, toke
         task=key.task, temperature=key.temperature, batch_size=key.batch_size, context=key.context, prompt_ids=ids,
         mean_prompt_tokens=sum(len(one.tokens) for one in state.prompts) / len(ids),
         max_new_tokens=plan.sampling.required_max_tokens,
-        rounds=state.rounds, ended_by=state.ended_by, prompts_for_precision=state.prompts_needed, seconds=state.seconds,
+        rounds=state.rounds, ended_by=state.ended_by, seconds=state.seconds,
         failures={labels[number]: reason for number, reason in state.failures.items()},
         others=others_during(state.notes, plan.max_other_cpu),
         configurations=found, runs=[run_line(note) for note in state.notes],

@@ -1,4 +1,4 @@
-"""The rounds: each goes through all cells that are not certain yet, so a bench that is cut short knows something of every cell.
+"""The rounds: each goes through all cells, so a bench that is cut short knows something of every cell.
 
 docs/bench.md, "How it is measured", says what a group goes through, in which order, and how the budget is shared. Every
 finished group is in the journal. A resumed run reads those and goes on behind them; configurations that learn first go through
@@ -19,13 +19,12 @@ from outrider.errors import OutriderError
 from outrider.lab.bench.bench_result import CellKey, Ending
 from outrider.lab.bench.notes import RunNote, notes_of
 from outrider.lab.bench.plan import Material, Plan, baseline_of, groups
-from outrider.lab.bench.summary import TimedPair, is_tight, prompts_needed, samples, speedup
+from outrider.lab.bench.summary import samples, speedup
 from outrider.lab.configuration import Configuration
 from outrider.lab.disturbance import Repeats
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 from outrider.lab.runner import Contender, Runner, Trace
-from outrider.lab.workload.grade import grade
 from outrider.lab.workload.prompts import PreparedPrompt
 
 REPEATS = 3  # further attempts beside busy neighbours
@@ -97,7 +96,6 @@ class CellState:
     rounds: int = 0
     seconds: float = 0.0
     ended_by: Ending | None = None
-    prompts_needed: int | None = None
 
     def take(self, unit: dict[str, Any]) -> None:
         """A finished unit, fresh or from the journal."""
@@ -111,7 +109,7 @@ class CellState:
 
 
 class Rounds:
-    """Measures configurations in rounds until the intervals are narrow enough."""
+    """Measures configurations in rounds, until all are run or the time is spent."""
 
     def __init__(
         self, field: Contenders, plan: Plan, material: Material, keys: list[CellKey], journal: Journal, progress: Progress
@@ -132,19 +130,17 @@ class Rounds:
         return sum(cell.seconds for cell in self.cells)
 
     def run(self) -> list[CellState]:
-        """Until every cell has ended."""
-        turn = 0
-        while going_on := self._going_on(turn):
-            runs = sum(len(cell.prompts) // cell.cell_key.batch_size * len(self._running(cell)) for cell in going_on)
-            left_s = max(self._plan.budget_s - self.spent_s, 0.0)
-            name = f"round {turn + 1}" + (f" of at most {self._plan.max_rounds}" if turn else "")
-            self._progress.stage(name, runs, left_s)
-            for index, cell in enumerate(going_on):
-                left = (self._plan.budget_s - self.spent_s) / (len(going_on) - index)
+        """All rounds, or as many as the budget allows."""
+        for turn in range(self._plan.rounds):
+            waiting = [cell for cell in self.cells if not turn or self.spent_s < self._plan.budget_s]
+            runs = sum(len(cell.prompts) // cell.cell_key.batch_size * len(self._running(cell)) for cell in waiting)
+            self._progress.stage(f"round {turn + 1}", runs, max(self._plan.budget_s - self.spent_s, 0.0))
+            for index, cell in enumerate(waiting):
+                left = (self._plan.budget_s - self.spent_s) / (len(waiting) - index)
                 self._round(cell, turn, left)
-                self._judge(cell, turn)
                 self._progress.say(self._line(cell))
-            turn += 1
+        for cell in self.cells:
+            cell.ended_by = "rounds" if cell.rounds == self._plan.rounds else "budget"
         return self.cells
 
     def stopped(self) -> list[CellState]:
@@ -152,15 +148,6 @@ class Rounds:
         for cell in self.cells:
             cell.ended_by = cell.ended_by or "interrupted"
         return [cell for cell in self.cells if cell.notes]
-
-    def _going_on(self, turn: int) -> list[CellState]:
-        """Cells that are not certain yet, as long as there is time."""
-        open_cells = [cell for cell in self.cells if cell.ended_by is None]
-        if turn and self.spent_s >= self._plan.budget_s:
-            for cell in open_cells:
-                cell.ended_by = "budget"
-            return []
-        return open_cells
 
     # ---------------------------------------------------------------- one round of a cell
 
@@ -233,7 +220,7 @@ class Rounds:
             base = None if self.baselines[who] == who else traces[self.baselines[who]]
             found = notes_of(of_group, who, [one.number for one in group], turn, attempts[who], number, base)
             for note, trace, prompt in zip(found, of_group, group, strict=True):
-                note.right = grade(prompt.request, trace.completion.text)
+                note.right = prompt.request.is_right(trace.completion.text)
             notes += found
         return notes, failures
 
@@ -261,28 +248,6 @@ class Rounds:
 
     def _running(self, cell: CellState) -> list[int]:
         return [number for number in self._field.numbers if number not in cell.failures]
-
-    # ---------------------------------------------------------------- enough?
-
-    def _judge(self, cell: CellState, turn: int) -> None:
-        """Whether the cell has ended, and by what."""
-        found = {number: samples(cell.of(number)) for number in self._running(cell) if self.baselines[number] != number}
-        wide = [one for one in found.values() if not is_tight(speedup(one), self._plan.precision)]
-        if turn + 1 >= self._plan.rounds:
-            if not wide:
-                cell.ended_by = "precision"
-            elif needed := self._prompts_needed(wide):
-                cell.ended_by, cell.prompts_needed = "prompts", needed
-        if cell.ended_by is None and self.spent_s >= self._plan.budget_s:
-            cell.ended_by = "budget"
-        if cell.ended_by is None and turn + 1 >= self._plan.max_rounds:
-            cell.ended_by = "rounds"
-
-    def _prompts_needed(self, wide: list[list[TimedPair]]) -> int | None:
-        """Prompts for the least certain configuration, where no uncertain one gains from more rounds."""
-        needed = [prompts_needed(one, self._plan.precision) for one in wide]
-        known = [number for number in needed if number is not None]
-        return max(known) if len(known) == len(needed) else None
 
     def _line(self, cell: CellState) -> str:
         """How the cell stands."""

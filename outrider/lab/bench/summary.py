@@ -1,24 +1,20 @@
-"""From the runs of a cell to its numbers: how much faster, how sure, and what would make it surer.
+"""From the runs of a cell to its numbers: how much faster, and how sure.
 
-A prompt's runs in several rounds say how steady the clock is; different prompts say how much the text matters. The interval
-holds both (bootstrap over prompts). More rounds narrow only the first part: with r rounds of n prompts and a spread w of single
-log ratios around their prompt's mean, the clock's share of the variance is w^2 / (n r). When what is left alone is wider than the
-precision asked for, rounds are wasted, and about n (width left / precision)^2 prompts would be needed.
-
-Prompts that were decoded together share their clock: they are no independent witnesses. So with batches of several, groups are
-resampled too, and the interval reaches as far as the wider of the two.
+Different prompts say how much the text matters, a prompt's runs in several rounds how steady the clock is;
+the interval holds both (bootstrap over prompts). Prompts that were decoded together share their clock: they
+are no independent witnesses. So with batches of several, groups are resampled too, and the interval reaches
+as far as the wider of the two.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from statistics import fmean, median, variance
+from statistics import fmean, median
 from typing import Any
 
-from scipy.stats import binomtest, norm
+from scipy.stats import binomtest
 
 from outrider.lab.bench.bench_result import (
     Accuracy,
@@ -27,6 +23,7 @@ from outrider.lab.bench.bench_result import (
     Identity,
     Measured,
     OtherProcesses,
+    Percentiles,
     RunLine,
     TargetInfo,
 )
@@ -34,11 +31,9 @@ from outrider.lab.bench.machine import roof_tokens_per_s
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.result import Interval
-from outrider.lab.server.summary import percentiles
 from outrider.text import decode
 
 MIN_STEPS = 5  # of one width; the median of fewer is no time to rely on
-WIDTH = 2 * 1.96  # of a 95 % interval, in standard errors
 
 
 def measured(
@@ -61,9 +56,9 @@ def measured(
         other_cpu=_mean([note.other_cpu for note in own]),
         tokens_per_s=rate,
         throughput_tokens_per_s=sum(note.tokens for note in own) / sum(note.wall_s / rows for note in own),
-        ttft_s=percentiles(note.ttft_s for note in own),
-        tpot_s=percentiles(note.decode_s / note.decode_tokens for note in own if note.decode_tokens),
-        chunk_s=percentiles(gap for note in own for gap in note.gaps_s),
+        ttft_s=Percentiles.of(note.ttft_s for note in own),
+        tpot_s=Percentiles.of(note.decode_s / note.decode_tokens for note in own if note.decode_tokens),
+        chunk_s=Percentiles.of(gap for note in own for gap in note.gaps_s),
         time_s={phase: sum(note.time_s[phase] for note in own) for phase in own[0].time_s},
         acceptance=acceptance(own),
         roof=rate.value / roof if rate is not None and roof else None,
@@ -98,25 +93,15 @@ def accuracy(own: Sequence[RunNote], plain: Sequence[RunNote] | None) -> Accurac
     if not graded:
         return None
     whole = [(bool(a.right), bool(b.right)) for a, b in graded if a.complete and b.complete]
-    only_own, only_plain = sum(a and not b for a, b in whole), sum(b and not a for a, b in whole)
-    apart = only_own + only_plain
+    num_apart = sum(own_right != plain_right for own_right, plain_right in whole)
+    num_only_own = sum(own_right and not plain_right for own_right, plain_right in whole)
     return Accuracy(
-        num_graded=len(whole), num_incomplete=len(graded) - len(whole),
-        num_right=sum(a for a, _ in whole), num_plain_right=sum(b for _, b in whole),
-        num_only_own_right=only_own, num_only_plain_right=only_plain,
-        difference=paired_difference(only_own, only_plain, len(whole)) if whole and plain is not None else None,
-        p_value=float(binomtest(only_own, apart).pvalue) if apart else None,
-    )  # fmt: skip
-
-
-def paired_difference(only_own: int, only_plain: int, count: int) -> Interval:
-    """Share of right answers, own - plain, of `count` prompts answered by both. The interval of Agresti & Min 2005 (half an
-    answer added to each of the four kinds), which keeps its width where both sides agree on everything."""
-    value = (only_own - only_plain) / count
-    more, less, total = only_own + 0.5, only_plain + 0.5, count + 2
-    middle = (more - less) / total
-    reach = float(norm.ppf(0.975)) * math.sqrt(more + less - (more - less) ** 2 / total) / total
-    return Interval(value=value, low=max(middle - reach, -1.0), high=min(middle + reach, 1.0))
+        num_graded=len(whole),
+        num_incomplete=len(graded) - len(whole),
+        num_right=sum(own_right for own_right, _ in whole),
+        num_plain_right=sum(plain_right for _, plain_right in whole),
+        p_value=float(binomtest(num_only_own, num_apart).pvalue) if num_apart else None,
+    )
 
 
 def others_during(notes: Sequence[RunNote], max_other_cpu: float) -> OtherProcesses | None:
@@ -220,26 +205,6 @@ def _reaching(interval: Interval, groups: Sequence[Sequence[TimedPair]]) -> Inte
     other = ratio_of_sums([sum(s.plain_s for s in group) for group in groups], [sum(s.own_s for s in group) for group in groups])
     low, high = min(interval.low, other.low), max(interval.high, other.high)
     return interval.model_copy(update={"low": low, "high": high})
-
-
-def is_tight(found: Interval | None, precision: float) -> bool:
-    """Whether the interval is at most `precision` wide, relative to the speedup. Nothing to compare counts as tight."""
-    return found is None or (found.high - found.low) / found.value <= precision
-
-
-def prompts_needed(found: Sequence[TimedPair], precision: float) -> int | None:
-    """The number of prompts that would reach the precision where more rounds cannot. None where they can, or where it
-    is unknown (fewer than two rounds, or one prompt)."""
-    by_prompt = _by_prompt(found)
-    repeated = [group for group in by_prompt.values() if len(group) > 1]
-    now = speedup(found)
-    if now is None or not repeated or now.low <= 0:
-        return None
-    within = fmean(variance(math.log(one.plain_s / one.own_s) for one in group) for group in repeated)
-    error = math.log(now.high / now.low) / WIDTH
-    left = error**2 - within / len(found)
-    width = WIDTH * math.sqrt(max(left, 0.0))
-    return math.ceil(len(by_prompt) * (width / precision) ** 2) if width > precision else None
 
 
 def _by_prompt(found: Sequence[TimedPair]) -> dict[int, list[TimedPair]]:

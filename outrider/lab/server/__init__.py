@@ -1,7 +1,8 @@
-"""Measuring OpenAI-compatible servers (vLLM, SGLang, llama.cpp, ours) from outside: `measure_servers` is all there is to call.
+"""Measuring OpenAI-compatible servers (vLLM, SGLang, llama.cpp, ours) from outside, for `outrider bench URL`.
 
-What a client can see is measured (tokens per second, latencies, texts); what happened inside is read from the server's own
-counters where it shows them, and left out where it does not: nothing is estimated.
+    client.py    one server: its address, the body of a request, and the stream that answers it
+    counters.py  the server's own counters, read before and after
+    measure.py   the prompts through one server, or through two in turn
 """
 
 from outrider.extras import check_lab

@@ -1,163 +1,276 @@
-"""Asks one server, and tells what came and when. Nothing a server does raises here: a request ends as an Answer or a Failure.
+"""One OpenAI-compatible server: its address and key, the body of a request, and the stream that answers it.
 
-httpx2 is the HTTP client because it is kept up (httpx has stood still since 0.28; Pydantic carries it on under this name),
-because huggingface_hub brings it anyway, and because it reads server-sent events itself (httpx-sse is the same decoder for
-the old library). A connection that cannot be opened is tried again, which no server can notice; anything later is not: a
-request that was sent may have been counted.
+A key comes from an environment variable, goes into one header, and is cut out of every message that a
+server sends back. Only what was asked for is sent: a parameter at its default is the server's.
 """
 
 from __future__ import annotations
 
-import asyncio
+import os
+from dataclasses import dataclass, field, fields
 from time import perf_counter
-from types import TracebackType
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import httpx2
 
-from outrider.errors import OutriderError, RequestError, ServerError
-from outrider.lab.server.options import ServerEndpoint
-from outrider.lab.server.stream import BadStreamError, Stream, error_text, mended, one_line
-from outrider.lab.server.types import Failure, FailureKind, MeasuredAnswer
+from outrider.errors import ConfigError, OutriderError, RequestError, ServerError
+from outrider.lab.bench.bench_result import MeasuredAnswer
+from outrider.lab.workload.types import WorkloadRequest
+from outrider.sampling.params import SamplingParams
+from outrider.wellformed import parsed_json
 
 CONNECT_S = 10.0
-CONNECT_PAUSES_S = (0.2, 1.0)  # before the second and the third attempt
-ERROR_BYTES = 65536  # of an error's body are read
+ALWAYS = ("temperature", "max_tokens")  # sent whatever their value
 NOT_THE_REQUEST = (401, 403, 408, 429)  # statuses of 4xx that say nothing against the request itself
 HINTS = {
-    401: "the server wants an API key: name the environment variable that holds it, --set api_key_env=NAME",
-    403: "the API key does not open this",
+    401: "name the environment variable that holds the API key: --set api_key_env=NAME",
     404: "is it an OpenAI-compatible server, and does it serve this model?",
-    429: "the server limits requests: measure at a lower concurrency or rate",
-    503: "the server is not ready or overloaded",
+    429: "measure at a lower concurrency",
 }
+END = "[DONE]"
+GIVEN_UP = ("abort", "error")  # reasons that vLLM and SGLang end a request with that they could not finish
+
+
+@dataclass(frozen=True)
+class ServerEndpoint:
+    """`root`: the URL up to and without /v1, where /metrics lies."""
+
+    url: str  # as the user wrote it
+    root: str
+    api_key: str | None = field(default=None, repr=False)
+    model: str | None = None  # None: the only one it serves
+
+    @classmethod
+    def parse(cls, url: str, *, api_key: str | None = None, model: str | None = None) -> ServerEndpoint:
+        """From `http://host:port`, with or without /v1 and what follows it. Raises ConfigError."""
+        try:
+            parts = urlsplit(url.strip())
+            path = (parts.path.rstrip("/") + "/").rsplit("/v1/", 1)[0].rstrip("/")
+            root = f"{parts.scheme}://{parts.netloc}{path}"
+            is_server = bool(httpx2.URL(root).host) and parts.scheme in ("http", "https") and parts.port != 0
+        except (ValueError, httpx2.InvalidURL) as error:
+            raise ConfigError(f"'{url}' is no URL: {error}") from error
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ConfigError("a server's URL holds no password and no query: results would record it; keys come by environment")
+        if not is_server:
+            raise ConfigError(f"a server is given as http://HOST:PORT or https://HOST/PATH; got '{url}'")
+        return cls(url.strip(), root, api_key, model)
+
+
+def key_from(variable: str | None) -> str | None:
+    """The API key in an environment variable; None where none is named. Raises ConfigError when it is not set."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise ConfigError(f"the environment variable {variable}, which should hold the API key, is not set or empty")
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"the API key in {variable} has characters that no HTTP header can carry")
+    return key
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions:
+    """How prompts are put to a server. Raises ConfigError for what cannot be done."""
+
+    concurrency: int = 1  # requests in flight: a new one begins as soon as one ends
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    api: Literal["auto", "chat", "completions"] = "auto"  # auto: conversations to chat, prompts to completions
+    timeout_s: float = 300.0  # without a sign of life
+    settle_s: float = 0.25  # between two readings of the counters, until they stand still
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1 or self.timeout_s <= 0:
+            raise ConfigError(
+                f"a concurrency is 1 or more and a timeout more than 0 s; got {self.concurrency} and {self.timeout_s:g}"
+            )
+
+    def body(self, request: WorkloadRequest, model: str) -> tuple[str, dict[str, Any]]:
+        """(path, JSON body) of a request. Raises ConfigError for a conversation that must go to /completions."""
+        defaults = SamplingParams()
+        asked = {one.name: getattr(self.sampling, one.name) for one in fields(SamplingParams)}
+        body = {
+            name: value
+            for name, value in asked.items()
+            if name in ALWAYS or value != getattr(defaults, name)
+        }
+        if request.max_tokens is not None:
+            body["max_tokens"] = self.sampling.limit(request.max_tokens)
+        body |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+        if self.api == "chat" or (self.api == "auto" and request.messages is not None):
+            messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
+            return "/v1/chat/completions", body | {"messages": list(messages)}
+        if request.messages is not None:
+            raise ConfigError(
+                f"request '{request.id}' is a conversation, and only the server knows its chat template: "
+                "use the API chat or auto"
+            )
+        return "/v1/completions", body | {"prompt": request.prompt}
 
 
 class Client:
-    """One server's connections. Use as an async context manager."""
+    """One server's connections. Proxies of the environment are not asked: they would be measured too."""
 
     def __init__(self, endpoint: ServerEndpoint, *, timeout_s: float) -> None:
         self.endpoint = endpoint
-        self._http = httpx2.AsyncClient(
-            timeout=httpx2.Timeout(timeout_s, connect=CONNECT_S, pool=None),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),  # the load decides how many
-            headers={"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {},
-            trust_env=not endpoint.is_local,  # proxies
-        )
         self._timeout_s = timeout_s
+        self.http = httpx2.AsyncClient(
+            timeout=httpx2.Timeout(timeout_s, connect=CONNECT_S, pool=None),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+            headers={"Authorization": f"Bearer {endpoint.api_key}"} if endpoint.api_key else {},
+            trust_env=False,
+        )
 
-    async def __aenter__(self) -> Client:
-        await self._http.__aenter__()
-        return self
+    async def ask(self, request: WorkloadRequest, path: str, body: dict[str, Any]) -> MeasuredAnswer:
+        """POST, and read the stream to its end. Raises RequestError where the request is at fault, else ServerError.
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._http.__aexit__(kind, error, trace)
-
-    async def ask(self, request_id: str, path: str, body: dict[str, Any]) -> MeasuredAnswer | Failure:
-        """POST, and read the stream to its end. Time starts with the attempt that found a connection."""
-        for pause_s in CONNECT_PAUSES_S:
-            outcome = await self._ask_once(request_id, path, body)
-            if not (isinstance(outcome, Failure) and outcome.kind == "refused"):
-                return outcome
-            await asyncio.sleep(pause_s)
-        return await self._ask_once(request_id, path, body)
-
-    async def _ask_once(self, request_id: str, path: str, body: dict[str, Any]) -> MeasuredAnswer | Failure:
+        A request that was sent is not sent again: the server may have counted it.
+        """
         stream = Stream()
         begin = perf_counter()
         try:
-            async with self._http.stream("POST", self.endpoint.root + path, json=body) as response:
-                await self._check(response)
-                async for event in httpx2.EventSource(response):  # past the end mark too: the connection is used again
-                    stream.feed(event.data, perf_counter() - begin, event.event)
-        except (httpx2.HTTPError, BadStreamError, _StatusError) as error:
+            async with self.http.stream("POST", self.endpoint.root + path, json=body) as response:
+                kind = response.headers.get("content-type", "")
+                if response.status_code != 200 or not kind.startswith("text/event-stream"):
+                    text = (await response.aread()).decode("utf-8", errors="replace")
+                    raise error_of(response.status_code, text or "it sent nothing")
+                async for event in httpx2.EventSource(response):  # past the end mark: the connection is used again
+                    stream.feed(event.data, perf_counter() - begin)
+        except (httpx2.HTTPError, OutriderError) as error:
             if not stream.ended:
-                return self._failure(request_id, error, stream)
+                raise self._error(error) from error
         if not stream.is_whole:
-            return self._failure(request_id, httpx2.RemoteProtocolError("the stream stopped before its end"), stream)
-        return _answer(request_id, stream)
+            raise self._error(ServerError("the stream stopped before its end"))
+        return stream.answer(request)
 
     async def get(self, path: str) -> httpx2.Response:
-        """GET, whatever its status. Raises ServerError where no answer comes."""
+        """GET. Raises ServerError where no answer comes, or one of another status than 200."""
         try:
-            return await self._http.get(self.endpoint.root + path, follow_redirects=True)
-        except httpx2.HTTPError as error:
-            raise ServerError(self._failure("", error, Stream()).message) from error
+            response = await self.http.get(self.endpoint.root + path, follow_redirects=True)
+            if response.status_code != 200:
+                raise error_of(response.status_code, response.text)
+        except (httpx2.HTTPError, OutriderError) as error:
+            raise ServerError(str(self._error(error))) from error
+        return response
 
-    async def _check(self, response: httpx2.Response) -> None:
-        """A stream of events, or _StatusError / BadStreamError with what the server says instead."""
-        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if response.status_code == 200 and kind == "text/event-stream":
+    async def model(self) -> str:
+        """The model to ask for: the one that was named, else the only one that the server has.
+
+        Raises ServerError where the server does not answer, ConfigError where it has several.
+        """
+        if self.endpoint.model is not None:
+            return self.endpoint.model
+        response = await self.get("/v1/models")
+        try:
+            names = [mended(str(entry["id"])) for entry in response.json()["data"]]
+        except (ValueError, KeyError, TypeError):
+            names = []
+        if len(names) != 1:
+            raise ConfigError(
+                f"the server at {self.endpoint.url} lists {len(names)} models: name the one to ask, --set server_model=NAME"
+                f"{': ' if names else ''}{', '.join(sorted(names))}"
+            )
+        return names[0]
+
+    def _error(self, error: Exception) -> OutriderError:
+        """An error of this server in one line, without the key: servers repeat it in what they answer."""
+        kind = type(error) if isinstance(error, OutriderError) else ServerError
+        words = str(error) or type(error).__name__
+        if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+            words = f"no connection ({words}); is the server running there?"
+        elif isinstance(error, httpx2.TimeoutException):
+            words = f"nothing came for {self._timeout_s:g} s"
+        elif isinstance(error, httpx2.HTTPError):
+            words = f"the connection was dropped ({words})"
+        if self.endpoint.api_key:
+            words = words.replace(self.endpoint.api_key, "***")
+        return kind(one_line(f"{self.endpoint.root}: {words}", 400))
+
+
+class Stream:
+    """The text of one stream of completion chunks, event by event. Reads no socket, so a test can play any stream."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.ttft_s: float | None = None
+        self.seconds = 0.0  # arrival of the last event that belongs to the text; the usage that follows is not
+        self.finish_reason: str | None = None
+        self.ended = False  # the end mark has come
+        self.num_tokens: int | None = None  # as the server counts them: `usage`, or llama.cpp's `timings`
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it came to its end: some servers leave the end mark out, and say why they stopped."""
+        return self.ended or self.finish_reason is not None
+
+    def feed(self, data: str, now: float) -> None:
+        """The data of one event. Raises ServerError, or RequestError where the server refuses only now."""
+        if not data.strip():
+            return  # a heartbeat
+        if data.strip() == END:
+            self.ended = True
             return
-        content = b""
-        async for part in response.aiter_bytes():
-            content += part
-            if len(content) >= ERROR_BYTES:
-                break
-        text = _message_of(content[:ERROR_BYTES])
-        if response.status_code == 200:
-            raise BadStreamError(f"it answered {kind or 'data of no type'} instead of a stream of events: {text}")
-        raise _StatusError(response.status_code, text)
+        try:
+            chunk = parsed_json(data)
+            fault = chunk.get("error")
+            if not fault:
+                self._take(chunk, now)
+        except (ValueError, AttributeError, LookupError, TypeError) as error:
+            raise ServerError(f"an event of the stream is no chunk of a completion: {one_line(data, 80)}") from error
+        if fault:
+            code = fault.get("code") if isinstance(fault, dict) else None
+            raise error_of(code, f"the server reported an error in the stream: {data}")
+        if self.finish_reason in GIVEN_UP:
+            raise ServerError(f"the server gave the request up (finish_reason '{self.finish_reason}')")
 
-    def _failure(self, request_id: str, error: Exception, stream: Stream) -> Failure:
-        kind, words = _describe(error, self._timeout_s)
-        message = one_line(self.endpoint.clean(f"{self.endpoint.root}: {words}"), 400)
-        status = error.status if isinstance(error, _StatusError | BadStreamError) else None
-        return Failure(id=request_id, kind=kind, message=message, status=status, num_chunks=len(stream.chunks_s))
+    def _take(self, chunk: dict[str, Any], now: float) -> None:
+        choice = (chunk.get("choices") or [{}])[0]
+        delta = choice.get("delta") or {}
+        thought = delta.get("reasoning_content") or delta.get("reasoning")  # two names of one text
+        parts = (choice.get("text"), thought, delta.get("content"))
+        text = "".join(part for part in parts if isinstance(part, str))
+        reason = choice.get("finish_reason")
+        if text:
+            self.texts.append(text)
+            self.ttft_s = now if self.ttft_s is None else self.ttft_s
+        if isinstance(reason, str):
+            self.finish_reason = reason
+        if text or reason:
+            self.seconds = now
+        for place, name in (("usage", "completion_tokens"), ("timings", "predicted_n")):
+            count = (chunk.get(place) or {}).get(name)
+            if type(count) is int:
+                self.num_tokens = count
+
+    def answer(self, request: WorkloadRequest) -> MeasuredAnswer:
+        """The whole of it."""
+        return MeasuredAnswer(
+            id=request.id,
+            task=request.task,
+            seconds=round(self.seconds, 6),
+            ttft_s=None if self.ttft_s is None else round(self.ttft_s, 6),
+            num_chunks=len(self.texts),
+            num_tokens=self.num_tokens,
+            text=mended("".join(self.texts)),
+        )
 
 
-class _StatusError(Exception):
-    """Any HTTP status but 200."""
-
-    def __init__(self, status: int, text: str) -> None:
-        hint = f" ({HINTS[status]})" if status in HINTS else ""
-        super().__init__(f"HTTP {status}: {text}{hint}")
-        self.status = status
-
-
-def raised(failure: Failure) -> OutriderError:
-    """The error of a failure that ends the run: RequestError where the request is at fault, else ServerError."""
-    status = failure.status or 500
+def error_of(status: Any, text: str) -> OutriderError:
+    """The error of an HTTP status: RequestError where the request is at fault, else ServerError."""
+    if type(status) is not int:
+        return ServerError(text)
+    hint = f" ({HINTS[status]})" if status in HINTS else ""
     at_fault = 400 <= status < 500 and status not in NOT_THE_REQUEST
-    return (RequestError if at_fault else ServerError)(failure.message)
+    return (RequestError if at_fault else ServerError)(f"HTTP {status}: {one_line(text)}{hint}")
 
 
-def _answer(request_id: str, stream: Stream) -> MeasuredAnswer:
-    return MeasuredAnswer(
-        id=request_id,
-        chunks_s=[round(time, 6) for time in stream.chunks_s],
-        seconds=round(stream.seconds, 6),
-        text=mended("".join(stream.texts)),
-        finish_reason=stream.finish_reason,
-        num_tokens=stream.num_tokens,
-        num_prompt_tokens=stream.num_prompt_tokens,
-        num_cached_tokens=stream.num_cached_tokens,
-    )
+def one_line(text: str, limit: int = 300) -> str:
+    """White space collapsed, cut with an ellipsis."""
+    text = " ".join(mended(text).split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _describe(error: Exception, timeout_s: float) -> tuple[FailureKind, str]:
-    """(kind, words for a person) of what went wrong."""
-    reason = one_line(str(error)) or type(error).__name__
-    match error:
-        case BadStreamError():
-            return ("aborted" if error.kind == "aborted" else "malformed"), reason
-        case _StatusError():
-            return "status", reason
-        case httpx2.ConnectError() | httpx2.ConnectTimeout() | httpx2.ProxyError() | httpx2.UnsupportedProtocol():
-            return "refused", f"no connection ({reason}); is the server running there?"
-        case httpx2.TimeoutException():
-            return "timeout", f"nothing came for {timeout_s:g} s"
-        case httpx2.SSEError() | httpx2.DecodingError():
-            return "malformed", reason
-    return "dropped", f"the connection was dropped ({reason})"
-
-
-def _message_of(content: bytes) -> str:
-    """An error body in one line: the message in its JSON, or the text itself."""
-    text = content.decode("utf-8", errors="replace")
-    try:
-        return error_text(httpx2.Response(200, text=text).json())
-    except ValueError:
-        return one_line(text) or "(no explanation)"
+def mended(text: str) -> str:
+    """Pairs of surrogates that JSON escapes brought apart joined, single ones replaced: no file takes them."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,10 +1,10 @@
-"""The run: every server at every level, on the same prompts, so that two servers can be compared fairly.
+"""The prompts through one server, or through a plain and a speculating one in turn, and what a client sees.
 
-Several servers take turns. With one request at a time the turn is a prompt; with more in flight it is TURN times as many
-prompts, so that the load is reached within each turn. Who begins changes from turn to turn, and only one server works at any
-time: two on one machine do not disturb each other. A turn is one window: an uninterrupted stretch of work whose clock all its
-answers share. Requests that fail are kept as failures; a server that refuses connections, or fails PATIENCE requests in a row, is
-given up. A run that a server or Ctrl-C ended keeps what was answered.
+One closed loop: so many requests in flight, a new one as soon as one ends. Two servers take turns on the
+same prompts, and only one of them works at any time, so that two on one machine do not disturb each
+other. With one request in flight a turn is a prompt, with more it is TURN times as many. Who begins
+changes from turn to turn. Requests that fail are kept as failures; a server that fails PATIENCE of them
+in a row ends the run. A run that a server or Ctrl-C ended keeps what was answered.
 """
 
 from __future__ import annotations
@@ -12,260 +12,231 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 
-from outrider.errors import ConfigError, RequestError
+from outrider.errors import OutriderError, ServerError
+from outrider.lab.bench.bench_result import (
+    BenchResult,
+    MeasuredAnswer,
+    Percentiles,
+    ServerComparison,
+    ServerMeasurement,
+    SpeculationCounts,
+    WorkloadInfo,
+)
+from outrider.lab.intervals import ratio_of_rates
 from outrider.lab.progress import QUIET, Progress
-from outrider.lab.server.client import Client, raised
-from outrider.lab.server.counters import CounterWindow, Reading, difference, read, read_settled
-from outrider.lab.server.discover import discover
-from outrider.lab.server.options import SALT_NOTE, LoadOptions, ServerEndpoint
-from outrider.lab.server.summary import compare, summarise
-from outrider.lab.server.types import Failure, Level, LevelMeasurement, MeasuredAnswer, ServerInfo, ServerMeasurement
+from outrider.lab.result import Interval
+from outrider.lab.server.client import Client, RequestOptions, ServerEndpoint
+from outrider.lab.server.counters import Reading, difference, read, read_settled
 from outrider.lab.workload.types import Workload, WorkloadRequest
 
 PATIENCE = 10  # failures in a row
 TURN = 4
-WARMUP_TOKENS = 16
-WARMUP_PREFIX = "Warming up. "
-SAME = "two labels name this server: whose requests its counters counted is unknown, so they are left out"
+WARMUP, WARMUP_TOKENS = 2, 16
+WARMUP_PREFIX = "Warming up. "  # another beginning, so that no prefix cache knows the prompts when they are measured
+MIN_PAIRS = 8  # for an interval
 SAMPLED = "sampling parameters that were not given are the server's own defaults; texts are not compared"
 
 
-def measure_servers(
+def bench_servers(
     endpoints: Mapping[str, ServerEndpoint],
     workload: Workload,
-    options: LoadOptions,
+    options: RequestOptions,
     *,
+    prompts: int,
     progress: Progress = QUIET,
-) -> list[ServerMeasurement]:
-    """By label, the first being the baseline of the others.
+) -> BenchResult:
+    """Every server on the first `prompts` requests of each task; the first server is the baseline of the other.
 
-    Raises ServerError where a server is not there or nothing was answered at all, RequestError where no request was usable,
-    ConfigError for options that do not fit. A server that fails later is reported in its measurement, and ends the run. After
-    Ctrl-C: what was answered by then (`interrupted`), KeyboardInterrupt where nothing was.
+    Raises the first failure where nothing was answered, ConfigError for options that do not fit, and
+    KeyboardInterrupt where Ctrl-C came before the first answer.
     """
-    if not endpoints:
-        raise ConfigError("there must be at least one server to measure")
-    if not workload.requests:
-        raise ConfigError(f"the workload {workload.name} has no requests")
-    for request in workload.requests:
+    requests = workload.firsts(prompts).requests
+    for request in requests:
         options.body(request, "")  # raises before anything is sent
-    return asyncio.run(_measure(endpoints, workload.requests, options, progress))
+    servers, stopped = asyncio.run(_measure(endpoints, requests, options, progress))
+    plain = servers[0]
+    if not any(server.answers for server in servers):
+        raise plain.errors[0]
+    return BenchResult(
+        workload=WorkloadInfo.of(workload),
+        settings={**asdict(options), "prompts": prompts},
+        servers=[server.measurement(requests, None if server is plain else plain) for server in servers],
+        seconds=sum(server.busy_s for server in servers),
+        interrupted=stopped,
+    )
 
 
 async def _measure(
-    endpoints: Mapping[str, ServerEndpoint], requests: Sequence[WorkloadRequest], options: LoadOptions, progress: Progress
-) -> list[ServerMeasurement]:
-    async with AsyncExitStack() as stack:
-        servers = []
-        for label, endpoint in endpoints.items():
-            client = await stack.enter_async_context(Client(endpoint, timeout_s=options.timeout_s))
-            info = await discover(client)
-            alone = sum(other.root == endpoint.root for other in endpoints.values()) == 1
-            applies = {SAME: not alone, SAMPLED: not options.sampling.is_greedy, SALT_NOTE: options.is_salted(info.engine)}
-            notes = [*info.notes, *(note for note, is_so in applies.items() if is_so)]
-            servers.append(Server(label, client, info, info.metrics and alone, notes))
-        run = _Measuring(servers, requests, options, progress)
-        try:
-            for loads in run.levels:
-                if not run.given_up:
-                    await run.level(loads)
-        except asyncio.CancelledError:  # Ctrl-C, by way of `asyncio.run`
-            if not run.has_answers:
-                raise
-            run.stopped = True
-    return run.results()
+    endpoints: Mapping[str, ServerEndpoint],
+    requests: Sequence[WorkloadRequest],
+    options: RequestOptions,
+    progress: Progress,
+) -> tuple[list[_Server], bool]:
+    """(the servers with their answers, whether Ctrl-C ended it.)"""
+    servers = [
+        _Server(label, Client(endpoint, timeout_s=options.timeout_s), options, progress)
+        for label, endpoint in endpoints.items()
+    ]
+    progress.stage(", ".join(endpoints), len(requests) * len(servers))
+    try:
+        for server in servers:
+            await server.warm_up(requests)
+        await _take_turns(servers, requests, options.concurrency)
+        for server in servers:
+            await server.read_counters()
+    except asyncio.CancelledError:  # Ctrl-C, by way of `asyncio.run`
+        if not any(server.answers for server in servers):
+            raise
+        return servers, True
+    finally:
+        for server in servers:
+            await server.client.http.aclose()
+    return servers, False
+
+
+async def _take_turns(servers: Sequence[_Server], requests: Sequence[WorkloadRequest], at_once: int) -> None:
+    """A server that is alone has a single turn."""
+    size = len(requests) if len(servers) == 1 else TURN * at_once if at_once > 1 else 1
+    for turn, first in enumerate(range(0, len(requests), size)):
+        for server in servers if turn % 2 == 0 else reversed(servers):
+            await server.run(requests[first : first + size])
+            if server.is_given_up:
+                return
 
 
 @dataclass
-class Server:
-    """One server of a run."""
+class _Server:
+    """One server of a run, and what came of its requests."""
 
     label: str
     client: Client
-    info: ServerInfo
-    reads_counters: bool
-    notes: list[str]
-
-    async def reading(self) -> Reading | None:
-        return (await read(self.client, self.info.model))[0] if self.reads_counters else None
-
-    async def settled(self, pause_s: float, earlier: Reading | None, received: int) -> Reading | None:
-        """None where there was none `earlier`."""
-        return None if earlier is None else await read_settled(self.client, self.info.model, pause_s, earlier, received)
-
-
-@dataclass
-class Load:
-    """One server under one level."""
-
-    server: Server
-    level: Level
-    options: LoadOptions
+    options: RequestOptions
     progress: Progress
-    answers: list[MeasuredAnswer] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    cold: Failure | None = None  # that ended the warm-up
+    model: str = ""
+    answers: dict[str, MeasuredAnswer] = field(default_factory=dict)  # by the request's id
+    errors: list[OutriderError] = field(default_factory=list)
+    busy_s: float = 0.0
+    notes: list[str] = field(default_factory=list)
     before: Reading | None = None  # the counters, once it is warm
-    window: CounterWindow | None = None  # what the counters say
-    given_up: str = ""  # why, once it is
-    _in_a_row: int = 0  # failures
+    speculation: SpeculationCounts | None = None
+    num_failed_in_a_row: int = 0
+
+    @property
+    def is_given_up(self) -> bool:
+        return self.num_failed_in_a_row >= PATIENCE
 
     async def warm_up(self, requests: Sequence[WorkloadRequest]) -> None:
-        """A few short answers under the load, so that no measured one pays for connections, compilation and graphs."""
-        at_once, options = self.level.concurrency, self.options.salted(self.server.info.engine)
-        number = max(options.warmup, at_once) if options.warmup else 0
-        lukewarm = [_lukewarm(requests[index % len(requests)]) for index in range(number)]
-        short = replace(options, sampling=replace(options.sampling, max_tokens=options.sampling.limit(WARMUP_TOKENS)))
-        cold, received = await self.server.reading(), 0
-        for start in range(0, number, at_once):
-            asked = [(one.id, *short.body(one, self.server.info.model)) for one in lukewarm[start : start + at_once]]
-            for outcome in await asyncio.gather(*(self.server.client.ask(*one) for one in asked)):
-                if isinstance(outcome, MeasuredAnswer):
-                    received += outcome.num_tokens or 0
-                elif not isinstance(raised(outcome), RequestError):
-                    self.cold, self.given_up = outcome, outcome.message
-                    return
-        self.before = await self.server.settled(options.settle_s, cold, received)
+        """A few short answers, so that no measured one pays for connections, compilation and graphs."""
+        self.model = await self.client.model()
+        if not self.options.sampling.is_greedy:
+            self.notes.append(SAMPLED)
+        sampling = replace(self.options.sampling, max_tokens=self.options.sampling.limit(WARMUP_TOKENS))
+        short = replace(self.options, sampling=sampling)
+        count = max(WARMUP, self.options.concurrency)
+        asked = [_lukewarm(requests[index % len(requests)]) for index in range(count)]
+        try:
+            cold = await read(self.client, self.model)
+        except ServerError as error:
+            cold = None
+            self.notes.append(str(error))
+        asking = (self.client.ask(one, *short.body(one, self.model)) for one in asked)
+        outcomes = await asyncio.gather(*asking, return_exceptions=True)
+        answers = [one for one in outcomes if isinstance(one, MeasuredAnswer)]
+        if not answers and isinstance(outcomes[0], BaseException):
+            raise outcomes[0]
+        if cold is not None:
+            received = sum(answer.num_tokens or 0 for answer in answers)
+            self.before = await read_settled(self.client, self.model, self.options.settle_s, cold, received)
 
-    async def run(self, requests: Sequence[WorkloadRequest], window: int) -> None:
-        """Ask them all, in order; returns when all are finished or the server was given up."""
-        begin, waiting = perf_counter(), deque(requests)
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(min(self.level.concurrency, len(waiting))):
-                tasks.create_task(self._work_off(waiting, window, begin))
+    async def run(self, requests: Sequence[WorkloadRequest]) -> None:
+        """Ask them all, in order; returns when all are finished or the server is given up."""
+        begin = perf_counter()
+        waiting = deque(requests)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(self.options.concurrency):
+                    tasks.create_task(self._work_off(waiting))
+        finally:
+            self.busy_s += perf_counter() - begin
 
-    async def _work_off(self, waiting: deque[WorkloadRequest], window: int, begin: float) -> None:
-        while waiting and not self.given_up:
+    async def _work_off(self, waiting: deque[WorkloadRequest]) -> None:
+        while waiting and not self.is_given_up:
             request = waiting.popleft()
-            path, body = self.options.body(request, self.server.info.model)
-            start_s = perf_counter() - begin
-            outcome = await self.server.client.ask(request.id, path, body)
-            if isinstance(outcome, Failure):
-                self._failed(outcome)
-            else:
-                self._in_a_row = 0
-                facts = {"task": request.task, "window": window, "start_s": round(start_s, 6)}
-                self.answers.append(outcome.model_copy(update=facts))
+            try:
+                path, body = self.options.body(request, self.model)
+                self.answers[request.id] = await self.client.ask(request, path, body)
+                self.num_failed_in_a_row = 0
+            except OutriderError as error:
+                self.errors.append(type(error)(f"request {request.id}: {error}"))
+                self.progress.say(f"{self.label}, {self.errors[-1]}")
+                self.num_failed_in_a_row += 1
             self.progress.advance()
 
-    def _failed(self, failure: Failure) -> None:
-        self.failures.append(failure)
-        self._in_a_row += 1
-        self.progress.say(f"{self.server.label}, request {failure.id}: {failure.message}")
-        if failure.kind == "refused":
-            self.given_up = failure.message
-        elif self._in_a_row >= PATIENCE:
-            self.given_up = f"{PATIENCE} requests in a row failed; the last: {failure.message}"
+    async def read_counters(self) -> None:
+        """Counters once more, where there were any."""
+        if self.before is None:
+            return
+        received = sum(answer.num_tokens or 0 for answer in self.answers.values())
+        try:
+            after = await read_settled(self.client, self.model, self.options.settle_s, self.before, received)
+        except ServerError as error:
+            self.notes.append(str(error))
+        else:
+            self.speculation, notes = difference(self.before, after, received)
+            self.notes += notes
 
-    async def close(self) -> None:
-        """Read the counters once more, unless the server was given up."""
-        if self.before is not None and not self.given_up:
-            received = sum(answer.num_tokens or 0 for answer in self.answers)
-            after = await self.server.settled(self.options.settle_s, self.before, received)
-            self.window = None if after is None else difference(self.before, after)
-
-    def measured(self, requests: Sequence[WorkloadRequest]) -> LevelMeasurement:
-        """Everything known, the answers in the order of the requests."""
-        by_id = {answer.id: answer for answer in self.answers}
-        answers = [by_id[request.id] for request in requests if request.id in by_id]
-        return summarise(self.level, len(requests), answers, self.failures, self.window)
-
-
-class _Measuring:
-    """All servers at all levels."""
-
-    def __init__(
-        self, servers: Sequence[Server], requests: Sequence[WorkloadRequest], options: LoadOptions, progress: Progress
-    ) -> None:
-        self.stopped = False  # by Ctrl-C
-        self._servers, self._requests, self._options, self._progress = servers, requests, options, progress
-        self.levels = [
-            [Load(server, level, options.salted(server.info.engine), progress) for server in servers]
-            for level in options.levels
-        ]
-
-    @property
-    def given_up(self) -> Load | None:
-        """What ended the run, if anything did."""
-        return next((load for loads in self.levels for load in loads if load.given_up), None)
-
-    @property
-    def has_answers(self) -> bool:
-        return any(load.answers for loads in self.levels for load in loads)
-
-    async def level(self, loads: Sequence[Load]) -> None:
-        """Measure every server at one level."""
-        names = ", ".join(server.label for server in self._servers)
-        self._progress.stage(f"{names}: {loads[0].level.label}", len(self._requests) * len(loads))
-        for load in loads:
-            await load.warm_up(self._requests)
-            if load.given_up:
-                return
-        await self._take_turns(loads)
-        for load in loads:
-            await load.close()
-
-    async def _take_turns(self, loads: Sequence[Load]) -> None:
-        """A server that is alone has a single turn."""
-        at_once = loads[0].level.concurrency
-        size = len(self._requests) if len(loads) == 1 else TURN * at_once if at_once > 1 else 1
-        for turn, first in enumerate(range(0, len(self._requests), size)):
-            start = turn % len(loads)
-            for load in (*loads[start:], *loads[:start]):
-                await load.run(self._requests[first : first + size], turn)
-                if load.given_up:
-                    return
-
-    def results(self) -> list[ServerMeasurement]:
-        """The measurements of all servers.
-
-        Raises the first failure when there is nothing else to tell, or when a server refused everything.
-        """
-        loads = [load for several in self.levels for load in several]
-        failures = [*(one for load in loads for one in load.failures), *(load.cold for load in loads if load.cold)]
-        if failures and not self.has_answers:
-            raise raised(failures[0])
-        by_server = list(zip(*self.levels, strict=True))
-        for own in by_server:
-            errors = [raised(failure) for load in own for failure in load.failures]
-            if errors and not any(load.answers for load in own) and all(isinstance(one, RequestError) for one in errors):
-                raise errors[0]
-        measured = [[load.measured(self._requests) for load in own] for own in by_server]
-        return [self._result(server, found, measured[0]) for server, found in zip(self._servers, measured, strict=True)]
-
-    def _result(
-        self, server: Server, levels: list[LevelMeasurement], baseline: list[LevelMeasurement]
-    ) -> ServerMeasurement:
-        unanswered = sum(level.num_requests - len(level.answers) for level in levels)
-        refused = [failure for level in levels for failure in level.failures if isinstance(raised(failure), RequestError)]
-        if (ended := self.given_up) is not None:
-            is_own = server is ended.server
-            server.notes += [f"given up: {ended.given_up}"] if is_own else []
-            others = "" if is_own else f"the run ended with {ended.server.label}: "
-            server.notes.append(f"{others}{unanswered} requests are without an answer")
-        elif self.stopped:
-            server.notes.append(f"the run was stopped: {unanswered} requests are without an answer")
-        greedy, first = self._options.sampling.is_greedy, self._servers[0]
-        pairs = [] if server is first else zip(baseline, levels, strict=True)
+    def measurement(self, requests: Sequence[WorkloadRequest], plain: _Server | None) -> ServerMeasurement:
+        """Everything known, the answers in the order of the requests. `plain`: the server to compare with."""
+        answers = [self.answers[request.id] for request in requests if request.id in self.answers]
+        is_counted = all(answer.num_tokens is not None for answer in answers)
+        tokens = sum(answer.num_tokens or 0 for answer in answers)
+        if not is_counted:
+            self.notes.append("answers came without token counts (usage): rates per token are left out")
+        if self.is_given_up:
+            self.notes.append(f"given up after {PATIENCE} failures in a row")
         return ServerMeasurement(
-            label=server.label,
-            url=server.client.endpoint.url,
-            server=server.info,
-            levels=levels,
-            baseline=None if server is first else first.label,
-            comparisons=[compare(theirs, repeats, greedy=greedy) for theirs, repeats in pairs],
-            complete=unanswered == len(refused),
-            interrupted=self.stopped,
-            notes=server.notes,
+            label=self.label,
+            url=self.client.endpoint.url,
+            engine=(self.before.engine if self.before is not None else None) or "",
+            model=self.model,
+            concurrency=self.options.concurrency,
+            num_requests=len(requests),
+            answers=answers,
+            failures=[str(error) for error in self.errors],
+            tokens_per_s=tokens / self.busy_s if answers and is_counted else None,
+            request_s=Percentiles.of(answer.seconds for answer in answers),
+            ttft_s=Percentiles.of(answer.ttft_s for answer in answers),
+            tpot_s=Percentiles.of(answer.tpot_s for answer in answers),
+            speculation=self.speculation,
+            comparison=None if plain is None else self._against(plain),
+            notes=self.notes,
+        )
+
+    def _against(self, plain: _Server) -> ServerComparison:
+        """Both servers on the same requests; texts are compared where they are greedy."""
+        pairs = [(plain.answers[name], answer) for name, answer in self.answers.items() if name in plain.answers]
+        is_greedy = self.options.sampling.is_greedy
+        return ServerComparison(
+            baseline=plain.label,
+            num_pairs=len(pairs),
+            speedup=_speedup(pairs),
+            differing=[here.id for there, here in pairs if here.text != there.text] if is_greedy else None,
         )
 
 
+def _speedup(pairs: Sequence[tuple[MeasuredAnswer, MeasuredAnswer]]) -> Interval | None:
+    """Tokens per second of a request, here over there, sums over the pairs (there, here)."""
+    rows = [(b.num_tokens, b.seconds, a.num_tokens, a.seconds) for a, b in pairs if a.num_tokens and b.num_tokens]
+    if not rows:
+        return None
+    speedup = ratio_of_rates(*map(list, zip(*rows, strict=True)))
+    return speedup if len(rows) >= MIN_PAIRS else Interval.unknown(speedup.value)
+
+
 def _lukewarm(request: WorkloadRequest) -> WorkloadRequest:
-    """Another beginning, so that the prefix cache does not know the prompt when its time is measured."""
     if request.messages:
         first, *others = request.messages
         return replace(request, messages=({**first, "content": WARMUP_PREFIX + first["content"]}, *others))

@@ -49,7 +49,7 @@ def confirmation(
     sampling = prompts[0].params
     plan = Plan(
         tuple(finalists), temperatures=(sampling.temperature,), batch_sizes=(batch_size,), prompts=len(prompts),
-        sampling=sampling, seed=sampling.seed or 0, rounds=1, max_rounds=1, budget_s=budget_s, max_other_cpu=MAX_OTHER_CPU,
+        sampling=sampling, seed=sampling.seed or 0, rounds=1, budget_s=budget_s, max_other_cpu=MAX_OTHER_CPU,
     )  # fmt: skip
     known = {
         one.id: PreparedPrompt(WorkloadRequest(one.id, one.id, task=one.task), one.tokens, one.params.required_max_tokens, number)

@@ -45,7 +45,7 @@ def _speedups(task: str, found: Findings) -> dict[str, Interval]:
 def _best(speedups: dict[str, Interval], known: dict[str, Configuration]) -> str:
     """A fixed length, unless `auto` is better by far."""
     ranking = sorted(speedups, key=lambda label: -speedups[label].value)
-    fixed = next((label for label in ranking if not str(known[label].num_draft_tokens).startswith("auto")), ranking[0])
+    fixed = next((label for label in ranking if not known[label].is_automatic), ranking[0])
     return ranking[0] if speedups[ranking[0]].value > (1 + BY_FAR) * speedups[fixed].value else fixed
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from outrider.build import DEMO, Options, embedded_heads, target_config
 from outrider.errors import ConfigError
-from outrider.lab.tune.head import TrainedHead
+from outrider.lab.tune.space import TrainedHead
 from outrider.models.heads.block_files import load_block
 from outrider.models.heads.eagle_files import TargetSizes, load_eagle
 from outrider.models.heads.kinds import ACCEPTANCE, head_kind

@@ -28,8 +28,7 @@ from typing import Any
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import LARGE_TREE, SMALL_TREE, Drafter
 from outrider.lab.configuration import PLAIN
-from outrider.lab.tune.head import TrainedHead
-from outrider.lab.tune.space import Family, SpaceOptions
+from outrider.lab.tune.space import Family, SpaceOptions, TrainedHead
 from outrider.models.heads.kinds import ACCEPTANCE, EARLY_EXIT
 from outrider.trees.plan import TreeSettings
 

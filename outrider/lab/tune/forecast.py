@@ -1,9 +1,8 @@
-"""From probes to tokens per second of every member of every family, by task: no run of its own (docs/tune.md, "Forecast" and
-"Load").
+"""From probes to tokens per second of every member of every family, by task: no run of its own (docs/tune.md, "Forecast").
 
-Seconds are interpolated between the sizes that were timed (`estimate/curves.py`) and averaged over the widths that the drafter
-offered. What a plain step costs is taken from the same probe, whose sweep has steps that draft nothing: so a slow minute of
-the machine divides out. Only where a probe has none, plain decoding's own probe stands in.
+Seconds are interpolated between the sizes that were timed and averaged over the widths that the drafter
+offered. What a plain step costs comes from the same sweep, whose steps at times draft nothing: so a slow
+minute of the machine divides out.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from outrider.lab.configuration import PLAIN
 from outrider.lab.estimate.curves import StepCosts, break_even
 from outrider.lab.intervals import WORTH
 from outrider.lab.result import Record
@@ -39,57 +39,61 @@ def step_costs(probe: Probe, rows: int = 1) -> StepCosts | None:
         for step in steps:
             if step.steady:
                 seconds.setdefault(step.drafted, []).append(step.seconds)
-    return StepCosts.of_steps({size: median(found) for size, found in seconds.items()}, rows) if seconds else None
+    return StepCosts.of_steps({size: median(times) for size, times in seconds.items()}, rows) if seconds else None
 
 
 def plain_tokens_per_s(plain: Probe, rows: int = 1) -> float:
-    """Tokens per second of the plain probe: a token a step."""
+    """Tokens per second of the plain probe, a token a step; 0 where answers are so short that no step could be timed."""
     costs = step_costs(plain, rows)
     return rows / costs.step_s(0)[0] if costs is not None else 0.0
 
 
 def forecast(family: Family, acceptance: Probe, costs: StepCosts, plain_tokens_per_s: float) -> list[Forecast]:
-    """Every size of the family on every task that `acceptance` has steps of. `costs` may come from another probe, at another
-    number of rows; `plain_tokens_per_s` is plain decoding's there."""
+    """Every size of the family on every task that `acceptance` has steps of.
+
+    `costs` may come from another sweep, at another number of rows; `plain_tokens_per_s` is plain decoding's there.
+    """
     has_plain_steps = any(point.num_tokens == 1 for point in costs.target.points)
     plain_s = costs.step_s(0)[0] if has_plain_steps else costs.num_rows / plain_tokens_per_s
-    found = []
+    forecasts = []
     for task, steps in acceptance.steps.items():
         for size, configuration in family.members():
             kept = mean_kept(steps, size, nested=family.nested)
             widths = offered_widths(steps, size, nested=family.nested)
             if kept is None or not widths:
                 continue
-            seconds = _expected_seconds(costs, widths)
+            times = {width: costs.target.seconds(width + 1)[0] for width in set(widths)}
+            seconds = sum(times[width] for width in widths) / len(widths)
             speedup = (1 + kept) * plain_s / seconds
-            found.append(
+            forecasts.append(
                 Forecast(
-                    family=family.label, configuration=configuration.label, size=size, task=task, tau=1 + kept, step_s=seconds,
-                    tokens_per_s=speedup * plain_tokens_per_s, speedup=speedup, break_even_alpha=break_even(costs, size),
+                    family=family.label,
+                    configuration=configuration.label,
+                    size=size,
+                    task=task,
+                    tau=1 + kept,
+                    step_s=seconds,
+                    tokens_per_s=speedup * plain_tokens_per_s,
+                    speedup=speedup,
+                    break_even_alpha=break_even(costs, size),
                 )
-            )  # fmt: skip
-    return found
+            )
+    return forecasts
 
 
-def overall(forecasts: Sequence[Forecast], shares: Mapping[str, float], plain: Mapping[str, float]) -> dict[str, float]:
+def overall(forecasts: Sequence[Forecast], shares: Mapping[str, float]) -> dict[str, float]:
     """Configuration -> speedup over the whole workload: seconds of all tasks, each by its share of the tokens.
 
-    `plain`: tokens/s of plain decoding by task. A configuration that was not forecast for every task is left out.
+    A configuration that was not forecast for every task is left out.
     """
-    speeds: dict[str, dict[str, float]] = {}
+    by_label: dict[str, dict[str, float]] = {}
     for one in forecasts:
-        speeds.setdefault(one.configuration, {})[one.task] = one.tokens_per_s
-    base = sum(share / plain[task] for task, share in shares.items())
+        by_label.setdefault(one.configuration, {})[one.task] = one.speedup
     return {
-        label: base / sum(share / by_task[task] for task, share in shares.items())
-        for label, by_task in speeds.items()
-        if set(shares) <= set(by_task)
+        label: 1 / sum(share / speedups[task] for task, share in shares.items())
+        for label, speedups in by_label.items()
+        if set(shares) <= set(speedups)
     }
-
-
-def _expected_seconds(costs: StepCosts, widths: Sequence[int]) -> float:
-    known = {width: costs.target.seconds(width + 1)[0] for width in set(widths)}
-    return sum(known[width] for width in widths) / len(widths)
 
 
 class LoadStep(Record):
@@ -104,22 +108,30 @@ class LoadStep(Record):
 
 
 def best_at(
-    batch_size: int, families: Sequence[tuple[Family, Probe, Probe]], plain: Probe, shares: dict[str, float]
+    batch_size: int, families: Sequence[tuple[Family, Probe, Mapping[int, float]]], shares: Mapping[str, float]
 ) -> LoadStep:
-    """`families`: each with the probe that knows its acceptance and the one that was timed at this batch size. Where answers are
-    so short that no plain step could be timed, nothing is known to pay."""
-    base = plain_tokens_per_s(plain, batch_size)
-    found: list[Forecast] = []
-    for family, acceptance, timed in families if base else ():
-        if (costs := step_costs(timed, batch_size)) is not None:
-            found += forecast(family, acceptance, costs, base)
-    speedups = overall(found, shares, dict.fromkeys(shares, base)) if base else {}
-    best = max(speedups, key=lambda label: speedups[label], default=None)
-    label, size, speedup = "none", 0, 1.0
-    if best is not None and speedups[best] >= WORTH:
-        label, speedup = best, speedups[best]
-        size = next(one.size for one in found if one.configuration == best)
+    """The best member of some families at one load.
+
+    `families`: each with the probe that knows its acceptance, and seconds of its steps there by nodes, 0 among
+    them. Where no plain step could be timed, nothing is known to pay.
+    """
+    forecasts: list[Forecast] = []
+    plain = 0.0
+    for family, acceptance, seconds in families:
+        if 0 in seconds:
+            plain = max(plain, batch_size / seconds[0])
+            costs = StepCosts.of_steps(seconds, batch_size)
+            forecasts += forecast(family, acceptance, costs, batch_size / seconds[0])
+    speedups = overall(forecasts, shares)
+    best = max(speedups, key=lambda label: speedups[label], default=PLAIN)
+    if speedups.get(best, 0.0) < WORTH:
+        best = PLAIN
+    speedup = speedups.get(best, 1.0)
     return LoadStep(
-        batch_size=batch_size, configuration=label, size=size, tokens_per_s=base * speedup, plain_tokens_per_s=base,
+        batch_size=batch_size,
+        configuration=best,
+        size=next((one.size for one in forecasts if one.configuration == best), 0),
+        tokens_per_s=plain * speedup,
+        plain_tokens_per_s=plain,
         speedup=speedup,
-    )  # fmt: skip
+    )

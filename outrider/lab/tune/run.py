@@ -17,13 +17,12 @@ from outrider.lab.progress import QUIET, Progress
 from outrider.lab.runner import MAX_ROWS, Runner
 from outrider.lab.tune.decide import missed_forecasts, recommendations
 from outrider.lab.tune.drafts import MODEL, Drafts, read_drafts
-from outrider.lab.tune.export import in_other_words, next_best
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.forecast import step_costs
+from outrider.lab.tune.launch_lines import launch_lines, next_best
 from outrider.lab.tune.probe import Sample, survival
-from outrider.lab.tune.remote import Line, RemoteAdvice, check_family, family_of, remote_advice
 from outrider.lab.tune.space import Family, SpaceOptions, num_members
-from outrider.lab.tune.tune import MIN_PROMPTS, Findings, TunePlan, Tuner, exhaustive_seconds
+from outrider.lab.tune.tune import MIN_PROMPTS, Findings, TunePlan, Tuner
 from outrider.lab.tune.tune_result import FamilySummary, Tried, TuneResult
 from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import OnBad, Workload
@@ -45,7 +44,6 @@ class TuneRequest:
     batch_size: int = 1
     load_sizes: tuple[int, ...] = (4,)
     finalists: int = 4  # families whose best member is confirmed
-    search_trials: int = 24
     seed: int = 0
     drafters: frozenset[str] = field(default_factory=frozenset)  # empty: all
     trees: bool = True
@@ -53,7 +51,6 @@ class TuneRequest:
     corpus: str | None = None
     most_share: float = 0.075  # of the cost of running everything on all prompts
     drafts: tuple[str, ...] = ()  # beside `Options.draft`: folders of trained heads, or the draft model itself (`drafts.py`)
-    line: Line | None = None  # to a draft service that is asked about
 
     def __post_init__(self) -> None:
         if self.prompts < 2 * MIN_PROBED:
@@ -78,8 +75,6 @@ def run_tune(
     drafts = read_drafts(options, request.drafts)
     options = replace(options, draft=drafts.model)
     families = choose_space(options, request, drafts)
-    if request.line is not None:
-        check_family(families)
     journal = Journal.open(journal_path, identity, resume=True) if resume else None
     runner = Runner(options, [family.largest for family in families], progress.say)
     samples, notes = gather_samples(workload, runner, request, on_bad=on_bad, chat_template=chat_template)
@@ -87,9 +82,7 @@ def run_tune(
     if len(confirm) < request.batch_size:
         raise ConfigError(f"{len(confirm)} prompts to confirm with are no batch of {request.batch_size}: raise --limit")
     others = [size for size in request.load_sizes if size != request.batch_size]
-    plan = TunePlan(
-        probe, confirm, request.batch_size, others, request.finalists, request.most_share, request.search_trials
-    )
+    plan = TunePlan(probe, confirm, request.batch_size, others, request.finalists, request.most_share)
     journal = journal or Journal.open(journal_path, identity, resume=False)
     sizes = f"{len(families)} families with {num_members(families)} members"
     progress.say(f"{sizes}; {counted(len(probe), 'prompt')} to probe, {len(confirm)} to confirm")
@@ -100,8 +93,8 @@ def run_tune(
         probe_prompts=len(probe), confirm_prompts=len(confirm), tasks=_count(samples), workload=workload.name,
         target=options.target, draft=options.draft, heads=list(drafts.heads), model_options=_plain_options(options),
     )  # fmt: skip
-    result = summarise_tuning(found, families, plan, tried, request.line, [*workload.notes, *runner.models.notes, *notes])
-    result.advice, result.next_best = in_other_words(result), next_best(result)
+    result = summarise_tuning(found, families, plan, tried, [*workload.notes, *runner.models.notes, *notes])
+    result.advice, result.next_best = launch_lines(result), next_best(result)
     return result, journal
 
 
@@ -181,22 +174,20 @@ def _identity(options: Options, request: TuneRequest, workload: Workload, *, cha
 
 
 def summarise_tuning(
-    found: Findings, families: Sequence[Family], plan: TunePlan, tried: Tried, line: Line | None, notes: list[str]
+    found: Findings, families: Sequence[Family], plan: TunePlan, tried: Tried, notes: list[str]
 ) -> TuneResult:
-    """Everything a report or another program may want. `line`: to a draft service that is asked about."""
+    """Everything a report or another program may want."""
     costs = step_costs(found.plain, plan.batch_size)
     plain_step_s = costs.step_s(0)[0] if costs is not None else 0.0
-    advice, missing = _about_service(found, families, plan, line, plain_step_s)
     failed = [f"{label} could not be confirmed: {why}" for label, why in found.failures.items() if label in found.family_of]
     return TuneResult(
-        notes=[*notes, *missing, *failed, *_cut_short(found, plan)], interrupted=found.interrupted, tried=tried,
+        notes=[*notes, *failed, *_cut_short(found, plan)], interrupted=found.interrupted, tried=tried,
         families=[_family(family, found) for family in families],
         plain_step_s=plain_step_s, forecasts=found.forecasts, overall_speedup=found.overall,
         confirmed=found.confirmed, others=found.others, recommendations=recommendations(found, found.finalists, tried.draft),
         missed_forecasts=missed_forecasts(found, found.finalists, len(plan.probe)),
         schedule=found.schedule, by_load=found.by_load, stages=found.stages,
-        exhaustive_s=exhaustive_seconds(found, plan), num_members=num_members(families),
-        search=None if found.search is None else found.search.outcome, remote=advice,
+        exhaustive_s=found.exhaustive_seconds(plan), num_members=num_members(families),
     )  # fmt: skip
 
 
@@ -209,22 +200,6 @@ def _cut_short(found: Findings, plan: TunePlan) -> list[str]:
         f"confirming ended after {run} of {counted(len(plan.confirm), 'prompt')}: they took longer than the probes foretold, so "
         "the advice rests on few; run it again on a calm machine, or with a higher --set most_share"
     ]
-
-
-def _about_service(
-    found: Findings, families: Sequence[Family], plan: TunePlan, line: Line | None, plain_step_s: float
-) -> tuple[RemoteAdvice | None, list[str]]:
-    """Advice about a draft service, or a note that says why there is none."""
-    family = family_of(families)
-    if line is None or family is None:
-        return None, []
-    probe = found.probes.get(family.label)
-    advice = None
-    if probe is not None and plain_step_s:
-        advice = remote_advice(family, probe, line, plan.batch_size, plain_step_s)
-    if advice is None:
-        return None, [f"a draft service cannot be judged: no step of {family.label} could be timed"]
-    return advice, []
 
 
 def _family(family: Family, found: Findings) -> FamilySummary:

@@ -9,7 +9,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.lab.configuration import PLAIN, Configuration
-from outrider.lab.tune.head import TrainedHead
+from outrider.lab.result import Record
+
+
+class TrainedHead(Record):
+    """A trained part that takes part in `tune`, as results keep it. `drafts.py` reads its files."""
+
+    kind: str  # the drafter that drafts with it; ACCEPTANCE: a rule that ends the draft model's drafts
+    folder: str  # as options name it; "": it comes with the target
+    max_chain: int | None = None  # tokens of its longest chain; None: any number
+    confidence: bool = False  # of a block head: it says when to stop
+    markov: bool = False  # of a block head: its guesses depend on the token before
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the drafter that drafts with this head."""
+        return {"head": self.folder} if self.folder else {}
 
 
 @dataclass(frozen=True)

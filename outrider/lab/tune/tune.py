@@ -1,6 +1,6 @@
-"""The stages of tuning, in their order (docs/tune.md, "How it works"): probe, forecast, search, confirm, load.
+"""The stages of tuning, in their order (docs/tune.md, "How it works"): probe, forecast, confirm, load.
 
-Every run is in the journal: an interrupted tuning goes on where it was.
+Every run is in the journal: an interrupted tuning continues where it was.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from outrider.lab.bench.summary import others_during
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
-from outrider.lab.replay.search import Found, search
-from outrider.lab.replay.texts import Text
 from outrider.lab.runner import Runner
 from outrider.lab.tune.confirm import MAX_OTHER_CPU, Confirmed, confirmation, summarise
 from outrider.lab.tune.forecast import Forecast, LoadStep, best_at, forecast, overall, plain_tokens_per_s, step_costs
@@ -30,8 +28,6 @@ from outrider.lab.tune.tune_result import Stage
 
 GIVE_UP = 0.6  # of plain decoding's speed: a family whose every size is forecast below this is not run on
 MAX_AUTO = 8  # of the `auto` member of the best family
-SEARCHED = ("ngram", "suffix")  # cheap, replayable, and with options that texts decide
-MIN_SEARCH_TEXTS = 8
 MIN_PROBING_S = 60.0  # nothing is saved by leaving families out before that
 MIN_PROMPTS = 6  # that the forecasts leave finalists time for, whatever the budget
 
@@ -45,8 +41,7 @@ class TunePlan:
     batch_size: int = 1
     load_sizes: Sequence[int] = ()  # further batch sizes for the schedule
     num_finalists: int = 4  # families
-    most_share: float = 0.075  # of what running every member on every prompt would cost: probes and confirmation together
-    search_trials: int = 24  # 0: no search
+    most_share: float = 0.075  # of what running every member on every prompt would cost: probes and confirmation
 
 
 @dataclass
@@ -58,7 +53,6 @@ class Findings:
     failures: dict[str, str] = field(default_factory=dict)
     forecasts: list[Forecast] = field(default_factory=list)
     overall: dict[str, float] = field(default_factory=dict)
-    search: Found | None = None
     finalists: list[Configuration] = field(default_factory=list)
     family_of: dict[str, str] = field(default_factory=dict)  # of the finalists
     confirmed: list[Confirmed] = field(default_factory=list)
@@ -69,6 +63,20 @@ class Findings:
     shares: dict[str, float] = field(default_factory=dict)  # of output tokens, by task
     interrupted: bool = False  # Ctrl-C ended it after the forecasts
 
+    def seconds(self, plan: TunePlan, labels: Sequence[str], samples: Sequence[Sample]) -> float:
+        """Forecast of running some configurations, reading prompts included; one without a forecast counts as plain."""
+        tokens = sum(sample.params.required_max_tokens for sample in samples)
+        base = plain_tokens_per_s(self.plain, plan.batch_size)
+        if not base:
+            return 0.0
+        reading_s = max(0.0, self.plain.seconds - self.plain.tokens / base) / max(1, self.plain.num_prompts)
+        decoding_s = sum(1 / self.overall.get(label, 1.0) for label in labels) * tokens / base
+        return decoding_s + len(labels) * len(samples) * reading_s
+
+    def exhaustive_seconds(self, plan: TunePlan) -> float:
+        """Forecast of running plain decoding and every member on every prompt."""
+        return self.seconds(plan, [PLAIN, *self.overall], [*plan.probe, *plan.confirm])
+
 
 class Tuner:
     """One tuning; `run` goes through the stages."""
@@ -76,8 +84,11 @@ class Tuner:
     def __init__(
         self, runner: Runner, families: Sequence[Family], plan: TunePlan, journal: Journal, progress: Progress
     ) -> None:
-        self._runner, self._families, self._plan = runner, families, plan
-        self._journal, self._progress = journal, progress
+        self._runner = runner
+        self._families = {family.label: family for family in families}
+        self._plan = plan
+        self._journal = journal
+        self._progress = progress
 
     def run(self) -> Findings:
         """All stages; after Ctrl-C behind the forecasts what is known by then.
@@ -85,25 +96,22 @@ class Tuner:
         Raises OutriderError only where plain decoding itself fails.
         """
         self._progress.stage("probing plain decoding", 1)
-        found = Findings(plain=self._probe(PLAIN_FAMILY, self._plan.batch_size))
+        found = Findings(plain=self._probe(PLAIN_FAMILY))
         steps = {task: len(notes) for task, notes in found.plain.steps.items()}
         found.shares = {task: count / sum(steps.values()) for task, count in steps.items()}
         with self._timed(found, "probe"):
             self._probe_all(found)
-        self._forecast(found)
+        for label, probe in found.probes.items():
+            found.forecasts += self._forecasts_of(found, self._families[label], probe)
+        found.overall = overall(found.forecasts, found.shares)
         try:
-            self._measure(found)
+            with self._timed(found, "confirm"):
+                self._confirm(found)
+            with self._timed(found, "load"):
+                self._load(found)
         except KeyboardInterrupt:
             found.interrupted = True
         return found
-
-    def _measure(self, found: Findings) -> None:
-        with self._timed(found, "search"):
-            self._search(found)
-        with self._timed(found, "confirm"):
-            self._confirm(found)
-        with self._timed(found, "load"):
-            self._load(found)
 
     # ---------------------------------------------------------------- stages
 
@@ -112,69 +120,44 @@ class Tuner:
         max_s = max(len(self._families) * found.plain.seconds / GIVE_UP, MIN_PROBING_S)
         self._progress.stage("probing families", len(self._families), max_s)
         until = time.perf_counter() + max_s
-        for family in self._families:
+        for label, family in self._families.items():
             try:
-                found.probes[family.label] = self._probe_until(found, family, until)
+                if time.perf_counter() >= until:
+                    raise OutriderError("no time was left to probe it (--drafters NAME,... probes only some)")
+                found.probes[label] = self._probe(family, partial(self._is_enough, found, family, until))
             except OutriderError as error:
-                found.failures[family.label] = str(error)
+                found.failures[label] = str(error)
             self._progress.advance()
-
-    def _probe_until(self, found: Findings, family: Family, until: float) -> Probe:
-        """A configuration measured until a time.
-
-        Raises OutriderError where it cannot be run, or no time is left to begin with it.
-        """
-        if time.perf_counter() >= until:
-            raise OutriderError("no time was left to probe it (--drafters NAME,... probes only some)")
-        return self._probe(family, self._plan.batch_size, partial(self._is_enough, found, family, until))
 
     def _is_enough(self, found: Findings, family: Family, until: float, probe: Probe) -> bool:
         """Whether no time is left, or all its sizes are hopeless; one that did not come up yet may be better."""
         if time.perf_counter() >= until:
             return True
-        speedups = self._speedups(found, self._forecasts_of(found, family, probe))
+        speedups = overall(self._forecasts_of(found, family, probe), found.shares)
         return len(speedups) == len(family.sizes) and max(speedups.values()) < GIVE_UP
-
-    def _forecast(self, found: Findings) -> None:
-        for family in self._families:
-            if (probe := found.probes.get(family.label)) is not None:
-                found.forecasts += self._forecasts_of(found, family, probe)
-        found.overall = self._speedups(found, found.forecasts)
 
     def _forecasts_of(self, found: Findings, family: Family, probe: Probe) -> list[Forecast]:
         costs = step_costs(probe, self._plan.batch_size)
         base = plain_tokens_per_s(found.plain, self._plan.batch_size)
-        return [] if costs is None else forecast(family, probe, costs, base)
-
-    def _speedups(self, found: Findings, forecasts: Sequence[Forecast]) -> dict[str, float]:
-        base = plain_tokens_per_s(found.plain, self._plan.batch_size)
-        return overall(forecasts, found.shares, dict.fromkeys(found.shares, base)) if base else {}
-
-    def _search(self, found: Findings) -> None:
-        """Searches settings where a drafter that replays is worth it and there are texts enough to keep half of them back."""
-        start = next((pair for pair in self._ranking(found) if pair[0].configuration.drafter in SEARCHED), None)
-        if start is None or len(self._plan.probe) < MIN_SEARCH_TEXTS or not self._plan.search_trials:
-            return
-        family, best = start
-        texts = [
-            Text(sample.tokens, answer, sample.task, sample.id)
-            for sample, answer in zip(self._plan.probe, found.plain.answers, strict=True)
-        ]
-        found.search = search(
-            texts, best, trials=self._plan.search_trials, costs=step_costs(found.probes[family.label], self._plan.batch_size),
-            target=self._runner.models.target, max_num_seqs=self._plan.batch_size, progress=self._progress,
-        )  # fmt: skip
+        return forecast(family, probe, costs, base) if costs is not None and base else []
 
     def _confirm(self, found: Findings) -> None:
         chosen = self._chosen(found)
         if not chosen or not self._plan.confirm:
             return
-        found.finalists, found.family_of = [one for _, one in chosen], {one.label: family.label for family, one in chosen}
+        found.finalists = [one for _, one in chosen]
+        found.family_of = {one.label: family.label for family, one in chosen}
+        plan = self._plan
         try:
             rounds, failures = confirmation(
-                self._runner, found.finalists, self._plan.confirm, self._plan.batch_size, self._budget_s(found), self._journal,
+                self._runner,
+                found.finalists,
+                plan.confirm,
+                plan.batch_size,
+                self._budget_s(found),
+                self._journal,
                 self._progress,
-            )  # fmt: skip
+            )
         except OutriderError as error:
             found.failures.update(dict.fromkeys(found.family_of, str(error)))
             return
@@ -192,53 +175,54 @@ class Tuner:
         found.failures |= {rounds.configurations[number].label: why for number, why in cell.failures.items()}
 
     def _load(self, found: Findings) -> None:
-        """Measures the two best families and plain decoding under load."""
-        if not self._plan.load_sizes:
-            return
+        """The two best families at other loads: acceptance is what it was, steps cost what a server's start times."""
         best = self._favourites(found)[:2]
-        self._progress.stage("trying other loads", len(self._plan.load_sizes) * (1 + len(best)))
-        for size in self._plan.load_sizes:
-            plain = self._probe(PLAIN_FAMILY, size)
-            self._progress.advance()
+        self._progress.stage("timing other loads", len(self._plan.load_sizes) * len(best))
+        for rows in self._plan.load_sizes:
             timed = []
             for family in best:
-                timed.append((family, found.probes[family.label], self._probe(family, size)))
-                found.by_load.setdefault(family.label, []).append(best_at(size, timed[-1:], plain, found.shares))
+                run = partial(self._runner.step_seconds, family.largest, rows)
+                seconds = self._journal.unit(f"steps {family.label} / {rows}", run)
+                costs = {int(nodes): taken for nodes, taken in seconds.items()}
+                timed.append((family, found.probes[family.label], costs))
+                found.by_load.setdefault(family.label, []).append(best_at(rows, timed[-1:], found.shares))
                 self._progress.advance()
-            found.schedule.append(best_at(size, timed, plain, found.shares))
+            if timed:
+                found.schedule.append(best_at(rows, timed, found.shares))
 
     # ---------------------------------------------------------------- parts
 
-    def _probe(self, family: Family, batch_size: int, is_enough: Callable[[Probe], bool] | None = None) -> Probe:
-        """From the journal, or run now. At other loads than the plan's, as many prompts as there are rows."""
-        samples = self._plan.probe if batch_size == self._plan.batch_size else _as_many(self._plan.probe, batch_size)
+    def _probe(self, family: Family, is_enough: Callable[[Probe], bool] = lambda probe: False) -> Probe:
+        """From the journal, or run now."""
 
         def run() -> dict[str, Any]:
             contender = self._runner.open(family.largest, any_length=True)
-            return run_probe(contender, family, samples, batch_size, is_enough).model_dump()
+            return run_probe(contender, family, self._plan.probe, self._plan.batch_size, is_enough).model_dump()
 
-        return Probe.model_validate(self._journal.unit(f"probe {family.label} / {batch_size}", run))
+        return Probe.model_validate(self._journal.unit(f"probe {family.label}", run))
 
     def _chosen(self, found: Findings) -> list[tuple[Family, Configuration]]:
-        """The finalists: the best member of the best families and of every task, the best nested family with a free length, and
-        what the search found, if it is better than what it began with on texts it had not seen."""
-        ranking, families = self._ranking(found), {family.label: family for family in self._families}
+        """The finalists: the best member of the best families and of every task, the best nested family with a free length."""
+        ranking = self._ranking(found)
         chosen = ranking[: self._plan.num_finalists]
-        whole = [one for one in found.forecasts if one.configuration in found.overall]
-        for task in found.shares if whole and len(found.shares) > 1 else ():
-            best = max((one for one in whole if one.task == task), key=lambda one: one.speedup)
-            chosen.append((families[best.family], families[best.family].member(best.size)))
-        if (nested := next((one for one, _ in ranking if one.nested and len(one.sizes) > 1), None)) is not None:
+        forecasts = [one for one in found.forecasts if one.configuration in found.overall]
+        if len(found.shares) > 1 and forecasts:
+            for task in found.shares:
+                best = max((one for one in forecasts if one.task == task), key=lambda one: one.speedup)
+                family = self._families[best.family]
+                chosen.append((family, family.member(best.size)))
+        nested = next((family for family, _ in ranking if family.nested and len(family.sizes) > 1), None)
+        if nested is not None:
             chosen.append((nested, nested.member(f"auto:{min(MAX_AUTO, nested.sizes[-1])}")))
-        if found.search is not None and (gain := found.search.outcome.gain) is not None and gain.value > 0:
-            start = found.search.outcome.start.configuration
-            chosen.append((next(family for family, best in ranking if best.label == start), found.search.configuration))
         return list({one.label: (family, one) for family, one in chosen}.values())
 
     def _ranking(self, found: Findings) -> list[tuple[Family, Configuration]]:
         """The best member of every family, by the forecast over the whole workload."""
         members = [
-            (family, one) for family in self._families for _, one in family.members() if one.label in found.overall
+            (family, one)
+            for family in self._families.values()
+            for _, one in family.members()
+            if one.label in found.overall
         ]
         ranking: dict[str, tuple[Family, Configuration]] = {}
         for family, one in sorted(members, key=lambda pair: -found.overall[pair[1].label]):
@@ -251,15 +235,14 @@ class Tuner:
         probes = sum(probe.seconds for probe in (found.plain, *found.probes.values()))
         prompts = self._plan.confirm[: max(MIN_PROMPTS, len(found.shares))]
         warming_up = prompts[:1]  # takes as long as one more
-        min_s = _seconds(found, self._plan, [PLAIN] * (1 + len(found.family_of)), [*prompts, *warming_up])
-        return max(self._plan.most_share * exhaustive_seconds(found, self._plan) - probes, min_s)
+        min_s = found.seconds(self._plan, [PLAIN] * (1 + len(found.family_of)), [*prompts, *warming_up])
+        return max(self._plan.most_share * found.exhaustive_seconds(self._plan) - probes, min_s)
 
     def _favourites(self, found: Findings) -> list[Family]:
-        """By what their best fixed length reached; behind these, those that were forecast only."""
-        fixed = [one for one in found.confirmed if not _is_auto(one.configuration)]
+        """By what their best fixed length reached; after these, those that were forecast only."""
+        fixed = [one for one in found.confirmed if not Configuration.parse(one.configuration).is_automatic]
         fixed.sort(key=lambda one: -one.speedup.value)
-        by_label = {family.label: family for family in self._families}
-        measured = [by_label[found.family_of[one.configuration]] for one in fixed]
+        measured = [self._families[found.family_of[one.configuration]] for one in fixed]
         forecast_only = [family for family, _ in self._ranking(found)]
         return list({family.label: family for family in (*measured, *forecast_only)}.values())
 
@@ -271,27 +254,3 @@ class Tuner:
             yield
         finally:
             found.stages.append(Stage(name=name, seconds=time.perf_counter() - began))
-
-
-def exhaustive_seconds(found: Findings, plan: TunePlan) -> float:
-    """Forecast of running plain decoding and every member on every prompt."""
-    return _seconds(found, plan, [PLAIN, *found.overall], [*plan.probe, *plan.confirm])
-
-
-def _seconds(found: Findings, plan: TunePlan, labels: Sequence[str], samples: Sequence[Sample]) -> float:
-    """Forecast of running some configurations, reading prompts included; one without a forecast counts as plain decoding."""
-    tokens = sum(sample.params.required_max_tokens for sample in samples)
-    base, plain = plain_tokens_per_s(found.plain, plan.batch_size), found.plain
-    if not base:
-        return 0.0
-    reading_s = max(0.0, plain.seconds - plain.tokens / base) / max(1, len(plain.answers))
-    return sum(1 / found.overall.get(label, 1.0) for label in labels) * tokens / base + len(labels) * len(samples) * reading_s
-
-
-def _is_auto(label: str) -> bool:
-    return str(Configuration.parse(label).num_draft_tokens).startswith("auto")
-
-
-def _as_many(samples: Sequence[Sample], count: int) -> list[Sample]:
-    """`count` samples, again from the first one when there are fewer."""
-    return [samples[i % len(samples)] for i in range(count)]

@@ -8,12 +8,10 @@ from pydantic import Field
 
 from outrider.lab.bench.bench_result import OtherProcesses
 from outrider.lab.configuration import PLAIN, Configuration
-from outrider.lab.replay.replay_result import SearchOutcome
 from outrider.lab.result import Comparable, Interval, Record, Result
 from outrider.lab.tune.confirm import Confirmed
 from outrider.lab.tune.forecast import Forecast, LoadStep
-from outrider.lab.tune.head import TrainedHead
-from outrider.lab.tune.remote import RemoteAdvice
+from outrider.lab.tune.space import TrainedHead
 from outrider.settings_file import SettingsFile
 
 
@@ -47,11 +45,10 @@ class Recommendation(Record):
 
 
 class Words(Record):
-    """The recommendation as another engine's options; built by `export/`."""
+    """The recommendation as another engine's launch line; built by `launch_lines.py`."""
 
     engine: str
     text: str  # to copy; empty where the engine has no such thing
-    language: str = ""  # "json", "bash", "python"
     notes: list[str] = Field(default_factory=list)
 
 
@@ -92,8 +89,6 @@ class TuneResult(Result):
     stages: list[Stage]
     exhaustive_s: float  # forecast of what running every member on every prompt would have taken
     num_members: int
-    search: SearchOutcome | None  # what the optimiser found for a model-free drafter, on texts it did not see
-    remote: RemoteAdvice | None = None  # None: no draft service was asked about
 
     def settings_file(self) -> SettingsFile:
         """What `generate`, `chat` and `serve` load with --settings. The recommended configuration has its length by load, where

@@ -11,17 +11,17 @@ from typing import Any
 
 from outrider.cache import cache_folder
 from outrider.errors import ConfigError, did_you_mean
-from outrider.lab.workload.fields import Fields, Turns
-from outrider.lab.workload.files import RequestFile, Wanted
 
 EMBEDDED = Path(__file__).parent / "embedded"
 KINDS = ("reasoning", "math", "code", "chat", "translation", "summarization", "qa", "rag")
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-SUBJECTS = ("algebra", "counting-probability", "geometry", "intermediate-algebra", "number-theory", "prealgebra", "precalculus")
+SUBJECTS = (
+    "algebra", "counting-probability", "geometry", "intermediate-algebra", "number-theory", "prealgebra", "precalculus",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Files:
+class Prompts:
     """A set of prompts: a benchmark's file under its usual names, or embedded sets."""
 
     names: tuple[str, ...] = ()  # in a data folder; empty: always embedded
@@ -34,54 +34,42 @@ class Files:
 class Builtin:
     """A name, and what may follow it after a colon."""
 
-    summary: str
-    files: Files
-    parts: Mapping[str, Files] = field(default_factory=dict)
+    prompts: Prompts
+    parts: Mapping[str, Prompts] = field(default_factory=dict)
     home: str = ""  # where its file is to be had
 
 
 GSM8K = ("gsm8k/test.jsonl", "gsm8k/main/test.jsonl", "gsm8k_test.jsonl", "gsm8k.jsonl")
 GSM8K_TRAIN = ("gsm8k/train.jsonl", "gsm8k/main/train.jsonl", "gsm8k_train.jsonl")
-MATH = (
-    "math/problems.jsonl", "math/test.jsonl", "MATH-500/test.jsonl", "math500/test.jsonl", "math_test.jsonl", "math.jsonl",
-    "MATH-500.jsonl", "math500.jsonl",
-)  # fmt: skip
+MATH = ("math/problems.jsonl", "math/test.jsonl", "MATH-500/test.jsonl", "math500/test.jsonl", "math.jsonl")
 HUMANEVAL = (
-    "humaneval/problems.jsonl", "humaneval/HumanEval.jsonl", "humaneval/HumanEval.jsonl.gz", "human-eval/data/HumanEval.jsonl.gz",
-    "HumanEval.jsonl", "HumanEval.jsonl.gz", "humaneval.jsonl",
+    "humaneval/problems.jsonl", "humaneval/HumanEval.jsonl", "humaneval/HumanEval.jsonl.gz",
+    "human-eval/data/HumanEval.jsonl.gz", "HumanEval.jsonl", "HumanEval.jsonl.gz",
 )  # fmt: skip
-SPEC_BENCH = (
-    "spec_bench/question.jsonl", "spec-bench/question.jsonl", "Spec-Bench/data/spec_bench/question.jsonl", "spec_bench.jsonl",
-)  # fmt: skip
+SPEC_BENCH = ("spec_bench/question.jsonl", "spec-bench/question.jsonl", "Spec-Bench/data/spec_bench/question.jsonl")
 
 
-def _spec_bench(embedded: str, *categories: str) -> Files:
-    return Files(SPEC_BENCH, (embedded,), ("category",), categories)
+def _spec_bench(embedded: str, *categories: str) -> Prompts:
+    return Prompts(SPEC_BENCH, (embedded,), ("category",), categories)
 
 
+_CODE = Builtin(Prompts(HUMANEVAL, ("code",)), home="https://github.com/openai/human-eval")
 BUILTIN = {
-    "demo": Builtin(
-        "64 word problems that the embedded pair was not trained on", Files(embedded=("demo",))
-    ),
+    "demo": Builtin(Prompts(embedded=("demo",))),
     "gsm8k": Builtin(
-        "grade-school word problems with answers, test split",
-        Files(GSM8K, ("reasoning",)),
-        {"test": Files(GSM8K, ("reasoning",)), "train": Files(GSM8K_TRAIN, ("reasoning",))},
+        Prompts(GSM8K, ("reasoning",)),
+        {"test": Prompts(GSM8K, ("reasoning",)), "train": Prompts(GSM8K_TRAIN, ("reasoning",))},
         "https://github.com/openai/grade-school-math",
     ),
     "math": Builtin(
-        "competition problems with answers (MATH, MATH-500); by subject",
-        Files(MATH, ("math",)),
-        {subject: Files(MATH, ("math",), ("type", "subject"), (subject,)) for subject in SUBJECTS},
+        Prompts(MATH, ("math",)),
+        {subject: Prompts(MATH, ("math",), ("type", "subject"), (subject,)) for subject in SUBJECTS},
         "https://huggingface.co/datasets/HuggingFaceH4/MATH-500",
     ),
-    "humaneval": Builtin(
-        "heads of Python functions to complete", Files(HUMANEVAL, ("code",)), home="https://github.com/openai/human-eval"
-    ),
-    "code": Builtin("another name of humaneval", Files(HUMANEVAL, ("code",)), home="https://github.com/openai/human-eval"),
+    "humaneval": _CODE,
+    "code": _CODE,
     "spec-bench": Builtin(
-        "Spec-Bench: six kinds of work; by category",
-        Files(SPEC_BENCH, ("chat", "translation", "summarization", "qa", "reasoning", "rag")),
+        Prompts(SPEC_BENCH, ("chat", "translation", "summarization", "qa", "reasoning", "rag")),
         {
             "mt-bench": _spec_bench("chat", *MT_BENCH),
             **{name: _spec_bench(name, name) for name in ("translation", "summarization", "qa", "rag")},
@@ -90,88 +78,59 @@ BUILTIN = {
         },
         "https://github.com/hemingkx/Spec-Bench",
     ),
-    "embedded": Builtin(
-        "a dozen prompts of each kind, always at hand; by kind",
-        Files(embedded=KINDS),
-        {kind: Files(embedded=(kind,)) for kind in KINDS},
-    ),
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Located:
-    """The location of the prompts of a name."""
-
-    sources: tuple[RequestFile, ...]
-    note: str
+    "embedded": Builtin(Prompts(embedded=KINDS), {kind: Prompts(embedded=(kind,)) for kind in KINDS}),
+}
 
 
 def is_builtin(name: str) -> bool:
-    """Whether `name`, or what stands before its colon, is in the table."""
+    """Whether `name`, or what comes before its colon, is in the table."""
     return name.partition(":")[0] in BUILTIN
 
 
-def locate(name: str, data: Path | None, turns: Turns) -> Located:
-    """The sources of a built-in name. Raises ConfigError for an unknown part, or a data folder without the file."""
-    builtin, files = _files(name)
-    if not files.names:
-        return Located(_embedded(name, files, turns), f"{name}: embedded in outrider")
-    path, found_as = _find(name, files, data, builtin.home)
-    if path is None:
-        missing = f"{name}: no {files.names[0]} found, so a small embedded set stands in: too small for claims about {name}"
-        remedy = f"get it from {builtin.home}, name its folder with --set data=FOLDER or $OUTRIDER_DATA"
-        return Located(_embedded(name, files, turns), f"{missing}; {remedy}")
-    source = RequestFile(path, name, turns=turns, wanted=_wanted(files))
-    return Located((source,), f"{name}: {found_as}")
-
-
-def _files(name: str) -> tuple[Builtin, Files]:
+def part_of(name: str) -> Prompts:
+    """The prompts of a name. Raises ConfigError for an unknown part."""
     base, colon, part = name.partition(":")
     builtin = BUILTIN[base]
     if not colon:
-        return builtin, builtin.files
+        return builtin.prompts
     if not builtin.parts:
         raise ConfigError(f"the workload '{base}' has no parts; write '{base}'")
     if _word(part) not in builtin.parts:
         raise ConfigError(f"the workload '{base}' has no part '{part}'.{did_you_mean(part, builtin.parts)}")
-    return builtin, builtin.parts[_word(part)]
+    return builtin.parts[_word(part)]
 
 
-def _find(name: str, files: Files, data: Path | None, home: str) -> tuple[Path | None, str]:
-    """The first file that exists, and how to name it without telling where it is."""
+def find(name: str, prompts: Prompts, data: Path | None) -> tuple[Path | None, str]:
+    """The first file that exists, None for embedded prompts; and a note that does not tell where it is.
+
+    Raises ConfigError for a data folder without the file.
+    """
+    if not prompts.names:
+        return None, f"{name}: embedded in outrider"
     if data is not None and not data.is_dir():
         raise ConfigError(f"the data folder {data} does not exist")
-    folders = [data] if data is not None else _usual_folders()
-    for folder in folders:
-        for relative in files.names:
+    home = BUILTIN[name.partition(":")[0]].home
+    named = os.environ.get("OUTRIDER_DATA")
+    usual = [*([Path(named).expanduser()] if named else []), cache_folder() / "data"]
+    for folder in [data] if data is not None else usual:
+        for relative in prompts.names:
             if (folder / relative).is_file():
-                return folder / relative, relative
+                return folder / relative, f"{name}: {relative}"
     if data is not None:
         raise ConfigError(
-            f"{data} has no file for the workload '{name}'; looked for {', '.join(files.names)}. Its home: {home}. "
+            f"{data} has no file for the workload '{name}'; looked for {', '.join(prompts.names)}. Its home: {home}. "
             "For the embedded prompts leave the data folder out"
         )
-    return None, ""
+    return None, (
+        f"{name}: no {prompts.names[0]} found, so a small embedded set stands in: too small for claims about {name}; "
+        f"get it from {home}, name its folder with --set data=FOLDER or $OUTRIDER_DATA"
+    )
 
 
-def _usual_folders() -> list[Path]:
-    named = os.environ.get("OUTRIDER_DATA")
-    return [*([Path(named).expanduser()] if named else []), cache_folder() / "data"]
-
-
-def _embedded(name: str, files: Files, turns: Turns) -> tuple[RequestFile, ...]:
-    return tuple(RequestFile(EMBEDDED / f"{kind}.jsonl", name, turns=turns) for kind in files.embedded)
-
-
-def _wanted(files: Files) -> Wanted | None:
-    if not files.values:
-        return None
-
-    def wanted(entry: Fields) -> bool:
-        found = [entry[name] for name in files.fields if entry.get(name) is not None]
-        return not found or _word(found[0]) in files.values  # without the field it is a bad line, not another part's
-
-    return wanted
+def is_wanted(entry: dict[str, Any], prompts: Prompts) -> bool:
+    """Whether an entry is of this part of a benchmark; without the field it is a bad line, not another part's."""
+    values = [entry[name] for name in prompts.fields if entry.get(name) is not None]
+    return not prompts.values or not values or _word(values[0]) in prompts.values
 
 
 def _word(value: Any) -> str:

@@ -1,303 +1,246 @@
-"""Which form one entry has, and the requests in it: docs/workloads.md lists the forms.
+"""Which form one entry of a file has, and the requests in it: docs/workloads.md lists the forms.
 
-`FORMATS` is a table of forms in the order in which they are tried; the first whose fields an entry has reads it, so a file may
-mix forms. A field that is null counts as absent. A form of your own is a `read` function and one line there.
-
-Reasoning is asked as plain text, `Question: ...\\nAnswer:`, so that base models and chat models get the same. A request that
-was sent to a server may be a chat completion (`messages`), a completion (`prompt`) or a response (`input`, `instructions`).
+The first form whose field an entry has reads it, so a file may mix forms. A field that is null counts as
+absent. Word problems are asked as plain text, `Question: ...\\nAnswer:`, so that base models and chat
+models get the same.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable
 from typing import Any
 
-from outrider.lab.workload.fields import (
-    Fields,
-    Message,
-    Turns,
-    UnusableError,
-    content_text,
-    conversation,
-    identity,
-    optional_count,
-    optional_text,
-    prompt_text,
-)
-from outrider.lab.workload.grade import boxed
-from outrider.lab.workload.types import WorkloadRequest
+from outrider.errors import did_you_mean
+from outrider.lab.workload.types import Turns, WorkloadRequest
+from outrider.wellformed import is_text
 
+Entry = dict[str, Any]
 MARK = "####"  # what GSM8K writes before a final answer
-SPEC_BENCH_TASKS = {
-    "translation": "translation", "summarization": "summarization", "qa": "qa", "math_reasoning": "reasoning", "rag": "rag",
-}  # fmt: skip
-ROLES = {
-    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant", "bard": "assistant",
-    "bing": "assistant", "model": "assistant", "system": "system", "tool": "tool", "function_call": "assistant",
-    "observation": "tool", "function_response": "tool",
-}  # fmt: skip
-ANSWERS = ("answer", "response", "completion")
+BOX = re.compile(r"\\boxed\{([^{}]+)\}")
+ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bard": "assistant", "model": "assistant"}
+KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool")
+SPEC_BENCH_TASKS = ("translation", "summarization", "qa", "rag")
 LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens")
-GENERATING = ("/completions", "/responses")  # ends of the addresses that write text
-Reader = Callable[[Fields, Turns], list[WorkloadRequest]]
 
 
-def question(text: str) -> str:
-    """The prompt of a word problem."""
+class UnusableError(Exception):
+    """An entry that is no request; the message says why."""
+
+
+def read_entry(value: Any, turns: Turns = "first") -> list[WorkloadRequest]:
+    """The requests of one entry, mostly one, "" as the id of those that have none. Raises UnusableError with the reason."""
+    if not isinstance(value, dict):
+        raise UnusableError("not an object with a field like 'prompt' or 'messages'")
+    entry = {name: content for name, content in value.items() if content is not None}
+    form = next((name for name in FORMS if name in entry), None)
+    if form is None:
+        names = [str(name)[:40] for name in list(entry)[:8]]
+        hint = did_you_mean(names[0], FORMS) if names else ""
+        raise UnusableError(f"no prompt: no known form has the fields {', '.join(names)}.{hint}")
+    requests = FORMS[form](entry, turns)
+    for request in requests:
+        messages = [text for message in request.messages or () for text in message.values()]
+        for text in (request.id, request.prompt, request.task, request.reference, request.answer, *messages):
+            if text is not None and not is_text(text):
+                raise UnusableError("it has bytes that are not UTF-8, or half of a character; convert the file, e.g. with iconv")
+    return requests
+
+
+def _text(entry: Entry, *names: str) -> str | None:
+    """The first of these fields that is there, as text: ids and answers are often written as numbers."""
+    value = next((entry[name] for name in names if name in entry), None)
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int | float):
+        return str(value)
+    raise UnusableError(f"'{names[0]}' must be text")
+
+
+def _asked(entry: Entry, name: str) -> str:
+    """A field that is asked of the model."""
+    value = entry.get(name)
+    if not isinstance(value, str):
+        raise UnusableError(f"'{name}' must be text")
+    if not value.strip():
+        raise UnusableError(f"'{name}' is empty")
+    return value
+
+
+def _question(text: str) -> str:
     return f"Question: {text.strip()}\nAnswer:"
 
 
-def read_gsm8k(entry: Fields, turns: Turns) -> list[WorkloadRequest]:
-    """`question` and `answer`: a worked solution that ends in `#### N`; without the mark, a question with a short answer."""
-    answer = optional_text(entry, "answer") or ""
-    asked, reference = question(prompt_text(entry, "question")), after_mark(answer)
-    name = identity(entry, "id")
-    if reference is None:
-        task = optional_text(entry, "task") or "qa"
-        return [WorkloadRequest(id=name, prompt=asked, task=task, reference=answer.strip() or None)]
-    return [WorkloadRequest(id=name, prompt=asked, task="reasoning", reference=reference)]
-
-
-def read_math(entry: Fields, turns: Turns) -> list[WorkloadRequest]:
-    """`problem` and its `answer`, or a `solution` with the answer in a box."""
-    reference = optional_text(entry, "answer") or boxed(optional_text(entry, "solution") or "")
-    name = identity(entry, "id", "unique_id", "idx")
-    return [WorkloadRequest(id=name, prompt=question(prompt_text(entry, "problem")), task="reasoning", reference=reference)]
-
-
-def read_humaneval(entry: Fields, turns: Turns) -> list[WorkloadRequest]:
-    """The head of a function. No reference: whether code is right shows when it runs, and it is not run here."""
-    return [WorkloadRequest(id=identity(entry, "task_id"), prompt=prompt_text(entry, "prompt"), task="code")]
-
-
-def read_spec_bench(entry: Fields, turns: Turns) -> list[WorkloadRequest]:
-    """The first of `turns`. Only `math_reasoning` has references with one right answer."""
-    asked = entry["turns"]
-    if not isinstance(asked, list) or not asked:
-        raise UnusableError("'turns' must be a list of questions, got none")
-    first = prompt_text({"turns": asked[0]}, "turns")
-    name, task = identity(entry, "question_id", "id"), SPEC_BENCH_TASKS.get(str(entry.get("category")), "chat")
-    if task == "reasoning":
-        solutions = entry.get("reference")
-        solution = solutions[0] if isinstance(solutions, list) and solutions else solutions
-        reference = after_mark(solution) if isinstance(solution, str) else None
-        return [WorkloadRequest(id=name, prompt=question(first), task=task, reference=reference)]
-    return [WorkloadRequest(id=name, messages=({"role": "user", "content": first},), task=task)]
-
-
-def after_mark(solution: str) -> str | None:
-    """What stands behind the last `####` of a worked solution."""
-    _, mark, answer = solution.rpartition(MARK)
+def _after_mark(solution: Any) -> str | None:
+    """What follows the last #### of a worked solution."""
+    _, mark, answer = str(solution).rpartition(MARK)
     return answer.strip() or None if mark else None
 
 
-def read_sharegpt(entry: Fields, turns: Turns) -> list[WorkloadRequest]:
-    """One request of a conversation, or one of each question."""
-    recorded = entry.get("conversations", entry.get("conversation"))
-    if not isinstance(recorded, list) or not recorded:
-        raise UnusableError("'conversations' must be a list of turns, got none")
-    messages = [_turn(number, turn) for number, turn in enumerate(recorded, 1)]
-    asked = [index for index, message in enumerate(messages) if message["role"] == "user" and message["content"].strip()]
-    if not asked:
-        raise UnusableError("the conversation has no question: no turn is from 'human' or 'user'")
-    name, task = identity(entry, "id"), optional_text(entry, "task") or "chat"
-    if turns == "first":
-        # what an answer says before the first question has nothing to do with it (long chats are split into parts)
-        before = [message for message in messages[: asked[0]] if message["role"] == "system"]
-        return [_asked(name, task, [*before, messages[asked[0]]], messages[asked[0] + 1 :])]
-    answered = [index for index in asked if index + 1 < len(messages) and messages[index + 1]["role"] == "assistant"]
-    if not answered:
-        raise UnusableError("no question of the conversation has an answer, so turns='all' finds nothing")
-    return [
-        _asked(f"{name}/{number}" if name else "", task, messages[: index + 1], messages[index + 1 :])
-        for number, index in enumerate(answered, 1)
-    ]
+# ---------------------------------------------------------------- ours, and logs in OpenAI's form
 
 
-def _asked(name: str, task: str, messages: list[Message], after: list[Message]) -> WorkloadRequest:
-    answer = after[0]["content"] if after and after[0]["role"] == "assistant" else None
-    return WorkloadRequest(id=name, messages=tuple(messages), task=task, answer=answer)
-
-
-def _turn(number: int, turn: Any) -> Message:
-    if not isinstance(turn, dict):
-        raise UnusableError(f"turn {number} must be an object with 'from' and 'value'")
-    speaker, content = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
-    if not isinstance(speaker, str) or speaker.lower() not in ROLES:
-        raise UnusableError(f"turn {number} is from {str(speaker)[:20]!r}; expected one of {', '.join(ROLES)}")
-    if not isinstance(content, str):
-        raise UnusableError(f"turn {number} has no text")
-    return {"role": ROLES[speaker.lower()], "content": content}
-
-
-def read_own(entry: Fields, turns: Turns) -> list[WorkloadRequest]:
-    """One request. `turns` says nothing here: what is in `messages` is one question with its history."""
+def _own(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
+    """A prompt, or a conversation whose last turn may be the recorded answer."""
     if "prompt" in entry and "messages" in entry:
         raise UnusableError("both 'prompt' and 'messages': which of them is asked?")
-    prompt, messages, answer = None, None, recorded_answer(entry)
-    if "prompt" in entry:
-        prompt = prompt_text(entry, "prompt")
-    else:
-        messages, reply = conversation(entry["messages"])
-        answer = reply if answer is None else answer
+    messages, answer = None, None
+    prompt = _asked(entry, "prompt") if "prompt" in entry else None
+    if prompt is None:
+        messages, answer = _conversation(entry["messages"])
+    recorded = entry.get("response")
+    limit = next((entry[name] for name in LIMITS if name in entry), None)
+    if limit is not None and not (isinstance(limit, int | float) and limit >= 1 and limit == int(limit)):
+        raise UnusableError("'max_tokens' must be a whole number of at least 1")
     return [
         WorkloadRequest(
-            id=identity(entry, "id", "request_id", "custom_id"),
+            id=_text(entry, "id", "request_id", "custom_id") or "",
             prompt=prompt,
             messages=messages,
-            task=optional_text(entry, "task") or ("chat" if messages else "other"),
-            reference=optional_text(entry, "reference"),
-            answer=answer,
-            max_tokens=optional_count(entry, *LIMITS),
+            task=_text(entry, "task") or ("code" if "canonical_solution" in entry else "chat" if messages else "other"),
+            reference=_text(entry, "reference"),
+            answer=_response_text(recorded) if isinstance(recorded, dict) else _text(entry, "answer", "response") or answer,
+            max_tokens=None if limit is None else int(limit),
         )
     ]
 
 
-def recorded_answer(entry: Fields) -> str | None:
-    """The model's answer: as text, or as a stored response of an OpenAI-compatible server."""
-    for name in ANSWERS:
-        if isinstance(entry.get(name), dict):
-            return response_text(entry[name])
-    return optional_text(entry, *ANSWERS)
-
-
-def response_text(response: Fields) -> str | None:
-    """The text of a chat completion, a completion or a batch's response; None where it failed or called a tool."""
-    if isinstance(response.get("body"), dict):
-        response = response["body"]
-    choices = response.get("choices")
-    choice: Any = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(choice, dict):
-        return None
-    message = choice.get("message")
-    content = message.get("content") if isinstance(message, dict) else choice.get("text")
-    return None if content in (None, []) else content_text(content, "the recorded answer")
-
-
-def read_batch_request(entry: Fields, turns: Turns) -> list[WorkloadRequest]:
-    """A line of a batch's input file."""
-    url = entry.get("url")
-    if isinstance(url, str) and not url.rstrip("/").endswith(GENERATING):
-        raise UnusableError(f"'{url[:60]}' does not generate text; only chat completions, completions and responses do")
-    return [_request(entry, entry["body"])]
-
-
-def read_stored(entry: Fields, turns: Turns) -> list[WorkloadRequest]:
-    """A request and, where one was recorded, its response."""
-    asked = entry["request"]
+def _logged(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
+    """A request as it was sent, or a line of a batch's input; and where one was recorded, its response."""
+    asked = entry.get("request", entry.get("body"))
     if isinstance(asked, dict) and isinstance(asked.get("body"), dict):
         asked = asked["body"]
-    response = entry.get("response")
-    if not isinstance(response, dict):
-        return [_request(entry, asked, optional_text(entry, "response"))]
-    found = _request(entry, asked, response_text(response))
-    return [replace(found, id=found.id or identity(response, "id"))]
-
-
-def refuse_batch_output(entry: Fields, turns: Turns) -> list[WorkloadRequest]:
-    """Answers without prompts."""
-    raise UnusableError("a line of a batch's output: it has the answer but no prompt; give the batch's input file")
-
-
-def _request(entry: Fields, asked: Any, answer: str | None = None) -> WorkloadRequest:
     if not isinstance(asked, dict):
         raise UnusableError("the request is no object with 'messages' or 'prompt'")
-    asked = {key: value for key, value in asked.items() if value is not None}
-    if "input" in asked and not {"messages", "prompt"} & set(asked):
-        asked["messages"] = _response_input(asked)
+    asked = {str(name): content for name, content in asked.items() if content is not None}
+    if "input" in asked:  # the Responses interface: a question or a list of messages, and the system's instructions
+        given = asked["input"]
+        messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        system = [{"role": "system", "content": asked["instructions"]}] if "instructions" in asked else []
+        asked["messages"] = [*system, *messages] if isinstance(messages, list) else messages
     if not {"messages", "prompt"} & set(asked):
         raise UnusableError("the request has neither 'messages' nor 'prompt'")
-    (found,) = read_own(asked, "first")
-    return replace(
-        found,
-        id=identity(entry, "custom_id", "id", "request_id") or found.id,
-        task=optional_text(entry, "task") or found.task,
-        reference=optional_text(entry, "reference") or found.reference,
-        answer=found.answer if answer is None else answer,
-    )
+    outer: Entry = {name: entry[name] for name in ("id", "custom_id", "task", "reference", "response") if name in entry}
+    return _own({**asked, **outer}, turns)
 
 
-def _response_input(asked: Fields) -> Any:
-    """The Responses interface: `input` is a question or a list of messages, `instructions` the system's."""
-    content, instructions = asked["input"], optional_text(asked, "instructions")
-    messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
-    if instructions and isinstance(messages, list):
-        return [{"role": "system", "content": instructions}, *messages]
-    return messages
+def _response_text(response: Entry) -> str | None:
+    """The text of a chat completion, a completion or a batch's response; None where it failed or called a tool."""
+    response = response.get("body") or response
+    try:
+        choice = response["choices"][0]
+        content = choice["message"]["content"] if "message" in choice else choice["text"]
+    except (KeyError, IndexError, TypeError):
+        return None
+    return content if isinstance(content, str) else None
 
 
-@dataclass(frozen=True)
-class Format:
-    """One form of an entry."""
-
-    name: str
-    needs: tuple[str, ...]  # fields that an entry of this form has
-    read: Reader  # requests without id get "" as their id
-
-
-FORMATS = (
-    Format("HumanEval", ("task_id", "prompt", "canonical_solution"), read_humaneval),
-    Format("prompt", ("prompt",), read_own),
-    Format("messages", ("messages",), read_own),
-    Format("OpenAI batch request", ("body",), read_batch_request),
-    Format("stored request", ("request",), read_stored),
-    Format("OpenAI batch output", ("custom_id", "response"), refuse_batch_output),
-    Format("ShareGPT", ("conversations",), read_sharegpt),
-    Format("ShareGPT", ("conversation",), read_sharegpt),
-    Format("Spec-Bench", ("turns",), read_spec_bench),
-    Format("MATH", ("problem",), read_math),
-    Format("GSM8K", ("question", "answer"), read_gsm8k),
-)
-_KEYS = sorted({key for form in FORMATS for key in form.needs})
+def _conversation(value: Any) -> tuple[tuple[dict[str, str], ...], str | None]:
+    """Messages up to the last question, and the recorded answer where the conversation continues with one."""
+    if not isinstance(value, list) or not value:
+        raise UnusableError("'messages' must be a list of messages")
+    messages = [_message(number, message) for number, message in enumerate(value, 1)]
+    answer = messages.pop()["content"] if len(messages) > 1 and messages[-1]["role"] == "assistant" else None
+    last = messages[-1]
+    if last["role"] not in ("user", "tool"):
+        raise UnusableError(f"the conversation ends with the role '{last['role']}'; the last word must be the user's")
+    if not last["content"].strip():
+        raise UnusableError(f"the last message, of the role '{last['role']}', is empty")
+    return tuple(messages), answer
 
 
-def read_entry(value: Any, turns: Turns = "first") -> list[WorkloadRequest]:
-    """The requests of one entry, mostly one. Raises UnusableError with the reason where there is none."""
-    if isinstance(value, str):
-        value = {"prompt": value}
-    if not isinstance(value, dict):
-        raise UnusableError(f"{_kind(value)}, not an object with a field like 'prompt' or 'messages'")
-    entry: Fields = {key: content for key, content in value.items() if content is not None}
-    for form in FORMATS:
-        if all(key in entry for key in form.needs):
-            requests = form.read(entry, turns)
-            for request in requests:
-                _check_characters(request)
-            return requests
-    raise UnusableError(_no_prompt(entry))
+def _message(number: int, message: Any) -> dict[str, str]:
+    """One turn, in OpenAI's or in ShareGPT's spelling; a list of parts must be all text."""
+    if not isinstance(message, dict):
+        raise UnusableError(f"message {number} must be an object with 'role' and 'content'")
+    role = str(message.get("role", message.get("from"))).lower()
+    role = ROLES.get(role, role)
+    if role not in KNOWN_ROLES:
+        raise UnusableError(f"message {number} has the role '{role[:20]}'; expected one of {', '.join(KNOWN_ROLES)}")
+    content = message.get("content", message.get("value"))
+    if isinstance(content, list) and content:
+        texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        content = "".join(texts) if len(texts) == len(content) else None
+    if not isinstance(content, str):
+        raise UnusableError(f"message {number} ({role}) has no text, or parts that are no text; only text can be asked here")
+    return {"role": role, "content": content}
 
 
-def _no_prompt(entry: Fields) -> str:
-    if not entry:
-        return "an object without content"
-    if "role" in entry and "content" in entry:
-        return 'a single message; a conversation is {"messages": [message, message, ...]}'
-    names = [str(key)[:40] for key in list(entry)[:8]]
-    close = [known for name in names for known in difflib.get_close_matches(name, _KEYS, n=1, cutoff=0.8)]
-    hint = f" (did you mean '{close[0]}'?)" if close else ""
-    return f"no prompt: none of the known forms has the fields {', '.join(names)}{hint}"
+# ---------------------------------------------------------------- ShareGPT, and benchmarks
 
 
-def _check_characters(request: WorkloadRequest) -> None:
-    """Text that is no Unicode would break tokenizers, terminals and result files, each in its own way."""
-    for text in _texts(request):
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            code = ord(text[error.start])
-            if 0xDC80 <= code <= 0xDCFF:  # how `surrogateescape` keeps a byte that is no UTF-8
-                raise UnusableError(f"the byte 0x{code - 0xDC00:02x} is not UTF-8; convert the file, e.g. with iconv") from error
-            raise UnusableError(f"\\u{code:04x} is half of a character (a lone surrogate)") from error
+def _sharegpt(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
+    """One request of a conversation, or one of each answered question."""
+    recorded = entry["conversations"]
+    if not isinstance(recorded, list) or not recorded:
+        raise UnusableError("'conversations' must be a list of turns")
+    messages = [_message(number, turn) for number, turn in enumerate(recorded, 1)]
+    asked = [at for at, message in enumerate(messages) if message["role"] == "user" and message["content"].strip()]
+    if not asked:
+        raise UnusableError("the conversation has no question: no turn is from 'human' or 'user'")
+    name = _text(entry, "id") or ""
+    task = _text(entry, "task") or "chat"
+    after = {at: messages[at + 1] for at in asked if at + 1 < len(messages)}
+    answers = {at: message["content"] for at, message in after.items() if message["role"] == "assistant"}
+    if turns == "first":  # answers before the first question have nothing to do with it: long chats are split into parts
+        first = asked[0]
+        before = [message for message in messages[:first] if message["role"] == "system"]
+        return [WorkloadRequest(name, messages=(*before, messages[first]), task=task, answer=answers.get(first))]
+    if not answers:
+        raise UnusableError("no question of the conversation has an answer, so turns='all' finds nothing")
+    return [
+        WorkloadRequest(f"{name}/{number}" if name else "", messages=tuple(messages[: at + 1]), task=task, answer=answer)
+        for number, (at, answer) in enumerate(answers.items(), 1)
+    ]
 
 
-def _texts(request: WorkloadRequest) -> Iterator[str]:
-    yield from filter(None, (request.id, request.prompt, request.task, request.reference, request.answer))
-    for message in request.messages or ():
-        yield from message.values()
+def _humaneval(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
+    """The head of a function. No reference: whether code is right shows when it runs, and it is not run here."""
+    return [WorkloadRequest(_text(entry, "task_id") or "", _asked(entry, "prompt"), task="code")]
 
 
-def _kind(value: Any) -> str:
-    names = {list: "a list", bool: "true or false", int: "a number", float: "a number", type(None): "null"}
-    return names.get(type(value), f"a {type(value).__name__}")
+def _gsm8k(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
+    """A worked solution that ends in `#### N`; without the mark, a question with a short answer."""
+    answer = _text(entry, "answer") or ""
+    reference = _after_mark(answer)
+    task = "qa" if reference is None else "reasoning"
+    prompt = _question(_asked(entry, "question"))
+    return [WorkloadRequest(_text(entry, "id") or "", prompt, task=task, reference=reference or answer.strip() or None)]
+
+
+def _math(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
+    """A competition problem, and its answer: a field of its own, or a plain one in the box that the solution ends with."""
+    prompt = _question(_asked(entry, "problem"))
+    name = _text(entry, "id", "unique_id", "idx") or ""
+    boxes = BOX.findall(_text(entry, "solution") or "")
+    reference = _text(entry, "answer") or (boxes[-1] if boxes else None)
+    return [WorkloadRequest(name, prompt, task="reasoning", reference=reference)]
+
+
+def _spec_bench(entry: Entry, turns: Turns) -> list[WorkloadRequest]:
+    """The first of `turns`; later ones would need the model's own answers. Word problems have a right answer."""
+    asked = entry["turns"]
+    if not isinstance(asked, list) or not asked:
+        raise UnusableError("'turns' must be a list of questions")
+    first = _asked({"turns": asked[0]}, "turns")
+    name = _text(entry, "question_id", "id") or ""
+    category = str(entry.get("category"))
+    if category == "math_reasoning":
+        solutions = entry.get("reference")
+        reference = _after_mark(solutions[0] if isinstance(solutions, list) and solutions else solutions)
+        return [WorkloadRequest(name, _question(first), task="reasoning", reference=reference)]
+    task = category if category in SPEC_BENCH_TASKS else "chat"
+    return [WorkloadRequest(name, messages=({"role": "user", "content": first},), task=task)]
+
+
+FORMS: dict[str, Callable[[Entry, Turns], list[WorkloadRequest]]] = {
+    "canonical_solution": _humaneval,
+    "request": _logged,
+    "body": _logged,
+    "prompt": _own,
+    "messages": _own,
+    "conversations": _sharegpt,
+    "turns": _spec_bench,
+    "problem": _math,
+    "question": _gsm8k,
+}

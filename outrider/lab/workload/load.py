@@ -1,66 +1,72 @@
-"""`load_workload`: a name, a file, or several of them with + between, as one workload of requests (docs/workloads.md)."""
+"""`load_workload`: a name, a file, or several of them with + between, as one workload of requests (docs/workloads.md).
+
+A file is JSON lines, or one JSON list; gzip is unpacked.
+"""
 
 from __future__ import annotations
 
+import gzip
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, zip_longest
 from pathlib import Path
+from typing import Any
 
 from outrider.counted import counted
 from outrider.errors import ConfigError, did_you_mean
-from outrider.lab.workload.builtin import BUILTIN, Located, is_builtin, locate
-from outrider.lab.workload.fields import Turns
-from outrider.lab.workload.files import RequestFile
-from outrider.lab.workload.types import BadLines, OnBad, Workload, WorkloadRequest
+from outrider.lab.workload.builtin import BUILTIN, EMBEDDED, find, is_builtin, is_wanted, part_of
+from outrider.lab.workload.formats import UnusableError, read_entry
+from outrider.lab.workload.types import BadLine, OnBad, Turns, Workload, WorkloadRequest, listing
+from outrider.wellformed import parsed_json
+
+FORMS = 'a request is a line like {"prompt": "..."}, or another form of docs/workloads.md'
+REMEDY = "correct them, or leave them out (on_bad='skip', --set on_bad=skip)"
+GZIP = b"\x1f\x8b"
 
 
 def load_workload(
     spec: str, *, limit: int | None = None, on_bad: OnBad = "refuse", data: Path | None = None, turns: Turns = "first"
 ) -> Workload:
-    """Loads the prompts that a workload names. `data` is the folder of built-in benchmarks (`builtin.py`).
+    """The prompts that a workload names. `data` is the folder of built-in benchmarks (`builtin.py`).
 
-    `turns="all"` makes a request of every answered question of a ShareGPT conversation. Raises ConfigError: unknown names,
-    unreadable or empty files, nothing usable, and with `on_bad="refuse"` any bad line that was met.
+    `turns="all"` makes a request of every answered question of a ShareGPT conversation. Raises ConfigError:
+    unknown names, unreadable or empty files, nothing usable, and with `on_bad="refuse"` any bad line that was met.
     """
-    _check(limit, on_bad, turns)
-    parts = [_load(name, limit, on_bad, data, turns) for name in _names(spec)]
+    if limit is not None and limit < 1:
+        raise ConfigError(f"the limit of a workload must be at least 1, got {limit}")
+    names = _names(spec)
+    parts = [_part(name, limit, on_bad, data, turns) for name in names]
     chosen = list(islice(_in_turn([part.requests for part in parts]), limit))
-    requests, renamed = _with_own_ids(chosen)
-    skipped = [line for part in parts for line in part.bad.lines_of(part.name if len(parts) > 1 else None)]
+    requests, num_renamed = _with_own_ids(chosen)
+    skipped = [
+        line if len(parts) == 1 else replace(line, reason=f"{part.name}: {line.reason}")
+        for part in parts
+        for line in part.bad
+    ]
     notes = [part.note(chosen) for part in parts]
-    if renamed:
-        notes.append(f"{renamed} requests have an id that came before; they got #2, #3, ... behind it")
+    if num_renamed:
+        notes.append(f"{num_renamed} requests have an id that came before; they got #2, #3, ... after it")
     return Workload(spec.strip(), tuple(requests), tuple(skipped), tuple(notes))
 
 
-@dataclass(frozen=True)
-class _MixPart:
+@dataclass
+class _Part:
     """One name or file of a mix, read."""
 
     name: str
-    located: Located
+    origin: str
     requests: list[WorkloadRequest]
-    bad: BadLines
+    bad: list[BadLine] = field(default_factory=list)
 
     def note(self, chosen: Sequence[WorkloadRequest]) -> str:
         """A note on the origin of the prompts; `chosen` are those of all parts that are used."""
         own = set(map(id, self.requests))
         facts = [counted(sum(id(request) in own for request in chosen), "prompt")]
-        if any(source.is_text for source in self.located.sources):
-            facts.append("plain text with blank lines between prompts")
-        if self.bad.count:
-            facts.append(f"{counted(self.bad.count, 'bad line')} skipped")
-        return f"{self.located.note} ({', '.join(facts)})"
-
-
-def _check(limit: int | None, on_bad: str, turns: str) -> None:
-    if limit is not None and limit < 1:
-        raise ConfigError(f"the limit of a workload must be at least 1, got {limit}")
-    for name, value, known in (("on_bad", on_bad, ("skip", "refuse")), ("turns", turns, ("first", "all"))):
-        if value not in known:
-            raise ConfigError(f"unknown value '{value}' of {name}.{did_you_mean(str(value), known)}")
+        if self.bad:
+            facts.append(f"{counted(len(self.bad), 'bad line')} skipped")
+        return f"{self.origin} ({', '.join(facts)})"
 
 
 def _names(spec: str) -> list[str]:
@@ -75,22 +81,30 @@ def _names(spec: str) -> list[str]:
     return names
 
 
-def _load(name: str, limit: int | None, on_bad: OnBad, data: Path | None, turns: Turns) -> _MixPart:
+def _part(name: str, limit: int | None, on_bad: OnBad, data: Path | None, turns: Turns) -> _Part:
     """The first `limit` requests of a part: all that a mix can need of it."""
-    located = _locate(name, data, turns)
-    bad = BadLines(keep_all=on_bad == "skip")
-    good = _in_turn([bad.sorted_out(source.requests()) for source in located.sources])
-    requests = list(islice(good, limit))
-    if bad.count and (on_bad == "refuse" or not requests):
-        raise ConfigError(bad.message(name, len(requests)))
-    if not requests:
-        raise ConfigError(f"{located.note} has no prompts for '{name}'")
-    return _MixPart(name, located, requests, bad)
-
-
-def _locate(name: str, data: Path | None, turns: Turns) -> Located:
+    part = _Part(name, name, [])
     if is_builtin(name):
-        return locate(name, data, turns)
+        chosen = part_of(name)
+        path, part.origin = find(name, chosen, data)
+        paths = [path] if path is not None else [EMBEDDED / f"{kind}.jsonl" for kind in chosen.embedded]
+        found = _in_turn([_read(one, name, turns, part.bad, chosen if path is not None else None) for one in paths])
+    else:
+        path = _existing(name)
+        found = _read(path, path.name, turns, part.bad)
+    part.requests += islice(found, limit)
+    if part.bad and (on_bad == "refuse" or not part.requests):
+        head = f"{name} has no usable line, but {counted(len(part.bad), 'bad line')}:"
+        if part.requests:
+            head = f"{name} has {counted(len(part.bad), 'bad line')} and {len(part.requests)} good ones:"
+        reasons = [f"line {line.number}: {line.reason}" for line in part.bad]
+        raise ConfigError(listing(head, reasons, len(reasons), REMEDY if part.requests else FORMS))
+    if not part.requests:
+        raise ConfigError(f"{part.origin} has no prompts for '{name}'")
+    return part
+
+
+def _existing(name: str) -> Path:
     path = _path(name)
     if not _exists(path):
         if any(mark in name for mark in "/\\.") or not name.isprintable():
@@ -98,7 +112,7 @@ def _locate(name: str, data: Path | None, turns: Turns) -> Located:
         raise ConfigError(f"unknown workload '{name}', and no file of this name.{did_you_mean(name, BUILTIN)}")
     if path.is_dir():
         raise ConfigError(f"the workload '{name}' is a folder; give a file, or a name with this folder as the data folder")
-    return Located((RequestFile(path, path.name, turns=turns),), name)
+    return path
 
 
 def _path(name: str) -> Path:
@@ -112,6 +126,56 @@ def _exists(path: Path) -> bool:
         return False
 
 
+def _read(path: Path, name: str, turns: Turns, bad: list[BadLine], wanted: Any = None) -> Iterator[WorkloadRequest]:
+    """The requests of a file, one entry after another; lines that are none go to `bad`.
+
+    `name`: what ids and messages call it; `wanted`: the part of a benchmark. Raises ConfigError when the
+    file cannot be read or has no entries.
+    """
+    number = 0
+    try:
+        for number, mark, content in _entries(path):
+            try:
+                value = parsed_json(content) if isinstance(content, str) else content
+                if wanted is not None and isinstance(value, dict) and not is_wanted(value, wanted):
+                    continue
+                requests = read_entry(value, turns)
+            except UnusableError as error:
+                bad.append(BadLine(number, str(error)))
+                continue
+            except ValueError as error:
+                bad.append(BadLine(number, f"not JSON: {error}"))
+                continue
+            for turn, request in enumerate(requests, 1):
+                turn_mark = f"/{turn}" if len(requests) > 1 else ""
+                yield request if request.id else replace(request, id=f"{name}{mark}{number}{turn_mark}")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ConfigError(f"{name} is a damaged gzip file: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if not number:
+        raise ConfigError(f"{name} is empty: it has no prompts")
+
+
+def _entries(path: Path) -> Iterator[tuple[int, str, Any]]:
+    """(number, mark before it in an id, content) of every line that is not blank, or of every entry of a JSON list."""
+    with path.open("rb") as raw:
+        is_packed = raw.peek(2).startswith(GZIP)
+    with (gzip.open if is_packed else open)(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+        first = next((line for line in file if line.strip()), "")
+        file.seek(0)
+        if first.lstrip().startswith("["):
+            try:
+                entries = parsed_json(file.read())
+            except ValueError as error:
+                raise ValueError(f"it begins like a JSON list, and is not JSON: {error}") from error
+            yield from ((number, "#", entry) for number, entry in enumerate(entries, 1))
+            return
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, ":", line
+
+
 def _in_turn(parts: Sequence[Iterable[WorkloadRequest]]) -> Iterator[WorkloadRequest]:
     """One of each, again and again; a part that has run out is passed over."""
     if len(parts) == 1:
@@ -122,13 +186,14 @@ def _in_turn(parts: Sequence[Iterable[WorkloadRequest]]) -> Iterator[WorkloadReq
 def _with_own_ids(requests: Iterable[WorkloadRequest]) -> tuple[list[WorkloadRequest], int]:
     """The requests with ids that are unique, and how many had to be renamed."""
     taken: dict[str, int] = {}
-    found, renamed = [], 0
+    unique = []
+    num_renamed = 0
     for request in requests:
         name = request.id
         while name in taken:
             taken[request.id] += 1
             name = f"{request.id}#{taken[request.id]}"
         taken[name] = 1
-        renamed += name != request.id
-        found.append(request if name == request.id else replace(request, id=name))
-    return found, renamed
+        num_renamed += name != request.id
+        unique.append(replace(request, id=name))
+    return unique, num_renamed

@@ -1,21 +1,17 @@
-"""Requests, a workload of them, and what lies in files before it is either.
-
-Bad lines are sorted out while a file is read, and listed where they are refused.
-"""
+"""Requests, a workload of them, and the lines of a file that are none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-
-from outrider.counted import counted
+from typing import Literal
 
 Task = Literal["reasoning", "code", "chat", "translation", "summarization", "qa", "rag", "other"]
 OnBad = Literal["skip", "refuse"]
+Turns = Literal["first", "all"]  # of a recorded conversation: its first question, or each with the turns before it
 SHOWN = 5  # in a message
-FORMS = 'a request is a line like {"prompt": "..."}, or another form of docs/workloads.md'
-REMEDY = "correct them, or leave them out (on_bad='skip', --set on_bad=skip)"
+NUMBER = re.compile(r"(?<![\w).])-?\$?-?\d(?:\d|,(?=\d))*(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -24,28 +20,42 @@ class WorkloadRequest:
 
     id: str  # unique in its workload, the same in every run
     prompt: str | None = None  # fed as it is
-    messages: tuple[dict[str, str], ...] | None = None  # a conversation ({"role", "content"}), for the model's chat template
+    messages: tuple[dict[str, str], ...] | None = None  # a conversation ({"role", "content"}), for the chat template
     task: str = "other"  # one of Task, or the workload's own word
-    reference: str | None = None  # the right final answer, where one is known: what `grade` compares with
+    reference: str | None = None  # the right final answer, where one is known
     answer: str | None = None  # a model's answer to it, where the workload is a log
     max_tokens: int | None = None  # asked for in the log
+
+    def is_right(self, text: str) -> bool | None:
+        """Whether a text ends with the right number; None where the right answer is no number, or not known."""
+        expected = _number(self.reference or "")
+        return None if expected is None else _final_number(text) == expected
+
+
+def _final_number(text: str) -> str | None:
+    """The first number after ####, else after the last \\boxed{, else the last one; a next question does not count."""
+    text = text.partition("\nQuestion:")[0]
+    _, mark, answer = text.partition("####")
+    if not mark:
+        _, mark, answer = text.rpartition("\\boxed{")
+    numbers = NUMBER.findall(answer.partition("\n")[0] if mark else text)
+    if not numbers:
+        return None
+    return _number(numbers[0] if mark else numbers[-1])
+
+
+def _number(text: str) -> str | None:
+    """A number in one spelling: $1,234.00 -> 1234; None for what is none."""
+    text = text.strip()
+    return f"{float(text.replace('$', '').replace(',', '')):.10g}" if NUMBER.fullmatch(text) else None
 
 
 @dataclass(frozen=True)
 class BadLine:
     """A line of a file that is no request."""
 
-    number: int  # from 1
+    number: int  # from 1; in a JSON list, of the entry
     reason: str
-
-
-@dataclass(frozen=True)
-class FileEntry:
-    """One entry of a file, before anybody knows what is in it: a JSON value, or a block of text as `{"prompt": text}`."""
-
-    line: int  # where it begins, from 1
-    label: str  # ":LINE", or "#N" where several entries may share a line; ids are made of it
-    value: Any
 
 
 @dataclass(frozen=True)
@@ -59,41 +69,11 @@ class Workload:
 
     def firsts(self, count: int) -> Workload:
         """A workload of the first `count` requests of every task."""
-        found: dict[str, list[WorkloadRequest]] = {}
+        of_task: dict[str, list[WorkloadRequest]] = {}
         for request in self.requests:
-            found.setdefault(request.task, []).append(request)
-        kept = {request.id for of_task in found.values() for request in of_task[:count]}
-        return replace(self, requests=tuple(request for request in self.requests if request.id in kept))
-
-
-class BadLines:
-    """Bad lines of one part of a workload. All are kept where they are skipped, else only those that are shown."""
-
-    def __init__(self, *, keep_all: bool) -> None:
-        self.count = 0
-        self._kept: list[BadLine] = []
-        self._keep_all = keep_all
-
-    def sorted_out(self, found: Iterable[WorkloadRequest | BadLine]) -> Iterator[WorkloadRequest]:
-        """The requests; bad lines stay here."""
-        for one in found:
-            if isinstance(one, WorkloadRequest):
-                yield one
-                continue
-            self.count += 1
-            if self._keep_all or len(self._kept) < SHOWN:
-                self._kept.append(one)
-
-    def lines_of(self, name: str | None) -> list[BadLine]:
-        """The bad lines, with the name of the part in front in a mix: a number alone would not say in which file."""
-        return [line if name is None else replace(line, reason=f"{name}: {line.reason}") for line in self._kept]
-
-    def message(self, name: str, num_good: int) -> str:
-        """Why the workload is refused."""
-        bad = counted(self.count, "bad line")
-        head = f"{name} has {bad} beside {num_good} good ones:" if num_good else f"{name} has no usable line, but {bad}:"
-        lines = [f"line {line.number}: {line.reason}" for line in self._kept]
-        return listing(head, lines, self.count, REMEDY if num_good else FORMS)
+            of_task.setdefault(request.task, []).append(request)
+        chosen = {request.id for requests in of_task.values() for request in requests[:count]}
+        return replace(self, requests=tuple(request for request in self.requests if request.id in chosen))
 
 
 def listing(head: str, items: Iterable[str], count: int, remedy: str) -> str:

@@ -19,7 +19,7 @@ from outrider.lab.bench.bench_result import BenchResult, WorkloadInfo
 from outrider.lab.bench.plan import Plan
 from outrider.lab.journal import Journal
 from outrider.lab.result import read_result
-from outrider.lab.server import study
+from outrider.lab.server import measure
 from tests.unit.report.results import bench as result
 from tests.unit.report.results import cell, interval, measured
 
@@ -49,9 +49,9 @@ def test_every_option_reaches_the_plan(cli: Callable[..., Any], asked: list[dict
     found = cli(
         "bench", "demo", "--drafters", "ngram k=3, suffix", "--drafters", "draft-model verifier=token",
         "--temperature", "0,0.7",
-        "--batch-size", "1,4,4", "--context-lengths", "128,256", "--set", "grid=true", "--limit", "5", "--max-tokens", "40",
+        "--batch-size", "1,4,4", "--context-lengths", "128,256", "--limit", "5", "--max-tokens", "40",
         "--set", "top_k=9", "--seed", "3",
-        "--set", "ignore_eos=true", "--set", "min_rounds=1", "--set", "max_rounds=4", "--budget", "0.5", "--set", "interval=0.1",
+        "--set", "ignore_eos=true", "--set", "max_rounds=4", "--budget", "0.5",
         "--set", "max_other_cpu=0.3",
         "--draft", "demo", "--threads", "1", "--set", "runtime=eager", "--prompts", "embedded:code",
         "--set", "chat_template=false", "--set", "on_bad=skip", "--json",
@@ -60,9 +60,8 @@ def test_every_option_reaches_the_plan(cli: Callable[..., Any], asked: list[dict
     plan: Plan = asked[0]["plan"]
     assert [one.label for one in plan.configurations] == ["ngram k=3", "suffix", "draft-model verifier=token"]
     assert (plan.temperatures, plan.batch_sizes, plan.context_lengths) == ((0.0, 0.7), (1, 4), (128, 256))
-    assert plan.grid
-    assert (plan.prompts, plan.seed, plan.rounds, plan.max_rounds, plan.budget_s) == (5, 3, 1, 4, 30)
-    assert (plan.precision, plan.max_other_cpu) == (0.1, 0.3)
+    assert (plan.prompts, plan.seed, plan.rounds, plan.budget_s) == (5, 3, 4, 30)
+    assert plan.max_other_cpu == 0.3
     assert (plan.sampling.max_tokens, plan.sampling.top_k, plan.sampling.ignore_eos) == (40, 9, True)
     assert asked[0]["options"] == Options(target="demo", draft="demo", threads=1, runtime="eager")
     assert (asked[0]["chat_template"], asked[0]["on_bad"], asked[0]["workload"].name) == (
@@ -96,7 +95,7 @@ def test_defaults_of_options_are_those_of_the_library() -> None:
     ("arguments", "words"),
     [
         (("demo", "--concurrency", "2"), "--concurrency means nothing without a server's URL"),
-        (("demo", "--baseline-url", "http://x", "--set", "api=chat"), "--set api, --baseline-url mean nothing"),
+        (("demo", "--baseline-url", "http://x", "--set", "api=chat"), "--baseline-url, --set api mean nothing"),
         (("http://x:1", "--drafters", "ngram", "--budget", "3"), "--drafters, --budget mean nothing when a server is measured"),
         (("http://x:1", "--set", "chat_template=false"), "--set chat_template means nothing"),
         (("http://x:1", "--temperature", "0,1"), "one --temperature"),
@@ -105,11 +104,10 @@ def test_defaults_of_options_are_those_of_the_library() -> None:
         (("demo", "--temperature", "warm"), "--temperature takes numbers with commas between, got 'warm'"),
         (("demo", "--batch-size", "1,2.5"), "--batch-size takes whole numbers"), (("demo", "--batch-size", ""),
         "at least one batch size"),
-        (("demo", "--set", "grid=true", "--batch-size", "1,4"), "a grid wants several batch sizes and at least one"),
-        (("http://x:1", "--set", "grid=true"), "--set grid means nothing when a server is measured"),
+        (("http://x:1", "--set", "max_rounds=3"), "--set max_rounds means nothing when a server is measured"),
         (("demo", "--drafters", "k=5"), "begins with a drafter's name"),
         (("demo", "--prompts", "gsm9k"), "Did you mean 'gsm8k'"), (("demo", "--prompts", "16"), "is --limit 16"),
-        (("demo", "--set", "grid=maybe"), "--set grid: true or false is needed; got 'maybe'"),
+        (("demo", "--set", "ignore_eos=maybe"), "--set ignore_eos: true or false is needed; got 'maybe'"),
         (("demo", "--out", "no/such/folder/r.json"), "does not exist"), (("demo", "--set", "top_p=2"), "top_p"),
     ],
 )  # fmt: skip
@@ -184,9 +182,9 @@ def test_a_server_is_asked_for_its_own_options(cli: Callable[..., Any], monkeypa
         calls.append((endpoints, workload, options, more))
         return BenchResult(workload=WorkloadInfo(name="w"), seconds=1.0)
 
-    monkeypatch.setattr(study, "bench_servers", bench_servers)
+    monkeypatch.setattr(measure, "bench_servers", bench_servers)
     arguments = (
-        "bench", "http://localhost:1/v1", "--baseline-url", "http://localhost:2", "--concurrency", "2,8",
+        "bench", "http://localhost:1/v1", "--baseline-url", "http://localhost:2", "--concurrency", "2",
         "--set", "server_model=m", "--set", "stall_timeout=9",
         "--temperature", "0.5", "--max-tokens", "7", "--limit", "3", "--set", "api=chat",
     )  # fmt: skip
@@ -195,7 +193,7 @@ def test_a_server_is_asked_for_its_own_options(cli: Callable[..., Any], monkeypa
     assert [(label, one.root, one.model) for label, one in endpoints.items()] == [
         ("plain", "http://localhost:2", "m"), ("speculative", "http://localhost:1", "m"),
     ]  # fmt: skip
-    assert (options.concurrency, options.timeout_s, options.api) == ((2, 8), 9, "chat")
+    assert (options.concurrency, options.timeout_s, options.api) == (2, 9, "chat")
     assert (options.sampling.temperature, options.sampling.max_tokens, more["prompts"]) == (0.5, 7, 3)
     refused = cli(*arguments, "--resume")
     assert refused.code == 2
@@ -220,7 +218,7 @@ def test_each_server_gets_its_own_key(
         calls.append(endpoints)
         return BenchResult(workload=WorkloadInfo(name="w"), seconds=1.0)
 
-    monkeypatch.setattr(study, "bench_servers", bench_servers)
+    monkeypatch.setattr(measure, "bench_servers", bench_servers)
     monkeypatch.setenv("KEY_A", "one")
     monkeypatch.setenv("KEY_B", "two")
     out = tmp_path / "result.json"

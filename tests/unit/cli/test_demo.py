@@ -57,4 +57,4 @@ def test_every_drafter_is_measured_as_asked(monkeypatch: pytest.MonkeyPatch) -> 
     assert demo_module._measure(ModelOptions(runtime="eager", threads=1), 5, 2) == "result"
     ((options, plan),) = asked
     assert (options.runtime, options.threads) == ("eager", 1)
-    assert (plan.prompts, plan.rounds, plan.max_rounds, len(plan.configurations)) == (5, 2, 2, 11)
+    assert (plan.prompts, plan.rounds, len(plan.configurations)) == (5, 2, 11)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from outrider.demo import demo_paths
-from outrider.lab.tune.export import next_best
+from outrider.lab.tune.launch_lines import next_best
 from outrider.serve.observability.metrics_families import GAUGES
 from tests.unit.lab.tune.test_export import DFLASH, result
 
@@ -417,7 +417,7 @@ def test_no_registry_is_named(cli: Run, settings: Run, engine: str) -> None:
         ('{"outrider_settings": 1, "target": "x", "options": {"drafter": "ngram", "drafter_options": 3}}', "options are not"),
         ('{"outrider_settings": 1, "target": "x", "options": {"drafter": "ngram", "num_draft_tokens": 900}}', "between 1 and 64"),
         ('{"outrider_settings": 1, "options": {"drafter": "ngram"}}', "name it with --target"),
-        ('{"kind": "tune", "schema_version": 2}', "is damaged"), ('{"kind": "tune"}', "schema version"),
+        ('{"kind": "tune", "schema_version": 3}', "is damaged"), ('{"kind": "tune"}', "schema version"),
         ('{"outrider_settings": 1, "target": "x", "options": {"drafter": "ngram", "verifier": "typical"}}', "is lossy"),
     ],
 )  # fmt: skip

@@ -16,9 +16,10 @@ from outrider.decode import Decoder
 from outrider.draft_length import AutoLength
 from outrider.drafters.lookup.ngram import NgramDrafter
 from outrider.drafters.lookup.ngram_cache import NgramCacheDrafter
-from outrider.engine import warmup
+from outrider.engine import step_costs, warmup
 from outrider.engine.request import Speculation
-from outrider.engine.warmup import MAX_FILES, StepTimes, _Timer, calibrate_alone, facts_of
+from outrider.engine.step_costs import MAX_FILES, StepTimes, Sweep
+from outrider.engine.warmup import calibrate_alone, facts_of
 from outrider.llm import LLM
 from outrider.rows import Rows
 from outrider.runtime import building
@@ -32,11 +33,11 @@ SECONDS = {1: {0: 0.5, 4: 0.75}, 8: {0: 1.5}}
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warmup, "folder", lambda: tmp_path / "step-costs")
+    monkeypatch.setattr(step_costs, "folder", lambda: tmp_path / "step-costs")
 
 
 def the_file() -> Path:
-    (file,) = warmup.folder().glob("*.json")
+    (file,) = step_costs.folder().glob("*.json")
     return file
 
 
@@ -44,7 +45,7 @@ def test_what_was_kept_is_found_again() -> None:
     """Numbers of rows and sizes are numbers again."""
     StepTimes(FACTS, SECONDS).save()
     assert StepTimes.load(FACTS).seconds == SECONDS
-    assert list(warmup.folder().iterdir()) == [the_file()], "no scratch file is left"
+    assert list(step_costs.folder().iterdir()) == [the_file()], "no scratch file is left"
 
 
 def test_other_facts_have_another_file() -> None:
@@ -55,8 +56,8 @@ def test_other_facts_have_another_file() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": warmup.VERSION - 1},
-        {"version": warmup.VERSION + 1},
+        {"version": step_costs.VERSION - 1},
+        {"version": step_costs.VERSION + 1},
         {"facts": {"cpu": "b"}},
         {"seconds": {"1": {"0": -1.0}}},
         {"seconds": {"1": {"0": float("nan")}}},
@@ -84,7 +85,7 @@ def test_a_folder_that_cannot_be_written_is_reported(
 ) -> None:
     """It costs the next start some time, and this one nothing."""
     (tmp_path / "occupied").write_text("a file", encoding="utf-8")
-    monkeypatch.setattr(warmup, "folder", lambda: tmp_path / "occupied" / "step-costs")
+    monkeypatch.setattr(step_costs, "folder", lambda: tmp_path / "occupied" / "step-costs")
     with caplog.at_level(logging.INFO, logger="outrider.cache"):
         StepTimes(FACTS, SECONDS).save()
     assert "not kept" in caplog.text
@@ -93,7 +94,7 @@ def test_a_folder_that_cannot_be_written_is_reported(
 def test_the_oldest_files_go_first() -> None:
     for number in range(MAX_FILES + 5):
         StepTimes({"number": number}, SECONDS).save()
-    files = list(warmup.folder().glob("*.json"))
+    files = list(step_costs.folder().glob("*.json"))
     assert len(files) == MAX_FILES
     assert StepTimes.load({"number": MAX_FILES + 4}).seconds == SECONDS
 
@@ -173,7 +174,7 @@ def test_fixed_lengths_are_not_timed(models: Models) -> None:
     lines: list[str] = []
     LLM(str(models.target), drafter="ngram", num_draft_tokens=3, status=lines.append)
     assert not any("timing" in line for line in lines)
-    assert not warmup.folder().exists()
+    assert not step_costs.folder().exists()
 
 
 def test_a_decoder_by_hand_may_be_given_costs_too(models: Models) -> None:
@@ -232,13 +233,14 @@ def test_the_fewest_steps_of_many_rows_take_as_long_as_those_of_each() -> None:
 
 def test_what_was_timed_once_is_not_known() -> None:
     """Catches a single step of half a second, beside another program that started, kept as the price of a length for good."""
-    timer, row = _Timer([8, 0, 2], skip=1), SimpleNamespace(clamp_draft=lambda size: size)
+    sweep = Sweep([8, 0, 2], skip=1)
+    row = SimpleNamespace(clamp_draft=lambda size: size)
     for seconds in (9.0, 0.006, 0.5, 0.010, 0.011, 0.008):  # 8 (not timed), 0, 2, 8, 0, 2
-        (asked,) = timer.choose(cast(Any, [row]))
-        timer.observe(cast(Any, SimpleNamespace(drafted=[asked], seconds=seconds)))
-    assert timer.known() == {0: 0.006, 2: 0.008}
-    timer.only([8])
-    assert timer.choose(cast(Any, [row])) == [8]
+        (asked,) = sweep.choose(cast(Any, [row]))
+        sweep.observe(cast(Any, SimpleNamespace(drafted=[asked], seconds=seconds)))
+    assert sweep.known() == {0: 0.006, 2: 0.008}
+    sweep.lengths = [8]
+    assert sweep.choose(cast(Any, [row])) == [8]
 
 
 def test_a_drafter_that_offers_nothing_is_not_asked_for_ever(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,4 +256,4 @@ def test_a_drafter_that_offers_nothing_is_not_asked_for_ever(models: Models, mon
     monkeypatch.setattr(NgramDrafter, "propose", nothing)
     seconds = warmup._times(built.decoder, built, None, 1, [4, 0, 2, 1, 3], budget_s=0.0)
     assert set(seconds) == {0}
-    assert len(steps) <= 2 * (warmup.WARM_UP + 3 * warmup.MIN_TIMES)
+    assert len(steps) <= 2 * (warmup.WARM_UP + 3 * step_costs.MIN_TIMES)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outrider.build import Options, build
-from outrider.engine import warmup
+from outrider.engine import step_costs, warmup
 from outrider.errors import CapabilityError
 from outrider.models import graphs as graphs_module
 from outrider.models.graphs import GraphedPass, Graphs
@@ -303,15 +303,15 @@ class TestTiming:
     def test_steps_are_timed_once_they_are_replayed(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The first of a shape runs as it is, the second one is recorded: neither is what a step costs."""
         recorded: set[int] = set()
-        observe = warmup._Timer.observe
+        observe = step_costs.Sweep.observe
 
-        def spy(timer: warmup._Timer, *rest: Any) -> None:
+        def spy(timer: step_costs.Sweep, *rest: Any) -> None:
             timed = sum(map(len, timer.seconds.values()))
             observe(timer, *rest)
             if sum(map(len, timer.seconds.values())) > timed:
                 recorded.add(len(cuda.graphs))
 
-        monkeypatch.setattr(warmup._Timer, "observe", spy)
+        monkeypatch.setattr(step_costs.Sweep, "observe", spy)
         with SimulatedCuda() as cuda:
             built = build(options(folder, "graphs", drafter="draft-model", draft=str(folder), num_draft_tokens="auto:3"))
             seconds = warmup._times(built.decoder, built, None, 1, [3, 0, 1], 600.0)

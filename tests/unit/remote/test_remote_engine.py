@@ -9,7 +9,7 @@ import pytest
 
 from outrider.build import Options
 from outrider.draft_length import AutoLength
-from outrider.engine import warmup
+from outrider.engine import step_costs
 from outrider.engine.engine import Engine, make_engine
 from outrider.engine.observer import EngineSnapshot
 from outrider.engine.request import EngineSettings, Request
@@ -45,8 +45,8 @@ def answer(engine: Engine, prompt: list[int], count: int) -> list[int]:
 
 def test_it_starts_without_a_service(demo: Demo, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Timing steps beforehand included, of which nothing is kept: tomorrow the line is another one."""
-    monkeypatch.setattr(warmup.StepTimes, "save", lambda self: pytest.fail("kept"))
-    monkeypatch.setattr(warmup.StepTimes, "load", lambda facts: pytest.fail("loaded"))
+    monkeypatch.setattr(step_costs.StepTimes, "save", lambda self: pytest.fail("kept"))
+    monkeypatch.setattr(step_costs.StepTimes, "load", lambda facts: pytest.fail("loaded"))
     engine = opened(f"unix:{folder}/nobody.sock", "auto:4")
     try:
         assert any("does not answer" in note for note in engine.notes)

@@ -14,7 +14,12 @@ from outrider.lab.bench.bench_result import (
     Divergence,
     Identity,
     Measured,
+    MeasuredAnswer,
     OtherProcesses,
+    Percentiles,
+    ServerComparison,
+    ServerMeasurement,
+    SpeculationCounts,
     WorkloadInfo,
 )
 from outrider.lab.certify.certify_result import (
@@ -49,21 +54,6 @@ from outrider.lab.explain.explain_result import (
 )
 from outrider.lab.replay.replay_result import AcceptanceCounts, ReplayedConfiguration, ReplayResult, SearchOutcome
 from outrider.lab.result import Interval, Result
-from outrider.lab.server.counters import CounterWindow
-from outrider.lab.server.server_result import ServerResult, Standing, advise, schedule
-from outrider.lab.server.summary import summarise
-from outrider.lab.server.types import (
-    AnswerDifference,
-    Failure,
-    Level,
-    LevelComparison,
-    LevelMeasurement,
-    MeasuredAnswer,
-    Percentiles,
-    ServerInfo,
-    ServerMeasurement,
-    SpeculationCounts,
-)
 from outrider.lab.tune.confirm import Confirmed
 from outrider.lab.tune.forecast import Forecast, LoadStep
 from outrider.lab.tune.tune_result import FamilySummary, Recommendation, Stage, Tried, TuneResult, Words
@@ -85,7 +75,7 @@ def interval(value: float, low: float, high: float) -> Interval:
 
 
 TIMES = {"prompt": 0.2, "draft": 0.3, "target": 0.4, "verify": 0.06, "other": 0.04}
-MS = Percentiles(n=9, mean=0.012, p50=0.010, p90=0.02, p99=0.03)
+MS = Percentiles(n=9, p50=0.010, p90=0.02, p99=0.03)
 
 
 def measured(number: int, found: Interval | None = None, **changes: Any) -> Measured:
@@ -105,7 +95,7 @@ def cell(*configurations: Measured, **changes: Any) -> Cell:
     values: dict[str, Any] = {
         "task": "reasoning", "temperature": 0.0, "batch_size": 1, "context": None, "prompt_ids": ["a",
         "b"], "mean_prompt_tokens": 20.0,
-        "max_new_tokens": 64, "rounds": 2, "ended_by": "prompts", "prompts_for_precision": 120, "seconds": 9.0,
+        "max_new_tokens": 64, "rounds": 2, "ended_by": "rounds", "seconds": 9.0,
         "configurations": list(configurations), "runs": [],
     }  # fmt: skip
     return Cell(**{**values, **changes})
@@ -140,9 +130,8 @@ def doubtful_bench() -> BenchResult:
     first = Divergence(prompt="b", position=7, plain=[1], own=[2], plain_text="yes", own_text="no")
     parted = Identity(num_compared=9, num_identical=8, first=first)
     graded = Accuracy(
-        num_graded=20, num_incomplete=3, num_right=10, num_plain_right=12, num_only_own_right=1, num_only_plain_right=3,
-        difference=interval(-0.1, -0.3, 0.1), p_value=0.625,
-    )  # fmt: skip
+        num_graded=20, num_incomplete=3, num_right=10, num_plain_right=12, p_value=0.625
+    )
     busy = cell(
         measured(0, other_cpu=0.44, num_disturbed=8),
         measured(1, interval(1.9, 1.8, 2.0), other_cpu=0.55, num_disturbed=9, identity=parted),
@@ -154,60 +143,35 @@ def doubtful_bench() -> BenchResult:
     return found
 
 
-def grid_bench() -> BenchResult:
-    """Each of two batch sizes with prompts as they are and filled up to two lengths; a gap, and an unsure cell."""
-    unsure = cell(measured(0), measured(1, interval(1.1, 0.9, 1.3)))
-    return bench(unsure, *(at_shape(*shape) for shape in ((4, None), (1, 400), (4, 400), (4, 100))))
-
-
 # ---------------------------------------------------------------- servers
 
 
 COUNTS = SpeculationCounts(
-    num_steps=10, num_draft_tokens=30, num_accepted_tokens=12, num_full_steps=1, accepted_per_position=[8, 3, 1]
+    num_steps=10, num_tokens=22, num_draft_tokens=30, num_accepted_tokens=12, accepted_per_position=[8, 3, 1]
 )
 
 
-def server(label: str, *levels: LevelMeasurement, engine: str = "vllm", **facts: Any) -> ServerMeasurement:
-    info = ServerInfo(engine=engine, version="1.0", model="m", metrics=True)
+def server(label: str, **facts: Any) -> ServerMeasurement:
+    answer = MeasuredAnswer(id="1", seconds=0.3, ttft_s=0.1, num_chunks=2, text="a b", num_tokens=3)
+    times = {name: Percentiles(n=1, p50=0.1, p90=0.2, p99=0.3) for name in ("request_s", "ttft_s", "tpot_s")}
     return ServerMeasurement(
-        label=label, url="http://h", server=info, levels=list(levels), **{"complete": True, **facts}
-    )
-
-
-def level(
-    concurrency: int = 1, counts: SpeculationCounts | None = None, failures: tuple[Failure, ...] = (), num_requests: int = 1
-) -> LevelMeasurement:
-    answers = [MeasuredAnswer(id="1", chunks_s=[0.1, 0.3], seconds=0.3, text="a b", num_tokens=3)]
-    window = CounterWindow(speculation=counts) if counts else None
-    return summarise(Level(concurrency=concurrency), num_requests, answers, failures, window)
+        label=label, url="http://h", model="m", answers=[answer], tokens_per_s=10.0,
+        **{"engine": "vllm", "concurrency": 4, "num_requests": 1, **times, **facts},
+    )  # fmt: skip
 
 
 def compared_servers() -> list[ServerMeasurement]:
-    """A plain server and a speculating one at three loads, with everything that a report of servers can have."""
-    differences = [AnswerDifference(id="7", position=3, baseline="four", other="for")]
-    comparison = LevelComparison(
-        level=Level(concurrency=1), num_pairs=9, speedup=interval(1.5, 1.4, 1.62), throughput_ratio=1.45,
-        num_identical=8, differences=differences,
-    )  # fmt: skip
-    failure = Failure(id="r9", kind="dropped", message="http://h: the connection was dropped (ReadError)", num_chunks=2)
-    levels = [level(1, COUNTS), level(4, COUNTS, (failure,), 5), level(16)]
-    levels = [one.model_copy(update={"notes": ["everywhere", *(["here"] if n else [])]}) for n, one in enumerate(levels)]
-    levels[2] = levels[2].model_copy(update={"gauges": {"spec_accept_length": 2.75}})
+    """A plain server and a speculating one, with everything that a report of servers can have."""
+    comparison = ServerComparison(
+        baseline="plain", num_pairs=9, speedup=interval(1.5, 1.4, 1.62), differing=["7"]
+    )
+    failure = "request r9: http://h: the connection was dropped (ReadError)"
     return [
-        server("plain", level(1, SpeculationCounts(num_steps=10, num_step_tokens=25)), level(4), level(16), engine="sglang"),
-        server("spec", *levels, baseline="plain", comparisons=[comparison], complete=False, notes=["given up: gone"]),
+        server("plain", engine="sglang", speculation=SpeculationCounts(num_steps=10, num_tokens=25)),
+        server(
+            "spec", speculation=COUNTS, comparison=comparison, num_requests=5, failures=[failure], notes=["given up: gone"]
+        ),
     ]
-
-
-def server_result(question: Any) -> ServerResult:
-    servers = compared_servers()
-    advice = [advise(*pair) for pair in zip(servers[1].levels, servers[0].levels, strict=True)] if question == "tune" else []
-    standing = Standing(speculation=COUNTS, num_generated=900, running=2, waiting=0, cache_hits=0.4)
-    return ServerResult(
-        question=question, servers=servers, standing=standing, advice=advice, table=schedule(advice), findings=["a finding"],
-        unknown=["why"], workload="w",
-    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- certify
@@ -437,8 +401,8 @@ def tune_result() -> TuneResult:
         ],
         schedule=[step], by_load={"draft-model": [step]}, stages=[Stage(name="probe", seconds=12.0)],
         exhaustive_s=900.0,
-        advice=[Words(engine="vLLM", text="vllm serve x", language="bash", notes=["a hint"]), Words(engine="none", text="")],
-        num_members=3, search=replay_result().searches[0], notes=["a note"],
+        advice=[Words(engine="vLLM", text="vllm serve x", notes=["a hint"]), Words(engine="none", text="")],
+        num_members=3, notes=["a note"],
         missed_forecasts=["suffix k=4 was forecast at 1.04x and measured at 6.48x: a reason. The measurement counts."],
         next_command="outrider serve org/target --settings fast.json",
     )  # fmt: skip

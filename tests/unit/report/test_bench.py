@@ -46,7 +46,7 @@ def test_the_report_fits_a_terminal_of_100_columns() -> None:
     assert max(map(len, text.splitlines())) <= 100
     assert "1.90x [1.80, 2.00]" in text
     assert "All 18 texts that must be the plain ones are" in text
-    assert "about 120 prompts would do" in text
+    assert "all rounds were run" in text
 
 
 def test_positions_that_hardly_any_step_reached_are_not_plotted() -> None:

@@ -33,7 +33,6 @@ REPORTS: dict[str, Callable[[], Document]] = {
     "bench": lambda: render(pinned(results.bench(results.GAIN))),
     "bench-brief": lambda: bench.brief(pinned(results.bench(results.GAIN))),
     "bench-doubtful": lambda: render(pinned(results.doubtful_bench())),
-    "bench-grid": lambda: render(pinned(results.grid_bench())),
     "bench-servers": lambda: render(pinned(results.bench(target=None, configurations=[], servers=results.compared_servers()))),
     "certify": lambda: render(pinned(results.certificate())),
     "certify-failed": lambda: render(pinned(results.failed_certificate())),
@@ -45,11 +44,9 @@ REPORTS: dict[str, Callable[[], Document]] = {
     "estimate-roofline": lambda: render(pinned(results.roofline_estimate())),
     "explain": lambda: render(pinned(results.explanation())),
     "explain-lookup": lambda: render(pinned(results.greedy_lookup_explanation())),
-    "explain-server": lambda: render(pinned(results.server_result("explain"))),
     "replay": lambda: render(pinned(results.replay_result())),
     "train": lambda: render(pinned(results.train_result())),
     "tune": lambda: render(pinned(results.tune_result())),
-    "tune-server": lambda: render(pinned(results.server_result("tune"))),
 }
 
 

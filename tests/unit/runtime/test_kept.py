@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from outrider import LLM, SamplingParams
 from outrider.cache import cache_folder, keep_json
-from outrider.engine import warmup
+from outrider.engine import step_costs
 from outrider.models.lm import LM
 from outrider.models.loading.read_card import card_of
 from outrider.models.probes.probe import probe_logits
@@ -251,10 +251,10 @@ def test_costs_tests_and_hashes_that_cannot_be_kept_fail_nothing(
     def fails(*unused: object, **also_unused: object) -> None:
         raise error
 
-    for part in (warmup, monitoring, facts):
+    for part in (step_costs, monitoring, facts):
         monkeypatch.setattr(part, "keep_json", fails)
     caplog.set_level("INFO", "outrider.cache")
-    warmup.StepTimes({}).save()
+    step_costs.StepTimes({}).save()
     monitoring.keep_test({}, SelfTest([], {}))
     folder = save_checkpoint(tmp_path / "model", tiny_llama(97), word_tokenizer(97))
     assert facts.weights_hash(str(folder), None)

@@ -21,9 +21,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from outrider.build import Options
 from outrider.engine.engine import make_engine
 from outrider.engine.request import EngineSettings
+from outrider.lab.server.client import RequestOptions, ServerEndpoint
 from outrider.lab.server.counters import parse
-from outrider.lab.server.measure import measure_servers
-from outrider.lab.server.options import LoadOptions, ServerEndpoint
+from outrider.lab.server.measure import bench_servers
 from outrider.lab.workload.load import load_workload
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.sampling.params import SamplingParams
@@ -80,15 +80,14 @@ def test_lab_measures_our_server_and_everything_is_reported(server: SimpleNamesp
     """`outrider bench URL`: the page's counts of engine, tokens and speculation agree with the server's log of requests."""
     assert parse(server.metrics.render()[0].decode()).generated == 0, "the self-test is nobody's request"
     workload = Workload("w", tuple(WorkloadRequest(id=f"r{i}", prompt=f"prompt {i}") for i in range(PROMPTS)))
-    options = LoadOptions(
-        concurrency=(2,), warmup=1, settle_s=0.1, timeout_s=60.0, sampling=SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    options = RequestOptions(
+        concurrency=2, settle_s=0.1, timeout_s=60.0, sampling=SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     )
-    (result,) = measure_servers({"ours": ServerEndpoint.parse(server.url)}, workload, options)
-    assert (result.server.engine, result.server.model, result.server.metrics) == ("outrider", "tiny", True)
-    (level,) = result.levels
-    assert level.failures == []
-    assert level.speculation is not None
-    assert level.speculation.num_steps > 0
+    (result,) = bench_servers({"ours": ServerEndpoint.parse(server.url)}, workload, options, prompts=PROMPTS).servers
+    assert (result.engine, result.model) == ("outrider", "tiny")
+    assert result.failures == []
+    assert result.speculation is not None
+    assert result.speculation.num_steps > 0
 
     server.monitoring.close()
     server.logging.close()
@@ -99,8 +98,8 @@ def test_lab_measures_our_server_and_everything_is_reported(server: SimpleNamesp
     requests = [line for line in lines if line["event"] == "request"]
     assert len(requests) >= PROMPTS
     measured = requests[-PROMPTS:]  # those before warm the server up
-    assert sum(line["drafted"] for line in measured) == level.speculation.num_draft_tokens
-    assert sum(line["accepted"] for line in measured) == level.speculation.num_accepted_tokens
+    assert sum(line["drafted"] for line in measured) == result.speculation.num_draft_tokens
+    assert sum(line["accepted"] for line in measured) == result.speculation.num_accepted_tokens
     spans = server.exporter.get_finished_spans()
     web = {span.context.span_id for span in spans if span.name == "POST /v1/completions"}
     inner = [span for span in spans if span.name == "text_completion tiny"]

@@ -1,4 +1,4 @@
-"""Intervals, and whether more rounds or more prompts would narrow them."""
+"""Speedups and their intervals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from outrider.lab.bench.notes import notes_of, pair
-from outrider.lab.bench.summary import WIDTH, TimedPair, is_tight, prompts_needed, samples, speedup
+from outrider.lab.bench.summary import TimedPair, samples, speedup
 from tests.unit.lab.bench.fakes import trace_of
 
 
@@ -47,12 +47,11 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
     assert 84 <= hits <= 100
 
 
-def test_one_prompt_has_no_interval_and_is_never_tight() -> None:
+def test_one_prompt_has_no_interval() -> None:
     found = speedup([TimedPair(0, 2.0, 1.0)] * 5)
     assert found is not None
     assert not found.is_known
     assert not found.low > 1
-    assert not is_tight(found, 0.05)
 
 
 def test_prompts_of_one_batch_are_one_witness() -> None:
@@ -69,31 +68,6 @@ def test_prompts_of_one_batch_are_one_witness() -> None:
 
 def test_nothing_to_compare() -> None:
     assert speedup([]) is None
-    assert is_tight(None, 0.05)
-    assert prompts_needed([], 0.05) is None
-
-
-def test_tight_is_relative_to_the_speedup() -> None:
-    found = speedup([TimedPair(0, 2.0, 1.0), TimedPair(1, 2.1, 1.0)])
-    assert found is not None
-    width = (found.high - found.low) / found.value
-    assert is_tight(found, width + 1e-9)
-    assert not is_tight(found, width - 1e-9)
-
-
-def test_where_prompts_differ_rounds_are_wasted_and_prompts_are_named() -> None:
-    """Spread 0.2 between prompts: an interval of 5 % needs about (3.92 * 0.2 / 0.05)^2 = 246 of them."""
-    needed = prompts_needed(drawn(40, 3, between=0.2, within=0.01), 0.05)
-    assert needed is not None
-    assert needed == pytest.approx((WIDTH * 0.2 / 0.05) ** 2, rel=0.4)
-
-
-def test_where_the_clock_is_unsteady_rounds_help() -> None:
-    assert prompts_needed(drawn(40, 3, between=0.0, within=0.2), 0.05) is None
-
-
-def test_one_round_cannot_tell() -> None:
-    assert prompts_needed(drawn(40, 1, between=0.2, within=0.0), 0.05) is None
 
 
 def test_pairs_without_common_tokens_are_left_out_of_decoding_only() -> None:

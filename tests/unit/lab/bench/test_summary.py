@@ -7,12 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.stats import multinomial
 
 from outrider.lab.bench.notes import RunNote, notes_of, pair
-from outrider.lab.bench.summary import accuracy, identity, measured, paired_difference, run_line
+from outrider.lab.bench.summary import accuracy, identity, measured, run_line
 from outrider.lab.runner import Trace
 from tests.unit.lab.bench.fakes import trace_of
 from tests.unit.lab.bench.test_machine import target
@@ -118,16 +115,13 @@ def test_right_answers_are_paired_by_prompt() -> None:
     found = accuracy(*graded([True, True, False, True, None], [True, False, False, False, True]))
     assert found is not None
     assert (found.num_graded, found.num_right, found.num_plain_right) == (4, 3, 1)
-    assert (found.num_only_own_right, found.num_only_plain_right) == (2, 0)
-    assert found.difference is not None
-    assert found.difference.value == pytest.approx(0.5)
     assert found.p_value == pytest.approx(0.5)  # two coins the same way
 
 
 def test_answers_that_were_cut_off_are_not_graded() -> None:
     found = accuracy(*graded([True, True], [False, True], incomplete=0))
     assert found is not None
-    assert (found.num_graded, found.num_incomplete, found.num_only_own_right, found.p_value) == (1, 1, 0, None)
+    assert (found.num_graded, found.num_incomplete, found.p_value) == (1, 1, None)
 
 
 def test_later_rounds_are_not_graded_again() -> None:
@@ -140,27 +134,6 @@ def test_later_rounds_are_not_graded_again() -> None:
 
 def test_nothing_to_grade() -> None:
     assert accuracy(*graded([None, None], [None, None])) is None
-
-
-@given(st.integers(0, 20), st.integers(0, 20), st.integers(1, 40))
-def test_the_paired_interval_is_symmetric_and_holds_its_value(more: int, less: int, rest: int) -> None:
-    count = more + less + rest
-    one, other = paired_difference(more, less, count), paired_difference(less, more, count)
-    assert one.value == pytest.approx((more - less) / count)
-    assert -1 <= one.low <= one.value <= one.high <= 1
-    assert one.high > one.low
-    assert (one.low, one.high) == pytest.approx((-other.high, -other.low))
-
-
-@pytest.mark.parametrize(("more", "less"), [(0.1, 0.1), (0.05, 0.2), (0.02, 0.02), (0.4, 0.1)])
-def test_the_paired_interval_covers_what_it_says(more: float, less: float) -> None:
-    """By enumeration of all outcomes of 20 prompts."""
-    distribution, covered = multinomial(20, [more, less, 1 - more - less]), 0.0
-    for a in range(21):
-        for b in range(21 - a):
-            found = paired_difference(a, b, 20)
-            covered += distribution.pmf([a, b, 20 - a - b]) * (found.low <= more - less <= found.high)
-    assert 0.93 <= covered <= 1 + 1e-9
 
 
 def test_a_run_is_kept_as_a_line() -> None:

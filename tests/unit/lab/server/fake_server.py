@@ -32,13 +32,8 @@ class Fake:
     num_tokens: int = 13
     chunk_s: float = 0.0
     first_s: float = 0.0
-    cached: int = 0
     models: tuple[str, ...] = (MODEL,)
     key: str | None = None
-    title: str | None = None  # of its API, in /openapi.json
-    prefix_cache: set[tuple[str | None, str]] | None = None  # (salt, prompt) it has seen; counted on its page, vLLM's only
-    looked_up: int = 0  # prompt tokens, 10 of each
-    found: int = 0
     faults: dict[int, str] = field(default_factory=dict)
     text: Callable[[dict[str, Any]], str] | None = None
     late_counting_s: float = 0.0
@@ -104,18 +99,11 @@ class Fake:
                 )
                 if self.speculates:
                     lines += _counter("sglang:spec_verify_calls_total", self.steps)
-                    lines += [
-                        "# TYPE sglang:spec_accept_length gauge",
-                        'sglang:spec_accept_length{model_name="fake-model"} 2.75',
-                    ]
                 return "\n".join(lines) + "\n"
             prefix, generated = self.engine, "generation_tokens_total"
             if self.engine == "llamacpp":
                 generated = "tokens_predicted_total"
             lines = _counter(f"{prefix}:{generated}", self.generated)
-            if self.prefix_cache is not None:
-                lines += _counter(f"{prefix}:prefix_cache_queries_total", self.looked_up)
-                lines += _counter(f"{prefix}:prefix_cache_hits_total", self.found)
             if self.speculates:
                 lines += _counter(f"{prefix}:spec_decode_num_drafts_total", self.steps)
                 lines += _counter(f"{prefix}:spec_decode_num_draft_tokens_total", self.drafted)
@@ -157,12 +145,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(200, {"data": [{"id": name, "owned_by": fake.engine} for name in fake.models]})
         elif self.path == "/metrics" and fake.metrics:
             self._send(200, fake.page().encode(), "text/plain; version=0.0.4")
-        elif self.path in ("/version", "/server_info"):
-            self._json(200, {"version": "1.2.3"})
-        elif self.path == "/openapi.json" and fake.title:
-            self._json(200, {"openapi": "3.1.0", "info": {"title": fake.title, "version": "0.3"}})
-        elif self.path == "/props":
-            self._json(200, {"build_info": "b9999-abc"})
         else:
             self._json(404, {"detail": "Not Found"})
 
@@ -172,11 +154,6 @@ class _Handler(BaseHTTPRequestHandler):
         with fake.lock:
             number = len(fake.seen)
             fake.seen.append({"path": self.path, **body})
-            if fake.prefix_cache is not None:
-                known = (body.get("cache_salt"), json.dumps(body.get("prompt") or body["messages"]))
-                fake.looked_up += 10
-                fake.found += 10 * (known in fake.prefix_cache)
-                fake.prefix_cache.add(known)
             fake.in_flight += 1
             fake.max_in_flight = max(fake.max_in_flight, fake.in_flight)
         self.is_counted = True
@@ -255,8 +232,7 @@ class _Handler(BaseHTTPRequestHandler):
         fake = self.fake
         last: dict[str, Any] = {"choices": []}
         if fake.usage and body.get("stream_options", {}).get("include_usage"):
-            details = {"cached_tokens": fake.cached}
-            last["usage"] = {"prompt_tokens": 10, "completion_tokens": tokens, "prompt_tokens_details": details}
+            last["usage"] = {"prompt_tokens": 10, "completion_tokens": tokens}
         self._event(last)
         self._over()
         self._chunk(b"data: [DONE]\n\n")

@@ -1,57 +1,248 @@
-"""The client against a server that behaves, and one that does not."""
+"""Addresses, bodies, streams of every dialect, and the client against a server that behaves and one that does not."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from outrider.errors import ConfigError, RequestError, ServerError
-from outrider.lab.server.client import Client, raised
-from outrider.lab.server.discover import discover
-from outrider.lab.server.options import LoadOptions, ServerEndpoint
-from outrider.lab.server.types import Failure, MeasuredAnswer, ServerInfo
+from outrider.errors import ConfigError, OutriderError, RequestError, ServerError
+from outrider.lab.bench.bench_result import MeasuredAnswer
+from outrider.lab.server.client import Client, RequestOptions, ServerEndpoint, Stream, key_from, mended
 from outrider.lab.workload.types import WorkloadRequest
+from outrider.sampling.params import SamplingParams
 from tests.unit.lab.server.fake_server import MODEL, Fake
 
 PROMPT = WorkloadRequest(id="p1", prompt="Hello")
 CONVERSATION = WorkloadRequest(id="p2", messages=({"role": "user", "content": "Hello"},))
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+@pytest.mark.parametrize(
+    ("url", "root"),
+    [
+        ("http://host:8000", "http://host:8000"),
+        (" http://host:8000/ ", "http://host:8000"),
+        ("http://host:8000/v1/", "http://host:8000"),
+        ("https://host/api/v1/chat/completions", "https://host/api"),
+        ("https://host/v1beta", "https://host/v1beta"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+    ],
+)
+def test_the_root_is_where_metrics_lie(url: str, root: str) -> None:
+    """A path that is cut at the wrong character asks /v1/v1/models."""
+    assert ServerEndpoint.parse(url).root == root
+
+
+@pytest.mark.parametrize("url", ["host:8000", "ftp://host", "http://", "http://host:99999", "http://[::1", "", "http://-\x01:80"])
+def test_what_is_no_url(url: str) -> None:
+    with pytest.raises(ConfigError):
+        ServerEndpoint.parse(url)
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@host", "http://host/?key=secret"])
+def test_secrets_in_a_url_would_be_in_results(url: str) -> None:
+    with pytest.raises(ConfigError, match="environment") as error:
+        ServerEndpoint.parse(url)
+    assert "secret" not in str(error.value)
+
+
+def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVER_KEY", " sk-1\n")
+    assert key_from("SERVER_KEY") == "sk-1"
+    assert key_from(None) is None
+    assert "sk-1" not in repr(ServerEndpoint.parse("http://host", api_key="sk-1"))
+    monkeypatch.setenv("SERVER_KEY", "sk\n1")
+    with pytest.raises(ConfigError, match="header"):
+        key_from("SERVER_KEY")
+    monkeypatch.delenv("SERVER_KEY")
+    with pytest.raises(ConfigError, match="SERVER_KEY"):
+        key_from("SERVER_KEY")
+
+
+def test_only_what_was_asked_for_is_sent() -> None:
+    """A parameter at its default must stay the server's."""
+    path, body = RequestOptions(sampling=SamplingParams(max_tokens=7, top_k=5)).body(PROMPT, "m")
+    assert path == "/v1/completions"
+    assert body == {
+        "model": "m", "prompt": "Hello", "temperature": 0.0, "max_tokens": 7, "top_k": 5, "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+
+
+def test_conversations_and_prompts_find_their_way() -> None:
+    assert RequestOptions().body(CONVERSATION, "m")[0] == "/v1/chat/completions"
+    path, body = RequestOptions(api="chat").body(PROMPT, "m")
+    assert path == "/v1/chat/completions"
+    assert body["messages"] == [{"role": "user", "content": "Hello"}]
+    with pytest.raises(ConfigError, match="chat template"):
+        RequestOptions(api="completions").body(CONVERSATION, "m")
+
+
+def test_a_logged_length_is_a_limit_not_a_wish() -> None:
+    request = WorkloadRequest(id="1", prompt="x", max_tokens=5)
+    assert RequestOptions(sampling=SamplingParams(max_tokens=9)).body(request, "m")[1]["max_tokens"] == 5
+    assert RequestOptions(sampling=SamplingParams(max_tokens=3)).body(request, "m")[1]["max_tokens"] == 3
+
+
+@pytest.mark.parametrize("options", [{"concurrency": 0}, {"timeout_s": 0}])
+def test_options_that_cannot_be_meant(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        RequestOptions(**options)
+
+
+# ---------------------------------------------------------------- streams
+
+
+def played(*events: Any) -> Stream:
+    """One event a second."""
+    stream = Stream()
+    for index, event in enumerate(events):
+        stream.feed(event if isinstance(event, str) else json.dumps(event), float(index + 1))
+    return stream
+
+
+def text(content: str, reason: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "text": content, "finish_reason": reason}]}
+
+
+def delta(**fields: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": fields, "finish_reason": None}]}
+
+
+def test_completions() -> None:
+    """The end of the text counts: usage and end mark come later."""
+    usage = {"choices": [], "usage": {"completion_tokens": 9}}
+    stream = played(text("a"), text("b c"), text("", "stop"), usage, "", "[DONE]")
+    assert "".join(stream.texts) == "ab c"
+    assert (stream.ttft_s, stream.seconds, stream.finish_reason, stream.ended, stream.num_tokens) == (1.0, 3.0, "stop", True, 9)
+
+
+def test_chat_with_reasoning() -> None:
+    """The first thing a model that thinks says is its thinking: that is the first token."""
+    stream = played(
+        delta(role="assistant", content=""),
+        delta(reasoning_content="hm", content=None),
+        delta(reasoning=" it", reasoning_content=" it"),
+        delta(content="42"),
+    )
+    assert "".join(stream.texts) == "hm it42", "two names of one text"
+    assert stream.ttft_s == 2.0
+    assert not stream.is_whole
+
+
+def test_tokens_are_counted_by_the_server_or_not_at_all() -> None:
+    """llama.cpp puts usage beside the finish reason, vLLM on request on every chunk: the latest counts."""
+    one = text("a") | {"usage": {"completion_tokens": 1}}
+    two = text("b", "length") | {"usage": {"completion_tokens": 2}}
+    assert played(one, two).num_tokens == 2
+    assert played(text("a", "stop") | {"timings": {"predicted_n": 5}}).num_tokens == 5
+    assert played(text("a", "stop") | {"usage": None}).num_tokens is None
+
+
+def test_halves_of_characters_are_joined_or_replaced() -> None:
+    """Servers that cut a text between two escapes; a lone half would make the result unwritable."""
+    parts = json.loads('["\\ud83d", "\\ude00", " \\ud83d!"]')
+    assert mended("".join(parts)) == "\U0001f600 \ufffd!"
+
+
+@pytest.mark.parametrize("event", ["{", "[1]", '"text"', '{"choices": {"a": 1}}', '{"choices": [1]}', "nan", "[" * 100_000])
+def test_what_is_no_chunk(event: str) -> None:
+    with pytest.raises(ServerError, match="event of the stream") as error:
+        played(event)
+    assert len(str(error.value)) < 200
+
+
+def test_an_error_in_the_stream_is_the_servers_own() -> None:
+    """It may name a status: vLLM refuses some parameters only after it has answered 200."""
+    with pytest.raises(ServerError, match="EngineCore died"):
+        played(text("a"), {"error": {"message": "EngineCore died", "code": 500}})
+    with pytest.raises(ServerError, match="no such luck"):
+        played({"error": "no such luck"})
+    with pytest.raises(RequestError, match="too long"):
+        played({"error": {"message": "too long", "code": 400}})
+    with pytest.raises(ServerError, match="abort"):
+        played(text("a"), text("", "abort"))
+
+
+NAMES = ("choices", "delta", "text", "content", "usage", "timings", "error", "finish_reason", "completion_tokens")
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(NAMES), inner),
+)
+
+
+@given(JSON)
+def test_no_json_breaks_the_reader(event: Any) -> None:
+    """Whatever a server sends ends in a chunk or an error of ours."""
+    with contextlib.suppress(OutriderError):
+        played(json.dumps(event))
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "facts"),
+    [
+        ("vllm", " He needs to buy 4*2=<<4*2=4>>4 pounds of food.\nSo he has", (11, 11.0, 24, "length")),
+        ("llama_cpp_python", " Let $a$ be the", (6, 7.0, None, "length")),
+    ],
+)
+def test_recorded_streams(name: str, words: str, facts: tuple[Any, ...]) -> None:
+    """vLLM 0.32.0 with a draft model; llama-cpp-python 0.3.36, which sends no usage, whatever is asked for."""
+    lines = (FIXTURES / f"{name}.sse").read_text(encoding="utf-8").splitlines()
+    stream = played(*(line.removeprefix("data: ") for line in lines if line))
+    assert "".join(stream.texts) == words
+    assert (len(stream.texts), stream.seconds, stream.num_tokens, stream.finish_reason) == facts
+
+
+def test_vllm_refuses_in_the_stream() -> None:
+    lines = (FIXTURES / "vllm_refusal.sse").read_text(encoding="utf-8").splitlines()
+    with pytest.raises(RequestError, match="min_p"):
+        played(*(line.removeprefix("data: ") for line in lines if line))
+
+
+# ---------------------------------------------------------------- a server
 
 
 def ask(
     url: str, request: WorkloadRequest = PROMPT, times: int = 1, *, key: str | None = None, timeout_s: float = 5.0
-) -> list[MeasuredAnswer | Failure]:
-    async def run() -> list[MeasuredAnswer | Failure]:
-        async with Client(ServerEndpoint.parse(url, api_key=key), timeout_s=timeout_s) as client:
-            return [await client.ask(request.id, *LoadOptions().body(request, MODEL)) for _ in range(times)]
+) -> list[MeasuredAnswer | BaseException]:
+    async def run() -> list[MeasuredAnswer | BaseException]:
+        client = Client(ServerEndpoint.parse(url, api_key=key), timeout_s=timeout_s)
+        outcomes: list[MeasuredAnswer | BaseException] = []
+        for _ in range(times):
+            path, body = RequestOptions().body(request, MODEL)
+            outcomes += await asyncio.gather(client.ask(request, path, body), return_exceptions=True)
+        await client.http.aclose()
+        return outcomes
 
     return asyncio.run(run())
 
 
-def found(url: str, **facts: Any) -> ServerInfo:
-    async def run() -> ServerInfo:
-        async with Client(ServerEndpoint.parse(url, **facts), timeout_s=5.0) as client:
-            return await discover(client)
+def model_of(url: str, **facts: Any) -> str:
+    async def run() -> str:
+        client = Client(ServerEndpoint.parse(url, **facts), timeout_s=5.0)
+        return await client.model()
 
     return asyncio.run(run())
 
 
 @pytest.mark.parametrize("request_", [PROMPT, CONVERSATION], ids=["completions", "chat"])
 def test_an_answer(request_: WorkloadRequest) -> None:
-    with Fake(chunk_s=0.02, first_s=0.03, cached=4) as fake:
+    with Fake(chunk_s=0.02, first_s=0.03) as fake:
         (answer,) = ask(fake.url, request_)
     assert isinstance(answer, MeasuredAnswer)
     assert answer.text == " ".join(f"w{i}" for i in range(13))
-    assert (answer.num_tokens, answer.num_prompt_tokens, answer.num_cached_tokens) == (13, 10, 4)
-    assert answer.finish_reason == "length"
-    assert len(answer.chunks_s) == 5
+    assert (answer.num_tokens, answer.num_chunks) == (13, 5)
     assert answer.ttft_s is not None
     assert answer.ttft_s >= 0.03
-    assert len(answer.gaps_s) == 4
-    assert sorted(answer.gaps_s)[2] > 0.01
-    assert answer.seconds >= answer.chunks_s[-1] >= 0.11
+    assert answer.seconds >= 0.11
     assert answer.tpot_s == pytest.approx((answer.seconds - answer.ttft_s) / 12)
 
 
@@ -73,182 +264,68 @@ def test_connections_are_used_again() -> None:
     assert len(ports) == 1
 
 
-def failure_of(fault: str, **facts: Any) -> Failure:
-    with Fake(faults={0: fault}) as fake:
-        failure, after = ask(fake.url, times=2, **facts)
-    assert isinstance(failure, Failure)
-    assert isinstance(after, MeasuredAnswer), "the next request is served"
-    assert "\n" not in failure.message
-    return failure
-
-
 @pytest.mark.parametrize(
-    ("fault", "kind", "status", "words", "error"),
+    ("fault", "words", "error"),
     [
-        ("400", "status", 400, "maximum context length", RequestError),
-        ("422", "status", 422, "Extra inputs", RequestError),
-        ("429", "status", 429, "lower concurrency", ServerError),
-        ("500", "status", 500, "CUDA out of memory", ServerError),
-        ("html", "status", 502, "Bad gateway", ServerError),
-        ("json", "malformed", None, "application/json instead of a stream", ServerError),
-        ("close", "dropped", None, "dropped", ServerError),
-        ("drop", "dropped", None, "dropped", ServerError),
-        ("no-finish", "dropped", None, "before its end", ServerError),
-        ("garbage", "malformed", None, "not JSON", ServerError),
-        ("list", "malformed", None, "no JSON object", ServerError),
-        ("error", "aborted", 500, "EngineCore died", ServerError),
-        ("refusal", "aborted", 400, "min_p is not yet supported", RequestError),
-        ("abort", "aborted", None, "gave the request up", ServerError),
+        ("400", "maximum context length", RequestError),
+        ("422", "Extra inputs", RequestError),
+        ("429", "lower concurrency", ServerError),
+        ("500", "CUDA out of memory", ServerError),
+        ("html", "Bad gateway", ServerError),
+        ("json", "HTTP 200", ServerError),
+        ("close", "dropped", ServerError),
+        ("drop", "dropped", ServerError),
+        ("no-finish", "before its end", ServerError),
+        ("garbage", "no chunk", ServerError),
+        ("error", "EngineCore died", ServerError),
+        ("refusal", "min_p is not yet supported", RequestError),
+        ("abort", "gave the request up", ServerError),
+        ("stall", "nothing came for 0.5 s", ServerError),
     ],
 )
-def test_what_a_server_can_do_wrong(
-    fault: str, kind: str, status: int | None, words: str, error: type[Exception]
-) -> None:
-    """Each is one line that says what happened, and never an exception out of the client."""
-    failure = failure_of(fault)
-    assert (failure.kind, failure.status) == (kind, status)
-    assert words in failure.message
-    assert type(raised(failure)) is error
-
-
-def test_a_drop_says_how_far_it_came() -> None:
-    assert failure_of("drop").num_chunks == 2
-    assert failure_of("close").num_chunks == 0
-
-
-def test_a_server_that_stalls() -> None:
-    failure = failure_of("stall", timeout_s=0.3)
-    assert failure.kind == "timeout"
-    assert "0.3 s" in failure.message
-
-
-def test_what_happens_after_the_end_mark_does_not_matter() -> None:
-    """Text, reason and usage have come: a connection that breaks then takes nothing back."""
-    with Fake(faults={0: "rude"}) as fake:
-        answer, after = ask(fake.url, times=2)
-    assert isinstance(answer, MeasuredAnswer)
-    assert answer.num_tokens == 13
+def test_what_a_server_can_do_wrong(fault: str, words: str, error: type[Exception]) -> None:
+    """Each is one line that says what happened, and the next request is served."""
+    with Fake(faults={0: fault}) as fake:
+        failure, after = ask(fake.url, times=2, timeout_s=0.5)
+        assert len(fake.seen) == 2, "what was sent is not sent again"
+    assert type(failure) is error
+    assert words in str(failure)
+    assert "\n" not in str(failure)
     assert isinstance(after, MeasuredAnswer)
 
 
-def test_heartbeats_do_not_disturb() -> None:
-    with Fake(faults={0: "heartbeat"}) as fake:
+@pytest.mark.parametrize("fault", ["rude", "heartbeat"])
+def test_what_does_not_matter(fault: str) -> None:
+    """A connection that breaks after the end mark takes nothing back; a heartbeat is nothing."""
+    with Fake(faults={0: fault}) as fake:
         (answer,) = ask(fake.url)
     assert isinstance(answer, MeasuredAnswer)
-    assert len(answer.chunks_s) == 5
-
-
-def test_usage_that_is_missing_is_not_made_up() -> None:
-    with Fake(usage=False) as fake:
-        (answer,) = ask(fake.url)
-    assert isinstance(answer, MeasuredAnswer)
-    assert answer.num_tokens is None
-    assert answer.tpot_s is None
-
-
-def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tried again, as no server can notice that, and then reported."""
-    pauses = []
-    sleep = asyncio.sleep
-
-    async def noted(seconds: float) -> None:
-        pauses.append(seconds)
-        await sleep(0)
-
-    monkeypatch.setattr(asyncio, "sleep", noted)
-    (failure,) = ask(f"http://127.0.0.1:{free_port()}")
-    assert isinstance(failure, Failure)
-    assert failure.kind == "refused"
-    assert "is the server running" in failure.message
-    assert [pause for pause in pauses if pause] == [0.2, 1.0]
-
-
-def test_a_request_that_was_sent_is_not_sent_again() -> None:
-    """A retry after bytes went out would be counted twice by the server."""
-    with Fake(faults={0: "close"}) as fake:
-        ask(fake.url)
-        assert len(fake.seen) == 1
-
-
-def test_the_environments_proxy_is_not_asked_for_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
-    with Fake() as fake:
-        (answer,) = ask(fake.url)
-    assert isinstance(answer, MeasuredAnswer)
+    assert (answer.num_tokens, answer.num_chunks) == (13, 5)
 
 
 def test_the_key_is_sent_and_cut_out_of_errors() -> None:
-    with Fake(key="sk-right") as fake:
-        assert found(fake.url, api_key="sk-right").model == MODEL
+    with Fake(key="sk-right", faults={0: "echo"}) as fake:
+        assert model_of(fake.url, api_key="sk-right") == MODEL
         with pytest.raises(ServerError, match=r"401.*--set api_key_env=NAME") as error:
-            found(fake.url, api_key="sk-wrong")
+            model_of(fake.url, api_key="sk-wrong")
+        (failure,) = ask(fake.url, key="sk-secret")
     assert "sk-wrong" not in str(error.value)
     assert "***" in str(error.value)
-    assert "environment variable" in str(error.value)
-
-
-def test_a_failures_message_does_not_hold_the_key() -> None:
-    with Fake(faults={0: "echo"}) as fake:
-        (failure,) = ask(fake.url, key="sk-secret")
-    assert isinstance(failure, Failure)
-    assert failure.message.endswith("bad Bearer ***")
-
-
-@pytest.mark.parametrize(
-    ("engine", "version"), [("vllm", "1.2.3"), ("sglang", "1.2.3"), ("llamacpp", "b9999-abc"), ("outrider", "1.2.3")]
-)
-def test_engines_are_recognised(engine: str, version: str) -> None:
-    with Fake(engine=engine) as fake:
-        info = found(fake.url)
-    assert (info.engine, info.version, info.model, info.metrics, info.notes) == (engine, version, MODEL, True, [])
-
-
-def test_a_server_without_counters_says_how_to_get_them() -> None:
-    with Fake(engine="llamacpp", metrics=False) as fake:
-        info = found(fake.url)
-    assert (info.engine, info.metrics) == ("llamacpp", False)
-    assert "--metrics" in info.notes[0]
-
-
-def test_an_api_with_a_title_is_called_by_it() -> None:
-    """llama-cpp-python calls the owner of its model "me". A title that nobody chose is none."""
-    with Fake(engine="me", metrics=False, title="llama.cpp Python API") as fake:
-        info = found(fake.url)
-        assert (info.engine, info.version) == ("llama.cpp Python API", "0.3")
-        fake.title = "FastAPI"
-        info = found(fake.url)
-        assert (info.engine, info.version) == ("me", None)
-    with Fake(engine="vllm", title="llama.cpp Python API") as fake:
-        info = found(fake.url)
-        assert (info.engine, info.version) == ("vllm", "1.2.3")
-
-
-def test_an_unknown_engine_keeps_its_own_name() -> None:
-    with Fake(engine="acme") as fake:
-        info = found(fake.url)
-    assert (info.engine, info.version, info.metrics) == ("acme", None, False)
+    assert "bad Bearer ***" in str(failure)
 
 
 def test_models_are_chosen_only_where_there_is_no_choice() -> None:
     with Fake(models=("base", "base-lora")) as fake:
         with pytest.raises(ConfigError, match="2 models"):
-            found(fake.url)
-        with pytest.raises(ConfigError, match="Did you mean 'base-lora'"):
-            found(fake.url, model="base-lara")
-        assert found(fake.url, model="base-lora").model == "base-lora"
-    with Fake(models=()) as fake:
-        with pytest.raises(ConfigError, match="does not list"):
-            found(fake.url)
-        assert found(fake.url, model="any").model == "any"
+            model_of(fake.url)
+        assert model_of(fake.url, model="base-lora") == "base-lora"
+    with Fake(models=()) as fake, pytest.raises(ConfigError, match="server_model"):
+        model_of(fake.url)
 
 
 def test_a_server_that_is_not_there_is_one_line() -> None:
-    with pytest.raises(ServerError, match="is the server running"):
-        found(f"http://127.0.0.1:{free_port()}")
-
-
-def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        port = probe.getsockname()[1]
+    with pytest.raises(ServerError, match="is the server running"):
+        model_of(f"http://127.0.0.1:{port}")

@@ -225,7 +225,7 @@ def test_a_forecast_that_was_missed_is_explained() -> None:
 
 
 def findings(speedups: dict[str, tuple[float, dict[str, float]]]) -> Findings:
-    probe = Probe(family="none", steps={}, tokens=0, seconds=0.0)
+    probe = Probe(family="none", steps={}, num_prompts=0, tokens=0, seconds=0.0)
     tasks = {task for _, by_task in speedups.values() for task in by_task}
     return Findings(
         plain=probe,

@@ -9,7 +9,7 @@ import pytest
 from outrider.build import Options, embedded_heads
 from outrider.errors import CheckpointError, ConfigError
 from outrider.lab.tune.drafts import kind_of, read_drafts
-from outrider.lab.tune.head import TrainedHead
+from outrider.lab.tune.space import TrainedHead
 from outrider.models.heads.exit import ExitConfig, ExitHead
 from tests.heads import ACCEPTANCE, HEADS
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shlex
@@ -11,9 +10,9 @@ from typing import Any
 import pytest
 
 from outrider.lab.result import Interval
-from outrider.lab.tune.export import in_other_words, next_best
 from outrider.lab.tune.forecast import Forecast, LoadStep
-from outrider.lab.tune.head import TrainedHead
+from outrider.lab.tune.launch_lines import launch_lines, next_best
+from outrider.lab.tune.space import TrainedHead
 from outrider.lab.tune.tune_result import Recommendation, Tried, TuneResult, Words
 
 VLLM_KEYS = {  # of SpeculativeConfig, as far as we write them
@@ -21,7 +20,7 @@ VLLM_KEYS = {  # of SpeculativeConfig, as far as we write them
     "num_speculative_tokens_per_batch_size", "suffix_decoding_max_tree_depth", "suffix_decoding_max_spec_factor",
     "suffix_decoding_min_token_prob",
 }  # fmt: skip
-ENGINES = ("vLLM", "SGLang", "TensorRT-LLM", "transformers", "llama.cpp")
+ENGINES = ("vLLM", "SGLang", "llama.cpp")
 SPEEDUPS = {"draft-model k=5": 2.0, "draft-model k=3": 1.8, "ngram k=4 max_ngram=3": 1.3, "suffix k=6": 1.4, "quantised k=2": 1.1}
 
 
@@ -37,7 +36,7 @@ def result(
             workload="w", target=target, draft="org/draft", heads=list(heads), model_options={},
         ),
         families=[], plain_step_s=0.01, overall_speedup=speedups, confirmed=[], stages=[], exhaustive_s=1.0,
-        num_members=3, search=None,
+        num_members=3,
         forecasts=[
             Forecast(
                 family=re.sub(r" k=\d+", "", label), configuration=label, size=int(re.search(r"k=(\d+)", label)[1]), task="code",
@@ -59,7 +58,7 @@ def result(
 
 
 def words(made_from: TuneResult) -> dict[str, Words]:
-    return {one.engine: one for one in in_other_words(made_from)}
+    return {one.engine: one for one in launch_lines(made_from)}
 
 
 def vllm_config(made_from: TuneResult) -> dict[str, Any]:
@@ -137,7 +136,7 @@ def test_vllm_table_covers_every_batch_size_once() -> None:
 
 
 def test_a_table_never_asks_for_more_than_the_bound() -> None:
-    """vLLM cuts a line above num_speculative_tokens down without a word; TensorRT-LLM refuses one above max_draft_len."""
+    """vLLM cuts a line above num_speculative_tokens down without a word."""
     made = result("draft-model k=3", {"draft-model k=3": 1.9, "draft-model k=5": 1.2}, schedule=[(4, "draft-model k=5", 5)])
     assert vllm_config(made) == {"method": "draft_model", "model": "org/draft", "num_speculative_tokens": 3}, "no table at all"
 
@@ -151,23 +150,11 @@ def test_vllm_model_free(best: str) -> None:
         assert (found["prompt_lookup_max"], found["prompt_lookup_min"]) == (3, 1)
 
 
-def test_tensorrt_is_python_with_the_schedule() -> None:
-    text = words(result(schedule=[(4, "draft-model k=3", 3), (16, "none", 0)]))["TensorRT-LLM"].text
-    ast.parse(text)
-    assert "max_draft_len=5" in text
-    assert "draft_len_schedule={1: 5, 4: 3, 16: 0}" in text
-
-
 def test_sglang_verifies_one_token_more_than_it_drafts() -> None:
     """The pending token counts there."""
     text = words(result())["SGLang"].text
     assert "--speculative-num-steps 5" in text
     assert "--speculative-num-draft-tokens 6" in text
-
-
-def test_transformers_is_python() -> None:
-    ast.parse(words(result())["transformers"].text)
-    ast.parse(words(result("ngram k=4", {"ngram k=4": 1.5}))["transformers"].text)
 
 
 def test_an_engine_without_the_drafter_says_so() -> None:
@@ -259,15 +246,6 @@ def test_sglang_block(head: TrainedHead, algorithm: str, size: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "name", "size"), [(OF["eagle3"], "Eagle3", 4), (DFLASH, "DFlash", 7), (DSPARK, "DSpark", 8)]
-)
-def test_tensorrt_heads(head: TrainedHead, name: str, size: int) -> None:
-    text = headed(head)["TensorRT-LLM"].text
-    ast.parse(text)
-    assert f'{name}DecodingConfig(max_draft_len={size}, speculative_model="EXPORTED_HEAD")' in text
-
-
-@pytest.mark.parametrize(
     ("head", "kind", "size"), [(OF["eagle3"], "eagle3", 4), (DFLASH, "dflash", 7), (DSPARK, "dspark", 8)]
 )
 def test_llamacpp_heads(head: TrainedHead, kind: str, size: int) -> None:
@@ -279,8 +257,7 @@ def test_llamacpp_heads(head: TrainedHead, kind: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "without"),
     [
-        ("eagle", {"TensorRT-LLM", "transformers", "llama.cpp"}), ("eagle3", {"transformers"}),
-        ("medusa", {"SGLang", "TensorRT-LLM", "transformers", "llama.cpp"}),
+        ("eagle", {"llama.cpp"}), ("eagle3", set()), ("medusa", {"SGLang", "llama.cpp"}),
     ],
 )  # fmt: skip
 def test_who_cannot_run_a_kind_says_so(kind: str, without: set[str]) -> None:
@@ -322,14 +299,6 @@ def test_nothing_is_next_best_where_engines_have_the_best() -> None:
 def test_the_demo_s_own_heads_can_be_exported() -> None:
     made = words(result("eagle3 k=4", {"eagle3 k=4": 2.0}, heads=(TrainedHead(kind="eagle3", folder=""),), target="demo"))
     assert any("outrider export outrider/demo/models/heads/eagle3 --target demo" in note for note in made["vLLM"].notes)
-
-
-def test_transformers_exits_early() -> None:
-    """Lists what is set on the model itself: there it drafts for itself."""
-    found = words(result("early-exit k=3 exit_layer=6", {"early-exit k=3 exit_layer=6": 1.4}))["transformers"]
-    ast.parse(found.text)
-    assert "model.generation_config.num_assistant_tokens = 3" in found.text
-    assert "assistant_early_exit=6" in found.text
 
 
 def test_a_trained_exit_is_ours_alone() -> None:

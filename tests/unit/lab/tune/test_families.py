@@ -8,8 +8,7 @@ import pytest
 
 from outrider.errors import ConfigError
 from outrider.lab.tune.families import default_space, exit_layers, up_to
-from outrider.lab.tune.head import TrainedHead
-from outrider.lab.tune.space import SpaceOptions, num_members
+from outrider.lab.tune.space import SpaceOptions, TrainedHead, num_members
 
 HEADS = (
     TrainedHead(kind="eagle", folder="runs/eagle"), TrainedHead(kind="eagle3", folder="runs/eagle3"),

@@ -21,7 +21,7 @@ from outrider.lab.tune.probe import (
     sweep_order,
 )
 from outrider.lab.tune.space import PLAIN_FAMILY, Family, SpaceOptions
-from outrider.lab.tune.tune import Findings, TunePlan, exhaustive_seconds
+from outrider.lab.tune.tune import Findings, TunePlan
 from outrider.sampling.params import SamplingParams
 from tools.tune_simulation.simulate import World
 
@@ -34,7 +34,7 @@ def note(asked: int, kept: int, drafted: int | None = None, seconds: float = 0.0
 
 
 def probe(steps: list[StepNote], task: str = "code", family: Family = CHAIN) -> Probe:
-    return Probe(family=family.label, steps={task: steps}, tokens=1, seconds=1.0)
+    return Probe(family=family.label, steps={task: steps}, num_prompts=1, tokens=1, seconds=1.0)
 
 
 def chain_steps(acceptance: float, count: int, *, offers: float = 1.0, seed: int = 0) -> list[StepNote]:
@@ -58,8 +58,8 @@ def test_where_no_plain_step_was_timed_nothing_pays() -> None:
     """Answers of one word: every step is one of a run's first ones."""
     short, timed = probe([note(0, 0, steady=False)], family=PLAIN_FAMILY), probe(chain_steps(0.8, 30))
     assert plain_tokens_per_s(short, 4) == 0
-    for families in ([], [(CHAIN, timed, timed)]):
-        found = best_at(4, families, short, {"code": 1.0})
+    for families in ([], [(CHAIN, timed, {})], [(CHAIN, timed, {4: 0.01})]):
+        found = best_at(4, families, {"code": 1.0})
         assert (found.configuration, found.size, found.speedup) == ("none", 0, 1.0)
 
 
@@ -119,32 +119,30 @@ def test_overall_weighs_tasks_by_their_tokens() -> None:
     costs = _costs([note(0, 0, seconds=0.010), *steps])
     fast = forecast(CHAIN, probe(steps, "code"), costs, 100.0)
     slow = forecast(CHAIN, probe([note(4, 0, seconds=0.010)] * 40, "chat"), costs, 100.0)
-    found = overall([*fast, *slow], {"code": 0.5, "chat": 0.5}, {"code": 100.0, "chat": 100.0})
+    found = overall([*fast, *slow], {"code": 0.5, "chat": 0.5})
     label = CHAIN.member(4).label
     assert found[label] == pytest.approx(1 / (0.5 / 4 + 0.5), rel=0.02)
-    assert overall(fast, {"code": 0.5, "chat": 0.5}, {"code": 100.0, "chat": 100.0}) == {}, "not forecast for chat"
+    assert overall(fast, {"code": 0.5, "chat": 0.5}) == {}, "not forecast for chat"
 
 
 def test_load_falls_back_to_plain_decoding() -> None:
     """The same acceptance pays where a wide step costs little, and does not where it costs its width."""
     steps = chain_steps(0.7, 300)
-    plain = Probe(family=PLAIN_FAMILY.label, steps={"code": [note(0, 0, seconds=0.010)] * 5}, tokens=1, seconds=1.0)
-    idle = probe([note(size, 0, seconds=0.010 + 0.001 * size) for size in (0, 1, 2, 4)] * 3)
-    busy = probe([note(size, 0, seconds=0.010 * (1 + size)) for size in (0, 1, 2, 4)] * 3)
-    shares = {"code": 1.0}
-    assert best_at(1, [(CHAIN, probe(steps), idle)], plain, shares).size == 4
-    found = best_at(32, [(CHAIN, probe(steps), busy)], plain, shares)
+    idle = {size: 0.010 + 0.001 * size for size in (0, 1, 2, 4)}
+    busy = {size: 0.010 * (1 + size) for size in (0, 1, 2, 4)}
+    assert best_at(1, [(CHAIN, probe(steps), idle)], {"code": 1.0}).size == 4
+    found = best_at(32, [(CHAIN, probe(steps), busy)], {"code": 1.0})
     assert (found.configuration, found.size, found.speedup) == ("none", 0, 1.0)
-    assert found.tokens_per_s == pytest.approx(plain_tokens_per_s(plain, 32))
+    assert found.tokens_per_s == found.plain_tokens_per_s == pytest.approx(32 / 0.010)
 
 
 def test_trying_everything_takes_the_time_to_read_prompts_too() -> None:
     """Catches a time limit that long prompts with short answers use up before the second one."""
     steps = {"code": [note(0, 0, seconds=0.010)] * 5}
-    plain = Probe(family=PLAIN_FAMILY.label, steps=steps, tokens=100, seconds=3.0, answers=[[1]] * 2)  # 2 s of reading
+    plain = Probe(family=PLAIN_FAMILY.label, steps=steps, num_prompts=2, tokens=100, seconds=3.0)  # 2 s of reading
     samples = [Sample(str(n), "code", [n], SamplingParams(max_tokens=50, ignore_eos=True)) for n in range(4)]
     found = Findings(plain, overall={CHAIN.member(4).label: 2.0})
-    assert exhaustive_seconds(found, TunePlan(samples[:1], samples[1:])) == pytest.approx(200 * 0.010 * (1 + 1 / 2) + 2 * 4 * 1.0)
+    assert found.exhaustive_seconds(TunePlan(samples[:1], samples[1:])) == pytest.approx(200 * 0.010 * (1 + 1 / 2) + 2 * 4 * 1.0)
 
 
 def test_a_sweep_visits_every_size_and_the_longest_most() -> None:
@@ -168,7 +166,7 @@ def test_a_hopeless_family_is_only_glanced_at() -> None:
     world, family = rehearsed()
     samples = [*some(3, "code"), *some(2, "chat")]
     seen: list[Probe] = []
-    glance = run_probe(world.open(family.largest), family, samples, is_enough=lambda found: not seen.append(found))
+    glance = run_probe(world.open(family.largest), family, samples, is_enough=lambda found: not seen.append(found.model_copy()))
     assert seen == [glance]
     assert glance.tokens == 2 * 24
     assert set(glance.steps) == {"code", "chat"}
@@ -187,7 +185,7 @@ def test_a_hopeful_family_is_probed_to_the_end() -> None:
     samples = [*some(3, "code"), *some(2, "chat")]
     probe = run_probe(world.open(family.largest), family, samples, is_enough=lambda found: False)
     assert probe.tokens == 5 * 24
-    assert len(probe.answers) == 5
+    assert probe.num_prompts == 5
 
 
 def test_batches_are_never_glanced_at() -> None:

@@ -35,7 +35,7 @@ def result(
             workload="w", target="org/target", draft=None, model_options={},
         ),
         families=[], plain_step_s=0.01, overall_speedup={}, confirmed=[], stages=[], exhaustive_s=1.0, num_members=3,
-        search=None, forecasts=[], schedule=schedule or [], by_load=by_load,
+        forecasts=[], schedule=schedule or [], by_load=by_load,
         recommendations=[
             Recommendation(
                 task="all", speculate=speculate, configuration="ngram k=5", options=options,

@@ -58,7 +58,7 @@ def test_probing_ends_when_it_was_announced(slower: int, tmp_path: Path, monkeyp
 
     monkeypatch.setattr(tune, "time", SimpleNamespace(perf_counter=lambda: world.now))
     samples = [Sample(str(n), "all", [n], SamplingParams(max_tokens=max_tokens, ignore_eos=True)) for n in range(4)]
-    announced, plan = _Announced(), TunePlan(samples, (), search_trials=0)
+    announced, plan = _Announced(), TunePlan(samples, ())
     models: Any = SimpleNamespace(open=opened)
     found = Tuner(models, world.families, plan, Journal.open(tmp_path / "j", {}, resume=False), announced).run()
     assert announced.max_s["probing families"] >= MIN_PROBING_S
@@ -83,7 +83,7 @@ def test_confirming_ends_when_it_was_announced(
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: world.now))
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     samples = [Sample(f"{task} {n}", f"task {task}", [n], params) for task in range(tasks) for n in range(12)]
-    announced, plan = _Announced(), TunePlan(*split(samples), search_trials=0)
+    announced, plan = _Announced(), TunePlan(*split(samples))
     models: Any = SimpleNamespace(open=lambda configuration, *, any_length=False: world.open(configuration))
     found = Tuner(models, world.families, plan, Journal.open(tmp_path / "j", {}, resume=False), announced).run()
     spent = next(stage.seconds for stage in found.stages if stage.name == "confirm")
@@ -96,7 +96,7 @@ def test_confirming_ends_when_it_was_announced(
         temperature=0.0, max_new_tokens=max_tokens, batch_size=1, probe_prompts=1, confirm_prompts=1, tasks={}, workload="w",
         target="t", draft=None, model_options={},
     )  # fmt: skip
-    notes = summarise_tuning(found, world.families, plan, tried, None, []).notes
+    notes = summarise_tuning(found, world.families, plan, tried, []).notes
     assert any(f"ended after 1 of {len(plan.confirm)} prompts" in note for note in notes) == (slower > 1)
 
 

@@ -15,7 +15,6 @@ import pytest
 from outrider.demo.training import training_prompts
 from outrider.errors import ConfigError
 from outrider.lab.workload.builtin import EMBEDDED, KINDS
-from outrider.lab.workload.grade import grade
 from outrider.lab.workload.load import load_workload
 from tools.demo_models.problems import is_held_out, problems
 from tools.demo_models.workload import NUM_PROBLEMS, TRAINING_SEED, workload_lines
@@ -48,7 +47,7 @@ def test_every_step_of_every_solution_is_right(kind: str) -> None:
         assert Fraction(steps[-1][1]) == Fraction(row["reference"])
 
 
-@pytest.mark.parametrize("kind", ["reasoning", "math", "demo"])
+@pytest.mark.parametrize("kind", ["reasoning", "demo"])
 def test_solutions_are_graded_right(kind: str) -> None:
     solutions = {row["id"]: row["solution"] for row in rows(kind)}
     name = "demo" if kind == "demo" else f"embedded:{kind}"
@@ -56,7 +55,8 @@ def test_solutions_are_graded_right(kind: str) -> None:
         assert request.task == "reasoning"
         assert (request.prompt or "").startswith("Question: ")
         assert (request.prompt or "").endswith("\nAnswer:")
-        assert grade(request, solutions[request.id]) is True
+        assert request.is_right(solutions[request.id]) is True
+        assert request.is_right(f"{solutions[request.id]}0") is False
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,8 +65,7 @@ def test_a_dozen_of_each_kind_of_its_task(kind: str) -> None:
     assert len(requests) == 12
     assert {request.task for request in requests} == {"reasoning" if kind == "math" else kind}
     assert len({request.prompt or str(request.messages) for request in requests}) == 12
-    if kind in ("qa", "rag"):
-        assert all(request.reference and grade(request, request.reference) for request in requests)
+    assert all(request.reference for request in requests) == (kind in ("reasoning", "math", "qa", "rag"))
 
 
 def test_answers_of_rag_stand_in_the_passages() -> None:

@@ -1,23 +1,25 @@
-"""Which of the tuned configurations an engine supports, and what the load schedule becomes there."""
+"""Which of the tuned configurations another engine can run, and what the load schedule becomes there.
+
+No engine has every drafter: where one lacks the recommended drafter, the advice is about the best that
+it has, and says so. Speeds were measured here: acceptance carries over, costs do not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
-from outrider.lab.tune.head import TrainedHead
+from outrider.lab.tune.space import TrainedHead
 from outrider.lab.tune.tune_result import TuneResult
 from outrider.models.heads.kinds import EARLY_EXIT
 
 TRAINED = {"eagle": "EAGLE heads", "eagle3": "EAGLE-3 heads", "medusa": "Medusa heads", "block": "block heads"}
 EXPORTED = "EXPORTED_HEAD"  # the folder that `outrider export` writes
-LOOKUPS = ("ngram", "suffix", "retrieval", "ngram-cache")  # drafters that need token ids only
-PLUGGED = ("composite", "retrieval", "ngram-cache")  # which no engine has; Outrider brings them along
 DRAFT_MODEL = "DRAFT_MODEL"  # stands for the embedded draft, which other engines do not know by name
-BEST_FIRST = "best-first"  # EAGLE-2's trees, which some engines build, too
+LOOKUPS = ("ngram", "suffix", "retrieval", "ngram-cache")  # drafters that need token ids only
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class EngineChoice:
 
     configuration: Configuration
     size: int
-    schedule: list[tuple[int, int]]  # (from so many rows on, draft tokens), ascending, the first at 1 row; one entry: no schedule
+    schedule: list[tuple[int, int]]  # (from so many rows on, draft tokens), the first at 1 row; one entry: no schedule
     about: str = ""  # how fast it is here, or how its length was fixed
     head: TrainedHead | None = None  # that drafts
 
@@ -41,17 +43,16 @@ class EngineChoice:
 
     @property
     def is_tree(self) -> bool:
-        return tree_of(self.options) is not None
+        return _tree_of(self.options) is not None
 
     @property
     def is_dspark(self) -> bool:
-        """A block head that others call DSpark, not DFlash."""
+        """Whether others call it DSpark: a block head with a Markov or a confidence head."""
         return self.head is not None and (self.head.markov or self.head.confidence)
 
     @property
     def length(self) -> int:
-        """Draft tokens to ask for. Engines run block heads at a whole block: its masks see one another, so fewer of them would be
-        another computation."""
+        """Draft tokens to ask for: a whole block of a block head."""
         whole = self.head.max_chain if self.head is not None and self.drafter == "block" else None
         return whole or self.size
 
@@ -63,7 +64,6 @@ class Engine:
     name: str
     drafters: Collection[str]
     off: str  # how it decodes plainly
-    language: str  # of `text`: "bash", "python"
     text: Callable[[EngineChoice, EngineAdvice], str]
     notes: Callable[[EngineChoice, EngineAdvice], Iterable[str]]
     trees: Collection[str] = ()  # drafters of which it has best-first trees
@@ -88,16 +88,18 @@ class EngineAdvice:
         return not self.recommended.is_plain
 
     def ask(self, engine: Engine) -> tuple[EngineChoice | None, list[str]]:
-        """The best choice that the engine has with notes, or why there is nothing. Raises ConfigError for a draft model without a
-        name, and for a head that cannot be read."""
+        """The best choice that the engine has with notes, or why there is nothing.
+
+        Raises ConfigError for a draft model without a name, and for a head that cannot be read.
+        """
         if not self.speculate:
             return None, [f"Do not speculate ({self.reason}): {engine.off}."]
-        found = self.best_for(engine)
-        if found is None:
+        best = self.best_for(engine)
+        if best is None:
             return None, [self._nothing(engine)]
-        if found.drafter == "draft-model" and self.draft is None:
+        if best.drafter == "draft-model" and self.draft is None:
             raise ConfigError("the settings say 'draft-model' and name no draft model: give one with --draft")
-        choice = replace(found, head=self.head_of(found.configuration))
+        choice = replace(best, head=self.head_of(best.configuration))
         return choice, [*self._notes(choice, engine), *engine.notes(choice, self)]
 
     def best_for(self, engine: Engine) -> EngineChoice | None:
@@ -114,24 +116,21 @@ class EngineAdvice:
             "outrider itself"
         )
 
-    def _notes(self, choice: EngineChoice, engine: Engine) -> list[str]:
-        notes, lacks = [], lacking(self.recommended, engine)
+    def _notes(self, choice: EngineChoice, engine: Engine) -> Iterator[str]:
+        lacks = lacking(self.recommended, engine)
         if choice.configuration.label != self.recommended.label:
             why = f", {lacks}" if lacks else ""
-            notes.append(f"Recommended is {self.recommended.label}{why}; this is {choice.configuration.label}: {choice.about}.")
+            yield f"Recommended is {self.recommended.label}{why}; this is {choice.configuration.label}: {choice.about}."
         elif self.is_stated and choice.about:
-            notes.append(choice.about)
+            yield choice.about
         if stop := choice.options.get("stop"):
-            notes.append(f"Without the stop rule '{stop}', which it does not have.")
+            yield f"Without the stop rule '{stop}', which it does not have."
         if choice.drafter == "block":
-            notes.append(f"It drafts whole blocks, {choice.length} tokens; here {choice.size} were best.")
-        return notes
-
-    def export_notes(self, choice: EngineChoice, layout: str) -> list[str]:
-        """How an engine gets a head that it can read, where that was not written yet."""
-        folder = choice.options.get("head") or f"outrider/demo/models/heads/{choice.drafter}"
-        first = f"First: outrider export {folder} --target {self.target} --to {layout} --out {EXPORTED}"
-        return [first] if self.exported == EXPORTED else []
+            yield f"It drafts whole blocks, {choice.length} tokens; here {choice.size} were best."
+        layout = "vllm" if choice.drafter == "medusa" else "raw"
+        if choice.drafter in TRAINED and self.exported == EXPORTED:
+            folder = choice.options.get("head") or f"outrider/demo/models/heads/{choice.drafter}"
+            yield f"First: outrider export {folder} --target {self.target} --to {layout} --out {EXPORTED}"
 
 
 def tuned(result: TuneResult) -> EngineAdvice:
@@ -144,17 +143,23 @@ def tuned(result: TuneResult) -> EngineAdvice:
         if known[label] > 1:
             how = "measured" if label in measured else "forecast"
             choices.append(_choice(result, label, f"{known[label]:.2f}x, {how} with outrider"))
+    first = result.recommendations[0]
     return EngineAdvice(
-        result.tried.target, result.tried.draft or (DRAFT_MODEL if result.tried.target == "demo" else None),
-        result.tried.temperature > 0, Configuration.parse(result.recommendations[0].configuration),
-        result.recommendations[0].reason, choices, lambda one: heads.get((one.drafter, head_folder(one))),
-    )  # fmt: skip
+        target=result.tried.target,
+        draft=result.tried.draft or (DRAFT_MODEL if result.tried.target == "demo" else None),
+        sampled=result.tried.temperature > 0,
+        recommended=Configuration.parse(first.configuration),
+        reason=first.reason,
+        choices=choices,
+        head_of=lambda one: heads.get((one.drafter, head_folder(one))),
+    )
 
 
 def _choice(result: TuneResult, label: str, about: str) -> EngineChoice:
     """With other loads, where they were tuned with the same family (or want plain decoding), never more than at one row."""
     family_of = {one.configuration: one.family for one in result.forecasts}
-    configuration, family = Configuration.parse(label), family_of.get(label)
+    configuration = Configuration.parse(label)
+    family = family_of.get(label)
     steps = [(1, int(configuration.num_draft_tokens or 0))]
     for load in sorted(result.by_load.get(family or "", result.schedule), key=lambda load: load.batch_size):
         if load.size and family_of.get(load.configuration) != family:
@@ -165,14 +170,14 @@ def _choice(result: TuneResult, label: str, about: str) -> EngineChoice:
 
 
 def lacking(configuration: Configuration, engine: Engine) -> str:
-    """Why an engine cannot draft so; "" where it can. Of a composite, which sees token ids alone there, all parts must be
-    look-ups."""
-    drafter, tree = configuration.drafter, tree_of(configuration.drafter_options)
+    """Why an engine cannot draft so; "" where it can. Of a composite it must have all parts: look-ups."""
+    drafter = configuration.drafter
+    tree = _tree_of(configuration.drafter_options)
     if drafter == EARLY_EXIT and head_folder(configuration):
         return "which no other program reads"
     if drafter not in engine.drafters:
         return f"which it does not have ({TRAINED.get(drafter, drafter)})"
-    if tree is not None and (tree != BEST_FIRST or drafter not in engine.trees):
+    if tree is not None and (tree != "best-first" or drafter not in engine.trees):
         return "whose trees it does not have"
     parts = str(configuration.drafter_options.get("parts", "draft-model,suffix")).split(",")
     if drafter == "composite" and not all(part.strip() in LOOKUPS for part in parts):
@@ -185,7 +190,7 @@ def head_folder(configuration: Configuration) -> str:
     return str(configuration.drafter_options.get("head", ""))
 
 
-def tree_of(options: dict[str, Any]) -> str | None:
+def _tree_of(options: dict[str, Any]) -> str | None:
     """The shape of a tree; None for a chain."""
     tree = str(options.get("tree", "chain"))
     return None if tree in ("chain", "False", "false") else tree

@@ -9,8 +9,8 @@ from outrider.build import DEMO, Options, head_in, named_drafter
 from outrider.errors import ConfigError
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.tune.drafts import read_drafts
-from outrider.lab.tune.export.choice import TRAINED, EngineAdvice, EngineChoice, head_folder
-from outrider.lab.tune.head import TrainedHead
+from outrider.lab.tune.engine_advice import TRAINED, EngineAdvice, EngineChoice, head_folder
+from outrider.lab.tune.space import TrainedHead
 from outrider.settings_file import SettingsFile
 
 

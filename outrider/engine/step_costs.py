@@ -1,0 +1,110 @@
+"""What steps take by number of rows and draft length: the sweep that times them, and the file that keeps them.
+
+A sweep is a `Control` that asks for another length every step, round and round, so a slow moment of the
+machine hits all lengths alike. A server's start times its steps so, and `outrider tune` probes drafters
+with the same sweep.
+
+Times are kept in one small JSON file for each combination of machine, model and drafter, in the cache
+folder. A file whose facts differ, of another version or with anything strange in it is as good as none:
+then steps are timed anew, and the file is replaced. Files are written whole or not at all, so processes
+that start together do no harm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median_low
+from typing import Any
+
+from outrider.cache import cache_folder, keep_json, keeping, kept_json
+from outrider.rows import Rows
+from outrider.step import StepFacts
+
+VERSION = 2
+MAX_FILES = 200  # the oldest go first
+MIN_TIMES = 2  # how often a size is timed, whatever it takes: what was timed once may be anything
+
+
+class Sweep:
+    """A `Control` that goes round draft lengths, a step for each, and times the steps."""
+
+    def __init__(self, lengths: Sequence[int], skip: int = 0) -> None:
+        """`skip`: steps at the beginning that are not timed."""
+        self.lengths = list(lengths)
+        self.asked: list[int] = []  # step by step, before what rows have room for
+        self.seconds: dict[int, list[float]] = {}  # by draft nodes of the widest row
+        self._skip = skip
+
+    def known(self) -> dict[int, float]:
+        """Median seconds of the sizes that were timed often enough; of two the lower one, for a step is only ever disturbed."""
+        often = {size: seconds for size, seconds in sorted(self.seconds.items()) if len(seconds) >= MIN_TIMES}
+        return {size: median_low(seconds) for size, seconds in often.items()}
+
+    def choose(self, rows: Rows) -> list[int]:
+        length = self.lengths[len(self.asked) % len(self.lengths)]
+        self.asked.append(length)
+        return [row.clamp_draft(length) for row in rows]
+
+    def observe(self, facts: StepFacts) -> None:
+        drafted = max(facts.drafted)
+        self._skip -= 1
+        if self._skip < 0 and bool(drafted) == bool(self.asked[-1]):  # one that asked and got no draft is no plain one
+            self.seconds.setdefault(drafted, []).append(facts.seconds)
+
+    def summary(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass
+class StepTimes:
+    """`seconds`: by number of rows, then by nodes of the widest row."""
+
+    facts: dict[str, Any]
+    seconds: dict[int, dict[int, float]] = field(default_factory=dict)
+    is_kept: bool = True  # for the next start
+
+    @classmethod
+    def of(cls, facts: dict[str, Any], *, keeps: bool) -> StepTimes:
+        """`load`, but where steps take tomorrow something else than today (`Drafter.keeps_costs`), as new and never kept."""
+        return cls.load(facts) if keeps else cls(facts, is_kept=False)
+
+    @classmethod
+    def load(cls, facts: dict[str, Any]) -> StepTimes:
+        """What an earlier start has kept; empty where nothing was, or nothing that fits."""
+        def read(content: Any) -> dict[int, dict[int, float]]:
+            if content["version"] != VERSION or content["facts"] != facts:
+                raise ValueError("it is of another model or machine")
+            seconds = {int(rows): {int(n): float(s) for n, s in sizes.items()} for rows, sizes in content["seconds"].items()}
+            if not all(value > 0 and math.isfinite(value) for sizes in seconds.values() for value in sizes.values()):
+                raise ValueError("it has a time that is none")
+            return seconds
+
+        return cls(facts, kept_json(_path(facts), read) or {})
+
+    def add(self, rows: int, seconds: dict[int, float]) -> None:
+        """What was timed just now, kept for the next start."""
+        if seconds:
+            self.seconds[rows] = seconds
+            if self.is_kept:
+                self.save()
+
+    def save(self) -> None:
+        """Keep the costs for the next start. An error costs that start its time, nothing else."""
+        content = {"version": VERSION, "facts": self.facts, "seconds": self.seconds}
+        with keeping("what steps take"):
+            keep_json(_path(self.facts), content, max_files=MAX_FILES)
+
+
+def _path(facts: dict[str, Any]) -> Path:
+    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=12).hexdigest()
+    return folder() / f"{digest}.json"
+
+
+def folder() -> Path:
+    """The folder of the files."""
+    return cache_folder() / "step-costs"
