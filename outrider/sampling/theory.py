@@ -29,6 +29,15 @@ def predicted_speedup(alpha: float, gamma: int, c: float) -> float:
     return tau(alpha, gamma) / (gamma * c + 1)
 
 
+def speedup(tokens: float, k: int, c: float, wide_pass: float = 1.0) -> float:
+    """Gain over plain decoding of steps that emit `tokens` each: tokens / (v(k + 1) + k c). Theorem 3.8.
+
+    `wide_pass`: v(k + 1), a target pass over k + 1 tokens / one over a single token.
+    """
+    _check_cost(c)
+    return tokens / (wide_pass + k * c)
+
+
 def break_even_alpha(gamma: int, c: float) -> float | None:
     """The alpha from which speculating with `gamma` pays (speedup 1); None when no alpha does (c > 1).
 
