@@ -6,19 +6,7 @@ from collections.abc import Sequence
 
 from outrider.errors import ConfigError
 from outrider.lab.estimate.curves import StepCosts
-from outrider.lab.estimate.estimate_result import EstimateInput, RemoteEstimate, RemoteLength
-from outrider.lab.estimate.inputs import Costs
-from outrider.sampling.theory import tau_of
-
-
-def remote_of(asked: EstimateInput, survival: Sequence[float], costs: Costs, length: int) -> RemoteEstimate | None:
-    """None where no draft service is asked about. Raises ConfigError for values out of range, and for costs that do not tell
-    drafting from the target's pass in seconds."""
-    if asked.remote_rtt_s is None:
-        return None
-    check_line(asked.remote_rtt_s)
-    _check(costs)
-    return remote_estimate(asked.remote_rtt_s, survival, costs.steps, length)
+from outrider.lab.estimate.estimate_result import RemoteEstimate, RemoteLength
 
 
 def remote_estimate(rtt_s: float, survival: Sequence[float], costs: StepCosts, length: int) -> RemoteEstimate:
@@ -43,7 +31,7 @@ def remote_estimate(rtt_s: float, survival: Sequence[float], costs: StepCosts, l
 
 def _at(gamma: int, survival: Sequence[float], costs: StepCosts, rtt_s: float) -> RemoteLength:
     plain_s, drafting_s = costs.step_s(0)[0], costs.draft_fixed_s + gamma * costs.draft_s_per_token
-    target_s, reply_s, tau = costs.step_s(gamma)[0] - drafting_s, rtt_s + drafting_s, tau_of(survival[:gamma])
+    target_s, reply_s, tau = costs.step_s(gamma)[0] - drafting_s, rtt_s + drafting_s, 1 + sum(survival[:gamma])
     return RemoteLength(
         num_draft_tokens=gamma, tau=tau, target_s=target_s, reply_s=reply_s,
         speedup=tau * plain_s / (target_s + reply_s), co_located_speedup=tau * plain_s / (target_s + drafting_s),
@@ -54,12 +42,3 @@ def check_line(rtt_s: float) -> None:
     """Raises ConfigError for a round trip that cannot be."""
     if not 0 <= rtt_s < float("inf"):
         raise ConfigError(f"--remote-rtt-ms must be at least 0, got {1e3 * rtt_s:g}")
-
-
-def _check(costs: Costs) -> None:
-    if not costs.is_timed:
-        raise ConfigError(
-            "--remote-rtt-ms needs to know how many milliseconds a target pass takes: add --target-ms, or sizes with --bandwidth"
-        )
-    if costs.steps.whole_steps:
-        raise ConfigError("--remote-rtt-ms needs drafting apart from the target's pass, and these are times of whole steps")

@@ -19,16 +19,19 @@ from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.lookup.suffix_array import DEPTH
 from outrider.errors import ConfigError, OutriderError, did_you_mean
 from outrider.lab.configuration import Configuration
-from outrider.lab.estimate.curves import StepCosts
+from outrider.lab.intervals import ratio_of_rates
+from outrider.lab.predict import StepCosts
 from outrider.lab.progress import QUIET, Progress
-from outrider.lab.replay.replay import Order, Replay, replay, replayable_parts
+from outrider.lab.replay.replay import Replay, replay, replayable_parts
 from outrider.lab.replay.replay_result import SearchOutcome
-from outrider.lab.replay.summary import Sums, gain_interval, plain_steps, summarise, unpaid_drafting
+from outrider.lab.replay.summary import MIN_BLOCKS, plain_steps, summarise
 from outrider.lab.replay.texts import Text
+from outrider.lab.result import Interval
 from outrider.models.loaded import LoadedModel
 from outrider.parts import Parts
 
 MIN_TEXTS = 4
+Sums = tuple[Sequence[float], Sequence[float]]  # numerators and denominators, one of each per text
 LENGTH = "k"  # the name of the draft length among the options
 Space = Mapping[str, BaseDistribution]
 LENGTHS = IntDistribution(1, 24, log=True)
@@ -44,7 +47,7 @@ class Found:
 
 def search(
     texts: Sequence[Text], configuration: Configuration, *, trials: int, seed: int = 0, space: Space | None = None,
-    costs: StepCosts | None = None, target: LoadedModel | None = None, order: Order = "logged", max_num_seqs: int = 1,
+    costs: StepCosts | None = None, target: LoadedModel | None = None, max_num_seqs: int = 1,
     progress: Progress = QUIET,
 ) -> Found:  # fmt: skip
     """`space`: option -> range; default: all options of the drafter that `configuration` does not set. `costs`: of
@@ -61,9 +64,8 @@ def search(
     train, held_out = split_texts(texts, seed)
 
     def run(options: Configuration, some: Sequence[Text]) -> Replay:
-        return replay(some, options, target=target, order=order, seed=seed, max_num_seqs=max_num_seqs)
+        return replay(some, options, target=target, max_num_seqs=max_num_seqs)
 
-    draft_s = unpaid_drafting(run(configuration, train), costs)  # the same for all: the clock must not choose among them
     tried: dict[str, float] = {}  # label -> objective
 
     progress.stage(f"search {configuration.label}", trials)
@@ -77,7 +79,7 @@ def search(
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             continue
         if options.label not in tried:
-            tried[options.label] = score(run(options, train), costs, draft_s)
+            tried[options.label] = score(run(options, train), costs)
         trial.set_user_attr("options", options.as_dict())
         study.tell(trial, tried[options.label])
     best = Configuration(**study.best_trial.user_attrs["options"])
@@ -90,11 +92,9 @@ def search(
         num_held_out=len(held_out),
         train_start=study.trials[0].value,
         train_best=study.best_value,
-        start=summarise(before, held_out, costs, draft_s),
-        best=summarise(after, held_out, costs, draft_s),
-        gain=gain_interval(
-            _sums(after, costs, draft_s), _sums(before, costs, draft_s), blocks=after.learns or before.learns
-        ),
+        start=summarise(before, held_out, costs),
+        best=summarise(after, held_out, costs),
+        gain=gain_interval(_sums(after, costs), _sums(before, costs)),
     )
     return Found(best, outcome)
 
@@ -116,9 +116,9 @@ def check_search(trials: int, space: Space) -> None:
         raise ConfigError("there is nothing to search: every option is set")
 
 
-def score(found: Replay, costs: StepCosts | None, draft_s: float) -> float:
-    """The objective: tau, or with costs the predicted speedup. `draft_s`: as for `plain_steps`."""
-    emitted, paid = _sums(found, costs, draft_s)
+def score(found: Replay, costs: StepCosts | None) -> float:
+    """The objective: tau, or with costs the predicted speedup."""
+    emitted, paid = _sums(found, costs)
     return sum(emitted) / sum(paid)
 
 
@@ -136,12 +136,20 @@ def split_texts(texts: Sequence[Text], seed: int) -> tuple[list[Text], list[Text
     return [texts[number] for number in train], [texts[number] for number in held_out]
 
 
-def _sums(found: Replay, costs: StepCosts | None, draft_s: float) -> Sums:
+def _sums(found: Replay, costs: StepCosts | None) -> Sums:
     """Sums of each text, in the order of the replay: tokens, and what was paid for them (in steps, or plain steps with
     costs)."""
-    texts = [found.texts[number] for number in found.order]
-    paid = [float(text.stats.steps) if costs is None else plain_steps(text, costs, draft_s) for text in texts]
+    texts = found.texts
+    paid = [float(text.stats.steps) if costs is None else plain_steps(text, costs) for text in texts]
     return [float(text.stats.emitted) for text in texts], paid
+
+
+def gain_interval(new: Sums, old: Sums) -> Interval | None:
+    """Ratio of `new` over the ratio of `old`, less 1; both over the same texts. None for too few of them."""
+    if len(new[0]) < MIN_BLOCKS:
+        return None
+    found = ratio_of_rates(*new, *old)
+    return found.model_copy(update={"value": found.value - 1, "low": found.low - 1, "high": found.high - 1})
 
 
 def _study(seed: int) -> optuna.Study:

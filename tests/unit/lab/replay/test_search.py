@@ -9,7 +9,7 @@ from optuna.distributions import FloatDistribution, IntDistribution
 
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.configuration import Configuration
-from outrider.lab.estimate.curves import StepCosts
+from outrider.lab.predict import StepCosts
 from outrider.lab.replay.replay import replay
 from outrider.lab.replay.search import SPACES, one_of, search, space_of, split_texts, values_of, with_values
 from outrider.lab.replay.texts import Text

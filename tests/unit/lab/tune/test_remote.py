@@ -9,8 +9,6 @@ import pytest
 
 from outrider.cli.app import run
 from outrider.errors import ConfigError
-from outrider.lab.estimate.estimate import estimate
-from outrider.lab.estimate.estimate_result import EstimateInput
 from outrider.lab.result import read_result
 from outrider.lab.tune.probe import Probe, StepNote, survival
 from outrider.lab.tune.remote import Line, RemoteAdvice, check_family, remote_advice
@@ -41,22 +39,6 @@ def advice(rtt_ms: float, **costs: float) -> RemoteAdvice:
     found = remote_advice(FAMILY, probe(**costs), Line(rtt_ms / 1e3), 1, PASS_S)
     assert found is not None
     return found
-
-
-def test_the_numbers_are_those_of_estimate() -> None:
-    """Same acceptance, same costs, same line: same answer."""
-    found = advice(5)
-    assert (found.draft_fixed_s, found.draft_s_per_token) == (pytest.approx(0, abs=1e-9), pytest.approx(DRAFT_S))
-    curve = survival(probe().steps["code"], 4)
-    asked = EstimateInput(
-        acceptance=[later / before for before, later in zip([1.0, *curve], curve, strict=False)], target_pass_s=PASS_S,
-        draft_token_s=DRAFT_S, remote_rtt_s=0.005, max_draft_tokens=4,
-    )  # fmt: skip
-    expected = estimate(asked).remote
-    assert expected is not None
-    for one, other in zip(found.estimate.lengths, expected.lengths, strict=True):
-        assert one.model_dump() == pytest.approx(other.model_dump())
-    assert found.remote_speedup == pytest.approx(expected.speedup)
 
 
 def test_drafting_that_costs_something_for_any_draft_is_told_apart() -> None:
