@@ -52,7 +52,9 @@ class EstimateOptions:
         acceptance = None if self.alpha is None else typed.probabilities("--alpha", self.alpha)
         if self.result is not None:
             numbers = {"--c": self.c, "--pass-cost": self.pass_cost}
-            refuse_unused([name for name, given in numbers.items() if given is not None], "with --result, which has the costs")
+            refuse_unused(
+                [name for name, given in numbers.items() if given is not None], "with --result, which has the costs"
+            )
             chain = read_bench(self.result)
             return acceptance or chain.acceptance, chain.costs, f"{self.result} ({chain.source})"
         if acceptance is None or self.c is None:

@@ -22,7 +22,9 @@ DRAFTERS = "What is replayed"
 
 WorkloadName = Annotated[
     str,
-    typer.Argument(help="A log: prompts with their answers (docs/workloads.md); several with + between.", show_default=False),
+    typer.Argument(
+        help="A log: prompts with their answers (docs/workloads.md); several with + between.", show_default=False
+    ),
 ]
 Tokenizer = Annotated[
     str, listed(LOG, "Whose tokens: the model that answered, as a folder, hub id or 'demo'. No weights are read.")
@@ -36,7 +38,9 @@ class ReplayOptions:
     limit: int | None = option(None, LOG, "Only this many texts.", min=1, show_default="all")
     data: Path | None = option(None, LOG, "Folder with the files of named workloads.")
     on_bad: Literal["refuse", "skip"] = option("refuse", LOG, "Bad lines, and requests without an answer.")
-    chat_template: bool = option(True, LOG, "Conversations were wrapped in the chat template; false: sent as plain text.")
+    chat_template: bool = option(
+        True, LOG, "Conversations were wrapped in the chat template; false: sent as plain text."
+    )
     turns: Literal["first", "all"] = option("first", LOG, "Of ShareGPT conversations: which answers.")
     trust_remote_code: bool = option(False, LOG, "Run code that comes with the tokenizer.")
     drafters: list[str] | None = option(
@@ -66,7 +70,9 @@ def replay(workload: WorkloadName, tokenizer: Tokenizer, options: ReplayOptions,
     costs = None if options.result is None else read_bench(options.result).costs
     check_replay(configurations, costs)
     quieten_libraries()
-    requests = load_workload(workload, limit=options.limit, on_bad=options.on_bad, data=options.data, turns=options.turns)
+    requests = load_workload(
+        workload, limit=options.limit, on_bad=options.on_bad, data=options.data, turns=options.turns
+    )
     notes += requests.notes
     if requests.skipped:
         lines = [f"line {line.number}: {line.reason}" for line in requests.skipped]
@@ -75,7 +81,9 @@ def replay(workload: WorkloadName, tokenizer: Tokenizer, options: ReplayOptions,
     target.name = tokenizer
     log = read_log(requests, target.tokenizer, on_bad=options.on_bad, chat_template=options.chat_template)
     with shown_progress() as progress:
-        result = run_replay(configurations, log, target, workload=requests.name, costs=costs, notes=notes, progress=progress)
+        result = run_replay(
+            configurations, log, target, workload=requests.name, costs=costs, notes=notes, progress=progress
+        )
     result.command = command_line()
     deliver(result, output)
     return 0

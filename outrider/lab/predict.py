@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -114,7 +115,7 @@ class StepCosts(Record):
     num_rows: int = Field(default=1, ge=1)
 
     @classmethod
-    def of_steps(cls, seconds: Mapping[int, float], num_rows: int = 1) -> StepCosts:
+    def of_steps(cls, seconds: Mapping[int, float], num_rows: int = 1) -> Self:
         """From whole steps: {draft tokens per row: seconds}."""
         points = CostPoints.of({drafted + 1: time for drafted, time in seconds.items()})
         return cls(target=points, num_rows=num_rows)

@@ -37,7 +37,9 @@ def verdict(result: EstimateResult) -> tuple[str, Tone]:
         )
         return f"Do not speculate: every draft length is slower than plain decoding; {needed}.", "bad"
     verb = "is" if result.best == 1 else "are"
-    text = f"{counted(result.best, 'draft token')} per step {verb} best: {times(best.speedup)} the speed of plain decoding"
+    text = (
+        f"{counted(result.best, 'draft token')} per step {verb} best: {times(best.speedup)} the speed of plain decoding"
+    )
     if best.speedup < HARDLY:
         return f"Hardly a gain. {text}, and an estimate can be off by as much.", "caution"
     return f"Speculation should pay. {text}.", "good"
@@ -52,7 +54,9 @@ def _premises(result: EstimateResult) -> str:
 def _lengths(result: EstimateResult) -> Table:
     facts: list[Fact[LengthEstimate]] = [
         Fact("k", lambda length: str(length.num_draft_tokens), "draft tokens per step; 0: plain decoding"),
-        Fact("τ", lambda length: number(length.tau), "tokens per step, the target's own included: 1 + S(1) + ... + S(k)"),
+        Fact(
+            "τ", lambda length: number(length.tau), "tokens per step, the target's own included: 1 + S(1) + ... + S(k)"
+        ),
         Fact("step", _cost, "time of a step in plain steps, v(k + 1) + k c" + _star(result)),
         Fact("speedup", lambda length: times(length.speedup), "τ / step"),
         Fact(
@@ -85,7 +89,11 @@ def _memory(result: EstimateResult) -> list[Block]:
     facts: list[Fact[ModelSize]] = [
         Fact("model", lambda model: f"{model.role}: {model.name}", align="left"),
         Fact("weights", lambda model: amount(model.weights_bytes)),
-        Fact("KV cache", lambda model: amount(1000 * model.kv_bytes_per_token), "keys and values of 1,000 tokens of a text"),
+        Fact(
+            "KV cache",
+            lambda model: amount(1000 * model.kv_bytes_per_token),
+            "keys and values of 1,000 tokens of a text",
+        ),
     ]
     weights = {model.role: model.weights_bytes for model in result.memory}
     blocks: list[Block] = [Heading("Memory")]
@@ -96,7 +104,9 @@ def _memory(result: EstimateResult) -> list[Block]:
 
 def remote_lengths(found: RemoteEstimate) -> list[Block]:
     """What the verdict on a draft service rests on."""
-    too_late = "a reply takes longer than a plain step, and drafter 'remote' waits no longer than that: it decodes plainly"
+    too_late = (
+        "a reply takes longer than a plain step, and drafter 'remote' waits no longer than that: it decodes plainly"
+    )
     facts: list[Fact[RemoteLength]] = [
         Fact("γ", lambda one: str(one.num_draft_tokens)),
         Fact("target's step, ms", lambda one: _milliseconds(one.target_s), "without drafting"),

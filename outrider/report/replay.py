@@ -90,7 +90,9 @@ def _tasks(result: ReplayResult) -> list[Block]:
     if len(counts) < 2:
         return []
     columns = [Column("configuration", align="left"), *(Column(f"{task} ({counts[task]})") for task in sorted(counts))]
-    rows = [[one.configuration, *(_cell(one.by_task[task]) for task in sorted(counts))] for one in result.configurations]
+    rows = [
+        [one.configuration, *(_cell(one.by_task[task]) for task in sorted(counts))] for one in result.configurations
+    ]
     return [Table(columns, rows, f"{'τ' if result.costs is None else 'predicted speedup'} by task (number of texts)")]
 
 

@@ -40,7 +40,7 @@ class TextLM(LM):
     """Knows its shape."""
 
     def __init__(self, shape: LMShape) -> None:
-        super().__init__(_no_pass, shape, torch.float32, CPU)
+        super().__init__(_no_pass, shape, torch.float32, CPU)  # type: ignore[arg-type]  # never called
 
     def forward(self, *_: object, **__: object) -> PassOutput:
         """Refuses a pass: this target has no weights. Raises CapabilityError."""
@@ -131,7 +131,9 @@ class ReplayLoop:
         drafted = time.perf_counter()
         verdict = self._verdict(draft)
         shape = draft.num_rows, draft.num_nodes + 1, rows.vocab_size
-        logits = torch.empty(shape, device="meta")  # shapes can be computed with, reading a value raises NotImplementedError
+        logits = torch.empty(
+            shape, device="meta"
+        )  # shapes can be computed with, reading a value raises NotImplementedError
         rows.append(draft, verdict, logits)
         appended = time.perf_counter()
         try:

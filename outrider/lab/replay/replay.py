@@ -100,9 +100,12 @@ def replayable_parts(configuration: Configuration) -> Parts:
             "replay with a lossless one"
         )
     parts = configuration.parts()
-    if reason := _why_not_parts(parts):
+    names = [parts.drafter_name]
+    if issubclass(parts.drafter, CompositeDrafter):
+        names = list(parts.drafter.part_classes(parts.drafter_settings))
+    if _runs_a_model(parts.requirements) or not all(map(_reads_only_text, names)):
         raise CapabilityError(
-            f"drafter '{configuration.drafter}' {reason}, and a replay has only text. Replayable: "
+            f"drafter '{configuration.drafter}' needs more than text: a model, or what the target's passes bring. Replayable: "
             f"{', '.join(sort_drafters().replayable)}, and composites of these; measure the others with 'outrider bench'"
         )
     if parts.length.is_auto:
@@ -132,7 +135,7 @@ def sort_drafters() -> SortedDrafters:
     unusable = [f"not replayed: {reason}" for reason in DRAFTERS.broken().values()]
     for name in DRAFTERS.importable():
         try:
-            if name not in (PLAIN, "composite") and not _why_not(name, DRAFTERS.load(name).requires):
+            if name not in (PLAIN, "composite") and _reads_only_text(name):
                 replayable.append(name)
         except Exception as error:  # noqa: BLE001  a third party's drafter may raise anything
             unusable.append(f"not replayed: drafter '{name}' fails on a toy text: {in_words(error)}")
@@ -147,32 +150,14 @@ def sum_stats(stats: Sequence[DecodeStats]) -> DecodeStats:
     return total
 
 
-def _why_not_parts(parts: Parts) -> str:
-    """Why a drafter cannot be replayed, in words; empty when it can."""
-    if not issubclass(parts.drafter, CompositeDrafter):
-        return _why_not(parts.drafter_name, parts.requirements)
-    for name, (kind, settings) in parts.drafter.part_classes(parts.drafter_settings).items():
-        if reason := _why_not(name, kind.requirements(settings)):
-            return f"has the part '{name}', which {reason}"
-    return ""
-
-
-def _why_not(name: str, required: Requirements) -> str:
+def _reads_only_text(name: str) -> bool:
     """By what it says it requires; who reads what a target's pass brings shows on a few words."""
-    if required.draft or required.head:
-        return "runs a draft model"
-    if required.module:
-        return "runs on the target's own weights"
-    if required.prediction:
-        return "follows what a request predicts"
-    if not DRAFTERS.load(name).keeps_costs:
-        return "asks a draft service"
-    parts = _parts_of(name)  # where it needs an option, its first step says whether it reads more than text
-    return "" if parts is None or _reads_only_text(name, parts) else "learns from the target's passes"
-
-
-def _reads_only_text(name: str, parts: Parts) -> bool:
-    """Whether it gets through a toy text."""
+    kind = DRAFTERS.load(name)
+    if _runs_a_model(kind.requires) or not kind.keeps_costs:
+        return False
+    parts = _parts_of(name)
+    if parts is None:
+        return True  # should it read more than text, its first step says so
     drafter = parts.make_drafter(text_target(None, TRIAL_VOCABULARY), None)
     loop = ReplayLoop(name, drafter, FixedLength(parts.length.max_nodes), TRIAL_VOCABULARY)
     loop.add(LoggedRow.of(TRIAL, 0))
@@ -182,6 +167,11 @@ def _reads_only_text(name: str, parts: Parts) -> bool:
     except CapabilityError:
         return False
     return True
+
+
+def _runs_a_model(required: Requirements) -> bool:
+    """Whether it needs a model, or a prediction, which takes its place."""
+    return bool(required.draft or required.head or required.module or required.prediction)
 
 
 def _parts_of(name: str) -> Parts | None:

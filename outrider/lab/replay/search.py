@@ -202,7 +202,9 @@ def in_words(space: Space) -> dict[str, str]:
 
 
 def _in_words(one: Any) -> str:
-    return ", ".join(map(str, one.choices)) if isinstance(one, CategoricalDistribution) else f"{one.low:g} to {one.high:g}"
+    return (
+        ", ".join(map(str, one.choices)) if isinstance(one, CategoricalDistribution) else f"{one.low:g} to {one.high:g}"
+    )
 
 
 def space_of(configuration: Configuration, *, lengths: bool) -> dict[str, BaseDistribution]:
@@ -232,7 +234,9 @@ def values_of(configuration: Configuration, space: Space) -> dict[str, Any]:
             values |= {f"{part}.{name}": value for name, value in dataclasses.asdict(settings).items()}
     for name in space:
         if name not in values:
-            raise ConfigError(f"drafter '{configuration.drafter}' has no option '{name}' to search.{did_you_mean(name, values)}")
+            raise ConfigError(
+                f"drafter '{configuration.drafter}' has no option '{name}' to search.{did_you_mean(name, values)}"
+            )
     return {name: values[name] for name in space}
 
 

@@ -50,8 +50,8 @@ def test_every_drafter_that_needs_only_text(cli: Cli, here: Path) -> None:
 
 def test_costs_and_limit(cli: Cli, here: Path) -> None:
     """Catches an option that is ignored."""
-    cell = results.cell(results.measured(0, step_s={0: 0.01}), results.measured(1, results.interval(2, 1, 3), step_s={1: 0.02, 6: 0.02}))
-    results.bench(cell).write(here / "bench.json")
+    chain = results.measured(1, results.interval(2, 1, 3), step_s={1: 0.02, 6: 0.02})
+    results.bench(results.cell(results.measured(0, step_s={0: 0.01}), chain)).write(here / "bench.json")
     found = replayed(cli, "--drafters", "ngram k=1, ngram k=3 max_ngram=3", "--result", "bench.json", "--limit", "5")
     assert [one.configuration for one in found.configurations] == ["ngram k=1", "ngram k=3 max_ngram=3"]
     assert found.num_texts == 5
@@ -79,7 +79,7 @@ def test_results_and_reports_are_written(cli: Cli, here: Path) -> None:
     [
         (["log.jsonl"], "Missing option '--tokenizer'"),
         (["nothing.jsonl", "--tokenizer", "demo"], "does not exist"),
-        (["log.jsonl", "--tokenizer", "demo", "--drafters", "draft-model"], "runs a draft model"),
+        (["log.jsonl", "--tokenizer", "demo", "--drafters", "draft-model"], "needs more than text"),
         (["log.jsonl", "--tokenizer", "demo", "--drafters", "ngram k=auto"], "follows the clock"),
         (["log.jsonl", "--tokenizer", "demo", "--result", "at-four.json"], "4 texts at once"),
         (["log.jsonl", "--tokenizer", "demo", "--result", "nowhere.json"], "cannot be read"),

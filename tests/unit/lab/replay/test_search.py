@@ -134,7 +134,7 @@ def test_searches_that_cannot_be(label: str, count: int, trials: int, message: s
     """Catches an error of the optimiser's, or a search that changes nothing."""
     with pytest.raises(ConfigError, match=message):
         search(texts(count), Configuration.parse(label), trials=trials)
-    with pytest.raises(CapabilityError, match="draft model"):
+    with pytest.raises(CapabilityError, match="needs more than text"):
         search(texts(8), Configuration("draft-model"), trials=4)
 
 

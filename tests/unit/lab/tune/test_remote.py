@@ -10,7 +10,7 @@ import pytest
 from outrider.cli.app import run
 from outrider.errors import ConfigError
 from outrider.lab.result import read_result
-from outrider.lab.tune.probe import Probe, StepNote, survival
+from outrider.lab.tune.probe import Probe, StepNote
 from outrider.lab.tune.remote import Line, RemoteAdvice, check_family, remote_advice
 from outrider.lab.tune.space import Family
 from outrider.lab.tune.tune_result import TuneResult
