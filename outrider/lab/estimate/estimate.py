@@ -30,7 +30,7 @@ class MeasuredChain:
 
     costs: StepCosts
     acceptance: list[float]  # P(token i kept | the ones before it kept)
-    source: str  # its name and where it was measured
+    source: str  # its name, where it was measured, and its speedup there
 
 
 def estimate(
@@ -77,15 +77,13 @@ def read_bench(path: Path) -> MeasuredChain:
     if not chains:
         raise ConfigError(f"{path}: no chain of drafts was timed, with acceptance at more than one length")
     measured, cell = max(chains, key=lambda chain: chain[0].speedup.value if chain[0].speedup is not None else 0.0)
-    info = result.configurations[measured.configuration]
-    seconds = dict(measured.step_s)
-    plain = cell.measured(info.baseline)
-    if plain is not None and 0 in plain.step_s:
-        seconds[0] = plain.step_s[0]
     assert measured.acceptance is not None
     kept = takewhile(lambda share: share is not None, measured.acceptance.conditional)
     acceptance = [share for share in kept if share is not None]
-    return MeasuredChain(StepCosts.of_steps(seconds, cell.batch_size), acceptance, f"{info.label}, {cell.label}")
+    source = f"{result.configurations[measured.configuration].label}, {cell.label}"
+    if measured.speedup is not None:
+        source += f"; measured there: {measured.speedup.words('x')}"
+    return MeasuredChain(StepCosts.of_steps(measured.step_s, cell.batch_size), acceptance, source)
 
 
 def model_size(role: Literal["target", "draft"], name: str) -> ModelSize:

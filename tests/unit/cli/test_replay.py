@@ -50,8 +50,8 @@ def test_every_drafter_that_needs_only_text(cli: Cli, here: Path) -> None:
 
 def test_costs_and_limit(cli: Cli, here: Path) -> None:
     """Catches an option that is ignored."""
-    chain = results.measured(1, results.interval(2, 1, 3), step_s={1: 0.02, 6: 0.02})
-    results.bench(results.cell(results.measured(0, step_s={0: 0.01}), chain)).write(here / "bench.json")
+    chain = results.measured(1, results.interval(2, 1, 3), step_s={0: 0.01, 1: 0.02, 6: 0.02})
+    results.bench(results.cell(results.measured(0), chain)).write(here / "bench.json")
     found = replayed(cli, "--drafters", "ngram k=1, ngram k=3 max_ngram=3", "--result", "bench.json", "--limit", "5")
     assert [one.configuration for one in found.configurations] == ["ngram k=1", "ngram k=3 max_ngram=3"]
     assert found.num_texts == 5
