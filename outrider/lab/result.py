@@ -40,7 +40,7 @@ from outrider.errors import ConfigError, did_you_mean
 from outrider.machine import describe_machine, versions
 from outrider.wellformed import read_json
 
-SCHEMA_VERSION: Literal[2] = 2
+SCHEMA_VERSION: Literal[3] = 3
 WRITER = "render it with the outrider that wrote it (see 'versions' in the file)"
 MADE_BY = ". A measurement writes a result to --out FILE.json"  # to append to a message
 KINDS = {
@@ -89,7 +89,7 @@ class Interval(Record):
 class Result(Record):
     """What every result file says about itself."""
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     kind: str
     created: datetime = Field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
     command: str = ""  # what was typed

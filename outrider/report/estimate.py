@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 from outrider.counted import counted
-from outrider.lab.estimate.estimate_result import (
-    EstimateResult,
-    LengthEstimate,
-    ModelSize,
-    RemoteEstimate,
-    RemoteLength,
-)
+from outrider.lab.estimate.estimate_result import EstimateResult, LengthEstimate, ModelSize
 from outrider.report.document import Block, Document, Fact, Heading, Paragraph, Plot, Table, Tone, curves, table
 from outrider.report.render import origin, to_keep_in_mind
 from outrider.report.text import amount, number, times
@@ -100,30 +94,3 @@ def _memory(result: EstimateResult) -> list[Block]:
     if len(weights) == 2 and weights["target"]:
         blocks.append(Paragraph(f"The draft adds {weights['draft'] / weights['target']:.1%} to the target's weights."))
     return [*blocks, table(result.memory, facts)]
-
-
-def remote_lengths(found: RemoteEstimate) -> list[Block]:
-    """What the verdict on a draft service rests on."""
-    too_late = (
-        "a reply takes longer than a plain step, and drafter 'remote' waits no longer than that: it decodes plainly"
-    )
-    facts: list[Fact[RemoteLength]] = [
-        Fact("γ", lambda one: str(one.num_draft_tokens)),
-        Fact("target's step, ms", lambda one: _milliseconds(one.target_s), "without drafting"),
-        Fact("reply, ms", lambda one: _milliseconds(one.reply_s), "round trip and drafting"),
-        Fact(
-            "service", lambda one: times(one.speedup),
-            "τ · plain step / (target's step + reply): every step waits for its draft",
-        ),
-        Fact(
-            "co-located", lambda one: times(one.co_located_speedup),
-            "τ · plain step / (target's step + drafting): in the target's process",
-        ),
-    ]  # fmt: skip
-    title = f"Speedup with a round trip of {_milliseconds(found.rtt_s)} ms"
-    lengths = table(found.lengths, facts, title, frozenset({found.best_num_draft_tokens - 1}))
-    return [lengths] if found.in_time else [Paragraph(too_late, "caution"), lengths]
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"

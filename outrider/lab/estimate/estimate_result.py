@@ -34,26 +34,3 @@ class EstimateResult(Result):
     best: int  # the length with the highest speedup; 0: do not speculate
     by_alpha: dict[float, list[float]]  # alpha, equal at all positions -> speedups of k = 0, 1, ...
     memory: list[ModelSize]
-
-
-class RemoteLength(Record):
-    """Drafts from a service, at one draft length."""
-
-    num_draft_tokens: int
-    tau: float
-    target_s: float  # a step without drafting
-    reply_s: float  # round trip and drafting
-    speedup: float  # every step waits for its draft
-    co_located_speedup: float  # with the draft in the target's process
-
-
-class RemoteEstimate(Record):
-    """What a draft service would bring (outrider/lab/estimate/remote.py)."""
-
-    rtt_s: float
-    lengths: list[RemoteLength]  # gamma = 1, 2, ...
-    best_num_draft_tokens: int
-    speedup: float  # there
-    pays: bool
-    in_time: bool  # a reply takes no longer than a plain step: the drafter waits for it
-    co_located_speedup: float  # at its own best length

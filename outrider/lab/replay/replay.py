@@ -36,7 +36,7 @@ class ReplayedText:
     """What one configuration did on one text."""
 
     stats: DecodeStats  # of time, only `time_s["draft"]`: seconds in the drafter
-    widths: Counter[int]  # draft tokens -> steps with so many; with several rows at a time, of the widest row
+    widths: Counter[int]  # draft tokens -> steps with that number of them
     origins: list[str]  # of each answer token: "accepted", "correction", "bonus" or "plain"
 
 
@@ -60,7 +60,6 @@ def replay(
     configuration: Configuration,
     *,
     target: LoadedModel | None = None,
-    max_num_seqs: int = 1,
     progress: Progress = QUIET,
 ) -> Replay:
     """Replays texts through one configuration. A drafter that learns meets them in their order, and begins with no memory.
@@ -73,7 +72,7 @@ def replay(
     target = target or text_target(None, 1 + max(max(*text.prompt, *text.answer) for text in texts))
     drafter = parts.make_drafter(target, None)  # never closed: a replay leaves no files
     loop = ReplayLoop(configuration.drafter, drafter, FixedLength(parts.length.max_nodes), target.lm.shape.vocab_size)
-    together = max_num_seqs if parts.drafter.learns or max_num_seqs > 1 else ROWS_TOGETHER
+    together = 1 if parts.drafter.learns else ROWS_TOGETHER
     rows = (LoggedRow.of(text, number) for number, text in enumerate(texts))
     widths: list[Counter[int]] = [Counter() for _ in texts]
     done: dict[int, ReplayedText] = {}
@@ -81,7 +80,7 @@ def replay(
     began = time.perf_counter()
     for stepped in run_rows(loop, rows, together):
         for row, drafted in zip(stepped, loop.drafted, strict=True):
-            widths[row.request][drafted if max_num_seqs == 1 else max(loop.drafted)] += 1
+            widths[row.request][drafted] += 1
         for row in filter(has_ended, reversed(stepped)):
             done[row.request] = ReplayedText(row.stats, widths[row.request], row.origins)
             progress.advance()

@@ -62,18 +62,3 @@ class ReplayResult(Result):
                 yield Comparable(f"{label}: tau", counts.tau, True)
                 if counts.speedup is not None:
                     yield Comparable(f"{label}: predicted speedup", counts.speedup, True, "x")
-
-
-class SearchOutcome(Record):
-    """The best settings found on one half of the texts, and what they bring on the other half."""
-
-    objective: Literal["tau", "speedup"]
-    space: dict[str, str]  # what was searched: option -> range
-    num_trials: int
-    num_train: int  # texts
-    num_held_out: int
-    train_start: float  # the objective of the configuration as given, on the texts searched on
-    train_best: float
-    start: ReplayedConfiguration  # as given, on the held-out texts
-    best: ReplayedConfiguration  # as found, on the held-out texts
-    gain: Interval | None  # objective of `best` / objective of `start` - 1, held-out texts, both on the same ones
