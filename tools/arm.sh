@@ -26,7 +26,7 @@ if [ ! -e "$folder/site/.complete" ]; then
     "${platforms[@]}" --platform manylinux2014_aarch64)
   "${install[@]}" --no-deps "$torch" transformers==5.23.0
   "${install[@]}" numpy scipy safetensors tokenizers gguf 'huggingface-hub>=1.0' typing_extensions sympy networkx jinja2 fsspec \
-    regex packaging requests pyyaml typer rich tqdm psutil filelock pydantic optuna matplotlib httpx2 prometheus-client pytest hypothesis
+    regex packaging requests pyyaml typer rich tqdm psutil filelock pydantic matplotlib httpx2 prometheus-client pytest hypothesis
   touch "$folder/site/.complete"
 fi
 

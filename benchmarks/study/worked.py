@@ -39,7 +39,7 @@ from outrider.lab.workload.load import load_workload
 from outrider.lab.workload.prompts import prepare
 from outrider.lab.workload.types import Workload
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.theory import predicted_speedup
+from outrider.sampling.theory import speedup, tau
 from study.common import TEMPERATURES, WORK, saved
 from study.kinds import ARITHMETIC, CONCLUSION, DECOMPOSITION, RESTATING, token_kinds
 
@@ -221,7 +221,7 @@ def speeds(result: BenchResult, explained: ExplainResult, counted: Sequence[Line
     alpha = explained.accepted / max(explained.tested, 1)
     forecasts = [
         {
-            **one, "alpha_speedup": predicted_speedup(alpha, one["num_draft_tokens"], c),
+            **one, "alpha_speedup": speedup(tau(alpha, one["num_draft_tokens"]), one["num_draft_tokens"], c),
             "replay_speedup": (one["replay_tokens_per_s"] or 0.0) / plain.tokens_per_s.value,
         }
         for one in counted

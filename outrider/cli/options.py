@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 DRAFTING = "Drafting"
 MODEL = "Model and machine"
 SAMPLING = "Sampling"
-REMOTE = "With a draft service"
 
 RuntimeName = Literal["auto", "native", "graphs", "eager"]
 Target = Annotated[str, typer.Argument(help="'demo', a local folder, a .gguf file, or a hub id.", show_default=False)]
@@ -152,13 +151,6 @@ class ModelOptions(MachineOptions):
             elif values[name] is None or (values[name] == "auto" and name != "num_draft_tokens"):  # there it is an answer
                 values[name] = value
         return values
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemoteOptions:
-    """Drafts from another process, whose worth is worked out."""
-
-    remote_rtt_ms: float | None = option(None, REMOTE, "Milliseconds to a draft service and back, drafting aside.")
 
 
 @dataclass(frozen=True, kw_only=True)

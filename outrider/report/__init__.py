@@ -1,1 +1,1 @@
-"""Renderers: marked text, one-line summaries and tables. They take finished results, compute nothing."""
+"""Reports: finished results as Markdown, on the terminal and as a page. They compute nothing."""

@@ -1,38 +1,44 @@
-"""A document on a terminal. Piped output is not squeezed into 80 columns, and colour never carries meaning alone.
+"""A document on a terminal: its Markdown, as rich prints it. Piped output is not squeezed into 80 columns.
 
-Texts are never read as markup, and what a model or a file put into them cannot steer the terminal.
+Code keeps its lines, to be copied whole, and an annotated text has colours; they only add to its marks (tokens.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import ClassVar
 
-from rich import box
+from rich import box, markdown
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
+from rich.theme import Theme
 
-from outrider.report.document import Block, Bullets, CodeBlock, Document, Heading, MarkedTokens, Paragraph, Plot, Table
+from outrider.report.document import Block, CodeBlock, Document, MarkedTokens, Paragraph, Plot
+from outrider.report.markdown import block_markdown, table_markdown, tokens_heading
 from outrider.report.plotted import caption, numbers
 from outrider.report.text import clean, one_line
-from outrider.report.tokens import MARKS, MEANING, fates, runs
+from outrider.report.tokens import runs
 
 UNSQUEEZED = 10_000  # columns of a pipe
 LONGEST_WORD = 24  # columns: words up to here are not broken, however narrow the terminal
 MAX_ROWS = 24  # of a plot's numbers
 MAX_TOKENS = 600  # of one text; the HTML page shows all
-SIGNS = {"plain": "", "good": "✓ ", "bad": "✗ ", "caution": "! "}
-TONES = {"plain": "", "good": "bold green", "bad": "bold red", "caution": "yellow"}
+TONES = {"plain": "none", "good": "bold green", "bad": "bold red", "caution": "yellow"}
 FATES = {
-    "prompt": "dim", "accepted": "green", "rejected": "red strike", "correction": "bold yellow", "bonus": "cyan", "plain": "",
+    "prompt": "dim",
+    "accepted": "green",
+    "rejected": "red strike",
+    "correction": "bold yellow",
+    "bonus": "cyan",
+    "plain": "",
     "mark": "dim",
-}  # fmt: skip
-SAMPLES = {  # what stands before and behind a token of each fate
-    **MARKS, "prompt": ("text", MARKS["prompt"][1]), "correction": ("draft".join(MARKS["rejected"]), ""),
-}  # fmt: skip
+}
+LOOKS = {"markdown.h1": "bold", "markdown.h2": "bold underline", "markdown.h3": "bold", "markdown.table.border": "dim"}
 
 
 def print_document(document: Document, console: Console | None = None) -> None:
@@ -48,8 +54,18 @@ def print_blocks(blocks: Sequence[Block], console: Console | None = None) -> Non
     """Blocks alone, without a title."""
     console = console or _standard_output()
     for block in blocks:
-        for part in _parts(block):
-            console.print(part, soft_wrap=isinstance(block, CodeBlock | MarkedTokens), crop=False)
+        console.print()
+        match block:
+            case CodeBlock():
+                console.print(Text(clean(block.text), "cyan"), soft_wrap=True)
+            case MarkedTokens():
+                _print_tokens(block, console)
+            case Plot():
+                _print_plot(block, console)
+            case Paragraph():
+                _print_markdown(block_markdown(block), console, TONES[block.tone])
+            case _:
+                _print_markdown(block_markdown(block), console)
 
 
 def _standard_output() -> Console:
@@ -59,66 +75,80 @@ def _standard_output() -> Console:
     return console
 
 
-def _parts(block: Block) -> Iterator[RenderableType]:
-    match block:
-        case Heading():
-            text = Text("\n" + one_line(block.text), "bold")
-            yield text
-            if block.level == 2:
-                yield Text("─" * text.cell_len, "dim")
-        case Paragraph():
-            yield Text("\n" + SIGNS[block.tone] + clean(block.text), TONES[block.tone])
-        case Bullets():
-            yield ""
-            for item in block.items:
-                grid = RichTable.grid(padding=(0, 1))
-                grid.add_row("•", Text(clean(item)))
-                yield grid
-        case CodeBlock():
-            yield Text("\n" + clean(block.text), "cyan")
-        case Table():
-            yield from _table(block)
-        case Plot():
-            yield from _plot(block)
-        case MarkedTokens():
-            yield from _tokens(block)
+def _print_markdown(text: str, console: Console, quote: str = "none") -> None:
+    """Without the spaces that rich fills lines with. `quote`: how a quotation looks."""
+    lines = []
+    with console.use_theme(Theme({**LOOKS, "markdown.block_quote": quote})):
+        for segments in Segment.split_lines(console.render(_Markdown(text))):
+            line = Text.assemble(*((segment.text, segment.style or "") for segment in segments))
+            line.rstrip()
+            lines.append(line)
+    while lines and not lines[0]:
+        del lines[0]
+    for line in lines:
+        console.print(line, soft_wrap=True)
 
 
-def _table(block: Table) -> Iterator[RenderableType]:
-    """Rows that stand out are bold, and have a mark before them. Long names wrap, numbers are never cut."""
-    yield Text("\n" + one_line(block.title), "bold") if block.title else ""
-    table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    if block.marked:
-        table.add_column("", no_wrap=True)
-    for index, column in enumerate(block.columns):
-        words = " ".join([one_line(column.heading), *(one_line(row[index]) for row in block.rows)]).split()
-        widest = min(LONGEST_WORD, max(map(cell_len, words), default=0))
-        table.add_column(Text(one_line(column.heading)), justify=column.align, min_width=widest, overflow="fold")
-    for number, row in enumerate(block.rows):
-        marked = number in block.marked
-        mark = ["▸" if marked else ""] if block.marked else []
-        table.add_row(*mark, *(Text(one_line(cell)) for cell in row), style="bold" if marked else "")
-    yield table
-    for column in block.columns:
-        if column.help:
-            yield Text(f"  {one_line(column.heading)}: {one_line(column.help)}", "dim")
+class _Heading(markdown.Heading):
+    """At the left, whatever its level."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        self.text.justify = "left"
+        yield self.text
 
 
-def _plot(plot: Plot) -> Iterator[RenderableType]:
+class _Table(markdown.TableElement):
+    """Long names wrap, words and numbers are never cut."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        assert self.header is not None
+        assert self.header.row is not None
+        heads = [cell.content for cell in self.header.row.cells]
+        rows = [[cell.content for cell in row.cells] for row in self.body.rows] if self.body is not None else []
+        table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for head, *cells in zip(heads, *rows, strict=True):
+            words = [word for text in (head, *cells) for word in text.plain.split()]
+            widest = min(LONGEST_WORD, max(map(cell_len, words), default=0))
+            table.add_column(head, justify=head.justify, min_width=widest, overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        yield from _fitted(table, console, options)
+
+
+def _fitted(table: RichTable, console: Console, options: ConsoleOptions) -> list[Segment]:
+    """The table in the terminal's width, where its words allow that.
+
+    rich widens columns to their longest word after it has fitted the table, so a smaller width may have to be asked for.
+    """
+    for width in range(options.max_width, options.max_width // 2, -1):
+        segments = list(console.render(table, options.update(width=width)))
+        if all(Segment.get_line_length(line) <= options.max_width for line in Segment.split_lines(segments)):
+            return segments
+    return list(console.render(table, options))
+
+
+class _Markdown(markdown.Markdown):
+    elements: ClassVar[dict[str, type[markdown.MarkdownElement]]] = {
+        **markdown.Markdown.elements,
+        "heading_open": _Heading,
+        "table_open": _Table,
+    }
+
+
+def _print_plot(plot: Plot, console: Console) -> None:
     """Its numbers; of many x values evenly spread ones, the first and the last among them."""
     table = numbers(plot)
-    last, step = len(table.rows) - 1, -(-len(table.rows) // MAX_ROWS)
+    last = len(table.rows) - 1
+    step = -(-len(table.rows) // MAX_ROWS)
     rows = [row for number, row in enumerate(table.rows) if number % step == 0 or number == last]
-    yield from _table(replace(table, rows=rows, title=caption(plot)))
+    _print_markdown(table_markdown(replace(table, rows=rows, title=caption(plot))), console)
 
 
-def _tokens(block: MarkedTokens) -> Iterator[RenderableType]:
+def _print_tokens(block: MarkedTokens, console: Console) -> None:
+    _print_markdown(tokens_heading(block), console)
+    console.print()
     shown = list(islice(block.tokens, MAX_TOKENS))
-    yield Text("\n" + one_line(block.title), "bold")
-    for fate, count in fates(block.tokens).items():
-        before, after = SAMPLES[fate]
-        token = "" if fate == "prompt" else "token"
-        yield Text.assemble("  ", (before, "dim"), (token, FATES[fate]), (f"{after}  {MEANING[fate]}: {count}", "dim"))
-    yield Text.assemble(*((text, FATES[kind]) for kind, text in runs(shown)))
+    console.print(Text.assemble(*((text, FATES[kind]) for kind, text in runs(shown))), soft_wrap=True)
     if len(block.tokens) > len(shown):
-        yield Text(f"({len(block.tokens) - len(shown)} more tokens: the HTML page shows all)", "dim")
+        rest = len(block.tokens) - len(shown)
+        console.print(Text(f"({rest} more tokens: the HTML page shows all)", "dim"))

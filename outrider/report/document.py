@@ -1,7 +1,8 @@
-"""What a report says, before it is known where: blocks that the console, Markdown and HTML each write in their own way.
+"""What a report says: blocks, each of which is Markdown (markdown.py).
 
-A result becomes a `Document` in one function (`outrider/report/KIND.py: document(result)`), and a document becomes text in one of
-three writers. Renderers compute nothing that a reader could not recompute from the result.
+A result becomes a `Document` in one function (`outrider/report/KIND.py: document(result)`). The terminal prints its Markdown
+through rich (console.py), and the page is made of it (html.py); plots and annotated texts are drawn there. Renderers compute
+nothing that a reader could not recompute from the result.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class CodeBlock:
 class Column:
     heading: str
     align: Literal["left", "right"] = "right"
-    help: str = ""  # the formula or definition, shown below the table (or on hover)
+    help: str = ""  # the formula or definition, shown below the table
 
 
 @dataclass(frozen=True)

@@ -1,60 +1,96 @@
-"""A document as one HTML file: style, script and pictures inside, nothing fetched, ever.
+"""A document as one HTML file: its Markdown in page.html.j2, with style, script and pictures inside; nothing is fetched.
 
-The content security policy allows this page's own style sheet and script by their hashes and nothing else, so not even a text
-that slipped through the escaping could load or run anything. Without the script everything is still readable: the script only
-adds the card with a token's numbers and the copy buttons. page.html.j2 is the page, page.css its looks, page.js its script.
+The content security policy allows this page's own style sheet and script by their hashes and nothing else, so not even a
+text that slipped through the escaping could load or run anything. Without the script everything is still readable: it
+only adds the card with a token's numbers and the copy buttons.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup, escape
+from markdown_it import MarkdownIt
+from markupsafe import Markup
 
-from outrider.report.document import Block, Document, Plot, Table, Token
+from outrider.report.document import Block, Document, Heading, MarkedTokens, Paragraph, Plot, Token
+from outrider.report.markdown import block_markdown, plot_markdown
 from outrider.report.plots import to_image
-from outrider.report.plotted import numbers
 from outrider.report.text import clean, one_line
 from outrider.report.tokens import MEANING, fates
 from outrider.version import __version__
 
 MIN_HEADINGS = 4  # from here on a page has a table of contents
-LONG_CELL = 20  # letters
 NEWLINE = "↵\n"
-_OPTION = re.compile(r"(?<![\w&;#-])--[a-z][a-z0-9-]{1,28}(?![\w-])")  # none so long that a phone is too narrow
-_EXPONENT = re.compile(r"(?<![\w.&;#])\d[\d.]{0,18}e-\d{1,3}(?!\d)")
+
+
+class Part(NamedTuple):
+    """A block on the page."""
+
+    look: str  # CSS classes
+    content: Markup
+    heading: str = ""  # in the table of contents
+    image: str = ""  # a plot, as a URL that holds it
+    title: str = ""  # of the image
+    tokens: Sequence[Token] = ()  # an annotated text
+    fates: Mapping[str, int] = {}  # of its tokens
 
 
 def to_html(document: Document) -> str:
     """The whole page. Raises ValueError for a plot whose series do not fit its x."""
-    style, script = _asset("page.css"), _asset("page.js")
+    style = _asset("page.css")
+    script = _asset("page.js")
+    parts = [_part(block) for block in document.blocks]
     return _template().render(
-        title=document.title, subtitle=document.subtitle, blocks=list(_beside(document.blocks)), meaning=MEANING,
-        version=__version__, min_headings=MIN_HEADINGS,
-        style=Markup(style), script=Markup(script), policy=_policy(style, script),
-    )  # fmt: skip
+        title=one_line(document.title),
+        subtitle=one_line(document.subtitle),
+        parts=parts,
+        has_contents=sum(bool(part.heading) for part in parts) >= MIN_HEADINGS,
+        meaning=MEANING,
+        version=__version__,
+        style=Markup(style),
+        script=Markup(script),
+        policy=_policy(style, script),
+    )
 
 
-def _beside(blocks: Sequence[Block]) -> Iterator[Block | list[Block]]:
-    """Plots that follow one another stand side by side where the page is wide."""
-    for is_plot, group in groupby(blocks, key=lambda block: isinstance(block, Plot)):
-        if is_plot:
-            yield list(group)
-        else:
-            yield from group
+def _part(block: Block) -> Part:
+    match block:
+        case Heading(level=2):
+            return Part("heading", _rendered(block_markdown(block)), heading=one_line(block.text))
+        case Paragraph():
+            return Part(f"paragraph {block.tone}", _rendered(block_markdown(block)))
+        case Plot():
+            return Part("plot", _rendered(plot_markdown(block)), image=to_image(block), title=one_line(block.title))
+        case MarkedTokens():
+            title = _rendered(block_markdown(Heading(block.title, 3))) if block.title else Markup()
+            return Part("text", title, tokens=list(_spans(block.tokens)), fates=fates(block.tokens))
+        case _:
+            return Part(type(block).__name__.lower(), _rendered(block_markdown(block)))
 
 
-def _kind(block: Block | list[Block]) -> str:
-    """What the template calls it."""
-    return "plots" if isinstance(block, list) else type(block).__name__.lower()
+def _rendered(markdown: str) -> Markup:
+    """Markdown as HTML. Raw HTML in it would be escaped; columns are aligned by class, as the policy forbids style attributes."""
+    parser = _parser()
+    tokens = parser.parse(markdown)
+    for token in tokens:
+        if token.attrs.pop("style", None) == "text-align:right":
+            token.attrs["class"] = "right"
+    return Markup(parser.renderer.render(tokens, parser.options, {}))
+
+
+@cache
+def _parser() -> MarkdownIt:
+    parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False}).enable("table")
+    parser.add_render_rule("table_open", lambda *_: '<div class="scroll" role="region" tabindex="0"><table>')
+    parser.add_render_rule("table_close", lambda *_: "</table></div>")
+    return parser
 
 
 def _spans(tokens: Sequence[Token]) -> Iterator[Token]:
@@ -71,29 +107,10 @@ def _spans(tokens: Sequence[Token]) -> Iterator[Token]:
         yield Token(text, first.fate, clean(first.rejected).replace("\n", "↵"), clean(first.hover))
 
 
-def _prose(text: str) -> Markup:
-    """Escaped; command line options look like code, and neither they nor numbers like 2e-16 are broken after a dash."""
-    escaped = _OPTION.sub(r"<code>\g<0></code>", str(escape(clean(text))))
-    return Markup(_EXPONENT.sub(r'<span class="whole">\g<0></span>', escaped))
-
-
-def _classes(table: Table) -> list[str]:
-    """The CSS classes of each column: its alignment, and whether a narrow page must leave it some room."""
-    longest = [max((len(row[index]) for row in table.rows), default=0) for index in range(len(table.columns))]
-    return [
-        f"{column.align} long" if column.align == "left" and length >= LONG_CELL else column.align
-        for column, length in zip(table.columns, longest, strict=True)
-    ]
-
-
-def _cell(text: str) -> Markup:
-    return _prose(one_line(text))
-
-
 def _policy(style: str, script: str) -> str:
-    style_hash, script_hash = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script))
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
     return (
-        f"default-src 'none'; img-src data:; style-src 'sha256-{style_hash}'; script-src 'sha256-{script_hash}'; "
+        f"default-src 'none'; img-src data:; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; "
         "base-uri 'none'; form-action 'none'"
     )
 
@@ -105,8 +122,4 @@ def _asset(name: str) -> str:
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {
-        "line": one_line, "clean": clean, "prose": _prose, "cell": _cell, "classes": _classes, "kind": _kind, "image": to_image,
-        "numbers": numbers, "fates": fates, "spans": _spans,
-    }  # fmt: skip
     return environment.from_string(_asset("page.html.j2"))

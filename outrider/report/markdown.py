@@ -1,15 +1,13 @@
-"""A document as Markdown, for GitHub and everything else that reads CommonMark with tables.
+"""A document as Markdown: what a `.md` file holds, and what the terminal (console.py) and the page (html.py) are made of.
 
-A plot becomes the table of its numbers: Mermaid's charts, the other choice, have neither intervals nor legends, and are raw code
-outside GitHub. Everything that Markdown or HTML could read as its own is escaped. A text by fate keeps its marks
-(report/tokens.py) inside <pre>, where GitHub also shows underline and strike-through.
+Everything in a text that Markdown or HTML could read as its own is escaped. A plot is the table of its numbers; the page
+draws it. An annotated text keeps its marks (tokens.py) in <pre>, where GitHub also shows underline and strike-through.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from html import escape as escape_html
 
 from outrider.report.document import (
@@ -30,120 +28,132 @@ from outrider.report.tokens import MEANING, fates, runs
 
 SIGNS = {"plain": "", "good": "✅ ", "bad": "❌ ", "caution": "⚠️ "}
 TAGS = {"accepted": "ins", "rejected": "del", "correction": "b", "bonus": "i"}
-LONG_TABLE, LONG_TEXT = 24, 600  # rows, tokens: from here on folded
-LINE = 100  # letters of a text by fate before it is broken
+SAMPLES = {
+    "prompt": "before ▌",
+    "accepted": "between ‹ ›",
+    "correction": "after [-rejected-]",
+    "bonus": "before ⁺",
+    "plain": "unmarked",
+}
+MARK = "▸"  # before a row that stands out
+LINE = 100  # letters of an annotated text before it is broken: GitHub breaks none
 _SPECIAL = re.compile(r"[\\`*<|~$]|&(?=[#\w])|](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])")  # inside a word _ is only a letter
-_BLOCK_START = re.compile(r"^(\s*)([-+=#>]|:(?=-)|\[(?=[ xX]\])|\d+(?=[.)]))", re.MULTILINE)
+_BLOCK_START = re.compile(r"^(\s*)([-+=#>]|:(?=-)|\[(?=[ xX]\]))", re.MULTILINE)
+_NUMBERED = re.compile(r"^(\s*\d+)(?=[.)])", re.MULTILINE)
 _FENCE = re.compile(r"`{3,}")
 
 
 def to_markdown(document: Document) -> str:
-    """Ends with a newline. Raises ValueError for a plot whose series do not fit its x."""
+    """The whole report; ends with a newline. Raises ValueError for a plot whose series do not fit its x."""
     parts = [f"# {_line(document.title)}"]
     if document.subtitle:
         parts.append(_started(_line(document.subtitle)))
-    for block in document.blocks:
-        parts += _parts(block)
-    return "\n\n".join(part for part in parts if part) + "\n"
+    parts += map(block_markdown, document.blocks)
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _parts(block: Block) -> Iterator[str]:
+def block_markdown(block: Block) -> str:
+    """One block. Raises ValueError as `to_markdown`."""
     match block:
         case Heading():
-            yield f"{'#' * block.level} {_line(block.text)}"
+            return f"{'#' * block.level} {_line(block.text)}"
         case Paragraph():
-            yield _paragraph(block)
+            return _paragraph(block)
         case Bullets():
-            yield "\n".join(f"- {_started(_line(item))}" for item in block.items)
+            return "\n".join(f"- {_started(_line(item))}" for item in block.items)
         case CodeBlock():
-            yield _code(block)
+            return _code(block)
         case Table():
-            yield from _table(block)
+            return table_markdown(block)
         case Plot():
-            yield from _table(replace(numbers(block), title=caption(block)))
+            return plot_markdown(block)
         case MarkedTokens():
-            yield from _tokens(block)
+            return "\n\n".join(filter(None, [tokens_heading(block), f"<pre>\n{_marked_text(block)}\n</pre>"]))
+
+
+def table_markdown(table: Table) -> str:
+    """Title, rows (those that stand out in bold, with a mark), and below what the columns mean."""
+    rows = []
+    for number, row in enumerate(table.rows):
+        cells = [_line(cell) for cell in row]
+        if number in table.marked:
+            cells = [_bold(cell) for cell in cells]
+            cells[0] = f"{MARK} {cells[0]}".rstrip()
+        rows.append(_row(cells))
+    meanings = [_meaning(column) for column in table.columns if column.help]
+    parts = [_bold(_line(table.title)), "\n".join([_head(table.columns), *rows]), "  \n".join(meanings)]
+    return "\n\n".join(filter(None, parts))
+
+
+def plot_markdown(plot: Plot) -> str:
+    """The numbers, under the plot's title."""
+    return f"{_bold(_line(caption(plot)))}\n\n{table_markdown(numbers(plot))}"
+
+
+def tokens_heading(block: MarkedTokens) -> str:
+    """What stands before an annotated text: its title, and what its marks mean."""
+    counts = fates(block.tokens).items()
+    legend = "; ".join(f"{SAMPLES[fate]}: {MEANING[fate]} ({count})" for fate, count in counts)
+    return "\n\n".join(filter(None, [_bold(_line(block.title)), legend]))
 
 
 def _paragraph(block: Paragraph) -> str:
     """Verdicts are quotes with a sign."""
-    text = "  \n".join(map(_escaped, filter(None, (line.strip() for line in clean(block.text).split("\n")))))
+    lines = (line.strip() for line in clean(block.text).split("\n"))
+    text = "  \n".join(_started(_escaped(line)) for line in lines if line)
     if block.tone == "plain":
-        return _started(text)
+        return text
     return "\n".join(f"> {line}" for line in (SIGNS[block.tone] + text).split("\n"))
 
 
 def _code(block: CodeBlock) -> str:
     text = clean(block.text)
-    fence = "`" * (1 + max([2, *(len(found) for found in _FENCE.findall(text))]))
+    fence = "`" * (1 + max([2, *map(len, _FENCE.findall(text))]))
     return f"{fence}{re.sub('[^A-Za-z0-9-]', '', block.language)}\n{text}\n{fence}"
-
-
-def _table(block: Table) -> Iterator[str]:
-    if block.title:
-        yield _bold(block.title)
-    rows = [_row([_marked(_line(cell), number in block.marked) for cell in row]) for number, row in enumerate(block.rows)]
-    table = "\n".join([_head(block.columns), *rows])
-    yield _folded(f"{len(block.rows)} rows", table) if len(block.rows) > LONG_TABLE else table
-    yield "  \n".join(_explained(column) for column in block.columns if column.help)
-
-
-def _explained(column: Column) -> str:
-    line = _started(f"{_line(column.heading)}: {_line(column.help)}")
-    return f"\\{line}" if line.startswith("[") else line  # "[x]: y" would define a link
 
 
 def _head(columns: Sequence[Column]) -> str:
     rule = "|".join(" ---: " if column.align == "right" else " --- " for column in columns)
-    return f"{_row([_line(column.heading) for column in columns])}\n|{rule}|"
+    return f"{_row(_line(column.heading) for column in columns)}\n|{rule}|"
 
 
-def _row(cells: Sequence[str]) -> str:
+def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _marked(cell: str, marked: bool) -> str:
-    return f"**{cell}**" if marked and cell else cell
+def _meaning(column: Column) -> str:
+    line = _started(f"{_line(column.heading)}: {_line(column.help)}")
+    return f"\\{line}" if line.startswith("[") else line  # "[x]: y" would define a link
 
 
 def _bold(text: str) -> str:
-    return _marked(_line(text), marked=True)
+    return f"**{text}**" if text else text
 
 
-def _tokens(block: MarkedTokens) -> Iterator[str]:
-    pieces = [(kind, escape_html(text, quote=False)) for kind, text in _broken(list(runs(block.tokens)))]
-    text = "".join(f"<{TAGS[kind]}>{text}</{TAGS[kind]}>" if kind in TAGS and text else text for kind, text in pieces)
-    yield _bold(block.title)
-    yield _legend(fates(block.tokens))
-    pre = f"<pre>\n{text.rstrip()}\n</pre>"
-    yield _folded(f"{len(block.tokens)} tokens", pre) if len(block.tokens) > LONG_TEXT else pre
-
-
-def _broken(pieces: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Long lines broken, since GitHub does not: ↵ marks the text's own line breaks, so the others can be distinguished."""
+def _marked_text(block: MarkedTokens) -> str:
+    pieces = []
     column = 0
-    for kind, text in pieces:
-        out = ""
-        for letter in text:
-            if letter == "\n":
-                out, column = out + "↵\n", 0
-                continue
-            if (column >= LINE and letter == " ") or column >= LINE + 20:
-                out, column = out + "\n", 0
-            out, column = out + letter, column + 1
-        yield kind, out
+    for kind, text in runs(block.tokens):
+        text, column = _broken(text, column)
+        text = escape_html(text, quote=False)
+        pieces.append(f"<{TAGS[kind]}>{text}</{TAGS[kind]}>" if kind in TAGS and text else text)
+    return "".join(pieces).rstrip()
 
 
-def _legend(count: dict[str, int]) -> str:
-    samples = {
-        "prompt": "before ▌", "accepted": "between ‹ ›", "correction": "after [-rejected-]", "bonus": "before ⁺",
-        "plain": "unmarked",
-    }  # fmt: skip
-    return "; ".join(f"{samples[fate]}: {MEANING[fate]} ({number})" for fate, number in count.items())
-
-
-def _folded(summary: str, text: str) -> str:
-    return f"<details><summary>{summary}</summary>\n\n{text}\n\n</details>"
+def _broken(text: str, column: int) -> tuple[str, int]:
+    """Long lines broken, and the column after: ↵ marks the text's own line breaks, so the others can be distinguished."""
+    out = []
+    for letter in text:
+        if letter == "\n":
+            out.append("↵\n")
+            column = 0
+        elif (column >= LINE and letter == " ") or column >= LINE + 20:
+            out.append(f"\n{letter}")
+            column = 1
+        else:
+            out.append(letter)
+            column += 1
+    return "".join(out), column
 
 
 def _line(text: str) -> str:
@@ -157,4 +167,4 @@ def _escaped(text: str) -> str:
 
 def _started(text: str) -> str:
     """Text escaped for the start of a line, where more characters have a meaning."""
-    return _BLOCK_START.sub(lambda found: f"{found[1]}\\{found[2]}" if not found[2].isdigit() else f"{found[0]}\u2060", text)
+    return _NUMBERED.sub(r"\1\\", _BLOCK_START.sub(r"\1\\\2", text))

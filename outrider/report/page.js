@@ -59,7 +59,7 @@
   document.addEventListener("click", (event) => { if (!event.target.closest("[data-hover]")) hide(); });
 
   if (navigator.clipboard) {
-    for (const code of document.querySelectorAll(".code")) {
+    for (const code of document.querySelectorAll(".codeblock")) {
       const button = document.createElement("button");
       button.type = "button";
       button.textContent = "Copy";

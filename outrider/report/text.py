@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outrider.lab.result import Interval
 
 PLAINER = "outrider-plainer"  # how streams handle signs that they cannot encode
-ASCII = dict(zip("✓✗▸•─‹›⁺▌·ταγµ×−", "+x>--<>+|-tagux-", strict=True))
+ASCII = dict(zip("✅❌⚠✓✗▸•─‹›⁺▌·ταγµ×−", "+x!+x>--<>+|-tagux-", strict=True)) | {"\ufe0f": ""}
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SURROGATES = "\ud800-\udfff"
 _NON_CHARACTERS = "\ufdd0-\ufdef" + "".join(chr(plane << 16 | low) for plane in range(17) for low in (0xFFFE, 0xFFFF))

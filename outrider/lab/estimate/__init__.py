@@ -1,4 +1,4 @@
-"""Speedup without running anything: from acceptance, costs, sizes and bandwidth, by three models side by side."""
+"""Speedup without running anything: the formula of `lab/predict.py` as a table, from numbers or from a result of `bench`."""
 
 from outrider.extras import check_lab
 

@@ -1,19 +1,13 @@
 """The step of `outrider/decode.py` without models: the target is a log, and says next what the log says.
 
-    draft    = drafter.propose(rows, gamma)      the real drafter, on the text so far
-    verdict  = greedy verdict on the draft       the target's choice after each node that the log confirms is the log's next token
-    rows.append(draft, verdict)                  the real rows: limits and ends, counters
-    drafter.commit(...)                          learn, as in a real step
-
-A drafter that places its tokens, as all do that only copy, is judged so by every lossless verifier, at every temperature: a
-placed token is kept exactly when the text goes on with it. Why: docs/algorithms/replay.md. Who asks the target for a pass, or
-reads numbers out of the logits it is shown, is refused: a drafter that needs them cannot be replayed.
+A drafter that places its tokens, as all do that only copy, is judged so by every lossless verifier, at every
+temperature: a placed token is kept exactly when the text continues with it (docs/algorithms/replay.md). One that asks
+the target for a pass, or reads numbers out of the logits it is shown, is refused.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,11 +19,10 @@ from outrider.drafters.proposals import proposed
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.lab.replay.texts import Text
 from outrider.models.card import unknown_card
-from outrider.models.lm import LM, LMShape, PassOutput, Reader
+from outrider.models.lm import LM, LMShape, PassOutput
 from outrider.models.loaded import LoadedModel
 from outrider.models.loading.context import UNKNOWN_CONTEXT
 from outrider.models.loading.load import load_config, load_tokenizer
-from outrider.models.pass_plan import PassPlan
 from outrider.models.source import resolve
 from outrider.rows import Row, Rows
 from outrider.sampling.params import SamplingParams
@@ -48,18 +41,19 @@ class TextLM(LM):
     """Knows its shape."""
 
     def __init__(self, shape: LMShape) -> None:
-        super().__init__(_run, shape, torch.float32, CPU)  # type: ignore[arg-type]  # never called
+        super().__init__(_no_pass, shape, torch.float32, CPU)  # type: ignore[arg-type]  # never called
 
-    def forward(
-        self, tokens: Tensor, parents: Tensor | None = None, columns: Tensor | None = None, first_row: int = 0,
-        capture: tuple[int, ...] = (),
-    ) -> PassOutput:  # fmt: skip
+    def forward(self, *_: object, **__: object) -> PassOutput:
         """Refuses a pass: this target has no weights. Raises CapabilityError."""
         raise CapabilityError(NO_MODEL)
 
-    def catch_up(self, rows: Sequence[Sequence[int]], capture: tuple[int, ...] = (), read: Reader | None = None) -> None:
+    def catch_up(self, *_: object, **__: object) -> None:
         """Raises CapabilityError."""
         raise CapabilityError(NO_MODEL)
+
+
+def _no_pass(*_: object) -> Tensor:
+    raise CapabilityError(NO_MODEL)
 
 
 def text_target(tokenizer: Any, vocab_size: int, name: str = "the log") -> LoadedModel:
@@ -80,15 +74,6 @@ def load_text_target(name: str, trust_remote_code: bool = False) -> LoadedModel:
     except CheckpointError:  # a tokenizer alone will do
         size = len(tokenizer)
     return text_target(tokenizer, max(size, len(tokenizer)), name)
-
-
-def unreadable_logits(num_rows: int, num_nodes: int, vocab_size: int) -> Tensor:
-    """(B, N+1, V) without numbers: shapes can be computed with, reading a value raises NotImplementedError."""
-    return torch.empty(num_rows, num_nodes + 1, vocab_size, device="meta")
-
-
-def _run(ids: Tensor, positions: Tensor, plan: PassPlan, columns: Tensor) -> Tensor:
-    raise AssertionError("`TextLM.forward` and `catch_up` let nobody get here")
 
 
 @dataclass
@@ -147,7 +132,10 @@ class ReplayLoop:
             raise CapabilityError(f"drafter '{self._name}' draws tokens at random, so it cannot be replayed from text")
         drafted = time.perf_counter()
         verdict = self._verdict(draft)
-        logits = unreadable_logits(draft.num_rows, draft.num_nodes, rows.vocab_size)
+        shape = draft.num_rows, draft.num_nodes + 1, rows.vocab_size
+        logits = torch.empty(
+            shape, device="meta"
+        )  # shapes can be computed with, reading a value raises NotImplementedError
         rows.append(draft, verdict, logits)
         appended = time.perf_counter()
         try:

@@ -1,22 +1,20 @@
-"""Replay: how many tokens a model-free drafter would have saved on texts that were already written.
+"""Replay: how many tokens a look-up drafter would have saved on texts that were already written.
 
-The real drafter runs on each prompt and is judged by the logged answer (`loop.py`). docs/algorithms/replay.md says why that is
-exact, in which orders drafters that learn meet the texts, and what is refused by name.
+The real drafter runs on each prompt and is judged by the logged answer (`loop.py`). docs/algorithms/replay.md says why
+that is exact, and what is refused by name.
 """
 
 from __future__ import annotations
 
-import random
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 from outrider.draft_length import FixedLength
 from outrider.drafters import DRAFTERS
-from outrider.drafters.base import Drafter
 from outrider.drafters.composite import CompositeDrafter
+from outrider.drafters.requirements import Requirements
 from outrider.errors import CapabilityError, ConfigError, OutriderError, in_words
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.progress import QUIET, Progress
@@ -28,9 +26,68 @@ from outrider.run import has_ended, run_rows
 from outrider.stats import DecodeStats
 from outrider.verifiers import VERIFIERS
 
-TRIAL, TRIAL_VOCABULARY = Text([1, 2, 3, 1, 2], [3, 1, 2, 3, 1, 2]), 1000  # what a drafter is tried on
-ROWS_TOGETHER = 16  # where rows do not touch one another, several at once are quicker, with the same result
-Order = Literal["logged", "shuffled", "alone"]
+TRIAL = Text([1, 2, 3, 1, 2], [3, 1, 2, 3, 1, 2])  # what a drafter is tried on
+TRIAL_VOCABULARY = 1000
+ROWS_TOGETHER = 16  # of drafters that do not learn: several rows at once are quicker, with the same result
+
+
+@dataclass(frozen=True)
+class ReplayedText:
+    """What one configuration did on one text."""
+
+    stats: DecodeStats  # of time, only `time_s["draft"]`: seconds in the drafter
+    widths: Counter[int]  # draft tokens -> steps with that number of them
+    origins: list[str]  # of each answer token: "accepted", "correction", "bonus" or "plain"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """One configuration on all texts, in their order."""
+
+    configuration: Configuration
+    texts: list[ReplayedText]
+    learns: bool  # one text's result depends on the texts before it
+    seconds: float  # the whole replay, not only the drafter
+
+    @property
+    def total(self) -> DecodeStats:
+        """The sum over all texts."""
+        return sum_stats([text.stats for text in self.texts])
+
+
+def replay(
+    texts: Sequence[Text],
+    configuration: Configuration,
+    *,
+    target: LoadedModel | None = None,
+    progress: Progress = QUIET,
+) -> Replay:
+    """Replays texts through one configuration. A drafter that learns meets them in their order, and begins with no memory.
+
+    `target`: of `load_text_target`, for drafters that ask for a tokenizer or keep files per vocabulary. Raises ConfigError
+    and CapabilityError for what cannot be replayed, before the first text.
+    """
+    parts = replayable_parts(configuration)
+    _check(texts)
+    target = target or text_target(None, 1 + max(max(*text.prompt, *text.answer) for text in texts))
+    drafter = parts.make_drafter(target, None)  # never closed: a replay leaves no files
+    loop = ReplayLoop(configuration.drafter, drafter, FixedLength(parts.length.max_nodes), target.lm.shape.vocab_size)
+    together = 1 if parts.drafter.learns else ROWS_TOGETHER
+    rows = (LoggedRow.of(text, number) for number, text in enumerate(texts))
+    widths: list[Counter[int]] = [Counter() for _ in texts]
+    done: dict[int, ReplayedText] = {}
+    progress.stage(f"replay {configuration.label}", len(texts))
+    began = time.perf_counter()
+    for stepped in run_rows(loop, rows, together):
+        for row, drafted in zip(stepped, loop.drafted, strict=True):
+            widths[row.request][drafted] += 1
+        for row in filter(has_ended, reversed(stepped)):
+            done[row.request] = ReplayedText(row.stats, widths[row.request], row.origins)
+            progress.advance()
+    seconds = time.perf_counter() - began
+    replayed = Replay(configuration, [done[number] for number in range(len(texts))], parts.drafter.learns, seconds)
+    progress.say(f"{configuration.label}: {replayed.total.emitted / seconds:,.0f} tokens/s replayed")
+    return replayed
 
 
 def replayable_parts(configuration: Configuration) -> Parts:
@@ -42,16 +99,18 @@ def replayable_parts(configuration: Configuration) -> Parts:
             "replay with a lossless one"
         )
     parts = configuration.parts()
-    if reason := _why_not(parts):
-        replayable = ", ".join(sort_drafters().replayable)
+    names = [parts.drafter_name]
+    if issubclass(parts.drafter, CompositeDrafter):
+        names = list(parts.drafter.part_classes(parts.drafter_settings))
+    if _runs_a_model(parts.requirements) or not all(map(_reads_only_text, names)):
         raise CapabilityError(
-            f"drafter '{configuration.drafter}' {reason}, and a replay has only text. Replayable: {replayable}, "
-            "and composites of these; measure the others with 'outrider bench'"
+            f"drafter '{configuration.drafter}' needs more than text: a model, or what the target's passes bring. Replayable: "
+            f"{', '.join(sort_drafters().replayable)}, and composites of these; measure the others with 'outrider bench'"
         )
     if parts.length.is_auto:
         raise CapabilityError(
             f"'{configuration.label}': k=auto follows the clock, and a replay has none: give a number, like "
-            f"k={parts.length.max_nodes}, or replay every length with --sweep"
+            f"k={parts.length.max_nodes}"
         )
     return parts
 
@@ -66,14 +125,7 @@ class SortedDrafters:
     @property
     def configurations(self) -> list[Configuration]:
         """Every replayable drafter that needs no option."""
-        configurations = []
-        for name in self.replayable:
-            try:
-                Configuration(name).parts()
-            except OutriderError:  # needs an option, like retrieval its corpus
-                continue
-            configurations.append(Configuration(name))
-        return configurations
+        return [Configuration(name) for name in self.replayable if _parts_of(name) is not None]
 
 
 def sort_drafters() -> SortedDrafters:
@@ -89,127 +141,6 @@ def sort_drafters() -> SortedDrafters:
     return SortedDrafters(replayable, unusable)
 
 
-def _why_not(parts: Parts) -> str:
-    """Why a drafter cannot be replayed, in words; empty when it can."""
-    if issubclass(parts.drafter, CompositeDrafter):
-        for name, (kind, settings) in parts.drafter.part_classes(parts.drafter_settings).items():
-            if reason := _why_not_alone(name, kind, settings):
-                return f"has the part '{name}', which {reason}"
-        return ""
-    return _why_not_alone(parts.drafter_name, parts.drafter, parts.drafter_settings)
-
-
-def _why_not_alone(name: str, kind: type[Drafter], settings: Any) -> str:
-    required = kind.requirements(settings)
-    if required.draft:
-        return "runs a draft model"
-    if required.module:
-        return "runs on the target's own weights"
-    if required.prediction:
-        return "follows what a request predicts"
-    if not kind.keeps_costs:
-        return "asks a draft service"
-    return "" if _reads_only_text(name) else "learns from the target's passes"
-
-
-def _reads_only_text(name: str) -> bool:
-    """Class attributes say who runs a model; who reads what a target's pass brings shows on a few words."""
-    kind = DRAFTERS.load(name)
-    if kind.requires.draft or kind.requires.module or kind.requires.head or not kind.keeps_costs:
-        return False
-    try:
-        parts = Configuration(name).parts()
-    except OutriderError:
-        return True  # needs an option; should it read more than text, its first step says so
-    if parts.requirements.prediction:
-        return False
-    try:
-        try_on_text(parts, name)
-    except CapabilityError:
-        return False
-    return True
-
-
-def try_on_text(parts: Parts, name: str) -> None:
-    """A few steps on a toy text. Raises CapabilityError when the drafter wants a model."""
-    target = text_target(None, TRIAL_VOCABULARY)
-    loop = ReplayLoop(name, parts.make_drafter(target, None), FixedLength(parts.length.max_nodes), TRIAL_VOCABULARY)
-    loop.add(LoggedRow.of(TRIAL, 0))
-    while not loop.rows[0].finish_reason:
-        loop.step()
-
-
-@dataclass(frozen=True)
-class ReplayedText:
-    """What one configuration did on one text."""
-
-    stats: DecodeStats  # of time, only `time_s["draft"]`: seconds in the drafter
-    widths: Counter[int]  # draft nodes in the widest row of a step -> steps: what a pass costs depends on that
-    origins: list[str]  # of each answer token: "accepted", "correction", "bonus" or "plain"
-
-
-@dataclass(frozen=True)
-class Replay:
-    """One configuration on all texts."""
-
-    configuration: Configuration
-    texts: list[ReplayedText]  # in the order given
-    order: list[int]  # in which they were replayed: numbers of texts
-    learns: bool  # one text's result depends on the texts before it
-    seconds: float  # the whole replay, not only the drafter
-
-    @property
-    def total(self) -> DecodeStats:
-        """The sum over all texts."""
-        return sum_stats([text.stats for text in self.texts])
-
-
-def replay(
-    texts: Sequence[Text], configuration: Configuration, *, target: LoadedModel | None = None, order: Order = "logged",
-    seed: int = 0, max_num_seqs: int = 1, progress: Progress = QUIET,
-) -> Replay:  # fmt: skip
-    """Replays texts through one configuration.
-
-    Raises ConfigError and CapabilityError for what cannot be replayed, before the first text.
-
-    `target`: `load_text_target`, for drafters that ask for a tokenizer or keep files per vocabulary.
-    """
-    parts = replayable_parts(configuration)
-    _check(texts, max_num_seqs)
-    target = target or text_target(None, 1 + max(max(*text.prompt, *text.answer) for text in texts))
-    numbers, is_one_by_one = list(range(len(texts))), max_num_seqs == 1
-    done: dict[int, ReplayedText] = {}
-    together = ROWS_TOGETHER if is_one_by_one and not parts.drafter.learns else max_num_seqs
-
-    def run(some: Sequence[int]) -> None:
-        """With a drafter that is new. It is not closed: a replay leaves no files."""
-        size, drafter = target.lm.shape.vocab_size, parts.make_drafter(target, None)
-        loop = ReplayLoop(configuration.drafter, drafter, FixedLength(parts.length.max_nodes), size)
-        widths: dict[int, Counter[int]] = {number: Counter() for number in some}
-        rows = (LoggedRow.of(texts[number], number) for number in some)
-        for stepped in run_rows(loop, rows, together):  # rows join and leave as in `LLM.generate`: who learns sees the same order
-            for row, length in zip(stepped, loop.drafted, strict=True):
-                widths[row.request][length if is_one_by_one else max(loop.drafted)] += 1
-            for row in filter(has_ended, reversed(stepped)):
-                done[row.request] = ReplayedText(row.stats, widths[row.request], row.origins)
-                progress.advance()
-
-    if order == "shuffled":
-        random.Random(seed).shuffle(numbers)
-    learns = parts.drafter.learns and order != "alone"
-    progress.stage(f"replay {configuration.label}", len(texts))
-    began = time.perf_counter()
-    if order == "alone" and parts.drafter.learns:
-        for number in numbers:
-            run([number])
-    else:
-        run(numbers)
-    seconds = time.perf_counter() - began
-    found = Replay(configuration, [done[number] for number in range(len(texts))], numbers, learns, seconds)
-    progress.say(f"{configuration.label}: {found.total.emitted / seconds:,.0f} tokens/s replayed")
-    return found
-
-
 def sum_stats(stats: Sequence[DecodeStats]) -> DecodeStats:
     """The sum of all of them."""
     total = DecodeStats()
@@ -218,11 +149,41 @@ def sum_stats(stats: Sequence[DecodeStats]) -> DecodeStats:
     return total
 
 
-def _check(texts: Sequence[Text], max_num_seqs: int) -> None:
+def _reads_only_text(name: str) -> bool:
+    """By what it says it requires; who reads what a target's pass brings shows on a few words."""
+    kind = DRAFTERS.load(name)
+    if _runs_a_model(kind.requires) or not kind.keeps_costs:
+        return False
+    parts = _parts_of(name)
+    if parts is None:
+        return True  # should it read more than text, its first step says so
+    drafter = parts.make_drafter(text_target(None, TRIAL_VOCABULARY), None)
+    loop = ReplayLoop(name, drafter, FixedLength(parts.length.max_nodes), TRIAL_VOCABULARY)
+    loop.add(LoggedRow.of(TRIAL, 0))
+    try:
+        while not loop.rows[0].finish_reason:
+            loop.step()
+    except CapabilityError:
+        return False
+    return True
+
+
+def _runs_a_model(required: Requirements) -> bool:
+    """Whether it needs a model, or a prediction, which takes its place."""
+    return bool(required.draft or required.head or required.module or required.prediction)
+
+
+def _parts_of(name: str) -> Parts | None:
+    """At its defaults; None for a drafter that needs an option, like retrieval its corpus."""
+    try:
+        return Configuration(name).parts()
+    except OutriderError:
+        return None
+
+
+def _check(texts: Sequence[Text]) -> None:
     if not texts:
         raise ConfigError("there is nothing to replay: no text has an answer")
     for number, text in enumerate(texts):
         if not text.prompt or not text.answer:
             raise ConfigError(f"text {text.id or number}: prompt and answer need a token at least, to be replayed")
-    if max_num_seqs < 1:
-        raise ConfigError(f"max_num_seqs must be at least 1, got {max_num_seqs}")

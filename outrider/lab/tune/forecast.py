@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from outrider.lab.configuration import PLAIN
-from outrider.lab.estimate.curves import StepCosts, break_even
 from outrider.lab.intervals import WORTH
+from outrider.lab.predict import StepCosts, break_even
 from outrider.lab.result import Record
 from outrider.lab.tune.probe import Probe, mean_kept, offered_widths
 from outrider.lab.tune.space import Family

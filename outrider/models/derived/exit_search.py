@@ -21,7 +21,7 @@ from outrider.models.derived.truncate import DecoderLayers
 from outrider.models.lm import LM, module_run
 from outrider.models.loaded import LoadedModel
 from outrider.models.probes.probe import probe_tokens
-from outrider.sampling.theory import predicted_speedup
+from outrider.sampling.theory import speedup, tau
 
 PROMPTS = (
     "Once upon a time there was a little dog who lived by the sea. One day",
@@ -52,7 +52,7 @@ def find_exit(layers: DecoderLayers, target: LoadedModel, num_draft_tokens: int)
         skipped = range(layer, len(layers))
         lm.run = module_run(layers.without(skipped))
         acceptance, cost = _acceptance(lm, texts), layers.cost(skipped)
-        exits.append(Exit(layer, acceptance, cost, predicted_speedup(acceptance, num_draft_tokens, cost)))
+        exits.append(Exit(layer, acceptance, cost, speedup(tau(acceptance, num_draft_tokens), num_draft_tokens, cost)))
     return max(exits, key=lambda exit_: (exit_.speedup, -exit_.layer))
 
 

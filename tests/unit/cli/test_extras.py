@@ -84,7 +84,7 @@ def test_the_rest_works_without() -> None:
 
 @pytest.mark.parametrize(("code", "what", "missing"), [
     *((f"import outrider.lab.{name}.run", name, "scipy") for name in ("bench", "tune", "replay", "certify")),
-    ("import outrider.lab.explain.explain", "explain", "scipy"), ("import outrider.lab.estimate.curves", "estimate", "scipy"),
+    ("import outrider.lab.explain.explain", "explain", "scipy"), ("import outrider.lab.estimate.estimate", "estimate", "scipy"),
     ("import outrider.lab.server.measure", "measuring servers", "prometheus_client"),
     ("from outrider.report.plots import to_svg; to_svg(None)", "a plot", "matplotlib"),
     ("from outrider.lab.compare import compare; compare(None, None)", "comparing results", "scipy"),

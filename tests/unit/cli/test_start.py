@@ -37,7 +37,7 @@ def test_help_imports_nothing_heavy(verb: list[str]) -> None:
 
 def test_choosing_parts_imports_no_model_code() -> None:
     """Code of models takes seconds; a start without trained heads needs none of transformers', and no estimate does."""
-    code = "import sys, outrider.build, outrider.lab.estimate.measured; print('HEAVY', 'transformers' in sys.modules)"
+    code = "import sys, outrider.build, outrider.lab.estimate.estimate; print('HEAVY', 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "HEAVY False"
 

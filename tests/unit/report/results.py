@@ -35,10 +35,8 @@ from outrider.lab.certify.certify_result import (
     TextDifference,
     TextRun,
 )
-from outrider.lab.estimate.curves import CostPoints, StepCosts
-from outrider.lab.estimate.estimate import estimate
-from outrider.lab.estimate.estimate_result import EstimateInput
-from outrider.lab.estimate.roofline import Machine, size_of
+from outrider.lab.estimate.estimate import costs_of, estimate
+from outrider.lab.estimate.estimate_result import EstimateResult, ModelSize
 from outrider.lab.explain.causes import CAUSES
 from outrider.lab.explain.explain_result import (
     Advice,
@@ -52,7 +50,8 @@ from outrider.lab.explain.explain_result import (
     TextColumns,
     Times,
 )
-from outrider.lab.replay.replay_result import AcceptanceCounts, ReplayedConfiguration, ReplayResult, SearchOutcome
+from outrider.lab.predict import StepCosts
+from outrider.lab.replay.replay_result import AcceptanceCounts, ReplayedConfiguration, ReplayResult
 from outrider.lab.result import Interval, Result
 from outrider.lab.tune.confirm import Confirmed
 from outrider.lab.tune.forecast import Forecast, LoadStep
@@ -308,54 +307,39 @@ def greedy_lookup_explanation() -> ExplainResult:
 def replayed_counts(tau: float, speedup: float | None, drafted: int = 10) -> AcceptanceCounts:
     return AcceptanceCounts(
         num_texts=9, steps=100, emitted=round(100 * tau), drafted=drafted, tested=10, accepted=5, accepted_per_position=[4, 1],
-        widths=[90, 10], tau=interval(tau, tau - 0.1, tau + 0.1), alpha=0.5, draft_utilisation=0.5,
+        tau=interval(tau, tau - 0.1, tau + 0.1), alpha=0.5, draft_utilisation=0.5,
         speedup=None if speedup is None else Interval.unknown(speedup),
     )  # fmt: skip
 
 
 def replayed(label: str, tau: float, speedup: float | None, drafted: int = 10) -> ReplayedConfiguration:
     return ReplayedConfiguration(
-        configuration=label, family=label.split()[0], drafter=label.split()[0], num_draft_tokens=4, settings={}, trees=False,
-        learns=False, overall=replayed_counts(tau, speedup, drafted), by_task={}, draft_s_per_step=1e-4, charged_draft_s=0.0,
-        tokens_per_s=1e4, outside_costs=0,
+        configuration=label, drafter=label.split()[0], overall=replayed_counts(tau, speedup, drafted), by_task={},
+        draft_s_per_step=1e-4, learns=False, outside_costs=0,
     )  # fmt: skip
 
 
 def replay_result() -> ReplayResult:
-    """A sweep over lengths with costs, two tasks, and searches that did and did not help."""
+    """Two lengths with costs, and two tasks."""
     tasks = {"even": replayed_counts(1.5, 1.3), "odd": replayed_counts(1.2, 1.0)}
-    sweep = [replayed(f"ngram k={k}", 1 + k / 10, 1 + k / 20) for k in (1, 2)]
-    for k, one in enumerate(sweep, 1):
-        one.family, one.num_draft_tokens, one.by_task = "ngram", k, tasks
-    plain = replayed("none", 1.0, 1.0).model_copy(update={"by_task": tasks})
-    searches = [
-        SearchOutcome(
-            objective="speedup", space={"max_ngram": "1 to 8"}, num_trials=20, num_train=6, num_held_out=6, train_start=1.1,
-            train_best=1.3, start=sweep[0], best=sweep[1], gain=gain,
-        )
-        for gain in (interval(0.1, 0.02, 0.2), interval(0.1, -0.02, 0.2), None)
-    ]  # fmt: skip
+    configurations = [replayed("none", 1.0, 1.0), replayed("ngram k=1", 1.1, 1.05), replayed("ngram k=2", 1.2, 1.1)]
     return ReplayResult(
-        workload="log.jsonl", tokenizer="demo", order="logged", seed=0, max_num_seqs=1, num_texts=12, num_tokens=144, skipped=[],
-        costs=StepCosts.of_steps({0: 0.01, 8: 0.01}), configurations=[plain, *sweep], searches=searches, notes=["a note"],
+        workload="log.jsonl", tokenizer="demo", num_texts=12, num_tokens=144, skipped=[],
+        costs=StepCosts.of_steps({0: 0.01, 8: 0.01}), notes=["a note"],
+        configurations=[one.model_copy(update={"by_task": tasks}) for one in configurations],
     )  # fmt: skip
 
 
 # ---------------------------------------------------------------- estimate
 
 
-MEASURED = StepCosts(target=CostPoints.of({1: 0.020, 6: 0.024}), draft_s_per_token=0.002, num_rows=4)
-
-
-def roofline_estimate() -> Result:
-    """From sizes and a machine: memory, the roof, and a draft service."""
-    machine = Machine(bandwidth=900e9, flops=300e12)
-    return estimate(
-        EstimateInput(
-            acceptance=[0.9, 0.8], target=size_of("8B", 8 * 10**9, "bfloat16"), draft=size_of("1B", 10**9, "bfloat16"),
-            hardware=machine, num_draft_tokens=4, remote_rtt_s=0.001,
-        )
-    )  # fmt: skip
+def estimated() -> EstimateResult:
+    """Acceptance by position, passes that cost more beyond four tokens, and two models."""
+    sizes = [
+        ModelSize(role="target", name="8B", weights_bytes=16 << 30, kv_bytes_per_token=131072),
+        ModelSize(role="draft", name="1B", weights_bytes=2 << 30, kv_bytes_per_token=32768),
+    ]
+    return estimate([0.9, 0.8], costs_of(0.1, {4: 1.0, 9: 1.5}), "c 0.1 and passes 4:1,9:1.5", sizes)
 
 
 # ---------------------------------------------------------------- tune and train

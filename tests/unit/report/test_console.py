@@ -27,7 +27,7 @@ def printed(document: Document, width: int = 80, *, colour: bool = False, encodi
 
 def test_everything_is_shown() -> None:
     out = printed(everything(), 200)
-    for words in ("1.74 [1.68, 1.83]", "accepted / tested", "outrider generate demo", "• verify 4 %", "✗ One configuration"):
+    for words in ("1.74 [1.68, 1.83]", "accepted / tested", "outrider generate demo", "• verify 4 %", "❌ One configuration"):
         assert words in out
 
 
@@ -54,6 +54,13 @@ def test_numbers_are_never_cut() -> None:
     out = printed(everything(), 40)
     for words in ("verifier=multi-round", "153.4", "1.83]", "identical"):
         assert words in out
+
+
+def test_a_table_fits_where_its_words_allow_it() -> None:
+    for width in (60, 70, 80, 100):
+        table = printed(everything(), width).split("All configurations")[1].split("speedup: tokens/s")[0]
+        longest = max(map(len, table.splitlines()))
+        assert longest <= width or width == 60
 
 
 def test_rows_that_stand_out_have_a_mark() -> None:
@@ -90,7 +97,7 @@ def test_a_plot_shows_its_numbers() -> None:
     plot = Plot("t", "x", "y", list(range(1, 101)), [Series("s", [float(i) for i in range(100)])], baseline=1.0)
     lines = printed(Document("x", "", [plot])).splitlines()
     assert "t (y over x, baseline 1)" in lines
-    rows = [line.split() for line in lines[lines.index("t (y over x, baseline 1)") + 3 :]]
+    rows = [line.split() for line in lines[lines.index("t (y over x, baseline 1)") + 4 :]]
     assert rows[0] == ["1", "0"]
     assert rows[-1] == ["100", "99"]
     assert len(rows) == 21
@@ -100,4 +107,4 @@ def test_long_texts_end_with_a_word_about_the_rest() -> None:
     out = printed(Document("x", "", [MarkedTokens("t", [Token("ab ", "accepted")] * (MAX_TOKENS + 7))]))
     assert out.count("ab ") == MAX_TOKENS
     assert "(7 more tokens: the HTML page shows all)" in out
-    assert f"drafted and accepted: {MAX_TOKENS + 7}" in out
+    assert f"drafted and accepted ({MAX_TOKENS + 7})" in out

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.lab.compare import compare
-from outrider.lab.estimate.estimate import estimate
-from outrider.lab.estimate.estimate_result import EstimateInput
+from outrider.lab.estimate.estimate import costs_of, estimate
 from outrider.report import bench
 from outrider.report import compare as comparison
 from outrider.report.document import Document
@@ -37,11 +36,8 @@ REPORTS: dict[str, Callable[[], Document]] = {
     "certify": lambda: render(pinned(results.certificate())),
     "certify-failed": lambda: render(pinned(results.failed_certificate())),
     "compare": compared,
-    "estimate": lambda: render(pinned(estimate(EstimateInput(alpha=0.8, c=0.1)))),
-    "estimate-measured": lambda: render(
-        pinned(estimate(EstimateInput(acceptance=[0.8, 0.7], costs=results.MEASURED, max_draft_tokens=8)))
-    ),
-    "estimate-roofline": lambda: render(pinned(results.roofline_estimate())),
+    "estimate": lambda: render(pinned(estimate([0.8], costs_of(0.1, {}), "c 0.1 and passes that cost the same"))),
+    "estimate-measured": lambda: render(pinned(results.estimated())),
     "explain": lambda: render(pinned(results.explanation())),
     "explain-lookup": lambda: render(pinned(results.greedy_lookup_explanation())),
     "replay": lambda: render(pinned(results.replay_result())),
