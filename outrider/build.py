@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -275,7 +275,7 @@ def _models_to_load(options: Options, needs: Needs) -> list[ToLoad]:
     """The target and its draft by their files; of the demo the draft joins whenever a drafter wants one."""
     models = [ToLoad(_target_source(options), options.target, quantise=options.quantise)]
     if options.draft == DEMO or (options.target == DEMO and options.draft is None and needs.draft):
-        models.append(ToLoad(resolve(str(demo_paths().draft)), options.draft or "demo draft", is_target=False))
+        models.append(ToLoad(model_source(DEMO, "draft"), options.draft or "demo draft", is_target=False))
     elif options.draft is not None:
         models.append(ToLoad(resolve(options.draft), options.draft, is_target=False))
     return models
@@ -288,4 +288,9 @@ def _target_source(options: Options) -> ModelSource:
         raise ConfigError(
             f"revision '{options.revision}' names a version on the hub, but '{options.target}' is a local {kind}. Leave it out."
         )
-    return resolve(str(demo_paths().target) if options.target == DEMO else options.target, options.revision)
+    return model_source(options.target, "target", options.revision)
+
+
+def model_source(name: str, role: Literal["target", "draft"], revision: str | None = None) -> ModelSource:
+    """A model's files; 'demo' is the model of this role of the embedded pair. Raises what `resolve` raises."""
+    return resolve(str(getattr(demo_paths(), role)) if name == DEMO else name, revision)

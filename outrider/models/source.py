@@ -61,6 +61,8 @@ def resolve(name: str, revision: str | None = None, *, fetches: bool = True) -> 
     Raises CheckpointError for a GGUF file that is missing, ambiguous or damaged and for a damaged adapter, CapabilityError for
     those that cannot run.
     """
+    if name.startswith("~"):
+        name = str(Path(name).expanduser())
     adapter = adapter_in(name)
     if adapter is not None:
         base = resolve(adapter.base, adapter.revision, fetches=fetches)

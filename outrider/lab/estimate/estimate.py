@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from outrider.demo import demo_paths
+from outrider.build import model_source
 from outrider.errors import ConfigError, OutriderError
 from outrider.lab.bench.bench_result import BenchResult, Cell, Measured
 from outrider.lab.configuration import Configuration
@@ -19,7 +19,6 @@ from outrider.lab.predict import CostPoints, StepCosts, break_even, predict, pre
 from outrider.lab.result import read_result
 from outrider.models.loading.load import load_config
 from outrider.models.loading.memory import model_memory
-from outrider.models.source import resolve
 
 LONGEST = 12  # draft tokens per step that are tried
 ALPHAS = (0.5, 0.6, 0.7, 0.8, 0.9)  # of the plot
@@ -89,7 +88,7 @@ def read_bench(path: Path) -> MeasuredChain:
 
 def model_size(role: Literal["target", "draft"], name: str) -> ModelSize:
     """What a model takes, from its files' headers. Raises CheckpointError, CapabilityError."""
-    source = resolve(str(getattr(demo_paths(), role)) if name == "demo" else name)
+    source = model_source(name, role)
     config = load_config(source)
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.bfloat16
     memory = model_memory(source, config, dtype)
