@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from outrider.lab.certify.certify_result import Sampler
-from outrider.lab.certify.drafted import DraftedRanks, DraftedTable
+from outrider.lab.certify.drafted import DraftedRanks
 from outrider.lab.certify.gtest import PositionTable
 from outrider.lab.certify.points import probs_along
 from outrider.lab.certify.subject import Subject, WatchedDecoder, row_seeds
@@ -52,14 +52,14 @@ def enough_prompts(prompts: Sequence[list[int]], context: int, num_draws: int) -
 def long_texts(
     subject: Subject, sampler: Sampler, draft: LM | None, prompts: Sequence[list[int]], params: SamplingParams, num_draws: int,
     seed: int, units: Units,
-) -> tuple[list[Band], DraftedTable]:  # fmt: skip
+) -> tuple[list[Band], DraftedRanks]:  # fmt: skip
     """The tests of one sampler's texts, one for each prompt, and of what was drafted for them.
 
     Bands have at least `num_draws` draws: there are fewer of them where texts end early, as those of a grammar may.
     """
     decoder = subject.plain if sampler == "plain" else subject.drafting
     texts: list[list[int]] = []
-    drafted = DraftedTable()
+    drafted = DraftedRanks()
     for start in range(0, len(prompts), MAX_ROWS):
         some = prompts[start : start + MAX_ROWS]
         seeds = row_seeds([seed, 2, start, sampler == "plain"], len(some))
@@ -110,10 +110,11 @@ def _add(
     rng: np.random.Generator,
 ) -> None:  # fmt: skip
     """Every token of one text goes into its band."""
-    laws = probs_along(subject, subject.target, prompt, text, params)
-    guesses: Iterator[np.ndarray | None] = (
-        repeat(None) if draft is None else probs_along(subject, draft, prompt, text, params)
-    )
-    for position, (token, probs, guess) in enumerate(zip(text, laws, guesses, strict=False), len(prompt)):
+    targets = probs_along(subject, subject.target, prompt, text, params)
+    guesses: Iterator[np.ndarray | None] = repeat(None)
+    if draft is not None:
+        guesses = probs_along(subject, draft, prompt, text, params)
+    triples = zip(text, targets, guesses, strict=False)
+    for position, (token, probs, guess) in enumerate(triples, len(prompt)):
         band = next(band for band in bands if position <= band.last)
         band.table.add(probs, [token], rng, guess)

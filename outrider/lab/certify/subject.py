@@ -22,7 +22,6 @@ from outrider.draft_length import FixedLength
 from outrider.drafters.lookup.prediction import PredictionDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.errors import ConfigError, OutriderError
-from outrider.lab.certify.enumerate import UnsoundError
 from outrider.llm import LLM
 from outrider.models.lm import LM, Reader
 from outrider.rows import Row
@@ -34,6 +33,10 @@ from outrider.stops import StopStrings
 from outrider.types import Draft, Verdict
 from outrider.verifiers.base import Verifier
 from outrider.verifiers.token import TokenVerifier
+
+
+class UnsoundError(OutriderError):
+    """A verifier raised: it may be anybody's code, and what it raises is about it."""
 
 
 @dataclass
@@ -62,8 +65,9 @@ class WatchedDecoder(Decoder):
             verdict = super()._verify(logits, draft)
         except OutriderError:
             raise
-        except Exception as error:  # a verifier may be anybody's code: what it raises is about it, not a bug of ours
-            raise UnsoundError(f"verifier '{self.verifier.name}' raised {type(error).__name__}: {error}") from error
+        except Exception as error:
+            what = f"verifier '{self.verifier.name}' raised {type(error).__name__}: {error}"
+            raise UnsoundError(what) from error
         if self.is_watched:
             probs = distribution(logits, self.rows.sampling, self.rows.history, draft)
             self.seen = Seen(draft, logits, probs, verdict)
@@ -149,11 +153,11 @@ class Subject:
         )  # fmt: skip
 
     def constraint(self, output: Sequence[int], params: SamplingParams) -> Constraint | None:
-        """The grammar and the bans of `params` behind these output tokens; fresh. None where there is neither."""
-        made = constraint_for(self.built, params)
-        if made is not None:
-            made.commit(output)
-        return made
+        """The grammar and the bans of `params` after these output tokens; fresh. None where there is neither."""
+        constraint = constraint_for(self.built, params)
+        if constraint is not None:
+            constraint.commit(output)
+        return constraint
 
     @torch.inference_mode()
     def join(self, decoder: WatchedDecoder, rows: Sequence[Row]) -> None:
