@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from outrider.counted import counted
 from outrider.lab.certify.certify_result import (
-    DRAFTS,
     CertifyResult,
     DistributionTest,
     SameTexts,
@@ -95,7 +94,7 @@ def _power(found: SampledDistribution) -> Iterator[Block]:
         finds = number(found.finds("long texts"), 3)
         parts.append(f"{finds} at positions {first} to {last} of long texts")
         missing = f"Nothing is known about positions from {last + 1} on."
-    if (drafts := found.finds(*DRAFTS)) is not None:
+    if (drafts := found.finds("drafts")) is not None:
         parts.append(f"{number(drafts, 3)} between what the drafter draws and what it reports")
     yield Paragraph(
         f"It would have found, in {found.power:.0%} of cases, a total variation of "
@@ -149,11 +148,6 @@ def _differences(differences: Sequence[TextDifference]) -> Table:
             "Moved",
             lambda one: number(one.moved_in_spacings, 1),
             f"how far those scores are from plain decoding's, {SPACINGS}",
-        ),
-        Fact(
-            "Noise",
-            lambda one: number(one.noise_in_spacings, 1),
-            f"how far they move between teacher-forced passes of several shapes, {SPACINGS}",
         ),
         Fact("Cause", lambda one: CAUSES[one.cause], align="left"),
     ]

@@ -132,7 +132,7 @@ def _notes(
 ) -> Iterator[str]:
     yield from [*subject.built.notes, *workload.notes]
     if plan.sampling.is_greedy:
-        yield "without --temperature the sampled sections run at temperature 1"
+        yield "no --temperature was given: the sampled sections run at temperature 1"
     if str(subject.built.options.num_draft_tokens).startswith("auto"):
         yield f"the sampled sections draft {subject.max_drafted} tokens a step, the most that auto may choose"
     if sampled.origins:

@@ -21,9 +21,8 @@ POWER = 0.9
 Status = Literal["passed", "failed", "inconclusive", "not claimed"]
 Verdict = Literal["lossless", "not lossless", "lossy", "inconclusive"]
 Sampler = Literal["speculative", "plain"]
-Part = Literal["continuations", "long texts", "drafts", "drafts of long texts"]
+Part = Literal["continuations", "long texts", "drafts"]
 View = Literal["tokens", "preference", "likeliest first", "by id"]
-DRAFTS: tuple[Part, ...] = ("drafts", "drafts of long texts")
 Cause = Literal["rounding", "verifier", "state"]
 
 
@@ -55,7 +54,6 @@ class TextDifference(Record):
     gap: float | None  # teacher-forced score of the expected token minus that of the found one
     gap_in_spacings: float | None  # spacing: 1 ulp of the model's dtype at that size
     moved_in_spacings: float | None  # of these logits between the run's pass and the forced one
-    noise_in_spacings: float  # how far they move between teacher-forced passes of several shapes
     cause: Cause  # see ties.py
 
 
@@ -105,7 +103,7 @@ class SampledDistribution(Section):
     temperature: float
     false_alarms: float = FALSE_ALARMS
     power: float = POWER
-    num_samples: int = 0  # continuations of each sampler
+    num_samples: int = 0  # continuations
     num_tokens: int = 0  # tokens tested per continuation
     num_long_texts: int = 0
     origins: dict[str, int] = Field(default_factory=dict)  # of the speculative tokens

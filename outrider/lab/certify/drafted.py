@@ -51,8 +51,10 @@ class DraftedRanks:
 
     def as_json(self) -> dict[str, Any]:
         """The counts, for a journal."""
-        counts = {order: counts.tolist() for order, counts in self._counts.items()}
-        return {**counts, "impossible": self._impossible}
+        lists: dict[str, Any] = {"impossible": self._impossible}
+        for order, counts in self._counts.items():
+            lists[order] = counts.tolist()
+        return lists
 
     def add(self, counts: Mapping[str, Any]) -> None:
         """Adds what `as_json` gave of another run."""

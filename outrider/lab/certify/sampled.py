@@ -2,8 +2,8 @@
 
 Half of the continuations begin with drafts of full length, half with drafts that end inside the tested
 tokens: so accepted tokens, corrections and bonus tokens are all among those. The conditionals come from
-teacher-forced passes, in which neither drafter nor verifier takes part. The plain sampler goes through
-the same test: where it fails, it is the test that is wrong.
+teacher-forced passes, in which neither drafter nor verifier takes part. Where a test fails, the plain
+sampler goes through the same tests: if it fails them, too, it is the test that is wrong.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ import numpy as np
 import torch
 
 from outrider.counted import counted
-from outrider.kv.view import KVView
 from outrider.lab.certify.certify_result import (
-    DRAFTS,
     FALSE_ALARMS,
     POWER,
     DistributionTest,
@@ -35,9 +33,8 @@ from outrider.lab.certify.gtest import GStatistic, PositionTable, detectable, ho
 from outrider.lab.certify.long_texts import MAX_ROWS as MAX_LONG_ROWS
 from outrider.lab.certify.long_texts import enough_prompts, long_texts
 from outrider.lab.certify.points import Beginning, Spot, conditionals
-from outrider.lab.certify.subject import Subject, WatchedDecoder, clear, row_seeds
+from outrider.lab.certify.subject import Subject, clear, row_seeds
 from outrider.lab.journal import Units
-from outrider.models.lm import LM
 from outrider.run import has_ended, run_rows
 from outrider.sampling.params import SamplingParams
 
@@ -47,7 +44,6 @@ MAX_BYTES = 1 << 28  # of distributions of one batch
 FILTER_EDGE = 0.01  # share of draws that rounding may move over the edge of top-k or top-p
 WORST_DETECTABLE = 0.25  # a test that would miss even this total variation says nothing
 SAMPLERS: tuple[Sampler, ...] = ("speculative", "plain")
-Tables = dict[tuple[Sampler, int], PositionTable]  # by position, from 0
 
 
 @dataclass(frozen=True)
@@ -72,54 +68,53 @@ def sampled_distribution(
     seed: int,
     units: Units,
 ) -> SampledDistribution:
-    """The section: `num_samples` continuations of each sampler, and as many draws in every band of long texts."""
+    """The section: `num_samples` continuations, and as many draws in every band of long texts."""
     depth = min(DEPTH, subject.max_drafted + 1)
     each = -(-num_samples // len(spots))
     size = _rows_at_once(subject)
     chunks = [min(size, each - start) for start in range(0, each, size)]
     prompts = {spot.prompt_number: spot.prompt for spot in spots}
     many = enough_prompts(list(prompts.values()), subject.built.context, num_samples)
-    num_units = len(spots) * (2 * len(chunks) + 1) - (-len(many) // MAX_LONG_ROWS)
+    num_units = len(spots) * (len(chunks) + 1) - (-len(many) // MAX_LONG_ROWS)
     units.progress.stage("sampled distribution", num_units)
-    tables: Tables = {}
-    for name in SAMPLERS:
-        tables |= {(name, position): PositionTable() for position in range(depth)}
     origins = Counter[str]()
-    drafted = DraftedRanks()
-    rng = np.random.default_rng(seed)
-    draft = _draft_model(subject)
-    for point, spot in enumerate(spots):
-        texts = {name: Counter[Beginning]() for name in SAMPLERS}
-        for number, count in enumerate(chunks):
-            for which, name in enumerate(SAMPLERS):
-                seeds = row_seeds([seed, point, number, which], count)
-                decoder = subject.plain if name == "plain" else subject.drafting
-                key = f"law/{name}/{point}/{number}"
-                drawn = units.get(key, draw, subject, decoder, spot, params, seeds, depth)
-                texts[name] += _read(drawn["texts"])
-                origins += Counter(drawn["origins"])
-                drafted.add(drawn["drafted"])
-        _add(subject, tables, draft, spot, params, texts, rng)
-        units.progress.advance()
     tolerated = 0.0 if subject.built.config()["exact"] else FILTER_EDGE
-    statistics: Statistics = {}
-    for (name, position), table in tables.items():
-        for view, one in _views(table, tolerated):
-            statistics[Tested("continuations", name, view, position + 1, position + 1)] = one
-    statistics |= _of_drafts("drafts", drafted, subject.max_drafted)
 
-    def of_long_texts(sampler: Sampler) -> Statistics:
-        bands, drafted = long_texts(subject, sampler, draft, many, params, num_samples, seed, units)
+    def statistics_of(sampler: Sampler) -> Statistics:
+        tables = [PositionTable() for _ in range(depth)]
+        drafted = DraftedRanks()
+        rng = np.random.default_rng(seed)
+        for point, spot in enumerate(spots):
+            texts = Counter[Beginning]()
+            for number, count in enumerate(chunks):
+                seeds = row_seeds([seed, point, number, SAMPLERS.index(sampler)], count)
+                key = f"law/{sampler}/{point}/{number}"
+                drawn = units.get(key, draw, subject, sampler, spot, params, seeds, depth)
+                for text, times in drawn["texts"].items():
+                    texts[tuple(map(int, text.split()))] += times
+                if sampler == "speculative":
+                    origins.update(drawn["origins"])
+                drafted.add(drawn["drafted"])
+            _add(subject, tables, spot, params, texts, rng)
+            units.progress.advance()
         statistics: Statistics = {}
+        for position, table in enumerate(tables, 1):
+            for view, one in _views(table, tolerated):
+                statistics[Tested("continuations", sampler, view, position, position)] = one
+        bands, ranks = long_texts(subject, sampler, many, params, num_samples, seed, units)
         for band in bands:
             for view, one in _views(band.table, tolerated):
                 statistics[Tested("long texts", sampler, view, band.first, band.last)] = one
-        return statistics | _of_drafts("drafts of long texts", drafted, subject.max_drafted)
+        for counts in ranks:
+            drafted.add(counts)
+        for view, one in drafted.tests():
+            statistics[Tested("drafts", sampler, view, 1, subject.max_drafted)] = one
+        return statistics
 
-    statistics |= of_long_texts("speculative")
+    statistics = statistics_of("speculative")
     tests = _tests(statistics)
-    if any(one.rejected for one in tests if one.part == "long texts"):  # is it the test that is wrong?
-        tests = _tests(statistics | of_long_texts("plain"))
+    if any(test.rejected for test in tests):  # is it the test that is wrong?
+        tests = _tests(statistics | statistics_of("plain"))
     result = SampledDistribution(
         status="passed",
         why="",
@@ -144,13 +139,14 @@ def sampled_distribution(
 @torch.inference_mode()
 def draw(
     subject: Subject,
-    decoder: WatchedDecoder,
+    sampler: Sampler,
     spot: Spot,
     params: SamplingParams,
     seeds: Sequence[int],
     depth: int,
 ) -> dict[str, Any]:
     """One continuation per seed: the texts, the origins of their tokens, the ranks of what was drafted."""
+    decoder = subject.sampler(sampler)
     rooms = [depth, max(depth, subject.max_drafted + 1)]  # the first cuts drafts short
     rows = [
         subject.row(number, spot.tokens, len(spot.prompt), params, seed, rooms[number % 2])
@@ -171,13 +167,9 @@ def draw(
     origins = Counter(origin for row in rows for origin in row.origins[:depth])
     return {
         "texts": dict(texts),
-        "origins": {} if decoder is subject.plain else dict(origins),
+        "origins": dict(origins),
         "drafted": ranks.as_json(),
     }
-
-
-def _read(texts: Mapping[str, int]) -> Counter[Beginning]:
-    return Counter({tuple(map(int, text.split())): count for text, count in texts.items()})
 
 
 def _rows_at_once(subject: Subject) -> int:
@@ -188,32 +180,25 @@ def _rows_at_once(subject: Subject) -> int:
 # ------------------------------------------------ testing
 
 
-def _draft_model(subject: Subject) -> LM | None:
-    """The model that the drafter draws from, where it has a cache of its own to be fed on."""
-    model = subject.speculative.drafter.model
-    return None if model is None or isinstance(model.kv, KVView) else model
-
-
 def _add(
     subject: Subject,
-    tables: Tables,
-    draft: LM | None,
+    tables: Sequence[PositionTable],
     spot: Spot,
     params: SamplingParams,
-    texts: Mapping[Sampler, Mapping[Beginning, int]],
+    texts: Mapping[Beginning, int],
     rng: np.random.Generator,
 ) -> None:
-    """Everything drawn at one test point goes into the tables."""
-    after = {name: followers(drawn) for name, drawn in texts.items()}
-    fed = longest(beginning for drawn in after.values() for beginning in drawn)
+    """Everything drawn at one test point goes into the tables of the positions."""
+    after = followers(texts)
+    fed = longest(after)
     guesses: Iterable[np.ndarray | None] = repeat(None)
-    if draft is not None:
-        guesses = (probs for _, probs in conditionals(subject, draft, spot, fed, params))
+    if subject.draft_model is not None:
+        drafted = conditionals(subject, subject.draft_model, spot, fed, params)
+        guesses = (probs for _, probs in drafted)
     targets = conditionals(subject, subject.target, spot, fed, params)
     for (beginning, probs), guess in zip(targets, guesses, strict=False):
-        for name, drawn in after.items():
-            if beginning in drawn:
-                tables[name, len(beginning)].add(probs, drawn[beginning], rng, guess)
+        if beginning in after:
+            tables[len(beginning)].add(probs, after[beginning], rng, guess)
 
 
 def followers(texts: Mapping[Beginning, int]) -> dict[Beginning, list[int]]:
@@ -236,12 +221,6 @@ def _views(table: PositionTable, tolerated: float) -> Iterator[tuple[View, GStat
     yield "tokens", table.tokens(tolerated)
     if (preference := table.preference()) is not None:
         yield "preference", preference
-
-
-def _of_drafts(part: Part, drafted: DraftedRanks, max_drafted: int) -> Statistics:
-    return {
-        Tested(part, "speculative", view, 1, max_drafted): one for view, one in drafted.tests()
-    }
 
 
 def _tests(statistics: Statistics) -> list[DistributionTest]:
@@ -271,7 +250,7 @@ def _judgement(found: SampledDistribution) -> tuple[Status, str]:
         )
     if rejected:
         first = min(rejected, key=lambda one: one.p_value)
-        of_drafts = first.part in DRAFTS
+        of_drafts = first.part == "drafts"
         whose = "drafter" if of_drafts else "target"
         beyond = f"(p = {first.p_value:.1e})"
         if first.impossible:

@@ -22,6 +22,8 @@ from outrider.draft_length import FixedLength
 from outrider.drafters.lookup.prediction import PredictionDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.errors import ConfigError, OutriderError
+from outrider.kv.view import KVView
+from outrider.lab.certify.certify_result import Sampler
 from outrider.llm import LLM
 from outrider.models.lm import LM, Reader
 from outrider.rows import Row
@@ -120,6 +122,16 @@ class Subject:
         """The speculative decoder, asking for the most nodes in every step: `auto` may find that drafting does not pay here."""
         given = self.speculative
         return WatchedDecoder(given.target, given.drafter, given.verifier, FixedLength(self.max_drafted))
+
+    def sampler(self, name: Sampler) -> WatchedDecoder:
+        """The decoder that draws as one of the two samplers."""
+        return self.plain if name == "plain" else self.drafting
+
+    @property
+    def draft_model(self) -> LM | None:
+        """The model that the drafter draws from, where it has a cache of its own to be fed on."""
+        model = self.speculative.drafter.model
+        return None if model is None or isinstance(model.kv, KVView) else model
 
     @property
     def is_lossless(self) -> bool:

@@ -95,7 +95,7 @@ class Texts:
             texts = self.subject.texts(way.decoder, prompts, params, together=len(prompts))[: len(numbers)]
         comparison.finish(texts)
         differences = [
-            difference(self.subject, prompts[i], numbers[i], way.name, params[i], params[i].seed or 0, wanted[i], parting)
+            difference(self.subject, prompts[i], numbers[i], way.name, params[i], wanted[i], parting)
             for i, parting in list(comparison.partings.items())[:MAX_EXPLAINED]
         ]
         return {

@@ -70,20 +70,18 @@ class ExplainedText:
         pieces = list(self.pieces)
         if pieces and not pieces[-1]:  # a last token without text, the end of text, shows its name
             pieces[-1] = token_name(tokenizer, self.text.output[-1])
-        names = {"kind": self.kinds, "section": self.sections, "fate": self.fates}
-        letters = {name: _letters(name, words) for name, words in names.items()}
-        numbers: dict[str, list[float | None]] = {
-            name: [_short(getattr(place, name)) for place in places]
-            for name in (
-                "p_token", "q_token", "p_draft", "q_draft", "p_entropy", "q_entropy", "disagreement",
-            )
-        }  # fmt: skip
+
+        def numbers(name: str) -> list[float | None]:
+            return [_short(getattr(place, name)) for place in places]
+
         return TextColumns(
             id=self.id,
             task=self.task,
             prompt=self.prompt,
             pieces=pieces,
-            **letters,
+            fate=_letters("fate", self.fates),
+            kind=_letters("kind", self.kinds),
+            section=_letters("section", self.sections),
             cause=_letters("cause", [place.cause for place in places]),
             level=[place.level for place in places],
             draft=[
@@ -91,7 +89,13 @@ class ExplainedText:
                 for place in places
             ],
             siblings=[len(place.tested) for place in places],
-            **numbers,
+            p_token=numbers("p_token"),
+            q_token=numbers("q_token"),
+            p_draft=numbers("p_draft"),
+            q_draft=numbers("q_draft"),
+            p_entropy=numbers("p_entropy"),
+            q_entropy=numbers("q_entropy"),
+            disagreement=numbers("disagreement"),
             rank_draft=[place.rank_draft for place in places],
             rank_token=[place.rank_token for place in places],
             lost=[float(f"{sum(place.lost.values()):.3g}") for place in places],

@@ -208,7 +208,7 @@ def server_result(question: Any) -> ServerResult:
 
 DIFFERENCE = TextDifference(
     prompt=1, run="speculative, alone", position=6, expected=108, found=None, expected_text=" <b>", found_text="(end)", gap=0.1,
-    gap_in_spacings=10.0, moved_in_spacings=None, noise_in_spacings=0.5, cause="verifier",
+    gap_in_spacings=10.0, moved_in_spacings=None, cause="verifier",
 )  # fmt: skip
 
 
