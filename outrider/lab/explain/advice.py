@@ -77,11 +77,11 @@ def _length(result: ExplainResult) -> Iterator[Advice]:
 
 
 def _shorter(result: ExplainResult) -> Iterator[Advice]:
-    """The last level of a chain is hardly ever kept."""
+    """The last token that a model drafts in every step is not worth its time."""
     deepest = result.by_level[-1] if result.by_level else None
-    if deepest is None or not result.is_chain or result.times is None:
+    if deepest is None or result.times is None or not (result.is_chain and result.has_draft_probs):
         return
-    if result.num_draft_tokens.startswith("auto"):
+    if result.num_draft_tokens.startswith("auto") or _share(result, "stopped") >= NOTABLE:
         return
     kept = deepest.kept / result.steps
     if kept * result.times.step_s < result.times.draft_level_s * result.tau.value:

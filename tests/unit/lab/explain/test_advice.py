@@ -92,6 +92,10 @@ def test_below_their_thresholds_rules_are_silent() -> None:
 def test_a_length_is_a_choice_of_fixed_chains() -> None:
     assert titles(by_level=deepest(30), is_chain=False) == ["Nothing stands out"]
     assert titles(by_level=deepest(30), num_draft_tokens="auto:8") == ["Nothing stands out"]
+    assert titles(by_level=deepest(30), has_draft_probs=False) == ["Nothing stands out"]
+    assert titles(by_level=deepest(30), causes=causes(stopped=80)) == [
+        "The stop rule stops too early: lower stop_below, or stop=none"
+    ]
     assert titles(causes=causes(length=60), is_chain=False) == ["Nothing stands out"]
 
 
