@@ -180,17 +180,11 @@ def _sampled(found: SampledDistribution) -> Iterator[Block]:
         ),
         Fact("Draws", lambda one: str(one.num_draws)),
         Fact(
-            "Uncertain",
-            lambda one: str(one.num_uncertain),
-            "draws that leave a choice; all others are right or impossible",
+            "G (df)",
+            lambda one: f"{one.g:.1f} ({one.df})",
+            "2 Σ O ln(O / E) over cells expected at least 5 times, over Williams' factor; about as large "
+            "as its degrees of freedom where the distribution is right",
         ),
-        Fact("Cells", lambda one: str(one.num_cells)),
-        Fact(
-            "G",
-            lambda one: number(one.g, 1),
-            "2 Σ O ln(O / E) over cells expected at least 5 times, over Williams' factor",
-        ),
-        Fact("Freedom", lambda one: str(one.df), "cells minus groups"),
         Fact("p", lambda one: f"{one.p_value:.2g}"),
         Fact(
             "Finds",
