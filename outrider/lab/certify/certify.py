@@ -92,7 +92,7 @@ def certify(
     if subject.is_lossless:
         spots = find_spots(subject, prompts, answers, plan.drawing, MAX_POINTS, units.progress)
         sampled = sampled_distribution(subject, spots, plan.drawing, plan.samples, plan.seed, units)
-        same = invariance(subject, prompts, plan.drawing, plan.seed, units)
+        same = invariance(subject, list(prompts), plan.drawing, plan.seed, units)
     else:
         text = _lossy(text)
         same = SameTexts(status="not claimed", why=NOT_CERTIFIED)
