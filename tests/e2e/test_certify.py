@@ -58,10 +58,10 @@ def test_with_the_users_own_sampling_options() -> None:
 
 @pytest.mark.slow
 def test_a_third_party_verifier_that_resamples_from_the_target_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a trained pair, whose distributions are peaked."""
+    """On a trained pair, whose distributions are peaked and alike: with the number of draws that a user gets."""
     entry = Entry("tests.unit.lab.certify.broken:ResamplesFromTarget", "faulty")
     monkeypatch.setitem(VERIFIERS._builtin, "resamples", entry)
-    result = run(drafter="draft-model", verifier="resamples")
+    result = run(CertifyPlan(), prompts=8, drafter="draft-model", verifier="resamples")
     assert result.verdict == "not lossless"
     assert (result.greedy.status, result.sampled_distribution.status) == ("passed", "failed")
 

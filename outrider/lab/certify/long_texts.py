@@ -73,6 +73,8 @@ def long_texts(
     pairs = list(zip(prompts, texts, strict=True))
     positions = [range(len(prompt), len(prompt) + len(text)) for prompt, text in pairs]
     bands = bands_of(positions, num_draws)
+    if len(bands) > 1:  # and all of them together: a fault that is small everywhere
+        bands.append(Band(bands[0].first, bands[-1].last))
     rng = np.random.default_rng([seed, 2])
     draft = subject.draft_model
     for prompt, text in pairs if bands else ():
@@ -82,8 +84,9 @@ def long_texts(
             guesses = probs_along(subject, draft, prompt, text, params)
         triples = zip(text, targets, guesses, strict=False)
         for position, (token, probs, guess) in enumerate(triples, len(prompt)):
-            band = next(band for band in bands if position <= band.last)
-            band.table.add(probs, [token], rng, guess)
+            for band in bands:
+                if band.first <= position <= band.last:
+                    band.table.add(probs, [token], rng, guess)
     return bands, drafted
 
 

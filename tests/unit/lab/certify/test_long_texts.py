@@ -52,7 +52,10 @@ def test_end_tokens_do_not_end_them(open_subject: Open) -> None:
     bands, drafted = long_texts(subject, "speculative", PROMPTS[:2], WARM, 100, 0, Units())
     context = subject.built.context
     assert bands[-1].last == min(LATEST + len(PROMPTS[0]), context) - 1
-    assert sum(band.table.num_draws for band in bands) == sum(min(LATEST, context - len(prompt)) for prompt in PROMPTS[:2])
+    drawn = sum(min(LATEST, context - len(prompt)) for prompt in PROMPTS[:2])
+    *parts, whole = [band.table.num_draws for band in bands]
+    assert sum(parts) == whole == drawn
+    assert (bands[-1].first, bands[-1].last) == (bands[0].first, bands[-2].last)
     assert all(sum(counts["by id"]) > 100 for counts in drafted)
     assert subject.target.kv.num_rows == 0
 
