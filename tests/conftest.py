@@ -139,26 +139,6 @@ def _threads_as_before() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-_banks: dict[tuple[type, bool], Any] = {}
-
-
-@pytest.fixture(scope="module")
-def bank_once() -> Iterator[None]:
-    """Certificates share the section on small cases, which asks the verifier alone: it is computed once for each verifier."""
-    from outrider.lab.certify.certify import exact_distribution
-
-    def kept(verifier: Any, *, trees: bool, progress: Any) -> Any:
-        if vars(verifier):  # settings, or a method that a test put in place
-            return exact_distribution(verifier, trees=trees, progress=progress)
-        if (type(verifier), trees) not in _banks:
-            _banks[type(verifier), trees] = exact_distribution(verifier, trees=trees, progress=progress)
-        return _banks[type(verifier), trees]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outrider.lab.certify.certify.exact_distribution", kept)
-        yield
-
-
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of shared models and data."""

@@ -1,8 +1,7 @@
-"""The oracle of exact distributions: the enumerators that `outrider certify` gives to every user, under their names here.
+"""The oracle of exact distributions: the enumerators of tests/enumeration/, under the names that tests use.
 
-One implementation (outrider/lab/certify/): what the certificate claims is what the contract tests test. A lossless verifier
-gives the target's joint distribution, to rounding (TV < 1e-12 in fp64); the smallest bias of section 2 of the shared algorithms
-page is 0.01, so nothing in between is left to argue about.
+A lossless verifier gives the target's joint distribution, to rounding (TV < 1e-12 in fp64); the smallest bias of section 2 of
+the shared algorithms page is 0.01, so nothing in between is left to argue about.
 
 Not covered: the keyed generator itself (tests/unit/sampling/test_rng.py), the Gumbel-max theorem (by integration in
 tests/unit/sampling/test_coupling.py).
@@ -10,7 +9,7 @@ tests/unit/sampling/test_coupling.py).
 
 from __future__ import annotations
 
-from outrider.lab.certify.enumerate import (
+from tests.enumeration.enumerate import (
     Enumeration,
     NeedsOutcomesError,
     Outcomes,
@@ -23,8 +22,8 @@ from outrider.lab.certify.enumerate import (
     step_joint,
     target_pass,
 )
-from outrider.lab.certify.intervals import Interval, IntervalRandomness, Key, interval_joint
-from outrider.lab.certify.tables import (
+from tests.enumeration.intervals import Interval, IntervalRandomness, Key, interval_joint
+from tests.enumeration.tables import (
     Joint,
     Path,
     Proposals,

@@ -13,8 +13,7 @@ from typing import Any
 
 from outrider.build import Options
 from outrider.lab.configuration import Configuration
-from outrider.lab.explain.explain import explain
-from outrider.lab.explain.explained import Question
+from outrider.lab.explain.explain import Question, explain
 from outrider.lab.journal import Journal
 from outrider.lab.runner import Runner
 from outrider.machine import versions

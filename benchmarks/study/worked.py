@@ -1,7 +1,8 @@
 """Study `worked-solutions`: how far drafts are kept on worked solutions, why not further, and what that brings.
 
 For each temperature `explain` decodes the problems with drafts of `LONGEST` tokens and reads both models' distributions at every
-token; `bench` then measures several draft lengths, the one that explain's replay puts first among them, and other ways to draft.
+token; `bench` then measures several draft lengths, the one that a replay of these texts puts first among them, and other ways to
+draft.
 Kinds of step follow rules on the text (`kinds.py`). Where decoding is greedy, a rejection has one of four reasons, the first
 that fits, distributions at temperature 1:
 
@@ -30,9 +31,8 @@ from outrider.lab.bench.bench_result import BenchResult
 from outrider.lab.bench.plan import Plan
 from outrider.lab.bench.run import run_bench
 from outrider.lab.configuration import Configuration
-from outrider.lab.explain.explain import explain
+from outrider.lab.explain.explain import Question, explain
 from outrider.lab.explain.explain_result import LETTERS, ExplainResult, TextColumns
-from outrider.lab.explain.explained import Question
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.runner import Runner
 from outrider.lab.workload.load import load_workload
@@ -202,12 +202,37 @@ def example_of(text: TextColumns) -> list[list[str]]:
 
 
 def lengths(result: ExplainResult) -> list[Line]:
-    """What explain's replay says of every draft length."""
-    return [
-        {"num_draft_tokens": one.num_draft_tokens, "replay_tau": one.tokens_per_step, "replay_tokens_per_s": one.tokens_per_s}
-        for one in result.counterfactuals
-        if one.family == "length" and one.num_draft_tokens
-    ]
+    """A replay of the recorded texts with every draft length: tokens a step, and a second, by the times of the run."""
+    assert result.times is not None
+    lines = []
+    for length in range(1, LONGEST + 5):
+        steps = sum(expected_steps(_chances(text, result.is_greedy), length) for text in result.texts)
+        tau = result.emitted / steps
+        seconds = result.times.rest_s + length * result.times.draft_level_s
+        lines.append({"num_draft_tokens": length, "replay_tau": tau, "replay_tokens_per_s": tau / seconds})
+    return lines
+
+
+def _chances(text: TextColumns, greedy: bool) -> list[float]:
+    """P(a draft token is kept) at every position, given the text: of the draft's favourite, or of a draw."""
+    if greedy:
+        return [float(rank == 1) for rank in text.rank_token]
+    pairs = zip(text.p_token, text.q_token, strict=True)
+    return [min(1.0, (q or 0.0) / max(p or 0.0, 1e-30)) for p, q in pairs]
+
+
+def expected_steps(chances: Sequence[float], length: int) -> float:
+    """Steps over a text with chains of `length` tokens, which are kept one by one with these chances."""
+    total = len(chances)
+    starts = [1.0] + [0.0] * total  # P(a step starts here)
+    for position in range(total):
+        alive = starts[position]
+        end = min(position + length, total)
+        for at in range(position, end):
+            starts[at + 1] += alive * (1 - chances[at])
+            alive *= chances[at]
+        starts[min(end + 1, total)] += alive
+    return sum(starts[:total])
 
 
 def speeds(result: BenchResult, explained: ExplainResult, counted: Sequence[Line], words: dict[str, str]) -> Line:

@@ -64,7 +64,7 @@ def certify(
     output: OutputOptions,
     resume: Resume = False,
 ) -> int:
-    """Prove, or test with stated power, that speculation leaves the output as it is. Exit code 0 only if it does."""
+    """Test, bit by bit and with stated power, that speculation changes no output. Exit code 0 only if so."""
     check_lab("certify")
     from outrider.build import Options
     from outrider.lab.certify.certify import certify as run_certify

@@ -13,13 +13,13 @@ from outrider.cli.options import SAMPLING, ModelOptions, SamplingOptions, Target
 from outrider.cli.prompting import PROMPTS, ConversationOptions
 from outrider.cli.typed import read_prompt
 from outrider.cli.verbs import listed, option, with_groups
-from outrider.errors import CapabilityError, ConfigError
+from outrider.errors import ConfigError
 from outrider.extras import check_lab
 
 if TYPE_CHECKING:
     from outrider.build import Options
     from outrider.lab.configuration import Configuration
-    from outrider.lab.explain.explained import Question
+    from outrider.lab.explain.explain import Question
     from outrider.lab.runner import Runner
     from outrider.lab.workload.types import Workload
 
@@ -66,26 +66,24 @@ def explain(
     params = sampling.params()
     max_tokens = params.required_max_tokens
     asked = _asked(target, prompt, prompts)
-    options, configuration = _chosen(target, models, greedy=params.is_greedy)
+    options, configuration = _chosen(target, models)
     questions = partial(_questions, asked=asked, prompts=prompts, max_tokens=max_tokens)
     run = partial(run_explain, options, configuration, questions, params, workload=asked.name, max_shown=show_tokens)
     return measure("explain", output, run, resume=resume)
 
 
-def _chosen(target: str, model: ModelOptions, *, greedy: bool) -> tuple[Options, Configuration]:
-    """Models and configuration; what drafter 'auto' means, and whether --draft is a model or a head, is settled as in
-    `outrider.LLM`. Raises CapabilityError for a head that would draw its drafts."""
+def _chosen(target: str, model: ModelOptions) -> tuple[Options, Configuration]:
+    """Models and configuration, with drafter 'auto' and --draft settled as in `outrider.LLM`."""
     from outrider.build import Options, choose
     from outrider.lab.configuration import Configuration
 
     options, parts = choose(Options(target=target, **model.llm_arguments()))
-    if not greedy and any(kind.requires.head for kind, _ in parts.requirements.heads):
-        raise CapabilityError(
-            "a trained head draws from distributions that depend on the target's hidden states, which a recording does not hold: "
-            "explain it greedily (--temperature 0)"
-        )
     configuration = Configuration(
-        parts.drafter_name, options.num_draft_tokens, options.drafter_options, options.verifier, options.verifier_options
+        parts.drafter_name,
+        options.num_draft_tokens,
+        options.drafter_options,
+        options.verifier,
+        options.verifier_options,
     )
     return options, configuration
 
@@ -104,7 +102,7 @@ def _asked(target: str, prompt: str | None, prompts: ExplainedOptions) -> Worklo
 def _questions(runner: Runner, asked: Workload, prompts: ExplainedOptions, max_tokens: int) -> list[Question]:
     """The prompts as token ids. One prompt of the user's own is in the chat template where the model has one, and may be cut by
     the context, as in `generate`; a workload's must fit."""
-    from outrider.lab.explain.explained import Question
+    from outrider.lab.explain.explain import Question
     from outrider.lab.workload.prompts import prepare, to_tokens
     from outrider.messages import template_text
 

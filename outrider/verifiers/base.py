@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from outrider.errors import CapabilityError
-from outrider.sampling.kept import Children, Probs
 from outrider.sampling.rng import Purpose, Randomness
 from outrider.settings import NoSettings
 from outrider.types import Draft, Verdict, VerdictLists
-from outrider.verifiers.simulated import simulated_share
 
 
 class Verifier(ABC):
@@ -30,7 +28,6 @@ class Verifier(ABC):
     coupled: ClassVar[bool] = (
         False  # chooses with keyed noise a drafter may share (drafter-invariant sampling)
     )
-    judges_paths: ClassVar[bool] = False  # whole paths, not node by node: a node is entered with a weight below 1
 
     Settings: ClassVar[type] = NoSettings
 
@@ -47,18 +44,6 @@ class Verifier(ABC):
         index of each row's first draft token (= number of committed tokens). Only the first lengths[b]
         nodes of row b count.
         """
-
-    def kept_share(self, p: Probs, q: Probs | None, children: Children, weight: float, seed: int) -> float:
-        """P(one of a node's children is kept | the node is), over the children's draws and this verifier's coins.
-
-        p, q (V,): the distributions of target and draft there; q None: nothing is drawn. `weight`: what the node is entered with,
-        1 unless whole paths are judged. `outrider explain` asks; a rule with a formula gives it, others are simulated.
-        """
-        return simulated_share(self.verify, p, q, children, seed)
-
-    def token_share(self, p: Probs, q: Probs | None, children: Children, rank: int) -> float | None:
-        """P(the child at `rank` is kept | its earlier siblings are not), where nodes are judged one by one; None: not known."""
-        return None
 
 
 def check(verifier: Verifier, draft: Draft, target_probs: Tensor) -> None:

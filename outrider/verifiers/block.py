@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from outrider.sampling.block import keep_probs, path_weights
-from outrider.sampling.kept import Children, Probs, kept_share
 from outrider.sampling.rejection import next_token_weights
 from outrider.sampling.rng import Purpose, Randomness
 from outrider.types import Draft, Verdict
@@ -24,7 +23,6 @@ from outrider.verifiers.token import TokenVerifier
 class BlockVerifier(Verifier):
     name: ClassVar[str] = "block"
     lossless: ClassVar[bool] = True
-    judges_paths: ClassVar[bool] = True
 
     def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
         check(self, draft, target_probs)
@@ -37,7 +35,3 @@ class BlockVerifier(Verifier):
         scale = rho.gather(1, num_accepted[:, None])[:, 0]
         weights = next_token_weights(target_probs, draft, num_accepted, scale)
         return chain_verdict(draft, num_accepted, rng.categorical(weights, Purpose.RESAMPLE, positions, 0))
-
-    def kept_share(self, p: Probs, q: Probs | None, children: Children, weight: float, seed: int) -> float:
-        """The residual rule's."""
-        return kept_share(p, q, children, weight, seed)

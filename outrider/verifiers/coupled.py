@@ -12,7 +12,6 @@ from typing import ClassVar
 from torch import Tensor
 
 from outrider.sampling.coupling import gumbel_choice
-from outrider.sampling.kept import Children, Probs, kept_share, race_share
 from outrider.sampling.rng import Randomness
 from outrider.types import Draft, Verdict
 from outrider.verifiers.base import Verifier, check
@@ -31,9 +30,3 @@ class CoupledVerifier(Verifier):
         noise = rng.gumbel(positions[:, None] + draft.depths(), target_probs.shape[2])
         choice = gumbel_choice(target_probs, noise).tolist()  # (B, N+1); sync: once
         return greedy_verdict(draft, choice)
-
-    def kept_share(self, p: Probs, q: Probs | None, children: Children, weight: float, seed: int) -> float:
-        """Drawn children are the winners of a race with the noise that chooses; of placed ones one may be the choice."""
-        if q is None:
-            return kept_share(p, q, children, weight, seed)
-        return race_share(p, q, len(children.tokens), seed)

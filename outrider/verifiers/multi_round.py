@@ -10,7 +10,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from outrider.sampling.kept import Children, Probs, child_weight, kept_share
 from outrider.sampling.rng import Purpose, Randomness
 from outrider.sampling.tree import multi_round
 from outrider.types import Draft, Verdict
@@ -28,14 +27,6 @@ class MultiRoundVerifier(Verifier):
         heads = rng.bernoulli(keep, Purpose.ACCEPT, positions).tolist()  # sync: (B, N)
         ends = [_walk(*row) for row in zip(draft.children, heads, strict=True)]
         return finish_tree(draft, ends, weights, target_probs, rng, positions)
-
-    def kept_share(self, p: Probs, q: Probs | None, children: Children, weight: float, seed: int) -> float:
-        """The residual rule's."""
-        return kept_share(p, q, children, weight, seed)
-
-    def token_share(self, p: Probs, q: Probs | None, children: Children, rank: int) -> float:
-        """min(1, p/q), of what earlier siblings left of both."""
-        return child_weight(p, q, children, 1.0, rank)
 
 
 def _walk(children: list[list[int]], heads: list[bool]) -> int:

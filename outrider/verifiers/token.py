@@ -9,7 +9,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from outrider.sampling.kept import Children, Probs, child_weight, kept_share
 from outrider.sampling.rejection import acceptance, next_token_weights
 from outrider.sampling.rng import Purpose, Randomness
 from outrider.types import Draft, Verdict
@@ -26,11 +25,3 @@ class TokenVerifier(Verifier):
         num_accepted = accepted.long().cumprod(dim=1).sum(dim=1)
         weights = next_token_weights(target_probs, draft, num_accepted)
         return chain_verdict(draft, num_accepted, rng.categorical(weights, Purpose.RESAMPLE, positions, 0))
-
-    def kept_share(self, p: Probs, q: Probs | None, children: Children, weight: float, seed: int) -> float:
-        """The residual rule's."""
-        return kept_share(p, q, children, weight, seed)
-
-    def token_share(self, p: Probs, q: Probs | None, children: Children, rank: int) -> float:
-        """min(1, p/q), of what earlier siblings left of both."""
-        return child_weight(p, q, children, 1.0, rank)

@@ -10,7 +10,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from outrider.sampling.kept import Children, Probs, kept_share
 from outrider.sampling.rng import Purpose, Randomness
 from outrider.sampling.traversal import post_order, traverse
 from outrider.types import Draft, Verdict
@@ -21,7 +20,6 @@ from outrider.verifiers.block import BlockVerifier
 class TraversalVerifier(Verifier):
     name: ClassVar[str] = "traversal"
     lossless: ClassVar[bool] = True
-    judges_paths: ClassVar[bool] = True
     shape: ClassVar[str] = "tree"
 
     def verify(self, draft: Draft, target_probs: Tensor, rng: Randomness, positions: Tensor) -> Verdict:
@@ -35,7 +33,3 @@ class TraversalVerifier(Verifier):
             for tree, row in zip(draft.children, heads, strict=True)
         ]
         return finish_tree(draft, ends, weights, target_probs, rng, positions)
-
-    def kept_share(self, p: Probs, q: Probs | None, children: Children, weight: float, seed: int) -> float:
-        """The residual rule's."""
-        return kept_share(p, q, children, weight, seed)

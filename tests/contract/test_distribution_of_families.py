@@ -16,7 +16,6 @@ from torch import Tensor
 
 from outrider.cache import cache_folder
 from outrider.errors import CapabilityError
-from outrider.lab.certify.intervals import IntervalRandomness, keyed_by_step, next_script
 from outrider.models.loading.load import build_lm, finish
 from outrider.models.stateful.lm import StateLM
 from outrider.runtime.run import use_native_run
@@ -24,6 +23,7 @@ from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
 from tests.contract import own_cache_families
 from tests.contract.family_reference import ASKED_BY_GENERATING, next_logits
+from tests.enumeration.intervals import IntervalRandomness, keyed_by_step, next_script
 from tests.oracle import Joint, Path, total_variation
 from tests.unit.runtime import families
 

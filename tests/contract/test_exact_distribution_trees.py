@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.lab.certify.bank import follow_the_likely
 from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import KeyedStreams
 from outrider.types import Draft
 from outrider.verifiers import VERIFIERS
 from tests import oracle
 from tests.contract.test_exact_distribution import EXACT, FILTERS, pair, verifier_named
+from tests.enumeration.bank import follow_the_likely
 from tests.oracle_trees import probs_on, shape, tree_accepted, tree_bias, tree_drafts
 
 TREE_VERIFIERS = [

@@ -1,6 +1,6 @@
-"""`certify`: all sections, in the order of their price, then the verdict (docs/certify.md).
+"""`certify`: all sections, then the verdict (docs/certify.md).
 
-What was finished before an interruption comes from the journal; the plan that a journal is checked against is `identity`.
+What was finished before an interruption comes from the journal, which is checked against `identity`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ from typing import Any
 
 from outrider.drafters.proposals import laws_checked
 from outrider.errors import ConfigError
-from outrider.lab.certify.bank import exact_distribution
 from outrider.lab.certify.certify_result import (
     LEFT_OUT,
     CertifyResult,
-    FirstTokenDistribution,
     SameTexts,
     SampledDistribution,
     verdict_of,
 )
-from outrider.lab.certify.first_token import first_token
 from outrider.lab.certify.points import find_spots
 from outrider.lab.certify.sampled import sampled_distribution
 from outrider.lab.certify.subject import Subject
@@ -34,8 +31,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.version import __version__
 
 MAX_POINTS = 8
-DETECTED = 0.06  # total variation that the default number of samples finds with up to 40 degrees of freedom (24 tests)
-LOSSY = "the verifier is lossy"
+DETECTED = 0.06  # total variation that the default number of samples finds (40 degrees of freedom)
 NOT_CERTIFIED = f"{LEFT_OUT}: a lossy verifier changes the model's distribution"
 
 
@@ -43,7 +39,7 @@ NOT_CERTIFIED = f"{LEFT_OUT}: a lossy verifier changes the model's distribution"
 class CertifyPlan:
     """How much evidence. Raises ConfigError for what makes no sense."""
 
-    samples: int = 5000  # continuations of each sampler, draws in each band of long texts: enough to find DETECTED
+    samples: int = 5000  # draws in each test: enough to find DETECTED
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=128))
     seed: int = 0
 
@@ -53,7 +49,7 @@ class CertifyPlan:
 
     @property
     def drawing(self) -> SamplingParams:
-        """Options of the sampled sections: greedy text has no distribution, so there they are at temperature 1."""
+        """Options of the sampled sections: temperature 1 in place of 0."""
         return self.sampling.drawn() if self.sampling.is_greedy else self.sampling
 
 
@@ -92,45 +88,56 @@ def certify(
     """Every section that applies; `prompts` are `tokens_of` the workload."""
     began = time.perf_counter()
     subject.constraint([], plan.sampling)  # refuses a wrong grammar now
-    verifier, lossless = subject.speculative.verifier, subject.is_lossless
-    exact = exact_distribution(verifier, trees=subject.built.draws_trees, progress=units.progress)
     text, answers = greedy(subject, list(prompts), plan.sampling, units)
-    if lossless:
+    if subject.is_lossless:
         spots = find_spots(subject, prompts, answers, plan.drawing, MAX_POINTS, units.progress)
-        first = first_token(subject, spots, plan.drawing, units)
         sampled = sampled_distribution(subject, spots, plan.drawing, plan.samples, plan.seed, units)
-        same = invariance(subject, prompts, plan.drawing, plan.seed, units)
+        same = invariance(subject, list(prompts), plan.drawing, plan.seed, units)
     else:
-        text, nothing = _lossy(text), {"status": "not claimed", "why": NOT_CERTIFIED}
-        first, same = FirstTokenDistribution.model_validate(nothing), SameTexts.model_validate(nothing)
-        sampled = SampledDistribution.model_validate({**nothing, "temperature": plan.drawing.temperature})
+        text = _lossy(text)
+        same = SameTexts(status="not claimed", why=NOT_CERTIFIED)
+        sampled = SampledDistribution(
+            status="not claimed", why=NOT_CERTIFIED, temperature=plan.drawing.temperature
+        )
     result = CertifyResult(
-        verdict="inconclusive", reasons=[], settings=settings_of(subject), sampling=asdict(plan.drawing),
-        workload=workload.name, num_prompts=len(prompts), max_new_tokens=plan.sampling.required_max_tokens, seed=plan.seed,
-        exact_distribution=exact, first_token=first, greedy=text, sampled_distribution=sampled, invariance=same,
-        notes=list(_notes(subject, workload, plan, sampled)), elapsed_s=time.perf_counter() - began,
-    )  # fmt: skip
-    verdict, reasons = verdict_of(result.sections, lossless=lossless)
+        verdict="inconclusive",
+        reasons=[],
+        settings=settings_of(subject),
+        sampling=asdict(plan.drawing),
+        workload=workload.name,
+        num_prompts=len(prompts),
+        max_new_tokens=plan.sampling.required_max_tokens,
+        seed=plan.seed,
+        greedy=text,
+        sampled_distribution=sampled,
+        invariance=same,
+        notes=list(_notes(subject, workload, plan, sampled)),
+        elapsed_s=time.perf_counter() - began,
+    )
+    verdict, reasons = verdict_of(result.sections, lossless=subject.is_lossless)
     return result.model_copy(update={"verdict": verdict, "reasons": reasons})
 
 
 def _lossy(section: SameTexts) -> SameTexts:
     """Measured all the same: how far such a verifier goes."""
     runs = [run for run in section.runs if run.name.startswith("speculative")]
-    same, total = sum(run.num_identical for run in runs), sum(run.num_prompts for run in runs)
-    return section.model_copy(
-        update={"status": "not claimed", "why": f"{LOSSY}: {same} of {total} greedy texts are plain decoding's"}
-    )
+    same = sum(run.num_identical for run in runs)
+    total = sum(run.num_prompts for run in runs)
+    why = f"the verifier is lossy: {same} of {total} greedy texts are plain decoding's"
+    return section.model_copy(update={"status": "not claimed", "why": why})
 
 
-def _notes(subject: Subject, workload: Workload, plan: CertifyPlan, sampled: SampledDistribution) -> Iterator[str]:
+def _notes(
+    subject: Subject, workload: Workload, plan: CertifyPlan, sampled: SampledDistribution
+) -> Iterator[str]:
     yield from [*subject.built.notes, *workload.notes]
     if plan.sampling.is_greedy:
-        yield "no --temperature was given: greedy text is tested as such, the sampled sections at temperature 1"
+        yield "no --temperature was given: the sampled sections run at temperature 1"
     if str(subject.built.options.num_draft_tokens).startswith("auto"):
-        yield f"the sampled sections ask for {subject.max_drafted} draft tokens a step, the most that auto may choose"
-    missing = [name for name in ("accepted", "correction", "bonus") if sampled.origins and not sampled.origins.get(name)]
-    if missing:
-        yield f"among the tokens of the sampled distribution was no {' and no '.join(missing)} token"
+        yield f"the sampled sections draft {subject.max_drafted} tokens a step, the most that auto may choose"
+    if sampled.origins:
+        for name in ("accepted", "correction", "bonus"):
+            if not sampled.origins.get(name):
+                yield f"no {name} token was among the sampled tokens"
     if not subject.built.config()["exact"]:
         yield "passes of different shapes differ by rounding here, so greedy texts may part at near-ties"

@@ -2,7 +2,7 @@
 
     passed          what the section claims was found to hold
     failed          it was found not to hold
-    inconclusive    the check could not tell (why it could not is in `why`)
+    inconclusive    the check could not tell (`why` says why it could not)
     not claimed     nobody promised it for these settings, or it does not apply
 """
 
@@ -21,9 +21,8 @@ POWER = 0.9
 Status = Literal["passed", "failed", "inconclusive", "not claimed"]
 Verdict = Literal["lossless", "not lossless", "lossy", "inconclusive"]
 Sampler = Literal["speculative", "plain"]
-Part = Literal["continuations", "long texts", "drafts", "drafts of long texts"]
+Part = Literal["continuations", "long texts", "drafts"]
 View = Literal["tokens", "preference", "likeliest first", "by id"]
-DRAFTS: tuple[Part, ...] = ("drafts", "drafts of long texts")
 Cause = Literal["rounding", "verifier", "state"]
 
 
@@ -34,48 +33,12 @@ class Section(Record):
     why: str  # one sentence
 
 
-class CaseFound(Record):
-    """One enumerated case."""
-
-    kind: str  # of draft
-    name: str
-    total_variation: float | None  # None: the verifier raised
-    problem: str | None = None  # what it raised
-
-
-class ExactDistribution(Section):
-    """The verifier's own code over every outcome of small pairs, in fp64, no random number involved."""
-
-    num_cases: int
-    limit: float  # of total variation, per case
-    max_total_variation: float | None
-    by_kind: dict[str, float | None]  # kind of draft -> largest total variation; None: it raised in a case
-    failures: list[CaseFound]  # over the limit; the first 20
-
-
 class TestPoint(Record):
     """A text of the pair's own at which distributions were tested."""
 
     prompt: int  # number of the prompt, from 0
     num_output_tokens: int  # of the target's greedy answer that precede the test point
     entropy_nats: float  # of the target's distribution there, under the sampling options
-
-
-class FirstToken(Record):
-    """The exact distribution of one emitted token at one test point."""
-
-    place: int  # number of the test point, from 0
-    draft: Literal["drawn", "placed"]
-    covered: float  # probability of the outcomes that were enumerated
-    total_variation: float  # that they prove: sum of the probability they put on tokens beyond the target's
-
-
-class FirstTokenDistribution(Section):
-    """Exact, on this pair's own distributions over the whole vocabulary, in the precision of real runs; drafts of one token."""
-
-    limit: float = 0.0
-    max_total_variation: float | None = None
-    places: list[FirstToken] = Field(default_factory=list)
 
 
 class TextDifference(Record):
@@ -88,10 +51,9 @@ class TextDifference(Record):
     found: int | None
     expected_text: str
     found_text: str
-    gap: float | None  # the target's score of the expected token minus that of the found one, teacher-forced
-    gap_in_spacings: float | None  # spacing: distance of neighbouring numbers of the model's dtype at that size (1 ulp)
-    moved_in_spacings: float | None  # how far these two logits moved between the run's pass and the teacher-forced one
-    noise_in_spacings: float  # how far they move between teacher-forced passes of several shapes
+    gap: float | None  # teacher-forced score of the expected token minus that of the found one
+    gap_in_spacings: float | None  # spacing: 1 ulp of the model's dtype at that size
+    moved_in_spacings: float | None  # of these logits between the run's pass and the forced one
     cause: Cause  # see ties.py
 
 
@@ -112,12 +74,11 @@ class SameTexts(Section):
 
 
 class DistributionTest(Record):
-    """One G-test of drawn tokens against the distributions they should come from, see gtest.py and drafted.py.
+    """One G-test of drawn tokens against the distributions they should come from.
 
-    Emitted tokens against the target's teacher-forced conditionals, drafted ones against what the drafter reports of them.
-    G = 2 sum O ln(O / E) over cells expected at least 5 times. View "tokens": a group of cells for each beginning that was drawn
-    often, ranks of all other tokens; "preference": all draws, tokens in the order of the draft's q over the target's p;
-    "likeliest first", "by id": drafted tokens in these orders.
+    Emitted tokens against the target's teacher-forced conditionals (gtest.py), drafted ones against
+    what the drafter reports of them (drafted.py). G = 2 sum O ln(O / E) over cells expected at least
+    5 times. docs/certify.md names the views.
     """
 
     part: Part
@@ -132,8 +93,8 @@ class DistributionTest(Record):
     df: int  # degrees of freedom: cells minus groups
     p_value: float
     rejected: bool  # by Holm's procedure over all tests of the certificate
-    impossible: int  # tokens drawn to which the target gives probability 0
-    detectable_total_variation: float | None  # average over the draws; found with probability `power` at Holm's strictest level
+    impossible: int  # tokens drawn to which the distribution gives probability 0
+    detectable_total_variation: float | None  # averaged over the draws, found with `power`
 
 
 class SampledDistribution(Section):
@@ -142,18 +103,19 @@ class SampledDistribution(Section):
     temperature: float
     false_alarms: float = FALSE_ALARMS
     power: float = POWER
-    num_samples: int = 0  # continuations of each sampler
+    num_samples: int = 0  # continuations
     num_tokens: int = 0  # tokens tested per continuation
     num_long_texts: int = 0
-    origins: dict[str, int] = Field(default_factory=dict)  # of the speculative tokens: accepted, correction, bonus, plain
+    origins: dict[str, int] = Field(default_factory=dict)  # of the speculative tokens
     places: list[TestPoint] = Field(default_factory=list)
     tests: list[DistributionTest] = Field(default_factory=list)
     detectable_total_variation: float | None = None  # the worst of the tests of emitted tokens
 
     def finds(self, *parts: Part) -> float | None:
-        """The smallest total variation that every speculative test of these parts finds; None where there is none."""
+        """The smallest total variation that every speculative test of these parts finds."""
         tests = [one for one in self.tests if one.sampler == "speculative" and one.part in parts]
-        return max((one.detectable_total_variation for one in tests if one.detectable_total_variation is not None), default=None)
+        known = [one.detectable_total_variation for one in tests]
+        return max((one for one in known if one is not None), default=None)
 
     @property
     def long_range(self) -> tuple[int, int] | None:
@@ -165,6 +127,7 @@ class SampledDistribution(Section):
 class CertifyResult(Result):
     """The certificate."""
 
+    schema_version: int = 3
     kind: Literal["certify"] = "certify"
     verdict: Verdict
     reasons: list[str]  # why this verdict, one line each
@@ -174,8 +137,6 @@ class CertifyResult(Result):
     num_prompts: int
     max_new_tokens: int
     seed: int
-    exact_distribution: ExactDistribution
-    first_token: FirstTokenDistribution
     greedy: SameTexts  # at temperature 0
     sampled_distribution: SampledDistribution
     invariance: SameTexts  # at the sampling temperature, same seeds, several drafters and lengths
@@ -185,8 +146,6 @@ class CertifyResult(Result):
     def sections(self) -> dict[str, Section]:
         """By title, in the order of the report."""
         return {
-            "Exact distribution of the verifier": self.exact_distribution,
-            "Exact distribution of the first token": self.first_token,
             "Greedy text": self.greedy,
             "Sampled distribution": self.sampled_distribution,
             "Independence of the drafter": self.invariance,
@@ -194,13 +153,25 @@ class CertifyResult(Result):
 
 
 def verdict_of(sections: dict[str, Section], *, lossless: bool) -> tuple[Verdict, list[str]]:
-    """lossy: the verifier (or drafter) says so itself. not lossless: a section failed. inconclusive: none failed, but one
-    could not tell. lossless: all others. With the reasons."""
+    """The verdict that the worst section decides, and its reasons; `lossless`: what the parts say of themselves."""
     if not lossless:
-        measured = [f"{title}: {section.why}" for title, section in sections.items() if not section.why.startswith(LEFT_OUT)]
+        measured = [
+            f"{title}: {section.why}"
+            for title, section in sections.items()
+            if not section.why.startswith(LEFT_OUT)
+        ]
         return "lossy", ["lossy by design: no certificate of losslessness can be given", *measured]
-    for status, verdict in (("failed", "not lossless"), ("inconclusive", "inconclusive")):
-        found = [f"{title}: {section.why}" for title, section in sections.items() if section.status == status]
-        if found:
-            return verdict, found  # type: ignore[return-value]
-    return "lossless", [f"{title}: {section.why}" for title, section in sections.items() if section.status == "passed"]
+    verdicts: tuple[tuple[Status, Verdict], ...] = (
+        ("failed", "not lossless"),
+        ("inconclusive", "inconclusive"),
+        ("passed", "lossless"),
+    )
+    for status, verdict in verdicts:
+        reasons = [
+            f"{title}: {section.why}"
+            for title, section in sections.items()
+            if section.status == status
+        ]
+        if reasons:
+            return verdict, reasons
+    return "inconclusive", ["no section applies"]

@@ -1,11 +1,11 @@
-"""The distributions that a drafter reports, against the tokens that it drew from them: drafting is cheap, so little is missed.
+"""The distributions that a drafter reports, against the tokens that it drew from them.
 
-A verifier takes `Draft.probs` at its word. Where the drafter draws from another distribution, acceptance and residual are both
-wrong, by so little that emitted tokens show it late: of q^0.9 in place of q, by a tenth of what drafted tokens show.
+A verifier takes `Draft.probs` at its word. Where the drafter draws from another distribution,
+emitted tokens show it late: a report of q^0.9 in place of q, by a tenth of what drafted tokens show.
 
-A token's rank in the distribution that it was drawn from is uniform on [0, 1), as in `gtest.py`, whichever distribution it was.
-Ranks are counted in cells, tokens in two orders: the likeliest first (another temperature, another filter), and by id (a
-faulty way to draw). In the first order cells halve towards 1: another temperature moves unlikely tokens most.
+A token's rank in its distribution is uniform on [0, 1), as in `gtest.py`. Ranks are counted in cells,
+tokens in two orders: the likeliest first (another temperature, another filter; cells halve towards 1,
+where unlikely tokens are), and by id (a faulty way to draw).
 """
 
 from __future__ import annotations
@@ -22,22 +22,27 @@ from outrider.lab.certify.gtest import MIN_EXPECTED, GStatistic, statistic
 from outrider.step import StepFacts
 from outrider.types import Draft
 
+HALVING = [0, 0.25, *(1 - 0.5**cut for cut in range(1, 17)), 1]
 EDGES: Mapping[View, np.ndarray] = {
-    "likeliest first": np.array([0, 0.25, *(1 - 0.5**cut for cut in range(1, 17)), 1]), "by id": np.linspace(0, 1, 11),
-}  # fmt: skip
+    "likeliest first": np.array(HALVING),
+    "by id": np.linspace(0, 1, 11),
+}
 ORDERS = tuple(EDGES)
 MAX_NUMBERS = 1 << 22  # of one batch of distributions
 
 
 class DraftedRanks:
-    """An observer of steps: how many drawn draft tokens fell into each cell of their distributions."""
+    """How many drawn draft tokens fell into each cell of their distributions; an observer of steps."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
-        self._counts: dict[View, np.ndarray] = {order: np.zeros(len(EDGES[order]) - 1, dtype=np.int64) for order in ORDERS}
-        self._impossible = 0
+        self._impossible = 0  # tokens whose reported probability is 0
+        self._counts: dict[View, np.ndarray] = {
+            order: np.zeros(len(edges) - 1, dtype=np.int64) for order, edges in EDGES.items()
+        }
 
     def observe(self, facts: StepFacts) -> None:
+        """A step is over."""
         for probs, tokens in _drawn(facts.draft):
             for order, before, share in _shares(probs, tokens):
                 ranks = before + self._rng.random(len(before)) * share
@@ -45,19 +50,14 @@ class DraftedRanks:
             self._impossible += int((probs.gather(1, tokens[:, None]) <= 0).sum())
 
     def as_json(self) -> dict[str, Any]:
-        """Counts by order, and of tokens whose reported probability is 0."""
-        return {**{order: counts.tolist() for order, counts in self._counts.items()}, "impossible": self._impossible}
-
-
-class DraftedTable:
-    """The counts of many runs, and their tests."""
-
-    def __init__(self) -> None:
-        self._counts: dict[View, np.ndarray] = {order: np.zeros(len(EDGES[order]) - 1, dtype=np.int64) for order in ORDERS}
-        self._impossible = 0
+        """The counts, for a journal."""
+        lists: dict[str, Any] = {"impossible": self._impossible}
+        for order, counts in self._counts.items():
+            lists[order] = counts.tolist()
+        return lists
 
     def add(self, counts: Mapping[str, Any]) -> None:
-        """What `DraftedRanks.as_json` gave."""
+        """Adds what `as_json` gave of another run."""
         for order in ORDERS:
             self._counts[order] += counts[order]
         self._impossible += counts["impossible"]
@@ -72,8 +72,9 @@ class DraftedTable:
 
 
 def merged(observed: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Neighbouring cells added up, from the first on, until each is expected often enough; what is left joins the last one."""
-    starts, total = [0], 0.0
+    """Neighbouring cells added up until each is expected often enough; what is left joins the last one."""
+    starts = [0]
+    total = 0.0
     for index, value in enumerate(expected.tolist()):
         if total >= MIN_EXPECTED and expected[index:].sum() >= MIN_EXPECTED:
             starts.append(index)
@@ -83,17 +84,19 @@ def merged(observed: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _drawn(draft: Draft) -> Iterator[tuple[Tensor, Tensor]]:
-    """Drawn tokens (n,) and the distributions (n, V) that they were drawn from, not normalised, some at a time."""
+    """Drawn tokens (n,) and their distributions (n, V), not normalised, some at a time."""
     if draft.probs is None:
         return
     valid = torch.arange(draft.num_nodes, device=draft.tokens.device) < draft.lengths[:, None]
     rows, nodes = torch.nonzero(draft.is_sampled() & valid, as_tuple=True)
-    tokens, parents = draft.tokens[rows, nodes], draft.parent_nodes()[rows, nodes]
+    tokens = draft.tokens[rows, nodes]
+    parents = draft.parent_nodes()[rows, nodes]
     size = max(1, MAX_NUMBERS // draft.probs.shape[2])
     for part in torch.arange(len(rows), device=rows.device).split(size):
         probs = draft.probs[rows[part], parents[part] + 1]
         if draft.parents is not None and not draft.replacement:
-            for index, (row, node) in enumerate(zip(rows[part].tolist(), nodes[part].tolist(), strict=True)):
+            pairs = zip(rows[part].tolist(), nodes[part].tolist(), strict=True)
+            for index, (row, node) in enumerate(pairs):
                 probs[index, _earlier_siblings(draft, row, node)] = 0
         yield probs, tokens[part]
 
@@ -106,10 +109,11 @@ def _earlier_siblings(draft: Draft, row: int, node: int) -> list[int]:
 
 def _shares(probs: Tensor, tokens: Tensor) -> Iterator[tuple[View, np.ndarray, np.ndarray]]:
     """For each order, the probability (n,) of all tokens before the drawn one, and its own."""
-    own, ids = probs.gather(1, tokens[:, None]), torch.arange(probs.shape[1], device=probs.device)
+    drawn = probs.gather(1, tokens[:, None])
     total = probs.sum(dim=1, dtype=torch.float64)
-    share = (own[:, 0].double() / total).cpu().numpy()
-    lower = ids < tokens[:, None]
-    for order, ahead in zip(ORDERS, ((probs > own) | ((probs == own) & lower), lower), strict=True):
+    share = (drawn[:, 0].double() / total).cpu().numpy()
+    lower = torch.arange(probs.shape[1], device=probs.device) < tokens[:, None]
+    likelier = (probs > drawn) | ((probs == drawn) & lower)
+    for order, ahead in zip(ORDERS, (likelier, lower), strict=True):
         before = torch.where(ahead, probs, 0).sum(dim=1, dtype=torch.float64) / total
         yield order, before.cpu().numpy(), share

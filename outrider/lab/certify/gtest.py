@@ -14,7 +14,6 @@ G is chi-squared with cells minus groups degrees of freedom, given how often eac
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -169,16 +168,11 @@ def detectable(found: GStatistic, level: float, power: float) -> float | None:
         return None
     if found.df == 0:
         return float(1 - (1 - power) ** (1 / found.num_draws))
-    among_uncertain = float(np.sqrt(_noncentrality(found.df, level, power) / (4 * found.num_uncertain)))
+    among_uncertain = float(np.sqrt(noncentrality(found.df, level, power) / (4 * found.num_uncertain)))
     return min(1.0, among_uncertain) * found.num_uncertain / found.num_draws
 
 
-def draws_for(total_variation: float, df: int, level: float, power: float) -> int:
-    """How many uncertain draws a test with this many degrees of freedom needs: the inverse of `detectable`."""
-    return math.ceil(_noncentrality(df, level, power) / (4 * total_variation**2))
-
-
-def _noncentrality(df: int, level: float, power: float) -> float:
+def noncentrality(df: int, level: float, power: float) -> float:
     """The noncentrality of G at which a test at `level` rejects with probability `power`."""
     threshold, top = stats.chi2.isf(level, df), 1.0
     while stats.ncx2.sf(threshold, df, top) < power:

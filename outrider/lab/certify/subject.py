@@ -22,7 +22,8 @@ from outrider.draft_length import FixedLength
 from outrider.drafters.lookup.prediction import PredictionDrafter
 from outrider.drafters.none import NoDrafter
 from outrider.errors import ConfigError, OutriderError
-from outrider.lab.certify.enumerate import UnsoundError
+from outrider.kv.view import KVView
+from outrider.lab.certify.certify_result import Sampler
 from outrider.llm import LLM
 from outrider.models.lm import LM, Reader
 from outrider.rows import Row
@@ -34,6 +35,10 @@ from outrider.stops import StopStrings
 from outrider.types import Draft, Verdict
 from outrider.verifiers.base import Verifier
 from outrider.verifiers.token import TokenVerifier
+
+
+class UnsoundError(OutriderError):
+    """A verifier raised: it may be anybody's code, and what it raises is about it."""
 
 
 @dataclass
@@ -62,8 +67,9 @@ class WatchedDecoder(Decoder):
             verdict = super()._verify(logits, draft)
         except OutriderError:
             raise
-        except Exception as error:  # a verifier may be anybody's code: what it raises is about it, not a bug of ours
-            raise UnsoundError(f"verifier '{self.verifier.name}' raised {type(error).__name__}: {error}") from error
+        except Exception as error:
+            what = f"verifier '{self.verifier.name}' raised {type(error).__name__}: {error}"
+            raise UnsoundError(what) from error
         if self.is_watched:
             probs = distribution(logits, self.rows.sampling, self.rows.history, draft)
             self.seen = Seen(draft, logits, probs, verdict)
@@ -117,6 +123,16 @@ class Subject:
         given = self.speculative
         return WatchedDecoder(given.target, given.drafter, given.verifier, FixedLength(self.max_drafted))
 
+    def sampler(self, name: Sampler) -> WatchedDecoder:
+        """The decoder that draws as one of the two samplers."""
+        return self.plain if name == "plain" else self.drafting
+
+    @property
+    def draft_model(self) -> LM | None:
+        """The model that the drafter draws from, where it has a cache of its own to be fed on."""
+        model = self.speculative.drafter.model
+        return None if model is None or isinstance(model.kv, KVView) else model
+
     @property
     def is_lossless(self) -> bool:
         """What verifier and drafter say of themselves."""
@@ -149,11 +165,11 @@ class Subject:
         )  # fmt: skip
 
     def constraint(self, output: Sequence[int], params: SamplingParams) -> Constraint | None:
-        """The grammar and the bans of `params` behind these output tokens; fresh. None where there is neither."""
-        made = constraint_for(self.built, params)
-        if made is not None:
-            made.commit(output)
-        return made
+        """The grammar and the bans of `params` after these output tokens; fresh. None where there is neither."""
+        constraint = constraint_for(self.built, params)
+        if constraint is not None:
+            constraint.commit(output)
+        return constraint
 
     @torch.inference_mode()
     def join(self, decoder: WatchedDecoder, rows: Sequence[Row]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from outrider.lab.certify.certify_result import Cause, TextDifference
+from outrider.lab.certify.certify_result import TextDifference
 from outrider.lab.certify.subject import Subject, WatchedDecoder
 from outrider.models.lm import LM
 from outrider.models.tokens.token_bytes import token_name
@@ -24,7 +24,6 @@ from outrider.sampling.params import SamplingParams
 from outrider.sampling.rng import RowStreams
 from outrider.step import StepFacts
 
-WIDE = 8  # tokens of the wide pass
 # Spacings that two correct orders of summation may differ by. Half types round every layer's output; in fp32 sums over
 # thousands of terms err by many spacings of their result.
 ROUNDING = {torch.bfloat16: 16.0, torch.float16: 16.0, torch.float32: 512.0, torch.float64: 512.0}
@@ -87,44 +86,56 @@ def chosen(probs: Tensor, params: SamplingParams, seed: int, position: int) -> i
 
 
 def difference(
-    subject: Subject, prompt: list[int], number: int, run: str, params: SamplingParams, seed: int, text: list[int],
+    subject: Subject,
+    prompt: list[int],
+    number: int,
+    run: str,
+    params: SamplingParams,
+    text: list[int],
     parting: Departure,
-) -> TextDifference:  # fmt: skip
+) -> TextDifference:
     """Everything about one difference from the expected `text`."""
-    expected, other = parting.expected, parting.found
     found = TextDifference(
-        prompt=number, run=run, position=parting.position, expected=expected, found=other,
-        expected_text=_text(subject, expected), found_text=_text(subject, other), gap=None, gap_in_spacings=None,
-        moved_in_spacings=None, noise_in_spacings=0.0, cause="state",
-    )  # fmt: skip
-    if expected is None or other is None or parting.logits is None:
+        prompt=number,
+        run=run,
+        position=parting.position,
+        expected=parting.expected,
+        found=parting.found,
+        expected_text=_text(subject, parting.expected),
+        found_text=_text(subject, parting.found),
+        gap=None,
+        gap_in_spacings=None,
+        moved_in_spacings=None,
+        cause="state",
+    )
+    if parting.expected is None or parting.found is None or parting.logits is None:
         return found
-    common, pair = text[: parting.position], torch.tensor([expected, other])
-    reference, *others = teacher_forced(subject.target, [*prompt, *common], len(prompt))
+    common = text[: parting.position]
+    pair = [parting.expected, parting.found]
+    reference = teacher_forced(subject.target, [*prompt, *common], len(prompt))
     unit = spacing(float(reference[pair].abs().max()), subject.target.dtype)
-    found.noise_in_spacings = max(float((one[pair] - reference[pair]).abs().max()) for one in others) / unit
-    found.moved_in_spacings = moved = float((parting.logits[pair] - reference[pair]).abs().max()) / unit
-    found.gap = _gap(reference, prompt, common, params, seed, expected, other)
+    moved = float((parting.logits[pair] - reference[pair]).abs().max()) / unit
+    found.moved_in_spacings = moved
+    found.gap = _gap(reference, prompt, common, params, *pair)
     found.gap_in_spacings = None if found.gap is None else found.gap / unit
-    found.cause = _cause(parting, found.gap_in_spacings, moved, ROUNDING.get(subject.target.dtype, 16.0))
+    limit = ROUNDING.get(subject.target.dtype, 16.0)
+    if parting.choice != parting.found:
+        found.cause = "verifier"
+    elif found.gap is not None and moved <= limit and abs(found.gap) <= 2 * limit * unit:
+        found.cause = "rounding"
     return found
 
 
 @torch.inference_mode()
-def teacher_forced(lm: LM, tokens: list[int], num_prompt: int) -> list[Tensor]:
-    """Logits (V,) fp32 after `tokens` from passes of several shapes. First: the prompt, then token by token, as plain decoding
-    feeds them; then the whole text as a prompt; then the last tokens in one wide pass."""
-    found = []
-    for fed_first, width in ((num_prompt, 1), (len(tokens), 1), (max(1, len(tokens) - WIDE), WIDE + 1)):
-        row = lm.kv.add_row()
-        lm.catch_up([tokens[:fed_first]])
-        for begin in range(fed_first - 1, len(tokens), width):
-            piece = tokens[begin : begin + width]
-            logits = lm.forward(torch.tensor([piece], device=lm.device)).logits
-            lm.kv.advance(row, len(piece))
-        found.append(logits[0, -1].float().cpu())
-        lm.kv.swap_remove(row)
-    return found
+def teacher_forced(lm: LM, tokens: list[int], num_prompt: int) -> Tensor:
+    """Logits (V,) fp32 after `tokens`: the prompt, then token by token, as plain decoding feeds them."""
+    row = lm.kv.add_row()
+    lm.catch_up([tokens[:num_prompt]])
+    for token in tokens[num_prompt - 1 :]:
+        logits = lm.forward(torch.tensor([[token]], device=lm.device)).logits
+        lm.kv.advance(row, 1)
+    lm.kv.swap_remove(row)
+    return logits[0, -1].float().cpu()
 
 
 def spacing(value: float, dtype: torch.dtype) -> float:
@@ -135,24 +146,24 @@ def spacing(value: float, dtype: torch.dtype) -> float:
 
 
 def _gap(
-    logits: Tensor, prompt: list[int], common: list[int], params: SamplingParams, seed: int, expected: int, found: int
+    logits: Tensor,
+    prompt: list[int],
+    common: list[int],
+    params: SamplingParams,
+    expected: int,
+    found: int,
 ) -> float | None:
-    """The score of `expected` minus that of `found`, in units of logits: penalties, bias and noise included, filters not."""
+    """The score of `expected` minus that of `found`: penalties, bias and noise included, filters not."""
     size = logits.shape[0]
     soft = replace(params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
     history = History.start([prompt], [common], size)
-    probs = distribution(logits[None, None], BatchSampling.of([soft], size), history, dtype=torch.float64)[0, 0].log()
+    sampling = BatchSampling.of([soft], size)
+    probs = distribution(logits[None, None], sampling, history, dtype=torch.float64)[0, 0].log()
     gap = float(probs[expected] - probs[found])
     if not params.is_greedy:
-        noise = RowStreams(seed).gumbel(len(prompt) + len(common), size)
+        noise = RowStreams(params.seed or 0).gumbel(len(prompt) + len(common), size)
         gap += params.temperature * float(noise[expected] - noise[found])
     return gap if math.isfinite(gap) else None
-
-
-def _cause(parting: Departure, gap: float | None, moved: float, limit: float) -> Cause:
-    if parting.choice != parting.found:
-        return "verifier"
-    return "rounding" if gap is not None and moved <= limit and abs(gap) <= 2 * limit else "state"
 
 
 def _text(subject: Subject, token: int | None) -> str:

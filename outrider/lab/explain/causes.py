@@ -1,266 +1,187 @@
 """Charges every token that a step could have emitted and did not to a cause. The parts add up exactly.
 
-A step that asks for n levels of draft could emit n + 1 tokens (fewer where the text ends). At every node of its kept path
-one of two things happened:
+A step that asks for n levels of draft could emit n + 1 tokens (fewer where the text ends). Along its
+kept path one of three things ends it:
 
-    it had children, with b = P(one is kept) before they were drawn and the coins tossed.  Failing costs `lost` tokens, so
-        (1 - kept) lost = [(1 - b) + (b - kept)] lost
-        1 - b    what was to be expected: the draft's part, split further below
-        b - kept    luck: 0 on average, whatever happened before (a martingale difference)
-    it had none.  The draft ended: because the drafter stopped, because the tree has no node there, or because it was whole.
-
-    1 - b = (1 - bound) + (bound - b)       bound: what the best lossless rule would keep of these children (`transport.py`)
-    1 - bound = vocabulary + filters + tree budget + draft
-        vocabulary     mass of p on tokens that the draft can never say
-        filters        what top-k, top-p and min-p change: (1 - bound) with them less without them; negative where they help
-        tree budget    what one more sibling would carry (trees only)
-        draft          the rest: p and q disagree. For one drawn child all of it is their total variation, 1 - sum min(p, q)
-
-b is the verifier's (`Verifier.kept_share`). Under block verification and traversal a node is entered with its path weight a, and
-b is the share kept given that the path is: (1 - E[...]) / a of `sampling/kept.py`. Judging a drawn chain node by node keeps less
-than the best rule for whole chains, which is block verification (Sun et al. 2403.10444): its nodes are weighted with W =
-P(prefix kept by block) / P(kept by the verifier), so that the gap is unbiased, node by node possibly negative. Trees, and the
-chains of a verifier that does not say how likely it keeps a token, are compared node by node, with the weight they are entered
-with.
-
-Greedy rows are the case p in {0, 1}: no luck, no gap. docs/explain.md.
+    a rejection      all levels from there on are lost. To the vocabulary, if the text has a token that
+                     the draft can never say; to the filters, if they cut the text's token from the
+                     draft's distribution or the draft token from the target's; in trees to the budget,
+                     if the text has the draft's next favourite; else to the draft
+    an early end     the drafter stopped, or the tree has no node there. What an unbroken draft would
+                     have brought along the text is lost to that, the rest to the draft
+    the whole draft  was kept. What one more token would have brought is lost to the length
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
 
 import numpy as np
 
 from outrider.lab.explain.distributions import Distributions
-from outrider.lab.explain.transport import bound_share
 from outrider.lab.runner import Step
-from outrider.sampling.kept import Children, child_weight
-from outrider.verifiers.base import Verifier
-from outrider.verifiers.multi_round import MultiRoundVerifier
 
-DRAFT, VOCABULARY, FILTERS, STOPPED, TREE_BUDGET, LENGTH, VERIFIER, LUCK = range(8)
-CAUSES = ("draft", "vocabulary", "filters", "stopped", "tree-budget", "length", "verifier", "luck")
-FAINTEST = 1e-9  # path weight below which rounding would decide
-# (position, levels, path weight, whether tokens are drawn) -> expected tokens kept of a draft that goes on; None: not known
-GainAlong = Callable[[int, int, float, bool], float | None]
-
-
-def judge_of(verifier: Verifier, *, is_greedy: bool) -> Verifier:
-    """What decides on the rows of a run: on greedy rows all lossless verifiers decide alike."""
-    return MultiRoundVerifier() if is_greedy else verifier
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A kept path that ended although more was asked for: what an unbroken draft would have brought is split later."""
-
-    lost: int  # tokens
-    weight: float  # path weight there
-    cause: int
-    drawn: bool
+CAUSES = ("draft", "vocabulary", "filters", "stopped", "tree-budget", "length")
 
 
 @dataclass
-class Ledger:
-    """The account of a step, of a text or of several; a row for each token, about the node before it."""
+class Place:
+    """One output token: what was drafted and lost there, and the numbers of both models."""
 
-    parts: np.ndarray  # (n, causes) tokens lost there
-    expected: np.ndarray  # (n,) b; NaN where nothing was tested
-    lost: np.ndarray  # (n,) what failing there costs
-    level: np.ndarray  # (n,) draft tokens kept before it in its step
-    kept: np.ndarray  # (n,) 1 kept, 0 not, -1 nothing was tested
+    token: int
+    level: int  # draft tokens kept before it in its step
+    tested: list[int]  # draft tokens that were tested there, the kept one first
+    is_kept: bool
+    keeps: float | None  # P(a draft token there is the text's), given the text; None: not known
+    p_token: float
+    p_entropy: float  # nats
+    q_token: float | None = None
+    q_entropy: float | None = None
+    p_draft: float | None = None  # of the first tested token
+    q_draft: float | None = None
+    rank_draft: int | None = None  # of that token in p, 1 = likeliest
+    rank_token: int | None = None  # of the text's token in q
+    disagreement: float | None = None  # total variation
+    lost: dict[str, float] = field(default_factory=dict)  # cause -> tokens
+
+    @property
+    def is_rejection(self) -> bool:
+        return bool(self.tested) and not self.is_kept
+
+    @property
+    def cause(self) -> str | None:
+        """The largest part of what was lost there."""
+        return max(self.lost, key=lambda cause: self.lost[cause], default=None)
+
+
+@dataclass
+class Account:
+    """All places of one text, and the tokens that its steps could have emitted."""
+
+    places: list[Place]
     ideal: float
-    ended: list[tuple[int, Ended]] = field(default_factory=list)  # (position, what ended)
-
-    @classmethod
-    def joined(cls, ledgers: Sequence[Ledger]) -> Ledger:
-        """One behind the other."""
-        names = ("parts", "expected", "lost", "level", "kept")
-        columns: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in ledgers]) for name in names}
-        starts = np.cumsum([0, *(len(one.lost) for one in ledgers)]).tolist()
-        ended = [(start + at, end) for start, one in zip(starts, ledgers, strict=False) for at, end in one.ended]
-        return cls(**columns, ideal=sum(one.ideal for one in ledgers), ended=ended)
-
-    def split_ends(self, gain_along: GainAlong) -> None:
-        """Moves the part of an early end's cost that an unbroken draft would not have brought either to the draft."""
-        for position, ended in self.ended:
-            gain = gain_along(position, ended.lost, ended.weight, ended.drawn)
-            if gain is not None:
-                self.parts[position, ended.cause] -= ended.lost - gain
-                self.parts[position, DRAFT] += ended.lost - gain
-
-    @property
-    def luck_variance(self) -> float:
-        """The variance of the sum of luck, had the same tests been made: sum of lost^2 b (1 - b)."""
-        b = np.nan_to_num(self.expected)
-        return float((self.lost**2 * b * (1 - b)).sum())
 
 
-@dataclass
-class _PathWalk:
-    """The state along a step's kept path."""
-
-    weight: float = 1.0  # a: what the best rule would enter the node with
-    ratio: float = 1.0  # W; 1 but for token-level rejection of drawn chains
-    node: int = -1
-
-
-@dataclass(frozen=True)
-class Drafting:
-    """What a step's record does not say."""
-
-    verifier: Verifier  # of `judge_of`
-    replacement: bool = False
-    seed: int = 0  # of simulations
-    draws: bool = False  # sampled rows: whether the drafter draws from its distribution where it is asked for one token more
-
-
-def account(step: Step, distributions: Sequence[Distributions], remaining: int, drafting: Drafting) -> Ledger:
-    """The account of one step. `distributions`: of the positions that it filled. `remaining`: tokens of the text from its start
-    on."""
-    tree = _Tree(step, drafting.replacement, draws=not distributions[0].is_greedy)
-    ideal = min(tree.depth + 1, remaining)
-    taken, nothing = step.taken, np.full(step.taken, np.nan)
-    found = Ledger(np.zeros((taken, len(CAUSES))), nothing, np.zeros(taken), np.arange(taken), np.full(taken, -1), ideal)
-    walk = _PathWalk()
-    for level in range(taken):
-        lost, point = ideal - level - 1, distributions[level]
-        children = tree.children(walk.node)
-        if children is None:
-            _end(found, level, lost, point, walk, tree, drafting, remaining)
-            break
-        kept = tree.rank_of(step.path[level]) if level < len(step.path) else None
-        found.kept[level], found.lost[level] = kept is not None, lost
-        found.expected[level], found.parts[level] = _node(point, children, walk, kept is not None, tree, drafting)
-        found.parts[level] *= lost
-        if kept is None:
-            break
-        _enter(point, children, walk, kept, tree, drafting)
-        walk.node = step.path[level]
-    return found
+def account(
+    steps: Sequence[Step], distributions: Iterable[Distributions], *, is_greedy: bool
+) -> Account:
+    """The account of a text; `distributions` of its positions in order, of which one step's are held at a time."""
+    stream = iter(distributions)
+    draws = not is_greedy and any(any(step.sampled or ()) for step in steps)
+    length = sum(step.taken for step in steps)
+    places: list[Place] = []
+    ideal = 0.0
+    ends: list[tuple[int, int, str]] = []  # (place, tokens lost, cause) of drafts that ended early
+    for step in steps:
+        points = list(islice(stream, step.taken))
+        depth = _depth(step)
+        could = min(depth + 1, length - step.start)
+        ideal += could
+        for level, (point, tested) in enumerate(zip(points, tested_tokens(step), strict=True)):
+            place = _place(point, level, tested, level < len(step.path), draws)
+            places.append(place)
+            lost = could - level - 1
+            if tested:
+                if place.is_rejection and lost:
+                    place.lost[_cause(point, tested, step.parents is not None)] = lost
+            elif level < depth:
+                cause = "tree-budget" if step.parents is not None and step.tokens else "stopped"
+                if lost:
+                    ends.append((len(places) - 1, lost, cause))
+            elif length > step.start + level + 1 and place.keeps:
+                place.lost["length"] = place.keeps
+                ideal += place.keeps
+    for index, lost, cause in ends:
+        gain = _kept_along(places[index : index + lost], lost)
+        places[index].lost = {cause: gain, "draft": lost - gain}
+    return Account(places, ideal)
 
 
-class _Tree:
-    """A step's draft as children of nodes."""
-
-    def __init__(self, step: Step, replacement: bool, *, draws: bool) -> None:
-        """`draws`: False for greedy rows, where a "drawn" token is the only one with mass, which is the same as placed."""
-        self._step, self._replacement = step, replacement
-        self._sampled = step.sampled if draws and step.sampled is not None else [False] * len(step.tokens)
-        self.is_chain = step.parents is None
-        self._parents, self.num_levels = step.parent_list, step.num_levels
-        self._children: list[list[int]] = [[] for _ in range(len(self._parents) + 1)]
-        for node, parent in enumerate(self._parents):
-            self._children[parent + 1].append(node)
-        self.depth = step.asked if self.is_chain else max(self.num_levels, min(step.asked, 1))
-
-    @property
-    def draws(self) -> bool:
-        return any(self._sampled)
-
-    def children(self, node: int) -> Children | None:
-        """None for a leaf."""
-        nodes = self._children[node + 1]
-        if not nodes:
-            return None
-        return Children(
-            [self._step.tokens[child] for child in nodes], [self._sampled[child] for child in nodes], self._replacement
-        )
-
-    def rank_of(self, node: int) -> int:
-        """Among its siblings."""
-        return self._children[self._parents[node] + 1].index(node)
+def tested_tokens(step: Step) -> list[list[int]]:
+    """At every token that the step took: the draft tokens that were tested there, the kept one first."""
+    tested = []
+    for level, node in enumerate([-1, *step.path][: step.taken]):
+        children = [child for child, parent in enumerate(step.parent_list) if parent == node]
+        kept = step.path[level] if level < len(step.path) else None
+        children.sort(key=lambda child: child != kept)
+        tested.append([step.tokens[child] for child in children])
+    return tested
 
 
-def _node(
-    point: Distributions, children: Children, walk: _PathWalk, kept: bool, tree: _Tree, drafting: Drafting
-) -> tuple[float, np.ndarray]:
-    """b, and the parts of 1 - kept."""
-    verifier, judged = drafting.verifier, children
-    if verifier.coupled and point.q is not None:  # the winners of a race are drawn from q, without replacement
-        judged = Children(children.tokens, [True] * len(children.tokens))
-    expected = verifier.kept_share(point.p, point.q, children, _weight(walk, verifier), drafting.seed)
-    bound = bound_share(point.p, point.q, judged, walk.weight, drafting.seed)
-    parts = np.zeros(len(CAUSES))
-    opened = point.opened()
-    reachable = bound if opened is point else bound_share(opened.p, opened.q, judged, walk.weight, drafting.seed)
-    parts[FILTERS] = reachable - bound
-    parts[VOCABULARY] = _outside(opened, judged)
-    if not tree.is_chain and point.q is not None:
-        parts[TREE_BUDGET] = _one_more(opened, judged, walk.weight, drafting.seed) - reachable
-    parts[DRAFT] = 1 - reachable - parts[VOCABULARY] - parts[TREE_BUDGET]
-    parts *= walk.ratio
-    parts[VERIFIER] = (1 - expected) - walk.ratio * (1 - bound)
-    parts[LUCK] = expected - kept
-    return expected, parts
+def _depth(step: Step) -> int:
+    """The levels that were asked for: of a tree, those that it has."""
+    return step.asked if step.parents is None else max(step.num_levels, min(step.asked, 1))
 
 
-def _weight(walk: _PathWalk, verifier: Verifier) -> float:
-    """What a node is entered with."""
-    return walk.weight if verifier.judges_paths else 1.0
-
-
-def _outside(point: Distributions, children: Children) -> float:
-    if point.outside is None:
-        return 0.0
-    missing = point.outside.copy()
-    missing[children.placed] = False
-    return float(point.p[missing].sum())
-
-
-def _one_more(point: Distributions, children: Children, weight: float, seed: int) -> float:
-    """The bound with one more sibling: drawn where siblings are, else the draft's next favourite."""
-    assert point.q is not None
-    drawn, token = children.num_drawn > 0, -1
-    if not drawn:
-        rest = point.q.copy()
-        rest[children.placed] = -1
-        token = int(rest.argmax())
-    more = Children([*children.tokens, token], [*children.drawn, drawn], children.replacement)
-    return bound_share(point.p, point.q, more, weight, seed)
-
-
-def _enter(point: Distributions, children: Children, walk: _PathWalk, kept: int, tree: _Tree, drafting: Drafting) -> None:
-    """Take the weights along to the kept child."""
-    verifier = drafting.verifier
-    if point.is_greedy or verifier.coupled:
-        return
-    alone = None
-    if tree.is_chain and tree.draws and not verifier.judges_paths:
-        alone = verifier.token_share(point.p, point.q, children, kept)
-    if alone is None and not verifier.judges_paths:
-        return
-    weight = max(child_weight(point.p, point.q, children, walk.weight, kept), FAINTEST)
-    if alone is not None:
-        walk.ratio *= weight / walk.weight / max(alone, FAINTEST)
-    walk.weight = weight
-
-
-def _end(
-    found: Ledger, level: int, lost: int, point: Distributions, walk: _PathWalk, tree: _Tree, drafting: Drafting, remaining: int
-) -> None:
-    """The kept path has no child here."""
-    drawn = tree.draws or (drafting.draws and not tree.num_levels)
-    if level >= tree.depth:
-        gain = _next_share(point, _weight(walk, drafting.verifier), drafting, drawn) if remaining > level + 1 else 0.0
-        found.ideal += gain
-        found.parts[level, LENGTH] = gain
-    elif lost > 0:
-        cause = STOPPED if tree.is_chain or not tree.num_levels else TREE_BUDGET
-        found.ended.append((level, Ended(lost, _weight(walk, drafting.verifier), cause, drawn)))
-        found.parts[level, cause] = lost
-
-
-def _next_share(point: Distributions, weight: float, drafting: Drafting, drawn: bool) -> float:
-    """P(one draft token more would have been kept)."""
+def _cause(point: Distributions, tested: Sequence[int], is_tree: bool) -> str:
+    """The cause of a rejection."""
+    token = point.token
+    if point.outside is not None and point.outside[token]:
+        return "vocabulary"
     if point.q is None:
-        return 0.0
+        return "draft"
+    if point.q_open is not None and point.q[token] == 0 < point.q_open[token]:
+        return "filters"
+    if any(point.p_soft[draft] == 0 < point.p_open[draft] for draft in tested):
+        return "filters"
+    likelier = set(np.flatnonzero(point.q > point.q[token]).tolist())
+    return "tree-budget" if is_tree and likelier <= set(tested) else "draft"
+
+
+def _kept_along(places: Sequence[Place], levels: int) -> float:
+    """Expected tokens that an unbroken draft of these levels would have kept; all where that is not known."""
+    if places[0].keeps is None:
+        return float(levels)
+    chances = np.array([place.keeps or 0.0 for place in places])
+    return float(chances.cumprod().sum())
+
+
+def _keeps(point: Distributions, draws: bool) -> float | None:
+    """P(a draft token is kept here, given the text): of the draft's guess, or of a draw from q."""
+    if point.q is None:
+        return None
     if point.guess is not None:
         return float(point.guess == point.token)
-    if not drawn:
-        return float(point.p[point.q_best])
-    one = Children.one(drawn=True)
-    return drafting.verifier.kept_share(point.p, point.q, one, weight, drafting.seed)
+    if not draws:
+        return float(point.q_best == point.token)
+    return float(min(1.0, point.q[point.token] / max(point.p_soft[point.token], 1e-30)))
+
+
+def _place(
+    point: Distributions, level: int, tested: list[int], is_kept: bool, draws: bool
+) -> Place:
+    p = point.p_soft
+    q = point.q
+    place = Place(
+        token=point.token,
+        level=level,
+        tested=tested,
+        is_kept=is_kept,
+        keeps=_keeps(point, draws),
+        p_token=float(p[point.token]),
+        p_entropy=entropy(p),
+    )
+    if tested:
+        place.p_draft = float(p[tested[0]])
+        place.rank_draft = rank(p, tested[0])
+    if q is not None:
+        place.q_token = float(q[point.token])
+        place.q_entropy = entropy(q)
+        place.rank_token = rank(q, point.token)
+        place.disagreement = float(1 - np.minimum(p, q).sum())
+        if tested:
+            place.q_draft = float(q[tested[0]])
+    return place
+
+
+def entropy(probs: np.ndarray) -> float:
+    """In nats."""
+    mass = probs[probs > 0]
+    return float(-(mass * np.log(mass)).sum())
+
+
+def rank(probs: np.ndarray, token: int) -> int:
+    """1 for the likeliest; equals share the better rank."""
+    return 1 + int((probs > probs[token]).sum())

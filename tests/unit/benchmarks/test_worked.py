@@ -62,6 +62,14 @@ def test_where_tokens_are_drawn_causes_say_what_was_lost() -> None:
     assert counted(text(), greedy=False)["arithmetic"]["why"] == {"draft": 3.0}
 
 
+def test_steps_add_up_where_steps_can_start() -> None:
+    """Two positions, each kept with probability 1/2: 1 step if the first is kept (with the token after it), else 2."""
+    expected_steps = import_module("study.worked").expected_steps
+    assert expected_steps([0.5, 0.5], 1) == pytest.approx(0.5 * 1 + 0.5 * 2)
+    assert expected_steps([0.5, 0.5], 0) == 2
+    assert expected_steps([1.0] * 7, 3) == 2
+
+
 def test_the_page_says_what_the_result_says(tmp_path: Path) -> None:
     """Catches a page that was changed by hand, and a report that the committed page does not show."""
     import_module("study.report_worked").render_worked(tmp_path / "page.md")

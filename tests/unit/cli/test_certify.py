@@ -112,7 +112,7 @@ def test_a_real_run_writes_what_it_says(cli: Cli, here: Path, models: tuple[Path
     assert found.code == 1
     result = CertifyResult.model_validate_json(found.out)
     assert result.verdict == "inconclusive"
-    assert [section.status for section in result.sections.values()][:3] == ["passed", "passed", "passed"]
+    assert result.greedy.status == "passed"
     assert read_result(Path("c.json")) == result
     assert json.loads(found.out)["command"].startswith("outrider")
     assert sorted(path.name for path in here.iterdir()) == ["c.html", "c.json", "c.md"]

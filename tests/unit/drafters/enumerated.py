@@ -1,7 +1,7 @@
 """Every draft that real drafting code can make, with its probability: an enumerator of outcomes in the place of its coins.
 
 `drafted(rows)` is run on a batch of equal rows, again and again, each time with one more draw prescribed for every row; where a
-draw is not prescribed yet, every row is split over its outcomes (the idea of outrider/lab/certify/enumerate.py, for drafters).
+draw is not prescribed yet, every row is split over its outcomes (the idea of tests/enumeration/enumerate.py, for drafters).
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import torch
 
-from outrider.lab.certify.enumerate import Enumeration, NeedsOutcomesError
-from outrider.lab.certify.tables import Proposals
 from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
+from tests.enumeration.enumerate import Enumeration, NeedsOutcomesError
+from tests.enumeration.tables import Proposals
 from tests.helpers import make_row
 
 Drafting = Callable[[Rows], Draft]

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from outrider.errors import ConfigError
 from outrider.lab import result as results
 from outrider.lab.result import Interval, Result, read_result
+from tests.unit.report.results import certificate
 
 
 class ProbeResult(Result):
@@ -82,6 +83,16 @@ def test_what_is_wrong_is_named(one: ProbeResult, tmp_path: Path, change: dict[s
     one.write(path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ConfigError, match=words):
+        read_result(path)
+
+
+def test_a_kind_whose_fields_changed_has_a_version_of_its_own(tmp_path: Path) -> None:
+    """Catches a certificate of before the change that is called damaged."""
+    path = tmp_path / "r.json"
+    certificate().write(path)
+    assert read_result(path) == certificate().model_copy(update={"created": read_result(path).created})
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 2, "exact_distribution": {}}))
+    with pytest.raises(ConfigError, match="schema version 2; this outrider reads version 3: render it with the outrider that"):
         read_result(path)
 
 

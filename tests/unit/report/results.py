@@ -23,12 +23,8 @@ from outrider.lab.bench.bench_result import (
     WorkloadInfo,
 )
 from outrider.lab.certify.certify_result import (
-    CaseFound,
     CertifyResult,
     DistributionTest,
-    ExactDistribution,
-    FirstToken,
-    FirstTokenDistribution,
     SameTexts,
     SampledDistribution,
     TestPoint,
@@ -41,12 +37,9 @@ from outrider.lab.explain.causes import CAUSES
 from outrider.lab.explain.explain_result import (
     Advice,
     CauseRow,
-    Confusion,
-    Counterfactual,
     ExplainResult,
     GroupRow,
     LevelRow,
-    RankRow,
     TextColumns,
     Times,
 )
@@ -178,7 +171,7 @@ def compared_servers() -> list[ServerMeasurement]:
 
 DIFFERENCE = TextDifference(
     prompt=1, run="speculative, alone", position=6, expected=108, found=None, expected_text=" <b>", found_text="(end)", gap=0.1,
-    gap_in_spacings=10.0, moved_in_spacings=None, noise_in_spacings=0.5, cause="verifier",
+    gap_in_spacings=10.0, moved_in_spacings=None, cause="verifier",
 )  # fmt: skip
 
 
@@ -193,15 +186,9 @@ def distribution_test(
 
 def certificate(**changes: Any) -> CertifyResult:
     facts: dict[str, Any] = {
-        "verdict": "lossless", "reasons": ["Exact distribution of the verifier: fine"], "workload": "words", "num_prompts": 4,
+        "verdict": "lossless", "reasons": ["Greedy text: all identical"], "workload": "words", "num_prompts": 4,
         "settings": {"target": "demo", "verifier": "block", "exact": True, "drafter_options": {"tree": "chain"}},
         "sampling": {"temperature": 1.0}, "max_new_tokens": 48, "seed": 7, "elapsed_s": 61.0, "notes": ["a note"],
-        "exact_distribution": ExactDistribution(
-            status="passed", why="84 cases", num_cases=84, limit=1e-9, max_total_variation=2e-16,
-            by_kind={"chain: drawn": 2e-16, "chain: none": None}, failures=[],
-        ),
-        "first_token": FirstTokenDistribution(status="passed", why="8 places", limit=1e-4, max_total_variation=3e-7, places=[
-            FirstToken(place=0, draft="drawn", covered=0.99, total_variation=3e-7)]),
         "greedy": SameTexts(status="passed", why="all identical", differences=[], runs=[
             TextRun(name="speculative, alone", num_identical=4, num_prompts=4, num_tokens=192)]),
         "sampled_distribution": SampledDistribution(
@@ -221,17 +208,11 @@ def certificate(**changes: Any) -> CertifyResult:
 
 def failed_certificate() -> CertifyResult:
     sections = certificate()
-    failures = [
-        CaseFound(kind="chain: drawn", name="case one", total_variation=0.25),
-        CaseFound(kind="chain: drawn", name="case two", total_variation=None, problem="KeyError: 3"),
-    ]
-    exact = sections.exact_distribution.model_copy(update={"status": "failed", "failures": failures})
     greedy = sections.greedy.model_copy(update={"status": "failed", "differences": [DIFFERENCE]})
     tests = [distribution_test("speculative"), distribution_test("plain", rejected=True)]
     sampled = sections.sampled_distribution.model_copy(update={"tests": tests})
     return certificate(
-        verdict="not lossless", reasons=["Greedy text: not"], exact_distribution=exact, greedy=greedy,
-        sampled_distribution=sampled,
+        verdict="not lossless", reasons=["Greedy text: not"], greedy=greedy, sampled_distribution=sampled,
     )
 
 
@@ -248,7 +229,7 @@ def explained_text(**changes: Any) -> TextColumns:
         "id": "q1", "task": "reasoning", "prompt": "How many?", "pieces": [" There", " are", " 12", " in", " all", "."],
         "fate": "aacabp", "kind": "wwdwwp", "section": "ttttta", "cause": "..d.l.", "level": [0, 1, 2, 0, 1, 0],
         "draft": ["", "", " 13", "", "", ""], "siblings": [1, 1, 2, 1, 0, 0],
-        "kept_chance": [0.9, 0.8, 0.25, 0.9, None, None], "p_token": [0.5] * size, "q_token": [0.125] * size,
+        "p_token": [0.5] * size, "q_token": [0.125] * size,
         "p_draft": [0.5, 0.5, 0.0625, 0.5, None, None], "q_draft": [0.5, 0.5, 0.75, 0.5, None, None],
         "p_entropy": [0.7] * size, "q_entropy": [0.3] * size, "disagreement": [0.1] * size,
         "rank_draft": [1, 1, 3, 1, None, None], "rank_token": [1, 1, 2, 1, 4, 1], "lost": [0, 0, 1.5, 0, 0.9, 0],
@@ -258,34 +239,22 @@ def explained_text(**changes: Any) -> TextColumns:
 
 def explanation(**changes: Any) -> ExplainResult:
     causes = [
-        CauseRow(
-            cause=name, tokens=10.0 * (8 - n), tokens_per_step=0.1 * (8 - n), tokens_per_s=2.0,
-            spread=4.0 if name == "luck" else None,
-        )
+        CauseRow(cause=name, tokens=10.0 * (8 - n), tokens_per_step=0.1 * (8 - n), tokens_per_s=2.0)
         for n, name in enumerate(CAUSES)
-    ]  # fmt: skip
+    ]
     lost = sum(row.tokens for row in causes)
     group = GroupRow(
-        name="number", tokens=40, tested=30, kept=24, share=SHARE, expected=0.81, lost=9.5, disagreement=0.2, entropy=0.5
+        name="number", tokens=40, tested=30, kept=24, share=SHARE, lost=9.5, disagreement=0.2, entropy=0.5
     )
-    chains = [
-        Counterfactual(
-            name="chain of 3" if length else "plain decoding", family="length", steps=50, tokens_per_step=1 + length,
-            tokens_per_s=30.0 + length, num_draft_tokens=length, current=length == 3, exact=True, method="m", limits="l",
-        )
-        for length in range(4)
-    ]  # fmt: skip
     fields: dict[str, Any] = {
         "target": "demo", "draft": None, "configuration": "draft-model k=3", "verifier": "block", "is_greedy": False,
         "has_draft_probs": True, "is_chain": True, "sampling": {"temperature": 0.7}, "num_draft_tokens": "3", "workload": "demo",
         "texts_read": 1, "steps": 100, "emitted": 320, "drafted": 300, "tested": 250, "accepted": 220, "ideal": 320 + lost,
         "tau": Interval(value=3.2, low=3.0, high=3.4), "alpha": Interval(value=0.88, low=0.8, high=0.9), "tokens_per_s": 64.0,
-        "other_cpu": 0.0, "times": Times(step_s=0.05, draft_s=0.02, draft_level_s=0.007, width=4, steps=99), "causes": causes,
-        "by_level": [LevelRow(level=n, tested=100, kept=80, share=SHARE, expected=0.79) for n in (1, 2, 3)],
-        "by_kind": [group], "by_section": [group.model_copy(update={"name": "answer"})], "by_entropy": [group],
-        "ranks": [RankRow(rank="1", rejections=3), RankRow(rank="2", rejections=1)],
-        "confusions": [Confusion(draft=" a|b", text="`c`", count=7)], "counterfactuals": chains,
-        "advice": [Advice(title="Longer drafts", evidence="because 4 beats 3.", tone="good", gain=0.1)],
+        "other_cpu": 0.0, "times": Times(step_s=0.05, draft_s=0.02, draft_level_s=0.007, steps=99), "causes": causes,
+        "by_level": [LevelRow(level=n, tested=100, kept=80, share=SHARE) for n in (1, 2, 3)],
+        "by_kind": [group], "by_section": [group.model_copy(update={"name": "answer"})],
+        "near_misses": 10, "advice": [Advice(title="Longer drafts", evidence="because 4 beats 3.", tone="good")],
         "texts": [explained_text()],
     }  # fmt: skip
     return ExplainResult(**{**fields, **changes})
@@ -296,7 +265,7 @@ def greedy_lookup_explanation() -> ExplainResult:
     nothing = {"q_token": [None] * 6, "q_draft": [None] * 6, "q_entropy": [None] * 6, "disagreement": [None] * 6}
     return explanation(
         is_greedy=True, has_draft_probs=False, sampling={"temperature": 0}, times=None, alpha=None, tokens_per_s=None,
-        counterfactuals=[], ranks=[], confusions=[], by_section=[], command="outrider explain demo",
+        by_section=[], command="outrider explain demo",
         texts=[explained_text(**nothing)], notes=["a note"],
     )  # fmt: skip
 

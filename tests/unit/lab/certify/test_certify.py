@@ -11,8 +11,7 @@ import pytest
 from outrider.errors import ConfigError, DraftError
 from outrider.lab.certify.certify import CertifyPlan, certify, identity, settings_of, tokens_of
 from outrider.lab.certify.certify_result import CertifyResult, Section, verdict_of
-from outrider.lab.certify.enumerate import UnsoundError
-from outrider.lab.certify.subject import Subject
+from outrider.lab.certify.subject import Subject, UnsoundError
 from outrider.lab.journal import Units
 from outrider.lab.result import read_result
 from outrider.lab.workload.types import Workload, WorkloadRequest
@@ -21,7 +20,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.types import Draft
 from tests.unit.lab.certify.conftest import PROMPTS, Open
 
-pytestmark = pytest.mark.usefixtures("bank_once", "shorter_texts")
+pytestmark = pytest.mark.usefixtures("shorter_texts")
 PLAN = CertifyPlan(samples=400, sampling=SamplingParams(max_tokens=10))
 REQUESTS = [WorkloadRequest(str(n), " ".join(f"w{t}" for t in prompt)) for n, prompt in enumerate(PROMPTS[:3])]
 WORKLOAD = Workload("words", tuple(REQUESTS))
@@ -32,7 +31,7 @@ def run(subject: Subject, plan: CertifyPlan = PLAN) -> CertifyResult:
 
 
 def statuses(result: CertifyResult) -> list[str]:
-    """Of exact distribution, first token, greedy, sampled distribution, independence."""
+    """Of greedy text, sampled distribution, independence."""
     return [section.status for section in result.sections.values()]
 
 
@@ -48,7 +47,7 @@ def test_sound_pairs_are_lossless(
 ) -> None:
     result = run(open_subject(drafter, verifier, **options))
     assert result.verdict == "lossless", result.reasons
-    assert statuses(result) == ["passed"] * 4 + [independence]
+    assert statuses(result) == ["passed"] * 2 + [independence]
     assert (result.settings["drafter"], result.settings["verifier"]) == (drafter, verifier)
     assert result.sampling["temperature"] == 1.0
     assert any("no --temperature" in note for note in result.notes)
@@ -58,9 +57,9 @@ def test_sound_pairs_are_lossless(
 
 @pytest.mark.usefixtures("broken")
 @pytest.mark.parametrize(("verifier", "expected"), [
-    ("resamples", ["failed", "failed", "passed", "failed", "not claimed"]),
-    ("clips", ["passed", "failed", "passed", "failed", "not claimed"]),
-    ("not-invariant", ["passed", "passed", "passed", "passed", "failed"]),
+    ("resamples", ["passed", "failed", "not claimed"]),
+    ("clips", ["passed", "failed", "not claimed"]),
+    ("not-invariant", ["passed", "passed", "failed"]),
 ])  # fmt: skip
 def test_faulty_verifiers_get_no_certificate(open_subject: Open, verifier: str, expected: list[str]) -> None:
     """Each found where it should be, and nowhere else."""
@@ -75,8 +74,6 @@ def test_lossy_verifiers_are_called_lossy(open_subject: Open) -> None:
     result = run(open_subject(verifier="typical", lossy=True))
     assert result.verdict == "lossy"
     assert set(statuses(result)) == {"not claimed"}
-    assert result.exact_distribution.max_total_variation > 0.1
-    assert any("total variation" in reason for reason in result.reasons)
     assert any("greedy texts" in reason for reason in result.reasons)
 
 

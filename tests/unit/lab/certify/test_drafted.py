@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from outrider.lab.certify.drafted import DraftedRanks, DraftedTable, merged
+from outrider.lab.certify.drafted import DraftedRanks, merged
 from outrider.types import Draft
 
 V = 40
@@ -29,7 +29,7 @@ def drawn_tree(seed: int, num_rows: int, power: float = 1.0, *, replacement: boo
 
 
 def statistics_of(*drafts: Draft, seed: int = 0) -> dict[str, Any]:
-    table = DraftedTable()
+    table = DraftedRanks()
     for number, draft in enumerate(drafts):
         ranks = DraftedRanks(seed + number)
         ranks.observe(SimpleNamespace(draft=draft))  # type: ignore[arg-type]

@@ -8,33 +8,18 @@ from pathlib import Path
 import pytest
 
 from outrider.build import Options
-from outrider.drafters import DRAFTERS
-from outrider.drafters.lookup.ngram import NgramDrafter
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.explain import explain as explain_module
-from outrider.lab.explain.explain import check, explain
+from outrider.lab.explain.explain import Question, RecordedPrompt, check, explain, record
 from outrider.lab.explain.explain_result import LETTERS, ExplainResult
-from outrider.lab.explain.explained import Question, RecordedPrompt, record
 from outrider.lab.result import read_result
 from outrider.lab.runner import Runner
-from outrider.registry import Entry
-from outrider.rows import Rows
 from outrider.sampling.params import SamplingParams
-from outrider.types import Draft
 from tests.unit.lab.explain.pairs import PROMPTS, save_pair
 
 GREEDY = SamplingParams(max_tokens=30)
 WARM = SamplingParams(max_tokens=30, temperature=1.0)
-
-
-class TiringDrafter(NgramDrafter):
-    """A third party's drafter that passes a short trial and fails on real texts."""
-
-    def propose(self, rows: Rows, gamma: list[int]) -> Draft:
-        if any(len(row.tokens) > 20 for row in rows):
-            raise ZeroDivisionError("of a third party")
-        return super().propose(rows, gamma)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +57,7 @@ def test_results_add_up(pair: tuple[str, str], tmp_path: Path, configuration: st
     assert result.emitted == sum(len(text.pieces) for text in result.texts)
     assert result.tested == sum(row.tested for row in result.by_kind)
     assert result.accepted == sum(row.kept for row in result.by_kind) == sum(row.kept for row in result.by_level)
-    assert sum(row.tokens for row in result.by_entropy) == result.emitted
+    assert sum(row.tokens for row in result.by_kind) == result.emitted
     assert result.tau.value == pytest.approx(result.emitted / result.steps)
     for text in result.texts:
         for name, table in LETTERS.items():
@@ -81,7 +66,7 @@ def test_results_add_up(pair: tuple[str, str], tmp_path: Path, configuration: st
             assert set(letters) <= {*table, "."}
         assert len(text.lost) == len(text.p_token) == len(text.draft) == len(text.pieces)
     assert result.has_draft_probs == ("draft-model" in configuration)
-    assert (result.has_draft_probs and result.is_chain) == any(one.current for one in result.counterfactuals)
+    assert result.near_misses <= result.tested - result.accepted
     assert not (tmp_path / "journal").exists()
     path = tmp_path / "result.json"
     result.write(path)
@@ -99,19 +84,6 @@ def test_a_result_stays_small(pair: tuple[str, str], tmp_path: Path) -> None:
     assert len(few.texts) == 1
     assert few.emitted == result.emitted
     assert any("the first 1 of 3" in note for note in few.notes)
-
-
-def test_a_drafter_that_cannot_be_used_is_a_note(
-    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All drafters are replayed on what was recorded; one that is broken must not cost the recording."""
-    monkeypatch.setitem(DRAFTERS._builtin, "absent", Entry("no.such:Drafter", "broken"))
-    monkeypatch.setitem(DRAFTERS._builtin, "tiring", Entry(f"{__name__}:TiringDrafter", "broken"))
-    result = explained(pair, "draft-model k=4", GREEDY, tmp_path)
-    assert any("not replayed: drafter 'absent' (no.such:Drafter) cannot be imported" in note for note in result.notes)
-    assert "not replayed: tiring: ZeroDivisionError: of a third party" in result.notes
-    replayed = [one.name for one in result.counterfactuals if one.family == "drafter"]
-    assert replayed == ["drafter ngram", "drafter suffix", "drafter ngram-cache"]
 
 
 def test_seeds_differ_by_prompt_and_repeat_by_run(pair: tuple[str, str], tmp_path: Path) -> None:
@@ -172,7 +144,7 @@ def test_a_recording_is_plain_data(pair: tuple[str, str]) -> None:
     assert RecordedPrompt.from_json(asdict(recording)) == recording
     assert any(step.replacement for step in recording.steps)
     assert all(0 < step.draft_s < step.seconds for step in recording.steps[1:])
-    assert recording.stats.emitted == len(recording.output)
+    assert sum(step.taken for step in recording.steps) == len(recording.output)
 
 
 def test_refusals(pair: tuple[str, str], tmp_path: Path) -> None:
@@ -183,15 +155,14 @@ def test_refusals(pair: tuple[str, str], tmp_path: Path) -> None:
     ]:
         with pytest.raises(error, match=words):
             check(Configuration.parse(text), params, lossy="typical" in text)
-    with pytest.raises(CapabilityError, match="one by one"):
-        explained(pair, "composite k=6 parts=draft-model+suffix verifier=gumbel", WARM, tmp_path)
     options = Options(pair[0], dtype="float32", threads=1)
     with pytest.raises(ConfigError, match="no prompt"):
         explain(options, Configuration.parse("ngram"), lambda _: [], GREEDY, tmp_path / "journal")
 
 
 def test_the_demo(tmp_path: Path) -> None:
-    """The embedded pair, as `outrider explain demo` runs it: at its own length the replay is the recording."""
+    """The embedded pair, as `outrider explain demo` runs it."""
+
     def asked(runner: Runner) -> list[Question]:
         text = "Question: A cake costs $2 and a cup costs $5. Olivia buys 6 cakes and 5 cups. How much is it?\nAnswer:"
         return [Question(runner.tokenizer(text)["input_ids"], "cakes", "reasoning")]
@@ -199,8 +170,7 @@ def test_the_demo(tmp_path: Path) -> None:
     options, params = Options("demo", threads=1), SamplingParams(max_tokens=60)
     result, journal = explain(options, Configuration.parse("draft-model k=5"), asked, params, tmp_path / "journal")
     journal.close()
-    current = next(one for one in result.counterfactuals if one.current)
-    assert (current.steps, current.exact) == (result.steps, True)
+    assert result.ideal > result.emitted
     assert {row.name for row in result.by_kind} >= {"number", "word", "punctuation"}
     assert "".join(result.texts[0].pieces).strip().startswith("The cakes cost")
     assert result.advice

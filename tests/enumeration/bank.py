@@ -1,7 +1,5 @@
 """The fixed bank of small cases that a verifier must pass: pairs of random tables, every filter, every kind of draft; exact
-distributions, no random number involved.
-
-Fixed, so that two certificates can be compared. Chains for every verifier; trees as well where the drafter grows them.
+distributions, no random number involved. Chains for every verifier; trees as well where it takes them.
 """
 
 from __future__ import annotations
@@ -11,10 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.lab.certify.certify_result import CaseFound, ExactDistribution, Status
-from outrider.lab.certify.enumerate import Verify, bias
-from outrider.lab.certify.intervals import interval_joint, keyed_by_step
-from outrider.lab.certify.tables import (
+from outrider.sampling.params import SamplingParams
+from outrider.verifiers.base import Verifier
+from tests.enumeration.enumerate import Verify, bias
+from tests.enumeration.intervals import interval_joint, keyed_by_step
+from tests.enumeration.tables import (
     Growth,
     Nodes,
     Proposals,
@@ -27,9 +26,6 @@ from outrider.lab.certify.tables import (
     total_variation,
     tree_drafts,
 )
-from outrider.lab.progress import Progress
-from outrider.sampling.params import SamplingParams
-from outrider.verifiers.base import Verifier
 
 PLAIN = SamplingParams(temperature=1.0)
 FILTERS = {
@@ -59,7 +55,6 @@ TREES: dict[str, tuple[list[int], str]] = {
 }
 Drafting = Callable[[TableModel, int], Proposals]
 LIMIT = 1e-9  # total variation; sound rules stay below 1e-12, the smallest known bug is at 0.003
-MAX_FAILURES = 20  # listed
 
 
 @dataclass(frozen=True)
@@ -199,57 +194,37 @@ def follow_the_likely(drafter: TableModel) -> Growth:
 
 
 def cases_of(verifier: Verifier, *, trees: bool) -> list[Case]:
-    """What applies to it: trees where the drafter grows them, steps in a row where coins are tossed."""
+    """The cases that apply to a verifier: trees where it is asked for them, steps in a row where it tosses coins."""
     return [*bank(trees=trees), *([] if verifier.coupled else [steps_in_a_row()])]
 
 
+@dataclass(frozen=True)
+class CaseFound:
+    """The outcome of one case."""
+
+    kind: str
+    name: str
+    total_variation: float | None  # None: the verifier raised
+    problem: str | None = None  # what it raised
+
+    @property
+    def is_exact(self) -> bool:
+        return self.total_variation is not None and self.total_variation <= LIMIT  # NaN is not exact
+
+
 def run_case(case: Case, verifier: Verifier) -> CaseFound:
-    """A verifier that raises has failed the case, whatever it raised: it may be anybody's code."""
+    """A verifier that raises has failed the case."""
     try:
-        return CaseFound(kind=case.kind, name=case.name, total_variation=case.measure(verifier.verify))
+        return CaseFound(case.kind, case.name, case.measure(verifier.verify))
     except Exception as error:  # noqa: BLE001
-        return CaseFound(kind=case.kind, name=case.name, total_variation=None, problem=f"{type(error).__name__}: {error}")
+        return CaseFound(case.kind, case.name, None, f"{type(error).__name__}: {error}")
 
 
-def exact_distribution(verifier: Verifier, *, trees: bool, progress: Progress) -> ExactDistribution:
-    """Run every case, and judge what was found."""
-    cases = cases_of(verifier, trees=trees)
-    progress.stage("exact distribution of the verifier", len(cases))
-    found = []
-    for case in cases:
-        found.append(run_case(case, verifier))
-        progress.advance()
-    return judge(found, lossless=verifier.lossless)
+def run_bank(verifier: Verifier, *, trees: bool = False) -> list[CaseFound]:
+    """Every case that applies."""
+    return [run_case(case, verifier) for case in cases_of(verifier, trees=trees)]
 
 
-def judge(found: list[CaseFound], *, lossless: bool) -> ExactDistribution:
-    """The certificate's section that these cases make."""
-    failures = [one for one in found if not _is_exact(one)]
-    by_kind: dict[str, float | None] = {}
-    for one in found:
-        before = by_kind.get(one.kind, 0.0)
-        by_kind[one.kind] = None if before is None or one.total_variation is None else max(before, one.total_variation)
-    known = [one.total_variation for one in found if one.total_variation is not None]
-    worst = max(known, default=None)
-    status, why = _judgement(found, failures, worst)
-    if not lossless:
-        status, why = "not claimed", f"a lossy verifier; {why}"
-    return ExactDistribution(
-        status=status, why=why, num_cases=len(found), limit=LIMIT, max_total_variation=worst, by_kind=by_kind,
-        failures=failures[:MAX_FAILURES],
-    )  # fmt: skip
-
-
-def _is_exact(one: CaseFound) -> bool:
-    return one.total_variation is not None and one.total_variation <= LIMIT  # NaN is not exact
-
-
-def _judgement(found: list[CaseFound], failures: list[CaseFound], worst: float | None) -> tuple[Status, str]:
-    if not failures:
-        return "passed", f"{len(found)} enumerated cases agree with the target's distribution to {worst:.0e} total variation"
-    raised = [one for one in failures if one.problem is not None]
-    if raised:
-        first = f"in '{raised[0].name}' it raised {raised[0].problem}"
-    else:
-        first = f"the largest total variation from the target's distribution is {worst:.2g}"
-    return "failed", f"{len(failures)} of {len(found)} enumerated cases are off: {first}"
+def failures(found: list[CaseFound]) -> list[CaseFound]:
+    """The cases in which the emitted distribution is not the target's."""
+    return [one for one in found if not one.is_exact]

@@ -9,7 +9,8 @@ A lossless verifier gives the target's own joint distribution, to rounding (tota
 The Gumbel-coupled verifier uses continuous noise. For it the WINNER of each position's race is prescribed (noise 0 for it,
 -inf for all others) with the probability the race gives it: p(v), the Gumbel-max theorem.
 
-Not covered: reuse of random numbers between steps (`intervals.py`) and the keyed generator itself (tested with the project).
+Not covered: reuse of random numbers between steps (`intervals.py`) and the keyed generator itself
+(tests/unit/sampling/test_rng.py).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ import torch
 from torch import Tensor
 
 from outrider.errors import OutriderError
-from outrider.lab.certify.tables import Joint, Path, Proposals, TableModel, continued, total_variation
 from outrider.sampling.rng import Purpose, Randomness
 from outrider.types import Draft, Verdict
+from tests.enumeration.tables import Joint, Path, Proposals, TableModel, continued, total_variation
 
 Verify = Callable[[Draft, Tensor, Randomness, Tensor], Verdict]  # `Verifier.verify`
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outrider.lab.certify.enumerate import UnsoundError, Verify
-from outrider.lab.certify.tables import Joint, Path, TableModel, continued
 from outrider.sampling.rng import Purpose
 from outrider.types import Draft
+from tests.enumeration.enumerate import UnsoundError, Verify
+from tests.enumeration.tables import Joint, Path, TableModel, continued
 
 Interval = tuple[float, float]
 Key = Callable[[Purpose, int, int], tuple]  # (purpose, start, offset) -> name of the uniform that is used
