@@ -5,7 +5,7 @@ A stream with `resume` in its request has marks, as comments of server-sent even
     : resume {"id": ..., "created": ...}           first
     : resume {"choice": 0, "token_ids": [...]...}  after the events of every update
 
-Whoever reads the marks sends them back, in `resume` of the same body, to a server of the same model. That server brings its
+The reader of the marks sends them back, in `resume` of the same body, to a server of the same model. That server brings its
 answers to where the marks end, writes nothing meanwhile, and continues.
 """
 
@@ -54,7 +54,7 @@ class Marks:
             await self._write(f"{MARK}{dumped(content)}\n\n")
 
     def replayed(self) -> Iterator[tuple[int, Update]]:
-        """The updates that the first marks stand for. Their log-probabilities are none that anybody reads."""
+        """The updates that the first marks stand for. Their log-probabilities are placeholders: nobody reads them."""
         for mark in self._marks:
             self._count(mark)
             wanted = self._requests[mark.choice].params.logprobs is not None
