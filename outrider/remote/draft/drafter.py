@@ -5,7 +5,7 @@
               to its own request as long as `patience.py` allows, or continues without a draft
 
 No event on the network may change a text or stop a step: replies are checked (`checks.py`), a missing draft makes a
-plain step, and `connection.py` reconnects. docs/services/drafter.md is the user's side of it.
+plain step, and `connection.py` reconnects. docs/services/draft.md is the user's side of it.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Exchange:
             bridge.cancel()
 
     async def _all_updates(self, bridge: Bridge) -> AsyncIterator[tuple[int, Update]]:
-        """Those that the client has, then the engine's."""
+        """Updates that the client has, then the engine's."""
         for number, update in self.marks.replayed():
             yield number, update
         async for number, update in bridge.updates():

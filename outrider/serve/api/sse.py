@@ -56,8 +56,8 @@ class EventStream(Response):
         self, chunks: AsyncGenerator[dict[str, Any], None], cancel: Callable[[], None], framing: Framing,
         marks: StreamMarks | None = None,
     ) -> None:  # fmt: skip
-        """`cancel` is called at the end in any case, also when the client left before the first chunk was asked for. `marks`: of a
-        stream that another server can continue."""
+        """`cancel` is called at the end in any case, also when the client left before the first chunk was asked for. `marks`: of
+        a stream that another server can continue."""
         self.status_code = 200
         self.background: BackgroundTask | None = None
         self.init_headers(HEADERS)

@@ -332,7 +332,7 @@ def test_the_process_serves_and_leaves(tmp_path: Path, number: signal.Signals) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["service draft", "service target", "serve"])
+@pytest.mark.parametrize("verb", ["service draft", "serve"])
 def test_a_process_that_gets_a_signal_while_it_loads_just_ends(verb: str) -> None:
     """Exit code 0 and no trace of threads that were in the middle of reading weights."""
     command = [sys.executable, "-m", "outrider", *verb.split(), "demo", "--port", "0"]

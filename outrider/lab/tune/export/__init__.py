@@ -16,7 +16,7 @@ from outrider.lab.tune.export.vllm import VLLM
 from outrider.lab.tune.tune_result import TuneResult, Words
 
 ENGINES = (VLLM, SGLANG, TENSORRT, TRANSFORMERS, LLAMACPP)
-DEPLOYED = (VLLM, SGLANG)  # that `outrider deploy` starts from a settings file
+DEPLOYED = (VLLM, SGLANG)  # that can run a settings file
 
 
 def in_other_words(result: TuneResult) -> list[Words]:
