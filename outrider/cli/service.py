@@ -21,7 +21,7 @@ from outrider.extras import check_installed
 
 if TYPE_CHECKING:
     from outrider.remote.coordinator.settings import TargetAccess
-    from outrider.remote.draft.settings import DraftLimits
+    from outrider.remote.draft.texts import DraftLimits
     from outrider.remote.security import ClientSecurity
     from outrider.remote.serving import ServiceSettings
 
@@ -141,7 +141,7 @@ class LimitOptions:
 
     def limits(self) -> DraftLimits:
         """What a draft service lets its callers do. Raises ConfigError for what cannot be."""
-        from outrider.remote.draft.settings import DraftLimits
+        from outrider.remote.draft.texts import DraftLimits
 
         return DraftLimits(
             max_draft_tokens=self.max_draft_tokens, batch_size=self.batch_size, max_rows=self.max_rows,

@@ -22,10 +22,10 @@ from outrider.errors import ConfigError
 from outrider.settings import to_bool
 
 _TYPED = (
-    "acceptance alpha api_key bandwidth baseline_url batch_size budget c check concurrency config context_lengths costs cpus "
-    "device draft draft_endpoint draft_ms draft_params drafter drafter_option drafters dtype epochs from_traffic gpus "
-    "head host image init json kind_option kv_memory limit log_requests max_draft_tokens max_num_seqs max_tokens "
-    "max_replicas memory metrics_port model name num_draft_tokens out port prediction prompts questions remote_rtt_ms replicas "
+    "acceptance alpha api_key bandwidth baseline_url batch_size budget c check concurrency config context_lengths costs "
+    "device draft draft_endpoint draft_ms draft_params drafter drafter_option drafters dtype epochs from_traffic "
+    "host init json kind_option kv_memory limit log_requests max_draft_tokens max_num_seqs max_tokens "
+    "memory metrics_port model num_draft_tokens out port prediction prompts questions remote_rtt_ms "
     "result resume rounds samples search seed served_model_name settings settings_out show_drafts sweep system target "
     "target_endpoint target_ms target_params temperature threads timeout tls_ca tls_cert tls_key to tokenizer verifier"
 )

@@ -7,7 +7,7 @@
     security.py  TLS, mutual TLS and tokens, for both sides
     identity.py  the hash of a vocabulary, compared when a connection opens
     serving.py   the life of a gRPC server: listen, health, metrics, drain
-    probe.py     the health of a service, asked from outside
+    probe.py     the health of a service, asked from outside; gRPC's messages in plain words
 """
 
 import os

@@ -134,8 +134,8 @@ def make_app(coordinator: Coordinator) -> FastAPI:
         """To a target, and its answer back."""
         _check_open(coordinator)
         headers = {name.lower(): value for name, value in request.headers.items()}
-        url = request.url
-        return Relay(coordinator, Asked(request.method, url.path, url.query, headers, await request.body()))
+        path = request.scope["raw_path"].decode("ascii")
+        return Relay(coordinator, Asked(request.method, path, request.url.query, headers, await request.body()))
 
     for method, paths in PASSED_ON.items():
         for path in paths:

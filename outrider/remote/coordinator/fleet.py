@@ -35,7 +35,8 @@ class Fleet:
         )
         self.targets = [Target(address, settings, client, self._admit, self._notify) for address in settings.targets]
         self.retries = 0  # requests that continued elsewhere, each as often as it did
-        self.waiting = 0  # requests that wait for a target
+        self.in_flight = 0  # requests that have not ended
+        self.waiting = 0  # of those, the ones that wait for a target
         self._measures: dict[str, Facts] = {}  # by model
         self._met_s: dict[str, float] = {}  # by model, when a target that meets its measure was last in use
         self._changed = asyncio.Event()
@@ -44,11 +45,6 @@ class Fleet:
     def start(self) -> None:
         """Begin to reach targets."""
         self._tasks = [asyncio.ensure_future(target.keep()) for target in self.targets]
-
-    @property
-    def in_flight(self) -> int:
-        """Requests at targets, and those that wait for one."""
-        return self.waiting + sum(target.in_flight for target in self.targets)
 
     def reasons(self) -> str:
         """Why nobody answers, in a line."""

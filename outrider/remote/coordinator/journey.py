@@ -116,6 +116,7 @@ class Journey:
 
     async def run(self) -> None:
         """To its end. Raises ApiError where the client has no byte yet."""
+        self._fleet.in_flight += 1
         try:
             async with asyncio.timeout(self._settings.request_timeout_s + OVERTIME_S):
                 await self._travel()
@@ -124,6 +125,8 @@ class Journey:
             await self._fail(ApiError(f"nobody ended the answer within {seconds:g} s", status=504, kind=SERVER, code="timeout"))
         except ApiError as error:
             await self._fail(error)
+        finally:
+            self._fleet.in_flight -= 1
 
     async def _travel(self) -> None:
         avoided: set[Target] = set()
@@ -258,8 +261,7 @@ class Journey:
                     raise LostError("invalid", "sends what is no event of a completion", lies=True)
                 if "error" in event:
                     answer = Answer(500, [(b"content-type", b"application/json")], dumped(event).encode())
-                    reason = f"ends the answer with an error: {event['error']!s:.200}"
-                    raise LostError("failed", reason, goes_on=True, answer=answer)
+                    raise LostError("failed", "ends the answer with an error", goes_on=True, answer=answer)
                 pending += block + b"\n\n"
         raise LostError("cut", "its stream ended before the answer")
 

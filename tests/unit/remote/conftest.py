@@ -17,7 +17,7 @@ from outrider.outputs import Completion
 from outrider.parts import choose_parts
 from outrider.remote.draft import connection
 from outrider.remote.draft.drafter import CONNECTIONS, RemoteDrafter
-from outrider.remote.draft.patience import DraftWait
+from outrider.remote.draft.text import DraftWait
 from outrider.sampling.params import SamplingParams
 
 PROMPTS = ("Tom has 3 apples and buys 4 more. How many", "Anna has 12 pens. She gives 5", "A box holds 6 eggs. How many")

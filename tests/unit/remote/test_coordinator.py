@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from outrider.cli.app import run
 from tests.unit.remote.coordinated import Setting, coordinated
 from tests.unit.serve.fake_engine import FakeEngine
 
@@ -336,3 +337,60 @@ def test_an_answer_takes_no_longer_than_its_limit() -> None:
             assert setting.client.post(COMPLETIONS, json=BODY).status_code == 504
         finally:
             monkey.undo()
+
+
+def test_the_health_of_a_server_is_asked_like_a_services(capsys: pytest.CaptureFixture[str]) -> None:
+    """`outrider service health http://...`: ready, not ready, nobody there."""
+    with coordinated(*engines(1)) as setting:
+        address = setting.addresses[0]
+        assert run(["service", "health", address]) == 0
+        assert "takes requests" in capsys.readouterr().out
+        setting.targets[0]._app = _draining(setting.targets[0]._app)
+        assert run(["service", "health", address]) == 1
+        assert "takes no requests now" in capsys.readouterr().err
+    assert run(["service", "health", "http://127.0.0.1:1"]) == 1
+    assert "nobody listens there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "name the targets"), (["a:1,a:1"], "twice"), (["grpc://a:1"], "speaks HTTP"), (["http://a"], "http://HOST:PORT"),
+        (["http://a:1/v1"], "http://HOST:PORT"), (["a:1", "--set", "max_retries=-1"], "max_retries"),
+        (["a:1", "--set", "stall_timeout=0"], "stall_timeout"), (["a:1", "--set", "max_queue=0"], "max_queue"),
+        (["a:1", "--tls-ca", "ca.pem"], "https://HOST:PORT"), (["a:1", "--tls-cert", "c.pem"], "--tls-key"),
+        (["a:1", "--set", "ssl_ca_certs=ca.pem"], "ssl_certfile"), (["a:1", "--port", "70000"], "port"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_are_refused_in_one_line(
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TARGET_ENDPOINT", raising=False)
+    arguments = ["--target-endpoint", *given] if given else []
+    assert run(["service", "coordinator", *arguments]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert message in lines[-1]
+    assert len(lines) == 1
+
+
+def test_the_variable_names_the_targets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TARGET_ENDPOINT", "http://a:1,http://a:1")
+    assert run(["service", "coordinator"]) == 2
+    assert "twice" in capsys.readouterr().err
+
+
+def test_a_server_reads_the_variables_of_a_deployment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MODEL, BATCH_SIZE, MAX_DRAFT_TOKENS and DRAFT_ENDPOINT stand for options of `outrider serve`; an option wins."""
+    seen: list[Any] = []
+    monkeypatch.setattr("outrider.serve.run.run_server", lambda settings, status: seen.append(settings.models[0]))
+    for name, value in (("MODEL", "demo"), ("BATCH_SIZE", "3"), ("MAX_DRAFT_TOKENS", "2"), ("DRAFT_ENDPOINT", "grpc://d:1")):
+        monkeypatch.setenv(name, value)
+    assert run(["serve"]) == 0
+    assert run(["serve", "other", "--max-num-seqs", "5", "--num-draft-tokens", "4", "--drafter", "ngram"]) == 0
+    first, second = seen
+    assert (first.options.target, first.engine.max_num_seqs, str(first.options.num_draft_tokens)) == ("demo", 3, "2")
+    assert first.options.drafter == "remote" or first.options.drafter_options.get("endpoint") == "grpc://d:1"
+    assert (second.options.target, second.engine.max_num_seqs, str(second.options.num_draft_tokens)) == ("other", 5, "4")
+    assert "DRAFT_ENDPOINT is set, but not used" in capsys.readouterr().err

@@ -21,8 +21,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.cli.app import run
 from outrider.remote.draft.hosted import HostedDrafter
 from outrider.remote.draft.run import RunningDraftService
-from outrider.remote.draft.settings import DraftLimits
-from outrider.remote.draft.stream import MAX_UNSENT, OpenStream
+from outrider.remote.draft.service import MAX_UNSENT, OpenStream
+from outrider.remote.draft.texts import DraftLimits
 from outrider.remote.protocol import INSTANCE, PROTOCOL, messages, stubs
 from outrider.remote.serving import ServiceSettings
 from tests.draft_bench import chain_of, fresh_chain, hosted_model, save_draft
