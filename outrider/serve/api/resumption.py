@@ -34,7 +34,7 @@ class Marks:
         self._marks = [] if resumption is None else resumption.marks
         self._requests = requests
         self._is_wanted = resumption is not None
-        given = Resumption() if resumption is None else resumption
+        given = Resumption.model_validate({}) if resumption is None else resumption
         self.id = given.id or identity
         self.created = int(time.time()) if given.created is None else given.created
         self._write: WriteMark | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter
 
@@ -62,7 +62,7 @@ class Mark(Body):
         return cls(
             choice=choice,
             token_ids=update.token_ids,
-            origins=update.origins,
+            origins=cast(list[Origin], update.origins),
             pieces=update.pieces,
             rest=update.text[len("".join(update.pieces)) :],
             drafted=update.drafted,
