@@ -78,9 +78,10 @@ class Works(Protocol):
 
 
 Worker = TypeVar("Worker", bound=Works)
+Served = TypeVar("Served", bound=Works, contravariant=True)
 
 
-class Lives(Protocol[Worker]):
+class Lives(Protocol[Served]):
     """The state that a process is in; its methods are called in the event loop."""
 
     loading: bool
@@ -92,7 +93,7 @@ class Lives(Protocol[Worker]):
     @property
     def names(self) -> list[str]: ...
 
-    def serve(self, engines: Sequence[Worker], created: int) -> None: ...
+    def serve(self, engines: Sequence[Served], created: int) -> None: ...
 
 
 class Process(uvicorn.Server, Generic[Worker]):

@@ -116,7 +116,8 @@ class Target:
 
     async def _look(self) -> None:
         status, answer = await self._get("/ready")
-        error = answer.get("error") if isinstance(answer.get("error"), dict) else {}
+        sent: Any = answer.get("error")
+        error: dict[str, Any] = sent if isinstance(sent, dict) else {}
         if status == 503 and error.get("code") == DRAINING:
             self._stand("draining", "")
             return
