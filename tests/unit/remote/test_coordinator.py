@@ -391,6 +391,6 @@ def test_a_server_reads_the_variables_of_a_deployment(
     assert run(["serve", "other", "--max-num-seqs", "5", "--num-draft-tokens", "4", "--drafter", "ngram"]) == 0
     first, second = seen
     assert (first.options.target, first.engine.max_num_seqs, str(first.options.num_draft_tokens)) == ("demo", 3, "2")
-    assert first.options.drafter == "remote" or first.options.drafter_options.get("endpoint") == "grpc://d:1"
+    assert (first.options.draft_endpoint, second.options.draft_endpoint) == ("grpc://d:1", None)
     assert (second.options.target, second.engine.max_num_seqs, str(second.options.num_draft_tokens)) == ("other", 5, "4")
     assert "DRAFT_ENDPOINT is set, but not used" in capsys.readouterr().err
