@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from outrider.errors import ConfigError, install_hint
 
 EXTRAS = {  # packages by the names that are imported, of those extras without which something does not start
-    "lab": ("scipy", "matplotlib", "prometheus_client", "yaml"),
+    "lab": ("scipy", "matplotlib", "prometheus_client"),
     "serve": ("fastapi", "uvicorn", "structlog", "prometheus_client"),
     "services": ("grpc", "grpc_health", "prometheus_client"),
     "train": ("accelerate",),

@@ -4,7 +4,7 @@
 
 `options` are keyword arguments of `outrider.LLM` that say how to draft and verify; no others, so that a file can be shared
 between machines. `for_tasks` and `for_batch_sizes` may hold other choices for parts of the traffic, `next_best` what paid, too,
-for engines that lack the first choice: `outrider deploy` takes the first of them that its engine has.
+for engines that lack the first choice.
 """
 
 from __future__ import annotations

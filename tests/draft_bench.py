@@ -12,12 +12,10 @@ from prometheus_client import CollectorRegistry
 from outrider.drafters.model.draft_model import ModelDrafter
 from outrider.remote.draft.asking import row_options
 from outrider.remote.draft.counters import DraftCounters
-from outrider.remote.draft.host import row_of
+from outrider.remote.draft.host import DraftNode, drafted_nodes, row_of
 from outrider.remote.draft.hosted import HostedDrafter, HostedDrafterOptions, load_drafter
 from outrider.remote.draft.model_host import ModelHost
-from outrider.remote.draft.nodes import DraftNode, drafted_nodes
-from outrider.remote.draft.settings import DraftLimits
-from outrider.remote.draft.texts import HostedText, HostedTexts
+from outrider.remote.draft.texts import DraftLimits, HostedText, HostedTexts
 from outrider.remote.draft.worker import Worker
 from outrider.remote.protocol import messages
 from outrider.rows import Rows

@@ -22,7 +22,7 @@ from outrider.version import __version__
 
 VERBS = (  # a module of `outrider.cli` each, and the function of that name in it
     "generate", "chat", "serve", "demo", "ls", "doctor", "estimate", "report", "bench", "tune", "replay", "certify", "explain",
-    "train", "export", "deploy",
+    "train", "export",
 )  # fmt: skip
 SERVICE = "service"  # the group of verbs for a deployment in parts
 LOADING = "loading"  # the name of threads that load models for servers and services

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ SERVER = "Server"
 ENGINE = "Engine"
 WATCHING = "Watching"
 KEY_VARIABLE = "OUTRIDER_API_KEY"
+DRAFT_VARIABLE = "DRAFT_ENDPOINT"
 REASONING_PARSER = "How it writes down what it thinks, by vLLM's names; auto: as its chat template shows; none: as text."
 Target = Annotated[
     str | None, typer.Argument(help="'demo', a local folder, a .gguf file, or a hub id; none with --config.", show_default=False)
@@ -34,8 +36,8 @@ Config = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListenOptions:
-    """Options that say where the server listens and which clients it admits. None: as the configuration file says, else the
+class DoorOptions:
+    """Options that say where an HTTP process listens and which clients it admits. None: as the configuration file says, else the
     default shown."""
 
     host: str | None = option(None, SERVER, "Address to listen on; 0.0.0.0 is all of them.", show_default="127.0.0.1")
@@ -48,7 +50,39 @@ class ListenOptions:
     )
     ssl_certfile: Path | None = option(None, SERVER, "Certificate for TLS.", metavar="FILE")
     ssl_keyfile: Path | None = option(None, SERVER, "Its private key.", metavar="FILE")
+    ssl_ca_certs: Path | None = option(
+        None, SERVER, "Let in only clients with a certificate of this authority (PEM).", metavar="FILE"
+    )
     max_body_bytes: int | None = option(None, SERVER, "Larger bodies are refused.", show_default="8 MiB")
+    request_timeout: float | None = option(
+        None, SERVER, "Seconds after which an answer is cut off.", show_default="600"
+    )
+    drain_timeout: float | None = option(
+        None, SERVER, "Seconds that running requests have to finish after SIGTERM.", show_default="30"
+    )
+    log_format: Literal["human", "json"] | None = option(None, WATCHING, "human or json.", show_default="human")
+    log_level: Literal["debug", "info", "warning", "error"] | None = option(
+        None, WATCHING, "Least severity of log lines.", show_default="info"
+    )
+
+    def given(self) -> dict[str, Any]:
+        """Fields of the process's settings that the command line or the environment sets."""
+        values = dict(vars(self))
+        keys = list(values.pop("api_key") or [])
+        if KEY_VARIABLE in os.environ:
+            keys.append(os.environ[KEY_VARIABLE])
+        values |= {
+            "api_keys": tuple(keys) or None, "cors_origins": tuple(values.pop("cors_origin") or ()) or None,
+            "request_timeout_s": values.pop("request_timeout"), "drain_timeout_s": values.pop("drain_timeout"),
+            "hang_timeout_s": values.pop("hang_timeout", None),
+        }  # fmt: skip
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListenOptions(DoorOptions):
+    """What the server admits beyond that, and how it is watched."""
+
     strict: bool | None = option(
         None, SERVER, "Refuse unknown fields, which are else named in log and header.", show_default="false"
     )
@@ -58,37 +92,14 @@ class ListenOptions:
     max_stored_responses: int | None = option(
         None, SERVER, "Responses that later ones may go on from; 0: none.", show_default="1000"
     )
-    request_timeout: float | None = option(
-        None, SERVER, "Seconds after which an answer is cut off.", show_default="600"
-    )
-    drain_timeout: float | None = option(
-        None, SERVER, "Seconds that running requests have to finish after SIGTERM.", show_default="30"
-    )
     hang_timeout: float | None = option(
         None, SERVER,
         "Seconds after which /health fails while an engine is stuck in a step; 0: never.",
         show_default="60",
     )  # fmt: skip
-    log_format: Literal["human", "json"] | None = option(None, WATCHING, "human or json.", show_default="human")
-    log_level: Literal["debug", "info", "warning", "error"] | None = option(
-        None, WATCHING, "Least severity of log lines.", show_default="info"
-    )
     log_requests: Path | None = option(None, WATCHING, "Write requests and answers, with their texts.", metavar="FILE")
     otlp_endpoint: str | None = option(None, WATCHING, "OpenTelemetry collector for traces.", metavar="URL")
     self_test: bool | None = option(None, WATCHING, "Try at the start whether drafting pays.", show_default="true")
-
-    def given(self) -> dict[str, Any]:
-        """Fields of `ServerSettings` that the command line or the environment sets."""
-        values = dict(vars(self))
-        keys = list(values.pop("api_key") or [])
-        if KEY_VARIABLE in os.environ:
-            keys.append(os.environ[KEY_VARIABLE])
-        values |= {
-            "api_keys": tuple(keys) or None, "cors_origins": tuple(values.pop("cors_origin") or ()) or None,
-            "request_timeout_s": values.pop("request_timeout"), "drain_timeout_s": values.pop("drain_timeout"),
-            "hang_timeout_s": values.pop("hang_timeout"),
-        }  # fmt: skip
-        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +141,7 @@ class EngineOptions:
 class ServerEngineOptions(EngineOptions):
     """How the one model of a server without --config is run."""
 
-    max_num_seqs: int = option(32, ENGINE, "Requests decoded at the same time.")
+    max_num_seqs: int = option(32, ENGINE, "Requests decoded at the same time.", envvar="BATCH_SIZE")
     reasoning_parser: str = option("auto", ENGINE, REASONING_PARSER, metavar="auto|none|NAME")
 
 
@@ -142,7 +153,11 @@ def serve(
     target: Target = None,
     config: Config = None,
 ) -> int:
-    """Answer clients of OpenAI and Anthropic: chat, responses, messages, completions; streams, thoughts, tools, forms."""
+    """Answer clients of OpenAI and Anthropic: chat, responses, messages, completions; streams, thoughts, tools, forms.
+
+    Environment: MODEL, BATCH_SIZE (--max-num-seqs), MAX_DRAFT_TOKENS (--num-draft-tokens), DRAFT_ENDPOINT, OUTRIDER_API_KEY,
+    OUTRIDER_SERVICE_TOKEN (of the draft service). An option wins.
+    """
     check_installed("serving", "serve")
     from outrider.serve.config_file import read_config
     from outrider.serve.run import run_server
@@ -153,11 +168,24 @@ def serve(
         if unused:
             raise ConfigError(f"--config says which models are served: leave out {', '.join(unused)}")
         settings = read_config(config, listen.given())
-    elif target is None:
+    elif (target := target or os.environ.get("MODEL")) is None:
         raise ConfigError("name a model to serve ('demo', a folder, a .gguf file or a hub id), or a --config FILE")
     else:
+        model = with_variables(model)
         served = engine.served(target, model, engine.max_num_seqs, engine.reasoning_parser)
         settings = ServerSettings(models=(served,), **listen.given())
     quieten_libraries()
     run_server(settings, status=say)
     return 0
+
+
+def with_variables(model: ModelOptions) -> ModelOptions:
+    """The options with MAX_DRAFT_TOKENS and DRAFT_ENDPOINT of the environment where they are not given."""
+    if model.num_draft_tokens is None and (max_tokens := os.environ.get("MAX_DRAFT_TOKENS")):
+        model = dataclasses.replace(model, num_draft_tokens=max_tokens)
+    if model.draft_endpoint is None and (address := os.environ.get(DRAFT_VARIABLE)):
+        if model.draft is None and model.drafter in ("auto", "remote"):
+            model = dataclasses.replace(model, draft_endpoint=address)
+        else:
+            say(f"note: {DRAFT_VARIABLE} is set, but not used: --draft or --drafter chooses the drafter")
+    return model

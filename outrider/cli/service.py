@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from outrider.cli.options import DRAFTING, MODEL, DrafterOption, MachineOptions, ModelOptions
-from outrider.cli.serve import ENGINE, REASONING_PARSER, EngineOptions, ListenOptions
+from outrider.cli.options import DRAFTING, MODEL, DrafterOption, MachineOptions
+from outrider.cli.serve import DoorOptions
 from outrider.cli.session import quieten_libraries, say
 from outrider.cli.typed import memory
 from outrider.cli.verbs import add_verb, name_and_value, option, with_groups
@@ -21,8 +20,8 @@ from outrider.errors import ConfigError
 from outrider.extras import check_installed
 
 if TYPE_CHECKING:
-    from outrider.remote.coordinator.settings import CoordinatorSettings
-    from outrider.remote.draft.settings import DraftLimits
+    from outrider.remote.coordinator.settings import TargetAccess
+    from outrider.remote.draft.texts import DraftLimits
     from outrider.remote.security import ClientSecurity
     from outrider.remote.serving import ServiceSettings
 
@@ -30,6 +29,8 @@ SERVICE = "Service"
 WATCHING = "Watching"
 CALLING = "TLS of calls to services"
 LIMITS = "Limits"
+TARGETS = "Targets"
+TOKEN_VARIABLE = "OUTRIDER_SERVICE_TOKEN"
 Drafting = Annotated[
     str | None,
     typer.Argument(
@@ -38,35 +39,23 @@ Drafting = Annotated[
         envvar="MODEL", show_default=False, metavar="[MODEL]",
     ),
 ]  # fmt: skip
-DRAFT_VARIABLE = "DRAFT_ENDPOINT"
-SPARE_CALLS = 64  # beside requests: those that watch, shake hands, or are refused
-Target = Annotated[
-    str | None,
+Address = Annotated[
+    str,
     typer.Argument(
-        help="'demo', a local folder, a .gguf file, or a hub id.", envvar="MODEL", show_default=False, metavar="[MODEL]"
+        help="grpc://HOST:PORT, grpcs://HOST:PORT or unix:/PATH; of a server http://HOST:PORT or https://HOST:PORT.",
+        show_default=False,
     ),
 ]
-REPLICAS = "Replicas"
-STEPS_ARE_THERE = (
-    "a coordinator makes no steps, so it asks no draft service: give --draft-endpoint to the target services "
-    "('outrider service target ... --draft-endpoint')"
-)
-Config = Annotated[
-    Path | None,
-    typer.Option(help="Models, their target services and routes from a TOML file.", metavar="FILE", show_default=False),
-]
-Address = Annotated[str, typer.Argument(help="grpc://HOST:PORT, grpcs://HOST:PORT or unix:/PATH.", show_default=False)]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListeningOptions:
-    """Options of a service: its address, its access rules, and how it is monitored.
-
-    Each service adds its port and its time to drain.
-    """
+    """Options of a draft service: its address, its access rules, and how it is monitored."""
 
     host: str = option("127.0.0.1", SERVICE, "Address to listen on; 0.0.0.0 is all of them.")
+    port: int = option(50051, SERVICE, "0 takes a free one.")
+    drain_timeout: float = option(5.0, SERVICE, "Seconds for drafts that are waited for after SIGTERM.")
     metrics_port: int | None = option(None, SERVICE, "Port for Prometheus, /metrics.", show_default="none")
     tls_cert: Path | None = option(None, SERVICE, "Certificate for TLS (PEM).", metavar="FILE")
     tls_key: Path | None = option(None, SERVICE, "Its private key (PEM).", metavar="FILE")
@@ -77,20 +66,21 @@ class ListeningOptions:
     log_level: Literal["debug", "info", "warning", "error"] = option("info", WATCHING, "Least severity of log lines.")
     otlp_endpoint: str | None = option(None, WATCHING, "OpenTelemetry collector for traces.", metavar="URL")
 
-    def settings(self, port: int, drain_timeout: float, **more: int) -> ServiceSettings:
-        """What the gRPC server takes; `more`: further fields of `ServiceSettings`. Raises ConfigError for what cannot be."""
-        from outrider.remote import security
+    def settings(self) -> ServiceSettings:
+        """What the gRPC server takes. Raises ConfigError for impossible values."""
+        from outrider.remote.security import ServerSecurity
         from outrider.remote.serving import ServiceSettings
 
-        token = os.environ.get(security.TOKEN_VARIABLE)
-        access = security.ServerSecurity(
+        token = os.environ.get(TOKEN_VARIABLE)
+        access = ServerSecurity(
             certificate=self.tls_cert, key=self.tls_key, client_ca=self.tls_client_ca, tokens=() if token is None else (token,)
         )
-        if not 0 <= drain_timeout < float("inf"):
-            raise ConfigError(f"--set drain_timeout must be at least 0 seconds, and finite, got {drain_timeout}")
+        if not 0 <= self.drain_timeout < float("inf"):
+            raise ConfigError(f"--set drain_timeout must be at least 0 seconds, and finite, got {self.drain_timeout}")
         return ServiceSettings(
-            host=self.host, port=port, security=access, metrics_port=self.metrics_port, drain_timeout_s=drain_timeout, **more
-        )
+            host=self.host, port=self.port, security=access, metrics_port=self.metrics_port,
+            drain_timeout_s=self.drain_timeout,
+        )  # fmt: skip
 
     def watching(self) -> dict[str, Any]:
         """Fields of a service's settings about how it is monitored."""
@@ -108,13 +98,19 @@ class CallOptions:
     tls_key: Path | None = option(None, CALLING, "Its private key (PEM).", metavar="FILE")
     tls_server_name: str | None = option(None, CALLING, "Name in their certificates, where it is not the address.")
 
-    def security(self, token: str | None = None) -> ClientSecurity:
-        """How calls are secured. Raises ConfigError for files that do not fit."""
+    def access(self, token: str | None = None) -> TargetAccess:
+        """How servers are called. Raises ConfigError for files that do not fit."""
+        from outrider.remote.coordinator.settings import TargetAccess
+
+        return TargetAccess(
+            token=token, ca=self.tls_ca, certificate=self.tls_cert, key=self.tls_key, server_name=self.tls_server_name
+        )
+
+    def security(self) -> ClientSecurity:
+        """How draft services are called. Raises ConfigError for files that do not fit."""
         from outrider.remote.security import ClientSecurity
 
-        return ClientSecurity(
-            ca=self.tls_ca, certificate=self.tls_cert, key=self.tls_key, token=token, server_name=self.tls_server_name
-        )
+        return ClientSecurity(ca=self.tls_ca, certificate=self.tls_cert, key=self.tls_key, server_name=self.tls_server_name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,14 +124,6 @@ class HostedOptions:
         "The target whose tokens are drafted; only its tokenizer is read.",
         show_default="the draft model's",
     )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftListeningOptions(ListeningOptions):
-    """Options of a draft service: its address, its access rules, and how it is monitored."""
-
-    port: int = option(50051, SERVICE, "0 takes a free one.")
-    drain_timeout: float = option(5.0, SERVICE, "Seconds for drafts that are waited for after SIGTERM.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +141,7 @@ class LimitOptions:
 
     def limits(self) -> DraftLimits:
         """What a draft service lets its callers do. Raises ConfigError for what cannot be."""
-        from outrider.remote.draft.settings import DraftLimits
+        from outrider.remote.draft.texts import DraftLimits
 
         return DraftLimits(
             max_draft_tokens=self.max_draft_tokens, batch_size=self.batch_size, max_rows=self.max_rows,
@@ -167,7 +155,7 @@ def draft(
     machine: MachineOptions,
     hosted: HostedOptions,
     limits: LimitOptions,
-    listening: DraftListeningOptions,
+    listening: ListeningOptions,
     model_or_target: Drafting = None,
 ) -> int:
     """Guess tokens for targets in other processes: a draft model, or a look-up drafter."""
@@ -191,7 +179,7 @@ def draft(
             runtime=machine.runtime, max_model_len=machine.max_model_len, revision=machine.revision,
             trust_remote_code=machine.trust_remote_code,
         ),
-        limits=limits.limits(), listen=listening.settings(listening.port, listening.drain_timeout), **listening.watching(),
+        limits=limits.limits(), listen=listening.settings(), **listening.watching(),
     )  # fmt: skip
     quieten_libraries()
     run_draft_service(settings, status=say)
@@ -206,139 +194,50 @@ def _one(option_name: str, given: str | None, named: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetListeningOptions(ListeningOptions):
-    """Options of a target service: its address, its access rules, and how it is monitored."""
+class TargetOptions(CallOptions):
+    """Which targets answer, how they are reached, and how much is tried."""
 
-    port: int = option(50052, SERVICE, "0 takes a free one.")
-    drain_timeout: float = option(30.0, SERVICE, "Seconds that running requests have to finish after SIGTERM.")
-    self_test: bool = option(True, WATCHING, "Try at the start whether drafting pays.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TargetEngineOptions(EngineOptions):
-    """How a target service runs its model."""
-
-    batch_size: int = option(32, ENGINE, "Requests decoded at the same time.", envvar="BATCH_SIZE")
-
-
-@with_groups
-def target(
-    model: ModelOptions,
-    engine: TargetEngineOptions,
-    listen: TargetListeningOptions,
-    target: Target = None,
-) -> int:
-    """Run a model for coordinators: tokens in, tokens and text out, over gRPC.
-
-    Environment: MODEL, BATCH_SIZE, MAX_DRAFT_TOKENS (--num-draft-tokens), DRAFT_ENDPOINT, OUTRIDER_SERVICE_TOKEN.
-    """
-    check_installed("a target service", "services")
-    from outrider.remote.target.run import TargetSettings, run_target
-
-    if target is None:
-        raise ConfigError("name a model to run ('demo', a folder, a .gguf file or a hub id), or set the variable MODEL")
-    if model.num_draft_tokens is None and (max_tokens := os.environ.get("MAX_DRAFT_TOKENS")):
-        model = dataclasses.replace(model, num_draft_tokens=max_tokens)
-    if model.draft_endpoint is None and (address := os.environ.get(DRAFT_VARIABLE)):
-        if model.draft is None and model.drafter in ("auto", "remote"):
-            model = dataclasses.replace(model, draft_endpoint=address)
-        else:
-            say(f"note: {DRAFT_VARIABLE} is set, but not used: --draft or --drafter chooses the drafter")
-    served = engine.served(target, model, engine.batch_size)
-    max_streams = served.engine.max_num_seqs + served.engine.max_queue + SPARE_CALLS
-    service = listen.settings(listen.port, listen.drain_timeout, max_streams=max_streams)
-    quieten_libraries()
-    run_target(TargetSettings(model=served, service=service, self_test=listen.self_test, **listen.watching()), status=say)
-    return 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplicaOptions(CallOptions):
-    """Which target services answer, how they are reached, and how much is tried."""
-
-    model: list[str] | None = option(
-        None, MODEL,
-        "The model whose tokenizer and chat template are read (no weights); may be given again with names.",
-        metavar="[NAME=]MODEL",
-    )  # fmt: skip
-    revision: str | None = option(None, MODEL, "Its branch, tag or commit on the hub.")
-    trust_remote_code: bool = option(False, MODEL, "Run code that comes with the checkpoint.")
-    reasoning_parser: str | None = option(None, MODEL, REASONING_PARSER, metavar="auto|none|NAME", show_default="auto")
     target_endpoint: list[str] | None = option(
-        None, REPLICAS,
-        "Target services of the model, grpc://HOST:PORT with commas between; may be given again with names.",
-        metavar="[NAME=]A,B",
+        None, TARGETS, "Servers ('outrider serve'), http://HOST:PORT with commas between; may be given again.", metavar="A,B",
+        envvar="TARGET_ENDPOINT",
     )  # fmt: skip
-    max_retries: int = option(3, REPLICAS, "Replicas that a request may lose, no token between, before it ends with an error.")
-    replica_wait: float = option(30.0, REPLICAS, "Seconds that a request waits for a replica when none answers.")
+    max_retries: int = option(3, TARGETS, "Targets that a request may lose, no token between, before it ends with an error.")
+    replica_wait: float = option(30.0, TARGETS, "Seconds that a request waits for a target when none answers.")
     stall_timeout: float = option(
-        10.0, REPLICAS, "Seconds of silence after which a replica is given up, with the streams that bring nothing."
+        10.0, TARGETS, "Seconds of silence after which a target is given up, with the requests that it brings nothing for."
     )
-    max_queue: int = option(256, REPLICAS, "Requests that may wait while no replica answers.")
+    max_queue: int = option(256, TARGETS, "Requests that may wait while no target answers.")
 
 
 @with_groups
-def coordinator(
-    replicas: ReplicaOptions,
-    listen: ListenOptions,
-    config: Config = None,
-) -> int:
-    """Answer OpenAI clients from target services, and carry their requests on when one of them dies.
+def coordinator(targets: TargetOptions, listen: DoorOptions) -> int:
+    """Route clients to several 'outrider serve', and continue their answers when one of them dies.
 
-    Environment: MODEL, TARGET_ENDPOINT, OUTRIDER_SERVICE_TOKEN, OUTRIDER_API_KEY.
+    Environment: TARGET_ENDPOINT, OUTRIDER_SERVICE_TOKEN (a key of the targets), OUTRIDER_API_KEY.
     """
     check_installed("a coordinator", "serve")
-    check_installed("a coordinator", "services")
-    from outrider.remote.coordinator.run import run_coordinator
+    from outrider.remote.coordinator.app import run_coordinator
+    from outrider.remote.coordinator.settings import CoordinatorSettings, parsed_targets
 
-    settings = _settings(replicas, listen, config)
-    quieten_libraries()
-    notes = [f"{DRAFT_VARIABLE} is set: {STEPS_ARE_THERE}"] if os.environ.get(DRAFT_VARIABLE) else []
-    run_coordinator(settings, status=say, notes=notes)
-    return 0
-
-
-def _settings(replicas: ReplicaOptions, listen: ListenOptions, config: Path | None) -> CoordinatorSettings:
-    """A coordinator's settings, from options and a file. Raises ConfigError, before anything is loaded."""
-    from outrider.remote import security
-    from outrider.remote.coordinator.journey import RetryLimits
-    from outrider.remote.coordinator.replica import Timeouts
-    from outrider.remote.coordinator.settings import CoordinatorSettings, from_file, from_options
-
-    given = listen.given()
-    if given.pop("self_test", None) is not None:
-        raise ConfigError("--set self_test: a coordinator tries nothing at its start; the target services have that option")
-    hang_s = given.get("hang_timeout_s", 60.0)
-    if config is not None:
-        if replicas.model or replicas.target_endpoint or replicas.reasoning_parser:
-            raise ConfigError(
-                "--config says which models are served and where: leave out --model, --target-endpoint and --set reasoning_parser"
-            )
-        server, endpoints = from_file(config, given)
-    else:
-        models = replicas.model or _from_environment("MODEL")
-        addresses = replicas.target_endpoint or _from_environment("TARGET_ENDPOINT")
-        server, endpoints = from_options(
-            models, addresses, given, trust_remote_code=replicas.trust_remote_code, revision=replicas.revision,
-            reasoning_parser=replicas.reasoning_parser or "auto",
-        )
-    return CoordinatorSettings(
-        server=server, endpoints=endpoints, security=replicas.security(os.environ.get(security.TOKEN_VARIABLE) or None),
-        patience=Timeouts(
-            silence_s=replicas.stall_timeout, hang_s=hang_s, watch_interval_s=min(1.0, replicas.stall_timeout / 4)
-        ),
-        limits=RetryLimits(max_retries=replicas.max_retries, wait_s=replicas.replica_wait), max_queue=replicas.max_queue,
+    settings = CoordinatorSettings(
+        targets=parsed_targets(targets.target_endpoint or []),
+        access=targets.access(os.environ.get(TOKEN_VARIABLE) or None), max_retries=targets.max_retries,
+        wait_s=targets.replica_wait, stall_s=targets.stall_timeout, max_queue=targets.max_queue, **listen.given(),
     )  # fmt: skip
-
-
-def _from_environment(name: str) -> list[str]:
-    """Several with semicolons between."""
-    return [part for part in os.environ.get(name, "").split(";") if part.strip()]
+    quieten_libraries()
+    run_coordinator(settings, status=say)
+    return 0
 
 
 @with_groups
 def health(address: Address, call: CallOptions, timeout: Timeout = 5.0) -> int:
-    """Ask a draft or target service whether it takes calls: exit status 0, or 1 with the reason. Needs no token."""
+    """Ask a draft service, or a server, whether it takes requests: exit status 0, or 1 with the reason. Needs no key."""
+    if address.startswith(("http://", "https://")):
+        check_installed("a call to a server", "serve")
+        from outrider.remote.coordinator.target import ready_s
+
+        typer.echo(f"{address} takes requests, {1e3 * ready_s(address, call.access(), timeout):.3g} ms there and back")
+        return 0
     check_installed("a call to a service", "services")
     from outrider.remote.endpoint import Endpoint
     from outrider.remote.probe import check_health
@@ -348,14 +247,14 @@ def health(address: Address, call: CallOptions, timeout: Timeout = 5.0) -> int:
     return 0
 
 
-COMMANDS: tuple[Callable[..., int | None], ...] = (draft, target, coordinator, health)
+COMMANDS: tuple[Callable[..., int | None], ...] = (draft, coordinator, health)
 
 
 def service_app() -> typer.Typer:
     """The group of sub-commands, for the table of verbs."""
     app = typer.Typer(
         name="service",
-        help="Run one part of a deployment in parts: draft, target or coordinator.",
+        help="Run one part of a deployment in parts: a draft service, or a coordinator before several servers.",
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )

@@ -22,10 +22,10 @@ from outrider.errors import ConfigError
 from outrider.settings import to_bool
 
 _TYPED = (
-    "alpha api_key baseline_url batch_size budget c check concurrency config context_lengths cpus "
-    "device draft draft_endpoint drafter drafter_option drafters dtype epochs from_traffic gpus "
-    "head host image init json kind_option kv_memory limit log_requests max_draft_tokens max_num_seqs max_tokens "
-    "max_replicas memory metrics_port model name num_draft_tokens out pass_cost port prediction prompts questions replicas "
+    "alpha api_key baseline_url batch_size budget c check concurrency config context_lengths "
+    "device draft draft_endpoint drafter drafter_option drafters dtype epochs from_traffic "
+    "head host init json kind_option kv_memory limit log_requests max_draft_tokens max_num_seqs max_tokens "
+    "memory metrics_port model num_draft_tokens out pass_cost port prediction prompts questions "
     "result resume rounds samples seed served_model_name settings settings_out show_drafts system target "
     "target_endpoint temperature threads timeout tls_ca tls_cert tls_key to tokenizer verifier"
 )

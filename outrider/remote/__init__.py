@@ -1,14 +1,13 @@
-"""Draft services, target services and the coordinator between them: docs/services.md shows the connections.
+"""The draft service, the drafter that asks it, and the coordinator before several servers: docs/services.md.
 
-    protocol/    the messages (remote.proto and what is generated from it)
+    coordinator/ an HTTP router with resumption
+    draft/       the draft service, and the drafter that asks it
+    protocol/    their messages (remote.proto and what is generated from it)
     endpoint.py  addresses: grpc://HOST:PORT, grpcs://HOST:PORT, unix:/PATH
     security.py  TLS, mutual TLS and tokens, for both sides
-    identity.py  hashes of vocabulary, tokenizer and model, compared when a connection opens
+    identity.py  the hash of a vocabulary, compared when a connection opens
     serving.py   the life of a gRPC server: listen, health, metrics, drain
-    draft/       the draft service, and the drafter that asks it
-    target/      the target service, and the engine that asks it
-    coordinator/ the OpenAI server whose engines are target services
-    troubles.py  why a call did not reach a service, in plain words
+    probe.py     the health of a service, asked from outside; gRPC's messages in plain words
 """
 
 import os

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from outrider.errors import ConfigError
 
-DEFAULT_PORTS = {"draft": 50051, "target": 50052}
 ADDRESS = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
 
 
@@ -31,16 +30,6 @@ class Endpoint:
             forms = "grpc://HOST:PORT, grpcs://HOST:PORT or unix:/PATH"
             raise ConfigError(f"{name} must be like {forms}, got '{text}'{_hint(scheme)}")
         return cls(rest.rstrip("/"), scheme == "grpcs")
-
-    @classmethod
-    def parse_all(cls, text: str, name: str = "endpoints") -> tuple[Endpoint, ...]:
-        """Several addresses with commas between. Raises ConfigError for none, or for one twice."""
-        found = tuple(cls.parse(part, name) for part in text.split(",") if part.strip())
-        if not found:
-            raise ConfigError(f"{name} names no address: give grpc://HOST:PORT, several with commas between")
-        if len(set(found)) < len(found):
-            raise ConfigError(f"{name} names an address twice: {text}")
-        return found
 
     def __str__(self) -> str:
         return self.target if self.target.startswith("unix:") else f"{'grpcs' if self.is_tls else 'grpc'}://{self.target}"

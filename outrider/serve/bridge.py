@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Protocol
 
 from outrider.engine.request import Listener, Request, Update
@@ -42,9 +42,12 @@ class Bridge:
         self._backlog, self._is_spilt = Backlog(), False
         self._about = request_ids.current()
 
-    def submit(self, requests: Sequence[Request]) -> None:
-        """All of them, or none: raises what the engine raises for the first it refuses, and cancels those before it."""
+    def submit(self, requests: Sequence[Request], *, ended: Collection[int] = ()) -> None:
+        """All of them but those that have `ended`, or none: raises what the engine raises for the first it refuses, and cancels
+        those before it."""
         for number, request in enumerate(requests):
+            if number in ended:
+                continue
             try:
                 self._engine.submit(request, self._listener(number))
             except BaseException:

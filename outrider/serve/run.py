@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from errno import EACCES, EADDRINUSE, EADDRNOTAVAIL
 from types import FrameType
+from typing import Generic, Protocol, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -29,7 +30,7 @@ from outrider.serve.app import make_app
 from outrider.serve.observability.logs import Logging
 from outrider.serve.observability.monitoring import Monitoring
 from outrider.serve.served import ServerState, Serves
-from outrider.serve.settings import ServedModel, ServerSettings
+from outrider.serve.settings import ListenSettings, ServedModel, ServerSettings
 
 log = logging.getLogger("outrider.serve")
 HINTS = {
@@ -45,15 +46,9 @@ STALL_LOOK_S = 10.0  # between two looks at what waits for clients
 LOOK_S = 0.05  # between two looks whether that is over
 LAST_TURN_S = 10.0  # for an engine whose requests are cut off; one that hangs would keep the process for ever
 Status = Callable[[str], None]
-Load = Callable[[ServerState, Monitoring, Status], Sequence[Serves]]
 
 
-def load_here(state: ServerState, monitoring: Monitoring, status: Status) -> Sequence[Serves]:
-    """Engines in this process."""
-    return load_engines(state.settings, monitoring, status)
-
-
-def run_server(settings: ServerSettings, status: Status = lambda line: None, load: Load = load_here) -> None:
+def run_server(settings: ServerSettings, status: Status = lambda line: None) -> None:
     """Serve until a signal stops it. Raises ConfigError where it cannot listen, and what loading raises."""
     logs = Logging(settings.log_format, settings.log_level)
     if settings.log_format == "json":
@@ -64,26 +59,58 @@ def run_server(settings: ServerSettings, status: Status = lambda line: None, loa
         try:
             app = monitoring.around(make_app(state), state)
             state.self_tests = monitoring.self_tests
-            Process(state, app, lambda: load(state, monitoring, status)).run()
+            Process(state, app, lambda: load_engines(settings, monitoring, status)).run()
         finally:
             monitoring.close()
     finally:
         logs.close()
 
 
-class Process(uvicorn.Server):
+class Works(Protocol):
+    """What answers requests: an engine, or a coordinator."""
+
+    @property
+    def name(self) -> str: ...
+
+    def drain(self, timeout_s: float) -> bool: ...
+
+    def stop(self) -> None: ...
+
+
+Worker = TypeVar("Worker", bound=Works)
+Served = TypeVar("Served", bound=Works, contravariant=True)
+
+
+class Lives(Protocol[Served]):
+    """The state that a process is in; its methods are called in the event loop."""
+
+    loading: bool
+    draining: bool
+
+    @property
+    def settings(self) -> ListenSettings: ...
+
+    @property
+    def names(self) -> list[str]: ...
+
+    def serve(self, engines: Sequence[Served], created: int) -> None: ...
+
+
+class Process(uvicorn.Server, Generic[Worker]):
     """uvicorn, with models to load first and requests to finish last. `load` runs in a thread and may raise."""
 
-    def __init__(self, state: ServerState, app: ASGIApp, load: Callable[[], Sequence[Serves]]) -> None:
+    def __init__(self, state: Lives[Worker], app: ASGIApp, load: Callable[[], Sequence[Worker]]) -> None:
         settings = state.settings
         super().__init__(
             uvicorn.Config(
                 app, log_config=None, access_log=False, timeout_keep_alive=KEEP_ALIVE_S, server_header=False,
                 ssl_certfile=settings.ssl_certfile, ssl_keyfile=settings.ssl_keyfile, lifespan="off",
+                ssl_ca_certs=None if settings.ssl_ca_certs is None else str(settings.ssl_ca_certs),
+                ssl_cert_reqs=ssl.CERT_NONE if settings.ssl_ca_certs is None else ssl.CERT_REQUIRED,
             )
         )  # fmt: skip
         self._state, self._load = state, load
-        self._engines: Sequence[Serves] = ()
+        self._engines: Sequence[Worker] = ()
         self._failure: BaseException | None = None
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
@@ -156,7 +183,7 @@ class Process(uvicorn.Server):
         with contextlib.suppress(RuntimeError):  # the loop is closed: a signal ended the server meanwhile
             self._loop.call_soon_threadsafe(self._open, engines, time.monotonic() - began)
 
-    def _open(self, engines: Sequence[Serves], seconds: float) -> None:
+    def _open(self, engines: Sequence[Worker], seconds: float) -> None:
         self._engines = engines
         gc.collect()
         gc.freeze()  # libraries and models stay: looking through them all would stop every stream for a fifth of a second
@@ -204,14 +231,14 @@ class Process(uvicorn.Server):
             if thread.is_alive():
                 log.error("%s takes more than %g s: the process ends without it", thread.name, timeout_s)
 
-    def _stop(self, engine: Serves) -> None:
+    def _stop(self, engine: Worker) -> None:
         try:
             engine.stop()
         except Exception as error:  # noqa: BLE001  raised again by `run`
             self._failure = self._failure or error
 
 
-def listen(settings: ServerSettings) -> socket.socket:
+def listen(settings: ListenSettings) -> socket.socket:
     """A bound socket. Raises ConfigError with the reason where it cannot bind."""
     try:
         host = settings.host.removeprefix("[").removesuffix("]")  # as addresses write one of IPv6

@@ -30,47 +30,66 @@ class ServedModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerSettings:
-    """Raises ConfigError for what cannot be."""
+class ListenSettings:
+    """Address and access of an HTTP process. Raises ConfigError for impossible values."""
 
-    models: tuple[ServedModel, ...]
-    rules: tuple[Rule, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
+    ssl_ca_certs: Path | None = None  # PEM: clients must show a certificate that it signed (mutual TLS)
     max_body_bytes: int = 8 * MIB
+    request_timeout_s: float = 600.0
+    drain_timeout_s: float = 30.0
+    log_format: str = "human"
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be between 0 (any free one) and 65535, got {self.port}")
+        if self.max_body_bytes < 1:
+            raise ConfigError(f"max_body_bytes must be at least 1, got {self.max_body_bytes}")
+        if not self.request_timeout_s > 0:  # NaN, which TOML can write, is neither: it would be no limit, without a word
+            raise ConfigError(f"request_timeout must be above 0 seconds, got {self.request_timeout_s:g}")
+        if not self.drain_timeout_s >= 0:
+            raise ConfigError(f"drain_timeout must be at least 0 seconds, got {self.drain_timeout_s:g}")
+        if any(not key or not key.isascii() or key != key.strip() for key in self.api_keys):
+            raise ConfigError("an API key must be ASCII text without spaces around it, and not empty")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ConfigError("TLS needs both: --set ssl_certfile=FILE and --set ssl_keyfile=FILE")
+        if self.ssl_ca_certs is not None and self.ssl_certfile is None:
+            raise ConfigError("--set ssl_ca_certs needs TLS: add --set ssl_certfile=FILE and --set ssl_keyfile=FILE")
+        for file in (self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs):
+            if file is not None and not file.is_file():
+                raise ConfigError(f"TLS file {file} does not exist")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(ListenSettings):
+    """Raises ConfigError for what cannot be."""
+
+    models: tuple[ServedModel, ...]
+    rules: tuple[Rule, ...] = ()
     strict: bool = False  # refuse fields that have no effect, instead of naming them
     spell_special_tokens: bool = False  # in texts of clients, as text; else they act as what they are
     max_stored_responses: int = 1000  # that /v1/responses may go on from; 0: none
-    request_timeout_s: float = 600.0
-    drain_timeout_s: float = 30.0
     hang_timeout_s: float = 60.0  # longest a busy engine may not come round and be called healthy; 0: for ever
     self_test: bool = True
-    log_format: str = "human"
-    log_level: str = "info"
     log_requests: Path | None = None  # texts of requests and answers
     otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         self._check_names()
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port must be between 0 (any free one) and 65535, got {self.port}")
-        if self.max_body_bytes < 1:
-            raise ConfigError(f"max_body_bytes must be at least 1, got {self.max_body_bytes}")
+        super().__post_init__()
         if self.max_stored_responses < 0:
             raise ConfigError(f"max_stored_responses must be at least 0 (0: none are kept), got {self.max_stored_responses}")
-        if not self.request_timeout_s > 0:  # NaN, which TOML can write, is neither: it would be no limit, without a word
-            raise ConfigError(f"request_timeout must be above 0 seconds, got {self.request_timeout_s:g}")
-        if not self.drain_timeout_s >= 0:
-            raise ConfigError(f"drain_timeout must be at least 0 seconds, got {self.drain_timeout_s:g}")
         if not 0 <= self.hang_timeout_s < math.inf:
             raise ConfigError(f"hang_timeout must be at least 0 seconds (0: never), and finite, got {self.hang_timeout_s:g}")
-        if any(not key or not key.isascii() or key != key.strip() for key in self.api_keys):
-            raise ConfigError("an API key must be ASCII text without spaces around it, and not empty")
-        self._check_files()
+        for model in self.models:
+            checked_choice(model.generation_config)
+            check_name(model.reasoning_parser)
 
     def _check_names(self) -> None:
         names = [model.name for model in self.models]
@@ -84,13 +103,3 @@ class ServerSettings:
                 raise ConfigError(f"a route leads to the model '{rule.to}', which is not served.{did_you_mean(rule.to, names)}")
             if rule.to is None and rule.model is not None and rule.model not in names:
                 raise ConfigError(f"a route for '{rule.model}', which is no model here, must say which one answers: to = ...")
-
-    def _check_files(self) -> None:
-        for model in self.models:
-            checked_choice(model.generation_config)
-            check_name(model.reasoning_parser)
-        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
-            raise ConfigError("TLS needs both: --set ssl_certfile=FILE and --set ssl_keyfile=FILE")
-        for file in (self.ssl_certfile, self.ssl_keyfile):
-            if file is not None and not file.is_file():
-                raise ConfigError(f"TLS file {file} does not exist")

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from outrider.remote.draft.checks import checked_nodes
 from outrider.remote.draft.drafter import draft_of
-from outrider.remote.draft.tree import DraftTree
+from outrider.remote.draft.tree import DraftTree, checked_nodes
 from outrider.remote.protocol import messages
 from outrider.sampling.params import SamplingParams
 from outrider.types import Draft

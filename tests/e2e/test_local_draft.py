@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from outrider.llm import LLM
-from outrider.remote.draft.patience import DraftWait
+from outrider.remote.draft.text import DraftWait
 from outrider.sampling.params import SamplingParams
 
 PROMPT = "Tom has 3 apples and buys 4 more. How many"

@@ -1,4 +1,4 @@
-"""Two target services and a coordinator in processes of their own: clients see time, not text, while services are killed."""
+"""Two servers and a coordinator in processes of their own: clients see time, not text, while servers are killed."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class Deployment:
 
     def start(self, name: str, *arguments: str) -> None:
         self.ports.setdefault(name, free_port())
-        command = [sys.executable, "-m", "outrider", "service", *arguments, "--port", str(self.ports[name])]
+        command = [sys.executable, "-m", "outrider", *arguments, "--port", str(self.ports[name])]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with (self.folder / f"{name}.log").open("ab") as out:
             self.processes[name] = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment)
 
     def start_target(self, name: str, model: Path | None = None) -> None:
         self.start(
-            name, "target", str(model or self.model), "--drafter", "ngram", "--set", "self_test=false",
-            "--kv-memory", "64MiB",
+            name, "serve", str(model or self.model), "--served-model-name", "tiny", "--drafter", "ngram",
+            "--set", "self_test=false", "--kv-memory", "64MiB",
         )  # fmt: skip
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
@@ -74,8 +74,8 @@ class Deployment:
     def standings(self) -> dict[str, str]:
         """By name of the service."""
         with urllib.request.urlopen(f"{self.address}/health", timeout=10) as page:
-            replicas = json.load(page)["replicas"]["tiny"]
-        names = {f"grpc://127.0.0.1:{port}": name for name, port in self.ports.items()}
+            replicas = json.load(page)["replicas"]
+        names = {f"http://127.0.0.1:{port}": name for name, port in self.ports.items()}
         return {names[replica["endpoint"]]: replica["standing"] for replica in replicas}
 
     def is_ready(self) -> bool:
@@ -115,8 +115,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
             made.start_target(name)
         endpoints = ",".join(f"127.0.0.1:{made.ports[name]}" for name in ("first", "second"))
         made.start(
-            "coordinator", "coordinator", "--model", f"tiny={model}", "--target-endpoint", f"tiny={endpoints}",
-            "--set", "stall_timeout=5",
+            "coordinator", "service", "coordinator", "--target-endpoint", endpoints, "--set", "stall_timeout=5",
         )  # fmt: skip
         made.until(made.is_ready, "the coordinator and both replicas")
         yield made

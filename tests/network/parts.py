@@ -24,7 +24,7 @@ from tests.network.network import Network
 
 START_S = 600.0  # a busy machine with two cores takes its time
 ANSWER_S = 300.0
-HTTP_PORT, DRAFT_PORT, TARGET_PORT, METRICS_PORT = 8000, 50051, 50052, 9464
+HTTP_PORT, DRAFT_PORT = 8000, 50051
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -42,8 +42,9 @@ class Part:
 
     @property
     def address(self) -> str:
-        """As other parts reach it by gRPC."""
-        return f"grpc://{self.network.address(self.host)}:{self.port}"
+        """As other parts reach it."""
+        scheme = "http" if self.port == HTTP_PORT else "grpc"
+        return f"{scheme}://{self.network.address(self.host)}:{self.port}"
 
     def start(self) -> Part:
         """Begin; `wait` tells when it is ready."""
@@ -100,6 +101,19 @@ def complete(network: Network, host: str, address: str, **body: Any) -> dict[str
     with network.inside(host), urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
         found: dict[str, Any] = json.loads(answer.read())
     return found
+
+
+def stream(network: Network, host: str, address: str, **body: Any) -> str:
+    """The text of a stream of `/v1/completions`, asked by a client on `host`. Raises AssertionError for one without its end."""
+    data = json.dumps({**body, "stream": True}).encode()
+    request = urllib.request.Request(
+        f"http://{address}:{HTTP_PORT}/v1/completions", data, {"Content-Type": "application/json"}
+    )
+    with network.inside(host), urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+        blocks = answer.read().decode().split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""], blocks[-2:]
+    events = [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+    return "".join(choice["text"] for event in events for choice in event["choices"])
 
 
 def metric(page: str, name: str) -> float:

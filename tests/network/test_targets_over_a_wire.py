@@ -18,7 +18,7 @@ import pytest
 from outrider import LLM, SamplingParams
 from outrider.demo import demo_paths
 from tests.network.network import Network
-from tests.network.parts import DRAFT_PORT, HTTP_PORT, METRICS_PORT, TARGET_PORT, Part, complete, get, metric
+from tests.network.parts import DRAFT_PORT, HTTP_PORT, Part, complete, get, metric, stream
 from tools.demo_models.problems import problems
 
 pytestmark = [pytest.mark.usefixtures("_wires"), pytest.mark.slow]
@@ -63,15 +63,18 @@ class Deployment:
     def count(self, name: str) -> float:
         """The sum of a metric over the targets' pages."""
         pages = [
-            get(self.network, "front", self.network.address(part.host), "/metrics", METRICS_PORT)
+            get(self.network, "front", self.network.address(part.host), "/metrics")
             for part in self.targets
         ]
         return sum(metric(page, f"outrider:{name}") for page in pages)
 
     def _answer(self, number: int) -> str:
-        body = self.bodies[number]
-        answer = complete(self.network, "front", self.network.address("front"), model="demo", **body)
-        return str(answer["choices"][0]["text"])
+        """Half of them as streams, which continue in their middle; the others in one piece."""
+        body = {"model": "demo", **self.bodies[number]}
+        address = self.network.address("front")
+        if number % 4 < 2:
+            return stream(self.network, "front", address, **body)
+        return str(complete(self.network, "front", address, **body)["choices"][0]["text"])
 
 
 @pytest.fixture(scope="module")
@@ -82,15 +85,14 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with Network("front", "one", "two", "drafts", round_trip_s=0.001) as network:
         command = ["service", "draft", str(draft), *anywhere, str(DRAFT_PORT), "--set", "runtime=eager"]
         service = Part(network, "drafts", command, DRAFT_PORT, folder / "draft.log").start()
-        command = ["service", "target", str(target), *anywhere, str(TARGET_PORT)]
+        command = ["serve", *anywhere, str(HTTP_PORT), "--served-model-name", "demo"]
         command += ["--set", "runtime=eager", "--set", "self_test=false", "--verifier", "gumbel"]
-        command += ["--metrics-port", str(METRICS_PORT)]
-        environment = {"DRAFT_ENDPOINT": service.address, "MAX_DRAFT_TOKENS": "4"}
+        environment = {"MODEL": str(target), "DRAFT_ENDPOINT": service.address, "MAX_DRAFT_TOKENS": "4"}
         targets = [
-            Part(network, host, command, TARGET_PORT, folder / f"{host}.log", environment).start()
+            Part(network, host, command, HTTP_PORT, folder / f"{host}.log", environment).start()
             for host in ("one", "two")
         ]
-        environment = {"TARGET_ENDPOINT": ",".join(part.address for part in targets), "MODEL": f"demo={target}"}
+        environment = {"TARGET_ENDPOINT": ",".join(part.address for part in targets)}
         command = ["service", "coordinator", *anywhere, str(HTTP_PORT)]
         coordinator = Part(network, "front", command, HTTP_PORT, folder / "coordinator.log", environment).start()
         llm = LLM(str(target), drafter="none", verifier="gumbel", runtime="eager")

@@ -1,12 +1,9 @@
-"""The coordinator: the OpenAI server whose engines are target services. docs/services/target.md is the operator's side.
+"""The coordinator: an HTTP router before several `outrider serve`. docs/services.md is the operator's side.
 
-    engine.py    `RemoteEngine`: what the HTTP side sees, in place of `outrider.engine.engine.Engine`
-    journey.py   one request on its way over replicas: it owns the committed tokens
-    fleet.py     the replicas of one model, and which of them may replace one another
-    replica.py   one target service: connection, handshake, state
-    choice.py    which replica takes a request: load, and which has read its beginning before
-    tally.py     what an answer cost, from replies alone
-    metrics.py   replicas and retries in /metrics
+    journey.py   one request on its way over targets: it keeps what the client has, and continues elsewhere
+    fleet.py     the targets, and which of them takes a request
+    target.py    one target: watched, and given up when it is silent or lies
+    identity.py  what targets must agree in to continue each other's answers
+    app.py       endpoints, metrics, and the life of the process
     settings.py  what an operator decides
-    run.py       the life of the process
 """

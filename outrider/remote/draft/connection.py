@@ -27,10 +27,9 @@ from outrider.remote.draft.background import background_loop, in_background
 from outrider.remote.draft.counts import RemoteCounts
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import check_protocol, check_vocabulary
-from outrider.remote.probe import health_call_s
+from outrider.remote.probe import health_call_s, in_words
 from outrider.remote.protocol import INSTANCE, PROTOCOL, fitting, messages, stubs
 from outrider.remote.security import TOKEN_VARIABLE, ClientSecurity
-from outrider.remote.troubles import in_words
 from outrider.version import __version__
 
 log = logging.getLogger("outrider.remote")

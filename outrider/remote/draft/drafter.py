@@ -2,10 +2,10 @@
 
     commit    the tokens of the step go to the service, which drafts after them
     propose   where a draft has arrived that fits the text, the step takes it (a hit); otherwise it waits for the reply
-              to its own request as long as `patience.py` allows, or continues without a draft
+              to its own request as long as `DraftWait` allows, or continues without a draft
 
-No event on the network may change a text or stop a step: replies are checked (`checks.py`), a missing draft makes a
-plain step, and `connection.py` reconnects. docs/services/drafter.md is the user's side of it.
+No event on the network may change a text or stop a step: replies are checked (`checked_nodes`), a missing draft makes a
+plain step, and `connection.py` reconnects. docs/services/draft.md is the user's side of it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from torch import Tensor
 
 from outrider.drafters.base import Drafter, DraftSetup
 from outrider.drafters.requirements import Requirements
-from outrider.remote.draft.checks import InvalidReplyError, checked_nodes
+from outrider.remote.draft.background import Lease, Shared
 from outrider.remote.draft.connection import Connection, DraftReply, ReplyBox
 from outrider.remote.draft.drafter_settings import RemoteSettings
 from outrider.remote.draft.local import LocalService, lease_local
-from outrider.remote.draft.patience import DraftWait, Rests
-from outrider.remote.draft.sharing import Lease, Shared
-from outrider.remote.draft.text import BUSY_S, RemoteText
-from outrider.remote.draft.tree import DraftTree, ReceivedNode
+from outrider.remote.draft.text import BUSY_S, DraftWait, RemoteText, Rests
+from outrider.remote.draft.tree import DraftTree, InvalidReplyError, ReceivedNode, checked_nodes
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import model_identity
 from outrider.remote.protocol import messages

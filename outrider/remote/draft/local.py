@@ -26,8 +26,8 @@ from outrider.drafters import DRAFTERS
 from outrider.drafters.base import DraftSetup
 from outrider.errors import CapabilityError, ConfigError
 from outrider.machine import cores
+from outrider.remote.draft.background import Lease, Shared
 from outrider.remote.draft.drafter_settings import RemoteSettings
-from outrider.remote.draft.sharing import Lease, Shared
 from outrider.remote.endpoint import Endpoint
 
 log = logging.getLogger("outrider.remote")

@@ -15,10 +15,8 @@ from prometheus_client import CollectorRegistry
 
 from outrider.remote.draft.counters import DraftCounters
 from outrider.remote.draft.hosted import HostedDrafter, HostedDrafterOptions, chosen_parts, load_drafter
-from outrider.remote.draft.service import DraftService
-from outrider.remote.draft.settings import DraftLimits
-from outrider.remote.draft.stream import OpenStream
-from outrider.remote.draft.texts import HostedTexts, Job
+from outrider.remote.draft.service import DraftService, OpenStream
+from outrider.remote.draft.texts import DraftLimits, HostedTexts, Job
 from outrider.remote.draft.worker import Worker
 from outrider.remote.protocol import stubs
 from outrider.remote.serving import GrpcServer, ServiceSettings, until_signal

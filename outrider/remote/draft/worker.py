@@ -14,11 +14,9 @@ from dataclasses import dataclass, field
 
 from outrider.errors import OutriderError
 from outrider.remote.draft.counters import DraftCounters
-from outrider.remote.draft.host import GeneralHost
+from outrider.remote.draft.host import DraftNode, GeneralHost
 from outrider.remote.draft.model_host import ModelHost
-from outrider.remote.draft.nodes import DraftNode
-from outrider.remote.draft.settings import DraftLimits
-from outrider.remote.draft.texts import AskerCall, HostedTexts, Job
+from outrider.remote.draft.texts import AskerCall, DraftLimits, HostedTexts, Job
 from outrider.remote.protocol import messages
 
 log = logging.getLogger("outrider.service")

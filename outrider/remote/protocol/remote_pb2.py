@@ -24,65 +24,41 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%outrider/remote/protocol/remote.proto\x12\x12outrider.remote.v1\"n\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x30\n\x05model\x18\x04 \x01(\x0b\x32!.outrider.remote.v1.ModelIdentity\"\xe7\x01\n\rModelIdentity\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x19\n\x11vocabulary_sha256\x18\x03 \x01(\t\x12\x18\n\x10tokenizer_sha256\x18\x04 \x01(\t\x12\x14\n\x0cmodel_sha256\x18\x05 \x01(\t\x12;\n\x05\x66\x61\x63ts\x18\x06 \x03(\x0b\x32,.outrider.remote.v1.ModelIdentity.FactsEntry\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xdf\x01\n\x07Welcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x30\n\x05model\x18\x04 \x01(\x0b\x32!.outrider.remote.v1.ModelIdentity\x12\r\n\x05notes\x18\x05 \x03(\t\x12-\n\x05\x64raft\x18\x06 \x01(\x0b\x32\x1e.outrider.remote.v1.DraftTerms\x12/\n\x06target\x18\x07 \x01(\x0b\x32\x1f.outrider.remote.v1.TargetTerms\"\x7f\n\nDraftTerms\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x02 \x01(\r\x12\x10\n\x08max_rows\x18\x03 \x01(\r\x12\x13\n\x0bmax_context\x18\x04 \x01(\r\x12\x19\n\x11has_distributions\x18\x05 \x01(\x08J\x04\x08\x06\x10\x07\"\xd5\x01\n\x0bTargetTerms\x12\x13\n\x0bmax_context\x18\x01 \x01(\r\x12\x13\n\x0bmax_running\x18\x02 \x01(\r\x12\x13\n\x0bmax_waiting\x18\x03 \x01(\r\x12\x10\n\x08\x64rafters\x18\x04 \x03(\t\x12\x10\n\x08lossless\x18\x05 \x01(\x08\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x13\n\x0b\x63onfig_json\x18\x07 \x01(\t\x12\x1e\n\x16sampling_defaults_json\x18\x08 \x01(\t\x12\x17\n\x0flossy_verifiers\x18\t \x03(\t\"<\n\x0c\x44raftRequest\x12,\n\x04rows\x18\x01 \x03(\x0b\x32\x1e.outrider.remote.v1.RowRequest\"\x9b\x01\n\nRowRequest\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.outrider.remote.v1.Sampling\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12\x0b\n\x03\x65nd\x18\x07 \x01(\x08J\x04\x08\x06\x10\x07\"\xf5\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\x03\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12?\n\nlogit_bias\x18\x08 \x03(\x0b\x32+.outrider.remote.v1.Sampling.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\t \x03(\r\x12\x12\n\nnum_prompt\x18\n \x01(\x04\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x0f\n\x07\x63oupled\x18\x0c \x01(\x08\x12\x15\n\rdeterministic\x18\r \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"8\n\nDraftReply\x12*\n\x04rows\x18\x01 \x03(\x0b\x32\x1c.outrider.remote.v1.RowReply\"\xae\x01\n\x08RowReply\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\x04\x12\'\n\x05nodes\x18\x03 \x03(\x0b\x32\x18.outrider.remote.v1.Node\x12\x13\n\x0bhave_length\x18\x05 \x01(\x04\x12,\n\x07trouble\x18\x06 \x01(\x0e\x32\x1b.outrider.remote.v1.Trouble\x12\x0e\n\x06reason\x18\x07 \x01(\tJ\x04\x08\x04\x10\x05\"l\n\x04Node\x12\x0e\n\x06parent\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\r\x12\r\n\x05\x64rawn\x18\x03 \x01(\x08\x12\x36\n\x0c\x64istribution\x18\x04 \x01(\x0b\x32 .outrider.remote.v1.Distribution\"-\n\x0c\x44istribution\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\r\n\x05probs\x18\x02 \x03(\x02\"\xb4\x02\n\x0fGenerateRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06prompt\x18\x02 \x03(\r\x12\x11\n\tcommitted\x18\x03 \x03(\r\x12\x15\n\rsampling_json\x18\x04 \x01(\t\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x34\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x1f.outrider.remote.v1.Speculation\x12,\n\x07grammar\x18\x07 \x01(\x0b\x32\x1b.outrider.remote.v1.Grammar\x12\x12\n\nprediction\x18\x08 \x03(\r\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x11\n\ttimeout_s\x18\n \x01(\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\rH\x00\x88\x01\x01\x42\x12\n\x10_prompt_logprobs\"{\n\x0bSpeculation\x12\x0c\n\x04mode\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x03 \x01(\r\x12\x16\n\tinvariant\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\r\n\x05lossy\x18\x05 \x01(\tB\x0c\n\n_invariant\"%\n\x07Grammar\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x94\x02\n\rGenerateReply\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x0f\n\x07origins\x18\x04 \x03(\t\x12\x0e\n\x06pieces\x18\x05 \x03(\t\x12\x33\n\x08logprobs\x18\x06 \x03(\x0b\x32!.outrider.remote.v1.TokenLogprobs\x12:\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32!.outrider.remote.v1.TokenLogprobs\x12*\n\x06\x66inish\x18\x08 \x01(\x0b\x32\x1a.outrider.remote.v1.Finish\x12\x0f\n\x07\x64rafted\x18\t \x01(\x04\"=\n\rTokenLogprobs\x12\x0c\n\x04none\x18\x01 \x01(\x08\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x0e\n\x06values\x18\x03 \x03(\x01\"\xb9\x02\n\x06\x46inish\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x12\n\nstats_json\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x10\n\x08lossless\x18\x04 \x01(\x08\x12\x0f\n\x07\x64rafter\x18\x05 \x01(\t\x12\x11\n\tstop_text\x18\x06 \x01(\t\x12\x17\n\nstop_token\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x0creproducible\x18\x08 \x01(\x08\x12\x10\n\x08queued_s\x18\t \x01(\x01\x12\x11\n\tprefill_s\x18\n \x01(\x01\x12\x15\n\rprompt_tokens\x18\x0b \x01(\x04\x12\x15\n\rcached_tokens\x18\x0c \x01(\x04\x12\x13\n\x0bpreemptions\x18\r \x01(\x04\x12\r\n\x05\x65rror\x18\x0e \x01(\t\x12\x12\n\nerror_kind\x18\x0f \x01(\tB\r\n\x0b_stop_token\"\"\n\x0cWatchRequest\x12\x12\n\ninterval_s\x18\x01 \x01(\x01\"\xa1\x01\n\x0bTargetState\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x12\n\nprefilling\x18\x03 \x01(\r\x12\x11\n\tkv_tokens\x18\x04 \x01(\x04\x12\x13\n\x0bkv_capacity\x18\x05 \x01(\x04\x12\x10\n\x08\x64raining\x18\x06 \x01(\x08\x12\x0e\n\x06\x66\x61iled\x18\x07 \x01(\t\x12\x12\n\nturn_age_s\x18\x08 \x01(\x01*w\n\x07Trouble\x12\x10\n\x0cTROUBLE_NONE\x10\x00\x12\x17\n\x13TROUBLE_UNKNOWN_ROW\x10\x01\x12\x1a\n\x16TROUBLE_MISSING_TOKENS\x10\x02\x12\x13\n\x0fTROUBLE_REFUSED\x10\x03\x12\x10\n\x0cTROUBLE_BUSY\x10\x04\x32\x9d\x01\n\x0c\x44raftService\x12>\n\x04Open\x12\x19.outrider.remote.v1.Hello\x1a\x1b.outrider.remote.v1.Welcome\x12M\n\x05\x44raft\x12 .outrider.remote.v1.DraftRequest\x1a\x1e.outrider.remote.v1.DraftReply(\x01\x30\x01\x32\xf3\x01\n\rTargetService\x12>\n\x04Open\x12\x19.outrider.remote.v1.Hello\x1a\x1b.outrider.remote.v1.Welcome\x12T\n\x08Generate\x12#.outrider.remote.v1.GenerateRequest\x1a!.outrider.remote.v1.GenerateReply0\x01\x12L\n\x05Watch\x12 .outrider.remote.v1.WatchRequest\x1a\x1f.outrider.remote.v1.TargetState0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%outrider/remote/protocol/remote.proto\x12\x12outrider.remote.v1\"n\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x30\n\x05model\x18\x04 \x01(\x0b\x32!.outrider.remote.v1.ModelIdentity\"^\n\rModelIdentity\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x19\n\x11vocabulary_sha256\x18\x03 \x01(\tJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07\"\xb4\x01\n\x07Welcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\t\x12\x30\n\x05model\x18\x04 \x01(\x0b\x32!.outrider.remote.v1.ModelIdentity\x12\r\n\x05notes\x18\x05 \x03(\t\x12-\n\x05\x64raft\x18\x06 \x01(\x0b\x32\x1e.outrider.remote.v1.DraftTermsJ\x04\x08\x07\x10\x08\"\x7f\n\nDraftTerms\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x02 \x01(\r\x12\x10\n\x08max_rows\x18\x03 \x01(\r\x12\x13\n\x0bmax_context\x18\x04 \x01(\r\x12\x19\n\x11has_distributions\x18\x05 \x01(\x08J\x04\x08\x06\x10\x07\"<\n\x0c\x44raftRequest\x12,\n\x04rows\x18\x01 \x03(\x0b\x32\x1e.outrider.remote.v1.RowRequest\"\x9b\x01\n\nRowRequest\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.outrider.remote.v1.Sampling\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12\x0b\n\x03\x65nd\x18\x07 \x01(\x08J\x04\x08\x06\x10\x07\"\xf5\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\x03\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12?\n\nlogit_bias\x18\x08 \x03(\x0b\x32+.outrider.remote.v1.Sampling.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\t \x03(\r\x12\x12\n\nnum_prompt\x18\n \x01(\x04\x12\x0c\n\x04seed\x18\x0b \x01(\x04\x12\x0f\n\x07\x63oupled\x18\x0c \x01(\x08\x12\x15\n\rdeterministic\x18\r \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"8\n\nDraftReply\x12*\n\x04rows\x18\x01 \x03(\x0b\x32\x1c.outrider.remote.v1.RowReply\"\xae\x01\n\x08RowReply\x12\x0b\n\x03row\x18\x01 \x01(\x04\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\x04\x12\'\n\x05nodes\x18\x03 \x03(\x0b\x32\x18.outrider.remote.v1.Node\x12\x13\n\x0bhave_length\x18\x05 \x01(\x04\x12,\n\x07trouble\x18\x06 \x01(\x0e\x32\x1b.outrider.remote.v1.Trouble\x12\x0e\n\x06reason\x18\x07 \x01(\tJ\x04\x08\x04\x10\x05\"l\n\x04Node\x12\x0e\n\x06parent\x18\x01 \x01(\x05\x12\r\n\x05token\x18\x02 \x01(\r\x12\r\n\x05\x64rawn\x18\x03 \x01(\x08\x12\x36\n\x0c\x64istribution\x18\x04 \x01(\x0b\x32 .outrider.remote.v1.Distribution\"-\n\x0c\x44istribution\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\r\n\x05probs\x18\x02 \x03(\x02*w\n\x07Trouble\x12\x10\n\x0cTROUBLE_NONE\x10\x00\x12\x17\n\x13TROUBLE_UNKNOWN_ROW\x10\x01\x12\x1a\n\x16TROUBLE_MISSING_TOKENS\x10\x02\x12\x13\n\x0fTROUBLE_REFUSED\x10\x03\x12\x10\n\x0cTROUBLE_BUSY\x10\x04\x32\x9d\x01\n\x0c\x44raftService\x12>\n\x04Open\x12\x19.outrider.remote.v1.Hello\x1a\x1b.outrider.remote.v1.Welcome\x12M\n\x05\x44raft\x12 .outrider.remote.v1.DraftRequest\x1a\x1e.outrider.remote.v1.DraftReply(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.remote.protocol.remote_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MODELIDENTITY_FACTSENTRY']._loaded_options = None
-  _globals['_MODELIDENTITY_FACTSENTRY']._serialized_options = b'8\001'
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_TROUBLE']._serialized_start=3299
-  _globals['_TROUBLE']._serialized_end=3418
+  _globals['_TROUBLE']._serialized_start=1569
+  _globals['_TROUBLE']._serialized_end=1688
   _globals['_HELLO']._serialized_start=61
   _globals['_HELLO']._serialized_end=171
-  _globals['_MODELIDENTITY']._serialized_start=174
-  _globals['_MODELIDENTITY']._serialized_end=405
-  _globals['_MODELIDENTITY_FACTSENTRY']._serialized_start=361
-  _globals['_MODELIDENTITY_FACTSENTRY']._serialized_end=405
-  _globals['_WELCOME']._serialized_start=408
-  _globals['_WELCOME']._serialized_end=631
-  _globals['_DRAFTTERMS']._serialized_start=633
-  _globals['_DRAFTTERMS']._serialized_end=760
-  _globals['_TARGETTERMS']._serialized_start=763
-  _globals['_TARGETTERMS']._serialized_end=976
-  _globals['_DRAFTREQUEST']._serialized_start=978
-  _globals['_DRAFTREQUEST']._serialized_end=1038
-  _globals['_ROWREQUEST']._serialized_start=1041
-  _globals['_ROWREQUEST']._serialized_end=1196
-  _globals['_SAMPLING']._serialized_start=1199
-  _globals['_SAMPLING']._serialized_end=1572
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1524
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1572
-  _globals['_DRAFTREPLY']._serialized_start=1574
-  _globals['_DRAFTREPLY']._serialized_end=1630
-  _globals['_ROWREPLY']._serialized_start=1633
-  _globals['_ROWREPLY']._serialized_end=1807
-  _globals['_NODE']._serialized_start=1809
-  _globals['_NODE']._serialized_end=1917
-  _globals['_DISTRIBUTION']._serialized_start=1919
-  _globals['_DISTRIBUTION']._serialized_end=1964
-  _globals['_GENERATEREQUEST']._serialized_start=1967
-  _globals['_GENERATEREQUEST']._serialized_end=2275
-  _globals['_SPECULATION']._serialized_start=2277
-  _globals['_SPECULATION']._serialized_end=2400
-  _globals['_GRAMMAR']._serialized_start=2402
-  _globals['_GRAMMAR']._serialized_end=2439
-  _globals['_GENERATEREPLY']._serialized_start=2442
-  _globals['_GENERATEREPLY']._serialized_end=2718
-  _globals['_TOKENLOGPROBS']._serialized_start=2720
-  _globals['_TOKENLOGPROBS']._serialized_end=2781
-  _globals['_FINISH']._serialized_start=2784
-  _globals['_FINISH']._serialized_end=3097
-  _globals['_WATCHREQUEST']._serialized_start=3099
-  _globals['_WATCHREQUEST']._serialized_end=3133
-  _globals['_TARGETSTATE']._serialized_start=3136
-  _globals['_TARGETSTATE']._serialized_end=3297
-  _globals['_DRAFTSERVICE']._serialized_start=3421
-  _globals['_DRAFTSERVICE']._serialized_end=3578
-  _globals['_TARGETSERVICE']._serialized_start=3581
-  _globals['_TARGETSERVICE']._serialized_end=3824
+  _globals['_MODELIDENTITY']._serialized_start=173
+  _globals['_MODELIDENTITY']._serialized_end=267
+  _globals['_WELCOME']._serialized_start=270
+  _globals['_WELCOME']._serialized_end=450
+  _globals['_DRAFTTERMS']._serialized_start=452
+  _globals['_DRAFTTERMS']._serialized_end=579
+  _globals['_DRAFTREQUEST']._serialized_start=581
+  _globals['_DRAFTREQUEST']._serialized_end=641
+  _globals['_ROWREQUEST']._serialized_start=644
+  _globals['_ROWREQUEST']._serialized_end=799
+  _globals['_SAMPLING']._serialized_start=802
+  _globals['_SAMPLING']._serialized_end=1175
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1127
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1175
+  _globals['_DRAFTREPLY']._serialized_start=1177
+  _globals['_DRAFTREPLY']._serialized_end=1233
+  _globals['_ROWREPLY']._serialized_start=1236
+  _globals['_ROWREPLY']._serialized_end=1410
+  _globals['_NODE']._serialized_start=1412
+  _globals['_NODE']._serialized_end=1520
+  _globals['_DISTRIBUTION']._serialized_start=1522
+  _globals['_DISTRIBUTION']._serialized_end=1567
+  _globals['_DRAFTSERVICE']._serialized_start=1691
+  _globals['_DRAFTSERVICE']._serialized_end=1848
 # @@protoc_insertion_point(module_scope)

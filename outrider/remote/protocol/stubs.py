@@ -11,7 +11,7 @@ from grpc import aio
 
 from outrider.remote.protocol import remote_pb2 as messages
 
-DRAFT, TARGET = "DraftService", "TargetService"
+DRAFT = "DraftService"
 
 
 def caller(service: str, channel: aio.Channel) -> Any:

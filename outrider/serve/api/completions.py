@@ -13,6 +13,7 @@ from outrider.serve.api.answer import finish_reason, stop_reason
 from outrider.serve.api.exchange import Exchange, make_exchange
 from outrider.serve.api.logprobs import LogprobLists, Namer, joined, prompt_logprobs
 from outrider.serve.api.response_format import form_asked
+from outrider.serve.api.resumption import Marks
 from outrider.serve.api.usage import no_usage, so_far
 from outrider.serve.routing import Prompts, choose, model_named
 from outrider.serve.rules import RequestFacts
@@ -83,6 +84,11 @@ class CompletionRequest:
     def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """The answer as a stream. What the engine refuses is raised here, before the first chunk."""
         return self._chunks(self._exchange.updates(self._exchange.launch()))
+
+    @property
+    def marks(self) -> Marks:
+        """The marks of its stream."""
+        return self._exchange.marks
 
     async def settle(self) -> None:
         """Wait until everything is taken for good. Raises what the engine raises for what it refuses."""

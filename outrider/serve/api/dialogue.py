@@ -18,6 +18,7 @@ from outrider.serve.api.exchange import Exchange, make_exchange
 from outrider.serve.api.reasoning import for_engine
 from outrider.serve.api.reply import Reply
 from outrider.serve.api.response_format import form_asked
+from outrider.serve.api.resumption import Marks
 from outrider.serve.errors import ApiError, as_api_error
 from outrider.serve.ignored import IgnoredFields
 from outrider.serve.routing import Prompts, choose, model_named
@@ -169,6 +170,11 @@ class Answering(ABC):
     def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """The answer as a stream. What the engine refuses is raised here, before the first event."""
         return self._chunks(self._dialogue.updates())
+
+    @property
+    def marks(self) -> Marks:
+        """The marks of its stream."""
+        return self._dialogue.exchange.marks
 
     async def settle(self) -> None:
         """Wait until everything is taken for good. Raises what the engine raises for what it refuses."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +14,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.serve import request_ids
 from outrider.serve.api.answer import check
 from outrider.serve.api.response_format import constraints
+from outrider.serve.api.resumption import Marks, committed_of
 from outrider.serve.api.usage import Cost, metrics, so_far, usage
 from outrider.serve.bridge import Bridge
 from outrider.serve.errors import ApiError
@@ -39,10 +39,15 @@ class Exchange:
     prompts: list[list[int]]
     requests: list[Request]
     num_answers: int
+    marks: Marks
     costs: list[Cost] = field(default_factory=list)  # of finished answers
     _bridge: Bridge | None = None
-    created: int = field(default_factory=lambda: int(time.time()))
     _num_tokens: dict[int, int] = field(default_factory=dict)  # by answer, of what it has so far
+
+    @property
+    def created(self) -> int:
+        """Seconds since 1970."""
+        return self.marks.created
 
     def prompt_of(self, number: int) -> int:
         return number // self.num_answers
@@ -50,7 +55,7 @@ class Exchange:
     def launch(self) -> Bridge:
         """Hand everything to the engine. Raises what it raises for the first request that it refuses."""
         self._bridge = Bridge(self.served.engine)
-        self._bridge.submit(self.requests)
+        self._bridge.submit(self.requests, ended=self.marks.ended)
         return self._bridge
 
     async def settle(self) -> None:
@@ -76,15 +81,23 @@ class Exchange:
         """(number of the answer, update), as they come; what they cost is noted."""
         num_tokens, num_plain = self._num_tokens, [0] * len(self.requests)
         try:
-            async for number, update in bridge.updates():
+            async for number, update in self._all_updates(bridge):
                 num_tokens[number] = num_tokens.get(number, 0) + len(update.token_ids)
                 num_plain[number] += update.origins.count("plain")
                 if update.finish is not None:
                     check(update.finish)
                     self.costs.append(Cost(update.finish, num_tokens[number], num_plain[number], self.prompt_of(number)))
                 yield number, update
+                await self.marks.passed(number, update)
         finally:
             bridge.cancel()
+
+    async def _all_updates(self, bridge: Bridge) -> AsyncIterator[tuple[int, Update]]:
+        """Updates that the client has, then the engine's."""
+        for number, update in self.marks.replayed():
+            yield number, update
+        async for number, update in bridge.updates():
+            yield number, self.marks.whole(number, update)
 
     def head(self, kind: str) -> dict[str, Any]:
         """Fields that every answer and chunk begins with."""
@@ -123,7 +136,9 @@ async def make_exchange(
     identity = f"{kind}-{request_ids.fresh()}"
     predicted = await predicted_tokens(body.prediction, route.served)
     speculation = (body.speculation or SpeculationFields.model_validate({})).merged(_defaults(route, predicted))
-    grammars = iter(await constraints(route.served, form, len(route.prompts) * num_answers))
+    num_requests = len(route.prompts) * num_answers
+    committed = committed_of(body.resume, num_requests)
+    grammars = iter(await constraints(route.served, form, num_requests))
     requests = [
         Request(
             id=f"{identity}-{number * num_answers + answer}",
@@ -134,7 +149,8 @@ async def make_exchange(
             prediction=predicted,
             priority=body.priority or 0,
             timeout_s=timeout_s,
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=None if committed[number * num_answers + answer] else prompt_logprobs,
+            committed=committed[number * num_answers + answer],
         )
         for number, prompt in enumerate(route.prompts)
         for answer in range(num_answers)
@@ -145,7 +161,8 @@ async def make_exchange(
     labels |= request_ids.chosen()
     if labels:
         log.info("labels", extra={"request_id": identity, **labels})
-    return Exchange(identity, route.served, route.prompts, requests, num_answers)
+    marks = Marks(body.resume, requests, identity)
+    return Exchange(marks.id, route.served, route.prompts, requests, num_answers, marks)
 
 
 async def predicted_tokens(prediction: Prediction | None, served: Served) -> list[int] | None:

@@ -149,7 +149,7 @@ async def _answer(
         except BaseException:
             asked.cancel()
             raise
-        return EventStream(chunks, asked.cancel, framing)
+        return EventStream(chunks, asked.cancel, framing, asked.marks)
     try:
         whole = await unless_gone(request.receive, asked.whole())
     finally:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.background import BackgroundTask
 from starlette.responses import Response
@@ -39,19 +39,30 @@ class Framing:
 CHUNKS = Framing(has_names=False, end="[DONE]", error=ApiError.body)
 
 
+class StreamMarks(Protocol):
+    """What makes a stream one that another server can continue."""
+
+    is_silent: bool  # chunks repeat what the client has
+
+    async def begin(self, write: Callable[[str], Awaitable[None]]) -> None: ...
+
+
 class EventStream(Response):
     """A response made of the objects that an asynchronous generator yields."""
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, chunks: AsyncGenerator[dict[str, Any], None], cancel: Callable[[], None], framing: Framing
-    ) -> None:
-        """`cancel` is called at the end in any case, also when the client left before the first chunk was asked for."""
+        self, chunks: AsyncGenerator[dict[str, Any], None], cancel: Callable[[], None], framing: Framing,
+        marks: StreamMarks | None = None,
+    ) -> None:  # fmt: skip
+        """`cancel` is called at the end in any case, also when the client left before the first chunk was asked for. `marks`: of
+        a stream that another server can continue."""
         self.status_code = 200
         self.background: BackgroundTask | None = None
         self.init_headers(HEADERS)
         self._chunks, self._cancel, self._framing = chunks, cancel, framing
+        self._marks = marks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -65,14 +76,18 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         async def event(chunk: dict[str, Any]) -> None:
-            await write(f"event: {chunk['type']}\n" if self._framing.has_names else "", dumped(chunk))
+            name = f"event: {chunk['type']}\n" if self._framing.has_names else ""
+            await write(f"{name}data: {dumped(chunk)}\n\n")
 
-        async def write(name: str, data: str) -> None:
-            await send({"type": "http.response.body", "body": f"{name}data: {data}\n\n".encode(), "more_body": True})
+        async def write(block: str) -> None:
+            await send({"type": "http.response.body", "body": block.encode(), "more_body": True})
 
         try:
+            if self._marks is not None:
+                await self._marks.begin(write)
             async for chunk in self._chunks:
-                await event(chunk)
+                if self._marks is None or not self._marks.is_silent:
+                    await event(chunk)
         except OutriderError as error:
             await event(self._framing.error(as_api_error(error)))
         except OSError:  # the connection, in servers that say so
@@ -84,7 +99,7 @@ class EventStream(Response):
         finally:
             await self._chunks.aclose()  # its own `finally` runs now, not some time
         if self._framing.end is not None:
-            await write("", self._framing.end)
+            await write(f"data: {self._framing.end}\n\n")
 
 
 def dumped(content: Any) -> str:

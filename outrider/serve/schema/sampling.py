@@ -13,6 +13,7 @@ from outrider.sampling.params import SamplingParams
 from outrider.serve.schema.base import PRESENT, Body, refusal
 from outrider.serve.schema.foreign import NEUTRAL, REFUSED, WITHOUT_EFFECT
 from outrider.serve.schema.labels import Metadata
+from outrider.serve.schema.resumption import Resumption
 from outrider.serve.schema.speculation import Prediction, SpeculationFields
 
 MAX_LOGPROBS = 20  # alternatives per token, OpenAI's limit
@@ -90,6 +91,7 @@ class GenerationFields(Body):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    resume: Resumption | None = Field(None, description="A stream that another server can continue, or one that continues it.")
 
     refused: ClassVar[dict[str, str]] = REFUSED
     neutral: ClassVar[dict[str, tuple[Any, ...]]] = NEUTRAL
@@ -98,6 +100,12 @@ class GenerationFields(Body):
         "spaces_between_special_tokens": (True,),
         "detokenize": (True,),
     }
+
+    @model_validator(mode="after")
+    def _check_resume(self) -> GenerationFields:
+        if self.resume is not None and not self.stream:
+            raise refusal("resume", "'resume' needs stream: true")
+        return self
 
     @property
     def include_usage(self) -> bool:

@@ -33,7 +33,7 @@ print(json.dumps([ends, sorted(sys.modules)]))
 LAB = {  # verb -> a command that is complete
     "bench": "bench demo", "tune": "tune demo", "replay": "replay log.jsonl --tokenizer demo", "estimate": "estimate --alpha 0.8",
     "certify": "certify demo", "explain": "explain demo", "report": "report result.json",
-    "deploy": "deploy vllm --settings fast.json", "the table (--limit 0 skips it)": "demo",
+    "the table (--limit 0 skips it)": "demo",
 }  # fmt: skip
 
 
@@ -58,9 +58,8 @@ def test_a_verb_of_the_lab_names_the_extra(missing: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(("what", "command", "extra", "missing"), [
     ("serving", "serve demo", "serve", "prometheus_client"),
     ("a draft service", "service draft demo", "services", "prometheus_client"),
-    ("a target service", "service target demo", "services", "grpc"),
-    ("a coordinator", "service coordinator --model demo --target-endpoint grpc://localhost:1", "serve", "fastapi"),
-    ("a coordinator", "service coordinator --model demo --target-endpoint grpc://localhost:1", "services", "grpc"),
+    ("a coordinator", "service coordinator --target-endpoint localhost:1", "serve", "fastapi"),
+    ("a call to a server", "service health http://localhost:1", "serve", "fastapi"),
     ("a call to a service", "service health grpc://localhost:1", "services", "grpc"),
     ("training", "train eagle3 --target demo --out runs", "train", "accelerate"),
 ])  # fmt: skip

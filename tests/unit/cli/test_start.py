@@ -24,7 +24,7 @@ SETTINGS = (
 HEAVY = ("torch", "transformers", "numpy", "tokenizers", "psutil")
 
 
-@pytest.mark.parametrize("verb", [[], ["generate"], ["chat"], ["demo"], ["ls"], ["doctor"], ["serve"], ["train"], ["deploy"]])
+@pytest.mark.parametrize("verb", [[], ["generate"], ["chat"], ["demo"], ["ls"], ["doctor"], ["serve"], ["train"]])
 def test_help_imports_nothing_heavy(verb: list[str]) -> None:
     """Help that loads torch takes seconds. The import set is checked, since time depends on the machine."""
     code = (

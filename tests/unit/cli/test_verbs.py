@@ -84,7 +84,6 @@ OTHERS = {  # verb -> an option of another engine, and what is said
         ("--n-gpu-layers", "no layers are left out"),
     ],
     "bench": [("--max-num-seqs", "Did you mean '--batch-size'?"), ("--speculative-algorithm", "Did you mean '--drafters'?")],
-    "deploy": [("--speculative-model", "Did you mean '--draft'?")],
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from outrider.kv.cache import BLOCK, KEPT_BACK, KVCache, LayerShape
 from outrider.kv.pages import PagePool
 from outrider.kv.view import KVView
-from outrider.remote.draft.window import KVWindow
+from outrider.remote.draft.model_host import KVWindow
 
 WINDOW, PAGE = 100, 32
 ROOM = 2 * BLOCK  # of a slot in layers with windows: what is held, a block before it, and passes

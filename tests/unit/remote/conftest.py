@@ -1,9 +1,9 @@
-"""The demo pair for drafters that ask a service, loaded once; and coordinators over scripted targets."""
+"""The demo pair for drafters that ask a service, loaded once."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,25 +11,14 @@ from typing import Any
 import pytest
 
 from outrider.build import Models, Options, assemble, load_models
-from outrider.engine.observer import Observer
-from outrider.engine.request import Request
 from outrider.llm import LLM
 from outrider.options import Needs
 from outrider.outputs import Completion
 from outrider.parts import choose_parts
-from outrider.remote.coordinator.engine import Carriage, RemoteEngine
-from outrider.remote.coordinator.fleet import Fleet
-from outrider.remote.coordinator.journey import RetryLimits
-from outrider.remote.coordinator.replica import Replica, Timeouts
 from outrider.remote.draft import connection
 from outrider.remote.draft.drafter import CONNECTIONS, RemoteDrafter
-from outrider.remote.draft.patience import DraftWait
-from outrider.remote.endpoint import Endpoint
-from outrider.remote.identity import model_identity
-from outrider.remote.security import ClientSecurity
+from outrider.remote.draft.text import DraftWait
 from outrider.sampling.params import SamplingParams
-from tests.helpers import byte_tokenizer
-from tests.unit.remote.scripted_target import VOCAB, Running, ScriptedTarget, running
 
 PROMPTS = ("Tom has 3 apples and buys 4 more. How many", "Anna has 12 pens. She gives 5", "A box holds 6 eggs. How many")
 GREEDY = SamplingParams(max_tokens=28, ignore_eos=True)
@@ -100,67 +89,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 WAIT_S = 30.0  # before a test calls something lost
-PATIENCE = Timeouts(watch_interval_s=0.1, silence_s=1.0, hang_s=5.0, refused_s=0.3)
-
-
-@dataclass
-class Coordinated:
-    """A coordinator's engine and what it stands on."""
-
-    engine: RemoteEngine
-    fleet: Fleet
-    services: list[Running]
-
-    @property
-    def targets(self) -> list[ScriptedTarget]:
-        return [service.target for service in self.services]
-
-    @property
-    def replicas(self) -> list[Replica]:
-        return self.fleet.replicas
-
-
-Coordinate = Callable[..., Coordinated]
-
-
-@pytest.fixture
-def coordinate() -> Iterator[Coordinate]:
-    """Builds coordinators; each must be empty at the end."""
-    made: list[tuple[Coordinated, Carriage, Any]] = []
-
-    def make(
-        *targets: ScriptedTarget, limits: RetryLimits | None = None, patience: Timeouts = PATIENCE, ready: int | None = None,
-        hold_s: float = 0.3, observer: Any = None, headers: Callable[[], dict[str, str]] = dict,
-    ) -> Coordinated:  # fmt: skip
-        """`ready`: how many replicas to wait for; all where it is None."""
-        context = running(*targets)
-        services = context.__enter__()
-        carriage = Carriage()
-        tokenizer = byte_tokenizer()
-
-        async def start() -> Fleet:
-            fleet = Fleet(
-                "scripted", [Endpoint.parse(one.address) for one in services], ClientSecurity(),
-                model_identity("scripted", tokenizer, VOCAB), patience, instance="test", hold_s=hold_s,
-            )  # fmt: skip
-            fleet.start()
-            return fleet
-
-        fleet = carriage.result(start())
-        until(lambda: len(fleet.usable) >= (len(targets) if ready is None else ready), "replicas that are ready")
-        limits = limits or RetryLimits(wait_s=5.0)
-        engine = RemoteEngine(fleet, tokenizer, carriage, observer or Observer(), limits, max_queue=50, headers=headers)
-        made.append((Coordinated(engine, fleet, services), carriage, context))
-        return made[-1][0]
-
-    yield make
-    for coordinated, carriage, context in made:
-        coordinated.engine.stop()
-        assert not coordinated.engine.snapshot().running + coordinated.engine.snapshot().waiting
-        assert [replica.in_flight for replica in coordinated.replicas] == [0] * len(coordinated.replicas)
-        carriage.result(coordinated.fleet.close())
-        context.__exit__(None, None, None)
-        carriage.close()
 
 
 def until(holds: Callable[[], object], what: str, seconds: float = WAIT_S) -> None:
@@ -169,12 +97,3 @@ def until(holds: Callable[[], object], what: str, seconds: float = WAIT_S) -> No
     while not holds():
         assert time.monotonic() < limit, f"waited {seconds:g} s for {what}"
         time.sleep(0.02)
-
-
-_count = iter(range(1_000_000))
-
-
-def asked(prompt: Sequence[int] = (7, 8, 9), *, timeout_s: float | None = None, **params: Any) -> Request:
-    """A request with an id of its own."""
-    params.setdefault("max_tokens", 20)
-    return Request(id=f"request-{next(_count)}", prompt=list(prompt), params=SamplingParams(**params), timeout_s=timeout_s)

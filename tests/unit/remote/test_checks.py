@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outrider.remote.draft.checks import InvalidReplyError, checked_distribution, checked_nodes
-from outrider.remote.draft.tree import MAX_NODES
+from outrider.remote.draft.tree import MAX_NODES, InvalidReplyError, checked_distribution, checked_nodes
 from outrider.remote.protocol import messages
 
 V = 10

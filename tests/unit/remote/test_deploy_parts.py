@@ -21,7 +21,8 @@ import yaml
 
 from outrider.cli.app import build_app
 from outrider.cli.verbs import join_settings
-from outrider.remote.endpoint import DEFAULT_PORTS, Endpoint
+from outrider.remote.coordinator.settings import parsed_targets
+from outrider.remote.endpoint import Endpoint
 from outrider.serve.observability.metrics_families import GAUGES
 from outrider.serve.settings import ServedModel, ServerSettings
 
@@ -29,8 +30,9 @@ ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "services" / "compose.yaml").read_text())
 PROMETHEUS = yaml.safe_load((DEPLOY / "services" / "prometheus.yaml").read_text())
-GRPC_PORTS = {"draft": DEFAULT_PORTS["draft"], "target": DEFAULT_PORTS["target"]}
 HTTP_PORT = 8000
+PORTS = {"draft": 50051, "target": HTTP_PORT, "coordinator": HTTP_PORT}
+SERVE = ["serve", "--host", "0.0.0.0", "--port", "8000"]  # what entrypoint.sh puts before other words
 PARTS = ("draft", "target", "coordinator")
 COMPONENT = "app.kubernetes.io/component"
 
@@ -78,11 +80,16 @@ def commands() -> Iterator[tuple[str, list[str], dict[str, Any]]]:
     """(part, arguments of `outrider`, environment) of everything that the files start."""
     for name, service in COMPOSE["services"].items():
         if name != "prometheus":
-            yield name.split("-")[0], service["command"].split(), service["environment"]
+            yield name.split("-")[0], _run(service["command"].split()), service["environment"]
     for with_tls in (False, True) if shutil.which("kubectl") else (False,):
         for part, workload in workloads(with_tls=with_tls).items():
             environment = {entry["name"]: entry.get("value") for entry in container(workload)["env"]}
-            yield part, container(workload)["args"], environment
+            yield part, _run(container(workload)["args"]), environment
+
+
+def _run(words: list[str]) -> list[str]:
+    """The words of `outrider` that entrypoint.sh makes of a command."""
+    return words[1:] if words[0] == "outrider" else words if words[0] == "service" else [*SERVE, *words]
 
 
 def probes() -> Iterator[list[str]]:
@@ -98,9 +105,9 @@ def probes() -> Iterator[list[str]]:
 
 @cache
 def options_of(part: str) -> frozenset[str]:
-    """What `outrider service PART --help` lists."""
+    """What `outrider service PART --help` lists; of a target `outrider serve --help`."""
     group: Any = typer.main.get_command(build_app())
-    command = group.commands["service"].commands[part]
+    command = group.commands["serve"] if part == "target" else group.commands["service"].commands[part]
     return frozenset(option for parameter in command.params for option in parameter.opts)
 
 
@@ -115,7 +122,7 @@ def test_every_part_is_started_by_both() -> None:
 
 def test_options_exist() -> None:
     for part, arguments, _ in commands():
-        assert arguments[:2] == ["service", part]
+        assert arguments[: 1 if part == "target" else 2] == (["serve"] if part == "target" else ["service", part])
         given = {word.partition("=")[0] for word in join_settings(arguments) if word.startswith("--")}
         assert given <= options_of(part), part
     for probe in probes():
@@ -126,7 +133,8 @@ def test_options_exist() -> None:
 def test_variables_are_read() -> None:
     code = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "outrider").rglob("*.py"))
     for part, _, environment in commands():
-        assert "MODEL" in environment
+        assert ("MODEL" in environment) == (part != "coordinator")
+        assert "OUTRIDER_API_KEY" in environment or part == "draft"
         assert "OUTRIDER_SERVICE_TOKEN" in environment, f"{part} would let anybody in"
         for name in environment:
             assert f'"{name}"' in code, name
@@ -134,8 +142,9 @@ def test_variables_are_read() -> None:
 
 def test_parts_listen_where_others_look_for_them() -> None:
     for part, arguments, _ in commands():
-        given = dict(zip(arguments[2::2], arguments[3::2], strict=True))
-        assert int(given["--port"]) == {**GRPC_PORTS, "coordinator": HTTP_PORT}[part]
+        words = arguments[1 if part == "target" else 2 :]
+        given = dict(zip(words[::2], words[1::2], strict=True))
+        assert int(given["--port"]) == PORTS[part]
         assert given["--host"] == "0.0.0.0"
         assert given.get("--metrics-port", "9464") == "9464"
 
@@ -146,11 +155,20 @@ def test_addresses_lead_to_parts_of_the_same_file() -> None:
         for variable, there in (("DRAFT_ENDPOINT", "draft"), ("TARGET_ENDPOINT", "target")):
             expected = {"DRAFT_ENDPOINT": "target", "TARGET_ENDPOINT": "coordinator"}[variable]
             assert (variable in environment) == (part == expected)
-            for endpoint in Endpoint.parse_all(environment[variable], variable) if variable in environment else ():
-                host, _, port = endpoint.target.rpartition(":")
-                assert int(port) == GRPC_PORTS[there]
+            for address in addresses_of(environment.get(variable), there):
+                host, _, port = address.rpartition(":")
+                assert int(port) == PORTS[there]
                 assert host in COMPOSE["services"] or host.split(".")[-1] in names
                 assert there in host
+
+
+def addresses_of(value: str | None, there: str) -> list[str]:
+    """HOST:PORT of every address that a variable names."""
+    if value is None:
+        return []
+    if there == "draft":
+        return [Endpoint.parse(value).target]
+    return [address.partition("://")[2] for address in parsed_targets([value])]
 
 
 def test_stopping_waits_for_running_answers() -> None:
@@ -184,8 +202,8 @@ def test_prometheus_scrapes_every_part() -> None:
     (job,) = PROMETHEUS["scrape_configs"]
     assert f'job="{job["job_name"]}"' in (DEPLOY / "alerts.yaml").read_text()
     scraped = set(job["static_configs"][0]["targets"])
-    expected = {f"{name}:9464" for name in COMPOSE["services"] if name.split("-")[0] in GRPC_PORTS}
-    assert scraped == {*expected, "coordinator:8000"}
+    parts = [name for name in COMPOSE["services"] if name != "prometheus"]
+    assert scraped == {f"{name}:9464" if name == "draft" else f"{name}:8000" for name in parts}
     mounts = COMPOSE["services"]["prometheus"]["volumes"]
     for mount in mounts[:2]:
         source, inside, _ = mount.split(":")
@@ -227,10 +245,11 @@ def test_selectors_find_what_they_should() -> None:
     assert target["spec"]["serviceName"] in {service["metadata"]["name"] for service in of_kind("Service")}
 
 
-@pytest.mark.parametrize("part", sorted(GRPC_PORTS))
-def test_grpc_parts_are_probed_at_their_port(part: str) -> None:
+def test_parts_are_probed_at_their_port() -> None:
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert container(workloads()[part])[name]["grpc"]["port"] == GRPC_PORTS[part]
+        assert container(workloads()["draft"])[name]["grpc"]["port"] == PORTS["draft"]
+        for part in ("target", "coordinator"):
+            assert container(workloads()[part])[name]["httpGet"]["port"] == "http"
 
 
 def test_with_tls_no_probe_and_no_address_stays_plain() -> None:
@@ -238,11 +257,13 @@ def test_with_tls_no_probe_and_no_address_stays_plain() -> None:
         inside = container(workload)
         text = yaml.safe_dump(inside)
         assert "grpc://" not in text.replace("grpcs://", "")
-        if part in GRPC_PORTS:
-            assert all("grpc" not in inside[name] for name in inside if name.endswith("Probe"))
-            assert "tls_client_ca=/etc/outrider/tls/ca.crt" in inside["args"]
+        assert "http://" not in text
+        if part != "coordinator":
+            assert all(set(inside[name]) & {"grpc", "httpGet"} == set() for name in inside if name.endswith("Probe"))
+            wants = {"draft": "tls_client_ca=/etc/outrider/tls/ca.crt", "target": "ssl_ca_certs=/etc/outrider/tls/ca.crt"}
+            assert wants[part] in inside["args"]
         mounted = {mount["name"]: mount["mountPath"] for mount in inside["volumeMounts"]}
-        files = [word for word in inside["args"] if word.startswith("/etc/outrider/tls/")]
+        files = [word for word in inside["args"] if "/etc/outrider/tls/" in word]
         assert files
         assert mounted["tls"] == "/etc/outrider/tls"
         secrets = [volume["secret"] for volume in workload["spec"]["template"]["spec"]["volumes"] if "secret" in volume]
@@ -257,9 +278,9 @@ def test_network_lets_in_only_who_has_business_there() -> None:
     for part, caller in (("draft", "target"), ("target", "coordinator")):
         first, metrics = policies[part]["ingress"]
         assert [peer["podSelector"]["matchLabels"][COMPONENT] for peer in first["from"]] == [caller]
-        assert first["ports"] == [{"port": GRPC_PORTS[part]}]
-        assert metrics["ports"] == [{"port": 9464}]
-        assert policies[caller]["egress"][0]["ports"] == [{"port": GRPC_PORTS[part]}]
+        assert first["ports"] == [{"port": PORTS[part]}]
+        assert metrics["ports"] == [{"port": 9464 if part == "draft" else HTTP_PORT}]
+        assert policies[caller]["egress"][0]["ports"] == [{"port": PORTS[part]}]
         peers = policies[caller]["egress"][0]["to"]
         assert [peer["podSelector"]["matchLabels"][COMPONENT] for peer in peers] == [part]
     assert policies["draft"]["egress"] == []
@@ -268,7 +289,7 @@ def test_network_lets_in_only_who_has_business_there() -> None:
 def test_as_many_targets_are_named_as_there_may_be() -> None:
     (scaler,) = of_kind("HorizontalPodAutoscaler")
     (environment,) = [environment for part, _, environment in commands() if part == "coordinator"][1:2]
-    named = [endpoint.target.split(".")[0] for endpoint in Endpoint.parse_all(environment["TARGET_ENDPOINT"])]
+    named = [address.split(".")[0] for address in addresses_of(environment["TARGET_ENDPOINT"], "target")]
     name = scaler["spec"]["scaleTargetRef"]["name"]
     assert name == workloads()["target"]["metadata"]["name"]
     assert named == [f"{name}-{number}" for number in range(scaler["spec"]["maxReplicas"])]
@@ -293,6 +314,21 @@ def test_nothing_runs_with_rights_or_writes_where_it_should_not() -> None:
         assert inside["readOnlyRootFilesystem"]
         assert inside["capabilities"] == {"drop": ["ALL"]}
         assert {"requests", "limits"} == set(container(workload)["resources"])
+
+
+# ---------------------------------------------------------------- Ray
+
+
+def test_the_file_for_ray_is_what_ray_reads() -> None:
+    """By hand, and by Ray's own schemas where it is installed."""
+    content = yaml.safe_load((DEPLOY / "ray.yaml").read_text())
+    (application,) = content["applications"]
+    assert application["import_path"] == "ray.serve.llm:build_openai_app"
+    (config,) = application["args"]["llm_configs"]
+    assert set(config) == {"model_loading_config", "engine_kwargs", "deployment_config"}
+    assert config["engine_kwargs"]["speculative_config"]["method"] == "eagle3"
+    schema = pytest.importorskip("ray.serve.schema", reason="pip install 'ray[serve]'")
+    schema.ServeDeploySchema.model_validate(content)
 
 
 # ---------------------------------------------------------------- the image

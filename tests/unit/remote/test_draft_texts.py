@@ -17,8 +17,7 @@ from outrider.kv.cache import BLOCK, KVCache, LayerShape
 from outrider.models.lm import PREFILL_CHUNK
 from outrider.remote.draft.hosted import HostedDrafter
 from outrider.remote.draft.model_host import ModelHost
-from outrider.remote.draft.settings import DraftLimits
-from outrider.remote.draft.texts import HostedTexts, Job, common
+from outrider.remote.draft.texts import DraftLimits, HostedTexts, Job, common
 from outrider.remote.protocol import messages
 from tests.draft_bench import VOCAB, Bench, Reader, chain_of, fresh_chain, hosted_model, save_draft
 

@@ -21,8 +21,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.cli.app import run
 from outrider.remote.draft.hosted import HostedDrafter
 from outrider.remote.draft.run import RunningDraftService
-from outrider.remote.draft.settings import DraftLimits
-from outrider.remote.draft.stream import MAX_UNSENT, OpenStream
+from outrider.remote.draft.service import MAX_UNSENT, OpenStream
+from outrider.remote.draft.texts import DraftLimits
 from outrider.remote.protocol import INSTANCE, PROTOCOL, messages, stubs
 from outrider.remote.serving import ServiceSettings
 from tests.draft_bench import chain_of, fresh_chain, hosted_model, save_draft
@@ -332,7 +332,7 @@ def test_the_process_serves_and_leaves(tmp_path: Path, number: signal.Signals) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", ["service draft", "service target", "serve"])
+@pytest.mark.parametrize("verb", ["service draft", "serve"])
 def test_a_process_that_gets_a_signal_while_it_loads_just_ends(verb: str) -> None:
     """Exit code 0 and no trace of threads that were in the middle of reading weights."""
     command = [sys.executable, "-m", "outrider", *verb.split(), "demo", "--port", "0"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.remote.draft.patience import FIRST_REST, LONGEST_REST, MAX_MISSED, DraftWait, Rests
+from outrider.remote.draft.text import FIRST_REST, LONGEST_REST, MAX_MISSED, DraftWait, Rests
 
 
 def test_a_budget_is_a_pass() -> None:

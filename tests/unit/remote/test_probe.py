@@ -58,5 +58,5 @@ def test_nobody_there_is_exit_status_1_and_a_wrong_address_2(capsys: pytest.Capt
         taken.bind(("127.0.0.1", 0))
         assert run(["service", "health", f"grpc://127.0.0.1:{taken.getsockname()[1]}"]) == 1
     assert "does not answer: UNAVAILABLE" in capsys.readouterr().err
-    assert run(["service", "health", "http://127.0.0.1:8000"]) == 2
-    assert "an HTTP address is an OpenAI server's" in capsys.readouterr().err
+    assert run(["service", "health", "ftp://127.0.0.1:8000"]) == 2
+    assert "grpc://HOST:PORT" in capsys.readouterr().err

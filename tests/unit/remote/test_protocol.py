@@ -8,17 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.request import Request
 from outrider.errors import CapabilityError, ConfigError
-from outrider.grammar import Grammars
 from outrider.remote.endpoint import Endpoint
-from outrider.remote.identity import check_protocol, check_tokenizer, check_vocabulary
+from outrider.remote.identity import check_protocol, check_vocabulary
 from outrider.remote.protocol import PROTOCOL, messages
 from outrider.remote.security import ClientSecurity, ServerSecurity
-from outrider.remote.target.requests import from_message, to_message
-from outrider.sampling.params import SamplingParams
-from outrider.sampling.structured import StructuredOutputsParams
-from outrider.sampling.thinking import ThinkingMarks
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = "outrider/remote/protocol/remote.proto"
@@ -70,15 +64,6 @@ def test_a_web_address_is_explained() -> None:
         Endpoint.parse("http://localhost:8000")
 
 
-def test_several_addresses() -> None:
-    """Commas between, none twice, at least one."""
-    assert [str(one) for one in Endpoint.parse_all("grpc://a:1, grpcs://b:2")] == ["grpc://a:1", "grpcs://b:2"]
-    with pytest.raises(ConfigError, match="twice"):
-        Endpoint.parse_all("a:1,grpc://a:1")
-    with pytest.raises(ConfigError, match="no address"):
-        Endpoint.parse_all(" , ")
-
-
 def test_half_a_certificate_is_refused() -> None:
     """Before anything listens or connects."""
     with pytest.raises(ConfigError, match="--tls-key"):
@@ -92,41 +77,14 @@ def test_half_a_certificate_is_refused() -> None:
 
 
 def test_what_both_sides_must_agree_on() -> None:
-    """Another protocol, vocabulary or chat template is refused with both sides' facts."""
-    ours = messages.ModelIdentity(name="a", vocab_size=10, vocabulary_sha256="1" * 64, tokenizer_sha256="2" * 64)
-    other = messages.ModelIdentity(name="b", vocab_size=12, vocabulary_sha256="3" * 64, tokenizer_sha256="2" * 64)
-    template = messages.ModelIdentity(name="c", vocab_size=10, vocabulary_sha256="1" * 64, tokenizer_sha256="4" * 64)
-    check_tokenizer(ours, ours, "it")
-    check_vocabulary(ours, template, "it")
+    """Another protocol or vocabulary is refused with both sides' facts."""
+    ours = messages.ModelIdentity(name="a", vocab_size=10, vocabulary_sha256="1" * 64)
+    other = messages.ModelIdentity(name="b", vocab_size=12, vocabulary_sha256="3" * 64)
+    check_vocabulary(ours, ours, "it")
     with pytest.raises(CapabilityError, match=r"12 wide.*10 wide"):
         check_vocabulary(ours, other, "the draft service at grpc://d:1")
-    with pytest.raises(CapabilityError, match="chat template"):
-        check_tokenizer(ours, template, "it")
     with pytest.raises(CapabilityError, match=rf"version 99 .*this side speaks {PROTOCOL}"):
-        check_protocol(messages.Hello(protocol=99, release="9.9"), "the coordinator")
-
-
-def test_thoughts_are_sent_to_the_target_service() -> None:
-    """Guards against stop strings that count in thoughts once the engine is elsewhere."""
-    thinking = ThinkingMarks(opening=("<think>",), closing=("</think>",), opening_id=7, closing_ids=(8,), is_open=True, budget=4)
-    params = SamplingParams(stop=["x"], seed=1, thinking=thinking)
-    request = Request(id="a", prompt=[1], params=params)
-    sent = to_message(request, attempt="a-1", committed=[], seed=1, params=params, timeout_s=None, prompt_logprobs=None)
-    assert from_message(sent, Grammars(None, 10, [])).params == params
-    sent.sampling_json = '{"thinking": {"opening": ["<"], "close": [">"]}}'
-    with pytest.raises(ConfigError, match=r"unknown field 'thinking\.close'.*closing"):
-        from_message(sent, Grammars(None, 10, []))
-    sent.sampling_json = '{"thinking": {"opening": ["<"]}}'
-    with pytest.raises(ConfigError, match="malformed 'thinking'"):
-        from_message(sent, Grammars(None, 10, []))
-
-
-def test_a_form_of_the_answer_is_sent_as_a_grammar() -> None:
-    """Guards against a field of `SamplingParams` that JSON cannot hold, and a form that is lost on the way."""
-    params = SamplingParams(seed=1, structured_outputs=StructuredOutputsParams(choice=["yes", "no"]))
-    request = Request(id="a", prompt=[1], params=params)
-    sent = to_message(request, attempt="a-1", committed=[], seed=1, params=params, timeout_s=None, prompt_logprobs=None)
-    assert (sent.grammar.kind, sent.grammar.text) == ("choice", '["yes", "no"]')
+        check_protocol(messages.Hello(protocol=99, release="9.9"), "the asker")
 
 
 def test_without_its_libraries_the_drafter_names_the_extra() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outrider.remote.draft import connection
-from outrider.remote.draft.patience import DraftWait
+from outrider.remote.draft.text import DraftWait
 from outrider.remote.protocol import MAX_MESSAGE_BYTES, messages
 from outrider.remote.security import ServerSecurity
 from tests.certificates import make_certificate

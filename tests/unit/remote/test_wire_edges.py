@@ -21,14 +21,12 @@ from outrider.remote.draft.asking import sampling_of
 from outrider.remote.draft.background import background_loop, in_background
 from outrider.remote.draft.connection import Connection, ReplyBox, TroubleError
 from outrider.remote.draft.counters import DraftCounters
-from outrider.remote.draft.service import DraftService
-from outrider.remote.draft.stream import OpenStream
+from outrider.remote.draft.service import DraftService, OpenStream
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import model_identity
 from outrider.remote.protocol import MAX_MESSAGE_BYTES, messages, stubs
 from outrider.remote.security import OPTIONS, ClientSecurity, ServerSecurity
 from outrider.remote.serving import GrpcServer, ServiceSettings
-from outrider.remote.target.service import TargetService
 from outrider.rows import Row
 from outrider.sampling.params import SamplingParams
 from outrider.stops import StopStrings
@@ -170,22 +168,19 @@ def test_a_busy_service_is_healthy() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("service", [stubs.DRAFT, stubs.TARGET])
-def test_bytes_that_are_no_message_are_one_line(service: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_bytes_that_are_no_message_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
     """Guards against a traceback for every request that somebody makes up; calls that can be read are answered as ever."""
     caplog.set_level(logging.INFO)
 
     async def ask() -> list[tuple[str, grpc.StatusCode]]:
         server = GrpcServer(ServiceSettings())
-        of_draft, of_target = DraftService(DraftCounters(CollectorRegistry())), TargetService("here", lambda *_: None)
-        stubs.add_to_server(service, of_draft if service == stubs.DRAFT else of_target, server.server)
+        stubs.add_to_server(stubs.DRAFT, DraftService(DraftCounters(CollectorRegistry())), server.server)
         await server.listen()
         outcomes: list[tuple[str, grpc.StatusCode]] = []
-        name = messages.DESCRIPTOR.services_by_name[service].full_name
+        name = messages.DESCRIPTOR.services_by_name[stubs.DRAFT].full_name
         async with aio.insecure_channel(server.address) as channel:
             calls = [(f"/{name}/Open", channel.unary_unary), ("/grpc.health.v1.Health/Check", channel.unary_unary)]
             calls.append(("/grpc.health.v1.Health/Watch", channel.unary_stream))
-            calls += [(f"/{name}/{method}", channel.unary_stream) for method in ("Generate", "Watch") if service == stubs.TARGET]
             for path, form in calls:
                 call = form(path)(b"\xff\xff\xff")
                 try:
@@ -201,7 +196,7 @@ def test_bytes_that_are_no_message_are_one_line(service: str, caplog: pytest.Log
         return outcomes
 
     outcomes = asyncio.run(ask())
-    assert [code for _, code in outcomes] == [grpc.StatusCode.INVALID_ARGUMENT] * (3 if service == stubs.DRAFT else 5)
+    assert [code for _, code in outcomes] == [grpc.StatusCode.INVALID_ARGUMENT] * 3
     assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR]
     refusals = [record for record in caplog.records if getattr(record, "reason", "") == "bytes that are no message"]
     assert [record.call for record in refusals] == [path for path, _ in outcomes]

@@ -20,7 +20,6 @@ from outrider.models.lm import LM
 from outrider.models.loading.read_card import card_of
 from outrider.models.probes.probe import probe_logits
 from outrider.models.tokens.model_tokenizer import ModelTokenizer
-from outrider.remote.target import facts
 from outrider.runtime import library, program_text
 from outrider.runtime.lower import lower
 from outrider.runtime.rotary import rotary_of, waves_of
@@ -251,15 +250,13 @@ def test_costs_tests_and_hashes_that_cannot_be_kept_fail_nothing(
     def fails(*unused: object, **also_unused: object) -> None:
         raise error
 
-    for part in (step_costs, monitoring, facts):
+    for part in (step_costs, monitoring):
         monkeypatch.setattr(part, "keep_json", fails)
     caplog.set_level("INFO", "outrider.cache")
     step_costs.StepTimes({}).save()
     monitoring.keep_test({}, SelfTest([], {}))
-    folder = save_checkpoint(tmp_path / "model", tiny_llama(97), word_tokenizer(97))
-    assert facts.weights_hash(str(folder), None)
     kept = [line.getMessage().split(":")[0] for line in caplog.records]
-    assert kept == ["what steps take", "the self-test", "hashes of weights"]
+    assert kept == ["what steps take", "the self-test"]
 
 
 def test_a_start_that_was_kept_and_cannot_be_read_is_made_anew(

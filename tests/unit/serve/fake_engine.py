@@ -119,7 +119,8 @@ class FakeEngine:
             return
         tokens = [*(self.tokenizer(reply)["input_ids"] if isinstance(reply, str) else reply), *self.eos_token_ids]
         size = 1 if request.speculation.mode == "off" else 2
-        for start in range(0, len(tokens), size):
+        speech.take_up(tokens[: len(request.committed)])
+        for start in range(len(request.committed), len(tokens), size):
             self._wait(request)
             if request.id in self.cancelled:
                 speech.end("abort")
@@ -166,6 +167,12 @@ class _Speech:
         self._num_emitted = 0
         self._ended_by: int | str | None = None
         self._first = True
+
+    def take_up(self, committed: list[int]) -> None:
+        """Come to where another engine left the answer."""
+        for token in committed:
+            self._stops.push(self._text.push(token), token)
+        self._num_emitted = len(committed)
 
     def step(self, tokens: list[int]) -> bool:
         """Whether the answer ends with it."""

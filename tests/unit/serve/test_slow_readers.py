@@ -15,11 +15,9 @@ import httpx2
 import pytest
 
 from outrider.engine.request import Update
-from outrider.remote.target.service import Outbox
 from outrider.serve import backlog, run
 from outrider.serve.app import make_app
 from outrider.serve.backlog import Backlog, weight
-from outrider.serve.errors import ApiError
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, state_of
 from tests.unit.serve.test_api_leaving import Connection, eventually
@@ -117,26 +115,6 @@ def test_a_reader_of_few_tokens_may_take_its_time() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_a_caller_of_the_target_service_that_stopped_reading() -> None:
-    """Its answer waits in an outbox."""
-    spilt: list[bool] = []
-
-    async def scenario() -> None:
-        outbox = Outbox()
-        outbox.spills = lambda: spilt.append(True)
-        outbox.put(STEP)
-        outbox.put(STEP)
-        await asyncio.sleep(0.01)
-        assert (await outbox.take()).token_ids == [1, 2, 1, 2]
-        await asyncio.sleep(0.06)
-        for _ in range(100):
-            outbox.put(STEP)
-        await asyncio.sleep(0.01)
-        with pytest.raises(ApiError, match="waited for their reader"):
-            await outbox.take()
-
-    asyncio.run(scenario())
-    assert spilt == [True]
 
 
 @pytest.mark.parametrize("stream", [True, False])
