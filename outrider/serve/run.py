@@ -57,7 +57,7 @@ def run_server(settings: ServerSettings, status: Status = lambda line: None) -> 
         state = ServerState(settings)
         monitoring = Monitoring(state.metrics, otlp_endpoint=settings.otlp_endpoint, log_requests=settings.log_requests)
         try:
-            app = monitoring.around(make_app(state), state)
+            app = monitoring.around(make_app(state))
             state.self_tests = monitoring.self_tests
             Process(state, app, lambda: load_engines(settings, monitoring, status)).run()
         finally:

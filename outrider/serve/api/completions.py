@@ -15,6 +15,7 @@ from outrider.serve.api.logprobs import LogprobLists, Namer, joined, prompt_logp
 from outrider.serve.api.response_format import form_asked
 from outrider.serve.api.resumption import Marks
 from outrider.serve.api.usage import no_usage, so_far
+from outrider.serve.observability.traffic import LoggedAnswer, LoggedExchange
 from outrider.serve.routing import Prompts, choose, model_named
 from outrider.serve.rules import RequestFacts
 from outrider.serve.schema.completion import CompletionBody
@@ -35,6 +36,7 @@ class CompletionRequest:
             CompletionChoiceWriter(number, body, served, exchange.requests[number], texts[exchange.prompt_of(number)])
             for number in range(len(exchange.requests))
         ]
+        self._shown: list[int] = []  # numbers of the answers that the client gets
 
     @classmethod
     async def prepared(cls, state: ServerState, body: CompletionBody) -> CompletionRequest:
@@ -77,12 +79,32 @@ class CompletionRequest:
             numbers = list(range(start, start + per_prompt))
             if self._body.is_ranked:
                 numbers.sort(key=lambda number: -_likelihood(answers[number]))
+            self._shown += numbers[: self._body.num_choices]
             for number in numbers[: self._body.num_choices]:
                 choices.append({**self._choices[number].render(answers[number]), "index": len(choices)})
         return {**self._exchange.head(KIND), "choices": choices, **self._bill()}
 
+    def logged(self) -> list[LoggedExchange]:
+        """The exchange once it has ended, one for each prompt; none where no answer was asked for."""
+        shown = [self._choices[number].logged() for number in self._shown]
+        if not shown or not self._body.limit or any(answer.finish_reason is None for answer in shown):
+            return []
+        fields = self._body.model_dump(exclude_none=True, exclude_unset=True, exclude={"prompt", "prompt_token_ids"})
+        prompts = self._body.prompts()
+        decode = self._exchange.served.texts.decode
+        is_alone = len(prompts) == 1
+        bill = self._bill()["usage"] if is_alone else {}
+        exchanges = []
+        for number, prompt in enumerate(prompts):
+            text = prompt if isinstance(prompt, str) else decode(prompt)
+            answers = shown[number * self._body.num_choices : (number + 1) * self._body.num_choices]
+            name = self._exchange.id if is_alone else f"{self._exchange.id}-{number}"
+            exchanges.append(LoggedExchange(name, {**fields, "prompt": text}, answers, bill))
+        return exchanges
+
     def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """The answer as a stream. What the engine refuses is raised here, before the first chunk."""
+        self._shown = list(range(len(self._choices)))
         return self._chunks(self._exchange.updates(self._exchange.launch()))
 
     @property
@@ -127,6 +149,8 @@ class CompletionChoiceWriter:
         self._logprobs = LogprobLists(self._name, body.logprobs or 0, served.answer_text(request))
         self._tokenizer = served.texts.tokenizer
         self._begun, self._length = False, 0  # characters of the text up to now
+        self._text = ""  # without the echo
+        self._finish_reason: str | None = None
 
     def shows(self, update: Update) -> bool:
         """Whether a client would learn anything: text may be held back while it could become a stop string."""
@@ -143,11 +167,13 @@ class CompletionChoiceWriter:
             update = Update(prompt_logprobs=update.prompt_logprobs)
         text = (self._echo or "") + update.text if first else update.text
         self._length += len(text)
+        self._text += update.text
+        self._finish_reason = finish_reason(finish) if body.limit or finish is None else "length"
         choice: dict[str, Any] = {
             "index": self._index,
             "text": text,
             "logprobs": self._logprobs_of(update, first) if body.logprobs is not None else None,
-            "finish_reason": finish_reason(finish) if body.limit or finish is None else "length",
+            "finish_reason": self._finish_reason,
             "stop_reason": stop_reason(finish) if body.limit else None,
         }
         if body.prompt_logprobs is not None and first:
@@ -158,6 +184,10 @@ class CompletionChoiceWriter:
         if body.return_token_origins:
             choice["token_origins"] = [list(pair) for pair in zip(update.pieces, update.origins, strict=True)]
         return choice
+
+    def logged(self) -> LoggedAnswer:
+        """The whole answer, for the log of requests."""
+        return LoggedAnswer(self._text, None, self._finish_reason)
 
     def _logprobs_of(self, update: Update, first: bool) -> dict[str, Any]:
         parts = []

@@ -21,6 +21,7 @@ from outrider.serve.api.response_format import form_asked
 from outrider.serve.api.resumption import Marks
 from outrider.serve.errors import ApiError, as_api_error
 from outrider.serve.ignored import IgnoredFields
+from outrider.serve.observability.traffic import LoggedExchange
 from outrider.serve.routing import Prompts, choose, model_named
 from outrider.serve.rules import RequestFacts
 from outrider.serve.schema.chat import ChatBody, ToolChoice
@@ -120,10 +121,16 @@ class Dialogue:
         shown_thinking = None if body.separate_reasoning is False else thinking
         return cls(body, exchange, [Reply(route.served, body, use, shown_thinking) for _ in exchange.requests])
 
-    @property
-    def as_chat(self) -> dict[str, Any]:
-        """The body of the chat completion, for the log of requests."""
-        return self.body.model_dump(exclude_none=True, by_alias=True)
+    def logged(self) -> LoggedExchange | None:
+        """The conversation and its answers, for the log of requests; None where one of them did not end."""
+        answers = [reply.logged() for reply in self.replies]
+        if any(answer.finish_reason is None for answer in answers):
+            return None
+        asked = self.body.model_dump(exclude_none=True, exclude_unset=True, by_alias=True)
+        if self.body.messages is None:
+            del asked["prompt_token_ids"]
+            asked["prompt"] = self.exchange.served.texts.decode(self.exchange.prompts[0])
+        return LoggedExchange(self.exchange.id, asked, answers, self.bill()["usage"])
 
     def updates(self) -> AsyncGenerator[tuple[int, Update], None]:
         """(number of the answer, update), as they come. What the engine refuses is raised here, before the first of them."""
@@ -161,11 +168,12 @@ class Answering(ABC):
 
     def __init__(self, dialogue: Dialogue) -> None:
         self._dialogue = dialogue
+        self._id = dialogue.exchange.id
 
-    @property
-    def as_chat(self) -> dict[str, Any]:
-        """The body of a chat completion that this comes to."""
-        return self._dialogue.as_chat
+    def logged(self) -> list[LoggedExchange]:
+        """The exchange as that of a chat completion, once it has ended."""
+        exchange = self._dialogue.logged()
+        return [] if exchange is None else [exchange._replace(id=self._id)]
 
     def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
         """The answer as a stream. What the engine refuses is raised here, before the first event."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from outrider.serve.api.chat import Chat
 from outrider.serve.api.completions import CompletionRequest
 from outrider.serve.api.messages import EVENTS as MESSAGE_EVENTS
 from outrider.serve.api.messages import Messages, count_tokens
-from outrider.serve.api.response_store import page
 from outrider.serve.api.responses import EVENTS as RESPONSE_EVENTS
 from outrider.serve.api.responses import Responses
 from outrider.serve.api.responses import count_tokens as count_input_tokens
@@ -69,7 +68,6 @@ def generating_routes(state: ServerState) -> APIRouter:
         """Answer a text or a conversation, which may go on from an earlier response. With `stream`, server-sent events."""
         ignored = ignored_fields(request, state.ignored, body)
         asked = await Responses.prepared(state, body, ignored)
-        request.state.asked = asked  # for the log of requests
         return await _answer(asked, bool(body.stream), request, RESPONSE_EVENTS)
 
     @router.post("/v1/responses/input_tokens")
@@ -78,36 +76,11 @@ def generating_routes(state: ServerState) -> APIRouter:
         ignored_fields(request, state.ignored, body)
         return InputTokens(input_tokens=await count_input_tokens(state, body))
 
-    @router.post("/v1/responses/compact")
-    async def compacted_response() -> None:
-        """Always refused, because no conversation is compacted."""
-        raise ApiError(
-            "this server compacts no conversations: ask for a summary with /v1/responses and go on from that", status=404,
-            code="not_supported",
-        )  # fmt: skip
-
     @router.get("/v1/responses/{response_id}", response_model=dict[str, Any])
     async def stored_response(response_id: str, request: Request) -> Response:
         """A response that is kept, as it was answered."""
         _check_query(request)
         return _json(state.responses.find(response_id, to_go_on=False).response)
-
-    @router.get("/v1/responses/{response_id}/input_items")
-    async def input_items(
-        response_id: str, request: Request, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20,
-        order: Literal["asc", "desc"] = "desc",
-    ) -> dict[str, Any]:  # fmt: skip
-        """What a kept response answered, earlier turns included."""
-        _check_query(request, "after", "limit", "order")
-        return page(state.responses.find(response_id, to_go_on=False).input(), after, limit, order)
-
-    @router.post("/v1/responses/{response_id}/cancel")
-    async def cancelled_response(response_id: str) -> None:
-        """Always refused, because no response runs in the background."""
-        raise ApiError(
-            f"'{response_id[:60]}' cannot be cancelled: nothing runs in the background here. Close the connection of "
-            "one that is being answered", param="response_id",
-        )  # fmt: skip
 
     @router.delete("/v1/responses/{response_id}")
     async def dropped_response(response_id: str) -> dict[str, Any]:
@@ -120,7 +93,6 @@ def generating_routes(state: ServerState) -> APIRouter:
         """Answer a conversation, as Anthropic's clients ask. With `stream`, server-sent events."""
         ignored = ignored_fields(request, state.ignored, body)
         asked = await Messages.prepared(state, body, ignored)
-        request.state.asked = asked  # for the log of requests
         return await _answer(asked, bool(body.stream), request, MESSAGE_EVENTS)
 
     @router.post("/v1/messages/count_tokens", responses=ANTHROPIC_ERRORS)
@@ -132,16 +104,17 @@ def generating_routes(state: ServerState) -> APIRouter:
     return router
 
 
-def _check_query(request: Request, *known: str) -> None:
+def _check_query(request: Request) -> None:
     """Raises ApiError for a parameter that would be ignored."""
-    for name in (sent.removesuffix("[]") for sent in request.query_params):
-        if name not in known:
-            raise ApiError(f"'{name}' is not supported: what is kept is answered whole. Leave it out", param=name)
+    for sent in request.query_params:
+        name = sent.removesuffix("[]")
+        raise ApiError(f"'{name}' is not supported: what is kept is answered whole. Leave it out", param=name)
 
 
 async def _answer(
     asked: CompletionRequest | Chat | Responses | Messages, stream: bool, request: Request, framing: Framing = CHUNKS
 ) -> Response:
+    request.state.asked = asked  # for the log of requests
     if stream:
         chunks = asked.chunks()
         try:  # a refusal has a status of its own, which the first byte of a stream would decide

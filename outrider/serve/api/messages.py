@@ -36,6 +36,7 @@ class Messages(Answering):
 
     def __init__(self, dialogue: Dialogue) -> None:
         super().__init__(dialogue)
+        self._id = dialogue.exchange.id.replace("-", "_")
         self._blocks = ContentEvents()
 
     @classmethod
@@ -68,7 +69,7 @@ class Messages(Answering):
 
     def _head(self) -> dict[str, Any]:
         exchange = self._dialogue.exchange
-        return {"id": exchange.id.replace("-", "_"), "type": "message", "role": "assistant", "model": exchange.served.name}
+        return {"id": self._id, "type": "message", "role": "assistant", "model": exchange.served.name}
 
     def _ending(self) -> dict[str, Any]:
         reply = self._dialogue.replies[0]

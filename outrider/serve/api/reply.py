@@ -6,8 +6,9 @@ from outrider.engine.request import Update
 from outrider.sampling.thinking import ThinkingMarks
 from outrider.serve.api.answer import finish_reason, stop_reason
 from outrider.serve.api.harmony import HarmonyReader
-from outrider.serve.api.reader import AllContent, Delta, PlainReader, Reader, ThoughtsFirst, TokenReader
+from outrider.serve.api.reader import AllContent, Delta, PlainReader, Reader, ThoughtsFirst, TokenReader, whole_message
 from outrider.serve.api.reasoning import Reasoning
+from outrider.serve.observability.traffic import LoggedAnswer
 from outrider.serve.schema.chat import ChatBody
 from outrider.serve.served import Served
 from outrider.serve.tools.use import ToolUse
@@ -20,6 +21,7 @@ class Reply:
         self._body, self._use = body, use
         self._reader = _reader(served, served.reasoning, use, thinking)
         self._ended: Update | None = None
+        self._deltas: list[Delta] = []
 
     @property
     def num_thought(self) -> int:
@@ -48,7 +50,13 @@ class Reply:
             self._ended = update
         if self._body.include_reasoning is False:
             deltas = [delta for delta in deltas if "reasoning" not in delta]
+        self._deltas += deltas
         return deltas
+
+    def logged(self) -> LoggedAnswer:
+        """The whole answer, for the log of requests."""
+        message = whole_message(self._deltas)
+        return LoggedAnswer(message["content"], message.get("reasoning"), self.finish_reason)
 
     def _texts(self, update: Update) -> list[str]:
         """By token, with the special tokens that begin calls, where there are tools and the text does not show them anyway."""

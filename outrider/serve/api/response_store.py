@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -23,10 +22,6 @@ class Stored:
     response: dict[str, Any]  # as the client got it
     size: int  # bytes
     before: Stored | None = None
-
-    def input(self) -> list[Item]:
-        """All that it answers, from the first turn on."""
-        return [*([] if self.before is None else self.before.conversation()), *self.own_input]
 
     def conversation(self) -> list[Item]:
         """All items from the first turn on, its own output included."""
@@ -108,15 +103,3 @@ def held_bytes(value: Any) -> int:
         size += sys.getsizeof(one)
         rest += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
     return size
-
-
-def page(items: Sequence[Item], after: str | None, limit: int, order: str) -> dict[str, Any]:
-    """A part of a list, as OpenAI's clients turn its pages. Raises ApiError for an `after` that is not in it."""
-    ordered = list(items) if order == "asc" else list(reversed(items))
-    names = [item["id"] for item in ordered]
-    if after is not None and after not in names:
-        raise ApiError(f"'after' must be the id of an item of the list, got '{after[:60]}'", param="after")
-    rest = ordered if after is None else ordered[len(names) - names[::-1].index(after) :]  # a client may have sent an id twice
-    data = rest[:limit]
-    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": len(rest) > limit}

@@ -3,7 +3,7 @@
     monitoring = Monitoring(state.metrics, otlp_endpoint=..., log_requests=...)        before anything is loaded: it may refuse
     engine = make_engine(..., observer=monitoring.observer(name), name=name); engine.start()
     served = monitoring.ready(engine)                    self-test, gauges; what requests are submitted to from here on
-    app = monitoring.around(make_app(state), state)      spans and traffic of HTTP requests
+    app = monitoring.around(make_app(state))      spans and traffic of HTTP requests
     monitoring.close()                                   after the last answer: writes and sends what is left
 """
 
@@ -27,7 +27,7 @@ from outrider.serve.observability.selftest import SelfTest, self_test
 from outrider.serve.observability.telemetry import Telemetry, Traced
 from outrider.serve.observability.tracing import Tracing
 from outrider.serve.observability.traffic import TrafficLog
-from outrider.serve.served import ServerState, Serves
+from outrider.serve.served import Serves
 
 TEST_VERSION = 2  # of the self-test: another one is made anew
 MAX_TESTS = 200  # kept for later starts; the oldest go first
@@ -80,15 +80,11 @@ class Monitoring:
         """W3C trace headers of the present span, for calls to other services; empty where tracing is off."""
         return {} if self._tracing is None else self._tracing.headers()
 
-    def around(self, app: ASGIApp, state: ServerState) -> ASGIApp:
+    def around(self, app: ASGIApp) -> ASGIApp:
         """The application with what watches its requests."""
         if self._tracing is None and self._traffic is None:
             return app
-
-        def decode(model: str, tokens: list[int]) -> str:
-            return state.models[model].texts.decode(tokens)
-
-        return Telemetry(app, tracing=self._tracing, traffic=self._traffic, decode=decode)
+        return Telemetry(app, tracing=self._tracing, traffic=self._traffic)
 
     def close(self) -> None:
         """Write and send what is left."""

@@ -21,12 +21,29 @@ from io import TextIOWrapper
 from logging.handlers import QueueHandler, QueueListener, WatchedFileHandler
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.errors import ConfigError
 
 log = logging.getLogger("outrider.serve")
 OWNER_ONLY = 0o600
+
+
+class LoggedAnswer(NamedTuple):
+    """One answer."""
+
+    text: str | None  # None: nothing but tool calls or thoughts
+    thought: str | None
+    finish_reason: str | None  # None: it did not end
+
+
+class LoggedExchange(NamedTuple):
+    """One prompt and its answers."""
+
+    id: str
+    asked: Mapping[str, Any]  # the body, with one prompt as text, or of a chat completion whatever the interface
+    answers: Sequence[LoggedAnswer]
+    usage: Mapping[str, Any]
 
 
 class TrafficLog:
@@ -45,23 +62,19 @@ class TrafficLog:
         self._logger = logging.Logger("outrider.traffic")  # of our own: texts must not reach the server's log
         self._logger.addHandler(QueueHandler(queue))
 
-    def add(
-        self, *, request_id: str, url: str, body: Mapping[str, Any], texts: Sequence[str | None],
-        thoughts: Sequence[str | None] = (), finish_reasons: Sequence[str | None] = (), usage: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        """One prompt and what was answered to it.
-
-        `texts`: one per answer, None for one of tool calls only; `thoughts`: of the same. A body's prompt must be one text
-        to be read again.
-        """
-        is_chat = "messages" in body
-        reasons, thought = ([*some, *[None] * (len(texts) - len(some))] for some in (finish_reasons, thoughts))
-        choices = [
-            {"index": index, "finish_reason": reason, **({"message": _message(text, hm)} if is_chat else {"text": text})}
-            for index, (text, hm, reason) in enumerate(zip(texts, thought, reasons, strict=True))
-        ]
-        response: dict[str, Any] = {"choices": choices, **({"usage": dict(usage)} if usage else {})}
-        line = {"id": request_id, "created": int(time.time()), "url": url, "request": dict(body), "response": response}
+    def add(self, url: str, exchange: LoggedExchange) -> None:
+        """One prompt and what was answered to it."""
+        is_chat = "messages" in exchange.asked
+        choices = []
+        for index, answer in enumerate(exchange.answers):
+            said = {"message": _message(answer)} if is_chat else {"text": answer.text}
+            choices.append({"index": index, "finish_reason": answer.finish_reason, **said})
+        response: dict[str, Any] = {"choices": choices}
+        if exchange.usage:
+            response["usage"] = dict(exchange.usage)
+        line = {
+            "id": exchange.id, "created": int(time.time()), "url": url, "request": dict(exchange.asked), "response": response
+        }  # fmt: skip
         self._logger.info("%s", json.dumps(line))  # ASCII: half a character (a lone surrogate) stays escaped
 
     def close(self) -> None:
@@ -100,5 +113,6 @@ class _PrivateFile(WatchedFileHandler):
         log.error("a request could not be written to %s: %s", self.baseFilename, sys.exc_info()[1])
 
 
-def _message(text: str | None, thought: str | None) -> dict[str, str | None]:
-    return {"role": "assistant", "content": text, **({} if thought is None else {"reasoning_content": thought})}
+def _message(answer: LoggedAnswer) -> dict[str, str | None]:
+    message = {"role": "assistant", "content": answer.text}
+    return message if answer.thought is None else {**message, "reasoning_content": answer.thought}

@@ -19,11 +19,9 @@ from outrider.errors import ConfigError, NumericalError
 from outrider.lab.workload.load import load_workload
 from outrider.sampling.params import SamplingParams
 from outrider.serve.app import make_app
-from outrider.serve.observability import telemetry
 from outrider.serve.observability.logs import Logging, RequestLog
 from outrider.serve.observability.telemetry import Telemetry
-from outrider.serve.observability.traffic import TrafficLog
-from outrider.serve.observability.transcript import Transcript
+from outrider.serve.observability.traffic import LoggedAnswer, LoggedExchange, TrafficLog
 from outrider.stats import DecodeStats
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, serving, state_of
@@ -98,7 +96,7 @@ def test_a_full_disk_is_reported_without_what_people_wrote(
     with caplog.at_level(logging.ERROR, "outrider.serve"):
         for _ in range(2):
             body = {"prompt": "SECRET " * 2000}
-            traffic.add(request_id="cmpl-1", url="/v1/completions", body=body, texts=["SECRET"])
+            traffic.add("/v1/completions", exchange("cmpl-1", body, "SECRET"))
         traffic.close()
     output = capsys.readouterr()
     assert "SECRET" not in output.err + output.out + caplog.text
@@ -118,7 +116,7 @@ def test_traffic_goes_on_when_its_folder_is_back(tmp_path: Path, caplog: pytest.
         if number == 2:
             wait_until(lambda: "could not be written" in caplog.text)
             file.parent.mkdir()
-        traffic.add(request_id=f"cmpl-{number}", url="/v1/completions", body={"prompt": "x"}, texts=["y"])
+        traffic.add("/v1/completions", exchange(f"cmpl-{number}", {"prompt": "x"}, "y"))
         if number == 0:
             wait_until(lambda: file.stat().st_size > 0)
     traffic.close()
@@ -216,15 +214,17 @@ def test_unknown_style_and_level_are_refused(style: str, level: str, hint: str) 
 # ---------------------------------------------------------------- traffic
 
 
+def exchange(name: str, asked: dict[str, Any], *texts: str) -> LoggedExchange:
+    return LoggedExchange(name, asked, [LoggedAnswer(text, None, "stop") for text in texts], {})
+
+
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Any]:
     """A served fake engine whose traffic goes to `client.file`."""
     from starlette.testclient import TestClient
 
     engine, traffic = FakeEngine(), TrafficLog(tmp_path / "traffic.jsonl")
-    app = Telemetry(
-        make_app(state_of(engine)), tracing=None, traffic=traffic, decode=lambda model, ids: engine.tokenizer.decode(ids)
-    )
+    app = Telemetry(make_app(state_of(engine)), tracing=None, traffic=traffic)
     with TestClient(app, raise_server_exceptions=False) as client:
         client.file, client.traffic = tmp_path / "traffic.jsonl", traffic  # type: ignore[attr-defined]
         yield client
@@ -261,7 +261,7 @@ def test_thoughts_stand_beside_the_answer(tmp_path: Path, stream: bool) -> None:
     engine = FakeEngine(reply="<think>hm</think>yes")
     engine.tokenizer.chat_template += "{# </think> #}"
     state, traffic = state_of(engine), TrafficLog(tmp_path / "t.jsonl")
-    with TestClient(Telemetry(make_app(state), tracing=None, traffic=traffic, decode=lambda model, ids: "")) as client:
+    with TestClient(Telemetry(make_app(state), tracing=None, traffic=traffic)) as client:
         ask(client, "/v1/chat/completions", messages=QUESTION, max_tokens=50, stream=stream)
     traffic.close()
     engine.stop()
@@ -303,19 +303,6 @@ def test_every_prompt_of_a_request_is_a_line(client: Any) -> None:
     assert len(first["response"]["choices"]) == 2
 
 
-def test_a_body_that_is_too_large_is_not_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left of it is read away: at ten seconds of a fast network that would be gigabytes."""
-    made: list[Transcript] = []
-    monkeypatch.setattr(telemetry, "Transcript", lambda: made.append(Transcript()) or made[-1])
-    engine, traffic = FakeEngine(), TrafficLog(tmp_path / "t.jsonl")
-    app = Telemetry(make_app(state_of(engine, max_body_bytes=100)), tracing=None, traffic=traffic, decode=lambda model, ids: "")
-    with TestClient(app) as client:
-        assert client.post("/v1/completions", content=b"x" * 3000).status_code == 413
-    traffic.close()
-    engine.stop()
-    assert len(made[0].asked) <= 100
-
-
 def test_refused_request_is_not_logged(client: Any) -> None:
     """Nor one that asked for no answer: neither is anything that a model could be measured on."""
     ask(client, "/v1/completions", prompt="only its logprobs", max_tokens=0, echo=True, logprobs=0)
@@ -341,7 +328,7 @@ def test_traffic_file_is_its_owners_only_and_appended_to(tmp_path: Path) -> None
     file = tmp_path / "t.jsonl"
     for number in range(2):
         traffic = TrafficLog(file)
-        traffic.add(request_id=f"r{number}", url="/v1/completions", body={"prompt": "100 %s"}, texts=["\ud83d", "b"])
+        traffic.add("/v1/completions", exchange(f"r{number}", {"prompt": "100 %s"}, "\ud83d", "b"))
         traffic.close()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -362,12 +349,12 @@ def test_a_file_that_others_could_read_is_its_owners_only(tmp_path: Path) -> Non
 def test_file_moved_away_by_logrotate_is_begun_anew(tmp_path: Path) -> None:
     file, old = tmp_path / "t.jsonl", tmp_path / "t.1"
     traffic = TrafficLog(file)
-    traffic.add(request_id="a", url="/", body={"prompt": "x"}, texts=["y"])
+    traffic.add("/", exchange("a", {"prompt": "x"}, "y"))
     limit = time.monotonic() + 10
     while not file.read_text() and time.monotonic() < limit:  # another thread writes
         time.sleep(0.005)
     file.rename(old)
-    traffic.add(request_id="b", url="/", body={"prompt": "x"}, texts=["y"])
+    traffic.add("/", exchange("b", {"prompt": "x"}, "y"))
     traffic.close()
     assert json.loads(old.read_text())["id"] == "a"
     assert json.loads(file.read_text())["id"] == "b"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outrider.serve.api.response_store import ResponseStore, held_bytes, page
+from outrider.serve.api.response_store import ResponseStore, held_bytes
 from outrider.serve.errors import ApiError
 from outrider.serve.ignored import HEADER
 from tests.unit.serve.fake_engine import FakeEngine, engine
@@ -184,36 +184,6 @@ def test_a_kept_response_is_answered_again_and_forgotten(client: Any, thinker: F
         client.responses.retrieve(second.id, include=["reasoning.encrypted_content"])
 
 
-def test_the_input_of_a_kept_response_is_listed(client: Any) -> None:
-    """Page by page, earlier turns included, the latest first unless asked otherwise."""
-    first = client.responses.create(input="Weather?", tools=FUNCTIONS)
-    call = first.output[-1]
-    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sun."}
-    second = client.responses.create(input=[result], previous_response_id=first.id)
-    third = client.responses.create(
-        input=[{"role": "assistant", "content": "So."}, {"role": "user", "content": [{"type": "input_text", "text": "And?"}]}],
-        previous_response_id=second.id, instructions="Be kind.",
-    )  # fmt: skip
-    items = list(client.responses.input_items.list(third.id, order="asc", limit=2))
-    assert [item.type for item in items] == [
-        "message", "reasoning", "message", "function_call", "function_call_output", "reasoning", "message", "message", "message",
-    ]  # fmt: skip
-    texts = [item.content[0].text for item in items if item.type == "message"]
-    assert texts == ["Weather?", "Let me look.", "yes", "So.", "And?"]
-    assert (items[3].id, items[3].arguments, items[4].output) == (call.id, call.arguments, "Sun.")
-    assert len({item.id for item in items}) == len(items)
-    assert [item.id for item in client.responses.input_items.list(third.id, limit=4)] == [item.id for item in reversed(items)]
-    turned, after = 0, None
-    while turned < 9 and (part := page([{"id": name} for name in "abab"], after, 1, "asc"))["has_more"]:
-        turned, after = turned + 1, part["last_id"]
-    assert turned < 4, "ids that a client sent twice do not turn its pages for ever"
-    for wrong in ({"after": "msg_1"}, {"limit": 0}, {"order": "up"}, {"include": ["reasoning.encrypted_content"]}):
-        with pytest.raises(openai.BadRequestError, match=f"'{next(iter(wrong))}'"):
-            client.responses.input_items.list(third.id, **wrong)
-    with pytest.raises(openai.NotFoundError):
-        client.responses.input_items.list("resp_1")
-
-
 def test_an_item_that_is_kept_may_be_named_instead_of_sent(client: Any, thinker: FakeEngine) -> None:
     """The AI SDK sends earlier answers so; one that is forgotten must be sent whole."""
     first = client.responses.create(input="Hi")
@@ -224,11 +194,6 @@ def test_an_item_that_is_kept_may_be_named_instead_of_sent(client: Any, thinker:
     client.responses.delete(first.id)
     with pytest.raises(openai.BadRequestError, match="give its content"):
         client.responses.create(input=asked)
-
-
-def test_nothing_is_cancelled_by_its_name(client: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match="Close the connection"):
-        client.responses.cancel(client.responses.create(input="Hi").id)
 
 
 def test_cut_off(client: Any) -> None:
@@ -327,13 +292,6 @@ def test_other_tools_of_the_client_are_ignored_by_name(client: Any, thinker: Fak
     assert (error["message"], error["param"]) == (
         "'custom' has no effect here: models are shown functions, their calls and outputs", "tools.0",
     )  # fmt: skip
-
-
-def test_conversations_are_not_compacted() -> None:
-    with serving(FakeEngine()) as client:
-        answer = client.post(f"{URL}/compact", json={"input": [{"role": "user", "content": "Hi"}]})
-    assert answer.status_code == 404
-    assert answer.json()["error"]["message"].startswith("this server compacts no conversations: ask for a summary")
 
 
 def test_an_engine_that_fails_in_the_stream() -> None:

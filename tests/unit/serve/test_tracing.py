@@ -169,7 +169,7 @@ def test_application_traces_requests_and_only_those(recorded: Recorded) -> None:
     engine.observer = recorded.tracing.observer("fake")
     state = state_of(engine)
     state.serve([Traced(engine, recorded.tracing)], created=0)
-    app = Telemetry(make_app(state), tracing=recorded.tracing, traffic=None, decode=lambda model, ids: "")
+    app = Telemetry(make_app(state), tracing=recorded.tracing, traffic=None)
     with TestClient(app) as client:
         assert client.get("/health").status_code == 200
         assert client.post("/v1/completions", json={"model": "fake", "prompt": "Hi"}, headers=HEADERS).status_code == 200
