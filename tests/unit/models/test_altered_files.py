@@ -40,7 +40,7 @@ IN_MEMORY = frozenset((  # read texts of a wire or of this process, no files
     "messages.py", "grammar/grammars.py", "grammar/specs.py", "serve/api/messages.py",
     "serve/tools/values.py", "serve/tools/json_calls.py", "serve/tools/grammar.py", "engine/warmup.py", "lab/server/client.py",
     "lab/journal.py", "train/responses.py", "train/run.py", "models/tokens/token_bytes.py", "integrations/vllm/options.py",
-    "remote/coordinator/engine.py", "remote/target/requests.py", "remote/target/replies.py", "grammar/numbers.py",
+    "grammar/numbers.py",
     "serve/api/spelling.py", "grammar/trial.py", "grammar/trial_process.py",
     "models/card.py",
 ))  # fmt: skip
