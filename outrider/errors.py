@@ -139,3 +139,9 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     line = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return line if len(line) <= SHOWN else f"{line[: SHOWN - 1]}…"
+
+
+def counted(number: int, thing: str) -> str:
+    """The number and the thing, in the plural where it is not one."""
+    ending = "" if number == 1 else "es" if thing.endswith("s") else "s"
+    return f"{number} {thing}{ending}"

@@ -18,16 +18,14 @@ from outrider.models.card import ModelCard
 from outrider.models.gguf.weights import gguf_notes
 from outrider.models.graph_use import use_graphs
 from outrider.models.lm import LM
-from outrider.models.loaded import LoadedModel, Tables
+from outrider.models.loaded import LoadedModel, ModelMemory, Tables
 from outrider.models.loading.context import check_asked, configured_context, held_context
-from outrider.models.loading.ends import eos_token_ids
-from outrider.models.loading.generation_config import asked_of
+from outrider.models.loading.generation_config import asked_of, eos_token_ids
 from outrider.models.loading.load import build_lm, finish, load_config, load_module, load_tokenizer, resolve_dtype
 from outrider.models.loading.memory import MemoryReport, estimate_memory, memory_report, model_memory
-from outrider.models.loading.own_code import ignored_code
+from outrider.models.loading.older_code import slow_paths_held
 from outrider.models.loading.read_card import card_of
-from outrider.models.loading.slow_paths import slow_paths_held
-from outrider.models.model_memory import ModelMemory
+from outrider.models.loading.unsupported import ignored_code
 from outrider.models.quantised.checkpoint import quantisation_of
 from outrider.models.quantised.load import quantised_note
 from outrider.models.quantised.on_loading import quantise_linears, rounded_bytes

@@ -3,8 +3,7 @@
     {"outrider_settings": 1, "target": "demo", "options": {"drafter": "draft-model", "num_draft_tokens": 5}, "why": "..."}
 
 `options` are keyword arguments of `outrider.LLM` that say how to draft and verify; no others, so that a file can be shared
-between machines. `for_tasks` and `for_batch_sizes` may hold other choices for parts of the traffic, `next_best` what paid, too,
-for engines that lack the first choice.
+between machines. `for_tasks` and `for_batch_sizes` may hold other choices for parts of the traffic.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ class SettingsFile:
     for_tasks: dict[str, dict[str, Any]] = field(default_factory=dict)  # task -> options that are better for it
     for_batch_sizes: dict[int, dict[str, Any]] = field(default_factory=dict)  # rows, from which on -> options
     why: str = ""
-    next_best: list[dict[str, Any]] = field(default_factory=list)  # options for engines that lack the first ones, best first
 
     @property
     def choices(self) -> list[dict[str, Any]]:
@@ -43,7 +41,7 @@ class SettingsFile:
         content = {
             "outrider_settings": FORMAT, "target": self.target, "options": self.options, "for_tasks": self.for_tasks,
             "for_batch_sizes": {str(size): options for size, options in self.for_batch_sizes.items()},
-            "next_best": self.next_best, "why": self.why,
+            "why": self.why,
         }  # fmt: skip
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
@@ -64,16 +62,13 @@ def read_settings(path: Path) -> SettingsFile:
         raise ConfigError(f'{path} is no settings file of this version: it must have "outrider_settings": {FORMAT}{REMEDY}')
     options: Any = content.get("options")
     by_task, by_size = content.get("for_tasks") or {}, content.get("for_batch_sizes") or {}
-    next_best = content.get("next_best") or []
-    if not isinstance(next_best, list):
-        raise ConfigError(f"{path}: 'next_best' must be a list of options, got {type(next_best).__name__}")
     try:
-        for one in (options, *by_task.values(), *by_size.values(), *next_best):
+        for one in (options, *by_task.values(), *by_size.values()):
             _check_options(one, path)
         sizes = {int(size): one for size, one in by_size.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"{path}: 'for_tasks' and 'for_batch_sizes' map names and row counts to options") from error
-    return SettingsFile(str(content.get("target", "")), options, by_task, sizes, str(content.get("why", "")), next_best)
+    return SettingsFile(str(content.get("target", "")), options, by_task, sizes, str(content.get("why", "")))
 
 
 def _check_options(options: Any, path: Path) -> None:

@@ -10,11 +10,11 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from outrider.drafters.model.draft_model import ModelDrafter
-from outrider.remote.draft.asking import row_options
 from outrider.remote.draft.counters import DraftCounters
 from outrider.remote.draft.host import DraftNode, drafted_nodes, row_of
 from outrider.remote.draft.hosted import HostedDrafter, HostedDrafterOptions, load_drafter
 from outrider.remote.draft.model_host import ModelHost
+from outrider.remote.draft.text import row_options
 from outrider.remote.draft.texts import DraftLimits, HostedText, HostedTexts
 from outrider.remote.draft.worker import Worker
 from outrider.remote.protocol import messages

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "outrider"
 MAX_LINES_OF_AUTO, MAX_CONSTANTS_OF_AUTO = 700, 25
 FLOORS = {
     "errors": 0, "extras": 0, "registry": 0, "types": 0, "stats": 0, "version": 0, "outputs": 0, "settings": 0, "wellformed": 0,
-    "instructions": 0, "cache": 0, "collector": 0, "lazy": 0, "counted": 0, "cpus": 0, "huge_pages": 0, "templates": 0,
+    "instructions": 0, "cache": 0, "collector": 0, "lazy": 0, "cpus": 0, "huge_pages": 0, "templates": 0,
     "bounded_templates": 0,
     "foreign": 0,
     "machine": 1, "messages": 1, "prompts": 1,

@@ -7,18 +7,41 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from outrider.cli.unknown import unknown_option
 from outrider.cli.verbs import add_verb, join_settings
 from outrider.errors import OutriderError
+from outrider.foreign import meant
 from outrider.report.text import PLAINER
 from outrider.version import __version__
+
+
+def unknown_option(given: str, known: Iterable[str]) -> str:
+    """What to say about an option that a verb does not have, among the options and arguments `known` that it has."""
+    forms = {_bare(name): _form(name) for name in known}
+    asked = _bare(given)
+    if asked in forms:
+        return f"'{given}' is written {forms[asked]}"
+    why, close = meant(asked, forms)
+    hint = f": {why}" if why else f". Did you mean '{forms[close]}'?" if close else ""
+    return f"unknown option '{given}'{hint}"
+
+
+def _form(name: str) -> str:
+    """How a name is typed; an argument, which has none on the command line, in capitals."""
+    if name.startswith("--set "):
+        return f"{name}=VALUE"
+    return name if name.startswith("-") else f"{name.upper()} without a name in front"
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("--set ").lstrip("-").replace("_", "-")
+
 
 VERBS = (  # a module of `outrider.cli` each, and the function of that name in it
     "generate", "chat", "serve", "demo", "ls", "doctor", "estimate", "report", "bench", "tune", "replay", "certify", "explain",

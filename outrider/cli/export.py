@@ -31,8 +31,7 @@ def export(folder: Folder, target: TargetOption, to: To, out: Out, check: Check 
     from outrider.report.console import print_document
     from outrider.report.render import render
     from outrider.train import export as exporting
-    from outrider.train import export_result
-    from outrider.train.export_result import ExportResult
+    from outrider.train.train_result import EXPORT_FILE, ExportResult
 
     check_folder(out)
     with progress(f"loading {target}") as status:
@@ -47,7 +46,7 @@ def export(folder: Folder, target: TargetOption, to: To, out: Out, check: Check 
             drafter=kind, layout=to, source=str(folder), target=target, command=command_line(),
             checks=exporting.check(folder, kind, out, loaded) if check else [],
         )  # fmt: skip
-        result.write(out / export_result.FILE)
+        result.write(out / EXPORT_FILE)
     sys.stdout.write(f"{kind} written to {out} in layout {to}\n")
     if check:
         print_document(render(result))

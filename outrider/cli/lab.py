@@ -25,8 +25,7 @@ from outrider.cli.session import quieten_libraries
 from outrider.cli.typed import check_file
 from outrider.cli.verbs import listed, option
 from outrider.errors import ConfigError
-from outrider.lab.claim import claimed
-from outrider.lab.journal import Journal
+from outrider.lab.journal import Journal, claimed
 from outrider.lab.progress import Lines, Progress
 
 if TYPE_CHECKING:

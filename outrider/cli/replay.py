@@ -61,7 +61,7 @@ def replay(workload: WorkloadName, tokenizer: Tokenizer, options: ReplayOptions,
     check_lab("replay")
     from outrider.lab.estimate.estimate import read_bench
     from outrider.lab.replay.loop import load_text_target
-    from outrider.lab.replay.run import check_replay, run_replay
+    from outrider.lab.replay.replay import check_replay, run_replay
     from outrider.lab.replay.texts import read_log
     from outrider.lab.workload.load import load_workload
 

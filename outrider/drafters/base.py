@@ -25,8 +25,7 @@ from torch import Tensor
 
 from outrider.drafters.requirements import Requirements
 from outrider.errors import ConfigError
-from outrider.models.loaded import LoadedModel
-from outrider.models.model_memory import ModelMemory
+from outrider.models.loaded import LoadedModel, ModelMemory
 from outrider.rows import PerRow, Row, Rows
 from outrider.settings import NoSettings
 from outrider.types import Draft, TargetOutput, Verdict

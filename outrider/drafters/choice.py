@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.rows import Rows
-from outrider.sampling.coupling import gumbel_choice
-from outrider.sampling.rng import Purpose
+from outrider.sampling.rng import Purpose, gumbel_choice
 from outrider.types import Draft
 
 

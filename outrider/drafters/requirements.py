@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from outrider.models.model_memory import ModelMemory
+from outrider.models.loaded import ModelMemory
 
 DEFAULT_NUM_DRAFT_TOKENS = 5
 LOOP_LENGTHS = (8, 5, 3, 2, 1)  # tokens of drafting programs of which two make up any number to eight

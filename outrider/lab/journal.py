@@ -11,14 +11,19 @@ with which code); half a last line, from a crash while writing, is dropped.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outrider.cache import cache_folder, make_folder
 from outrider.errors import ConfigError, OutriderError
 from outrider.lab.progress import Progress
+from outrider.lazy import filelock
 from outrider.wellformed import parsed_json
 
 
@@ -120,3 +125,27 @@ class Units:
         value = run(*arguments) if self.journal is None else self.journal.unit(key, run, *arguments)
         self.progress.advance()
         return value
+
+
+log = logging.getLogger("outrider.lab")
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """`with claimed(path):` no other process writes `path` meanwhile. Raises ConfigError where one does.
+
+    A machine on which no lock can be kept has none.
+    """
+    name = hashlib.blake2b(str(path.absolute()).encode(), digest_size=16).hexdigest()
+    lock = filelock.FileLock(cache_folder() / "locks" / f"{name}.lock", timeout=0)
+    try:
+        make_folder(Path(lock.lock_file).parent)
+        lock.acquire()
+    except filelock.Timeout as error:
+        raise ConfigError(f"another run writes {path}: wait for its end, or give this one another --out") from error
+    except OSError as error:
+        log.info("%s is not locked against other runs: %s", path, error)
+    try:
+        yield
+    finally:
+        lock.release()

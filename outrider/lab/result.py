@@ -35,8 +35,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from outrider.counted import counted
-from outrider.errors import ConfigError, did_you_mean
+from outrider.errors import ConfigError, counted, did_you_mean
 from outrider.machine import describe_machine, versions
 from outrider.wellformed import read_json
 
@@ -51,7 +50,7 @@ KINDS = {
     "estimate": "outrider.lab.estimate.estimate_result:EstimateResult",
     "replay": "outrider.lab.replay.replay_result:ReplayResult",
     "train": "outrider.train.train_result:TrainResult",
-    "export": "outrider.train.export_result:ExportResult",
+    "export": "outrider.train.train_result:ExportResult",
 }
 Parts = Mapping[str, tuple[float, float]]  # prompt -> what stands above and below the line
 Scale = Literal["ratio", "difference"]

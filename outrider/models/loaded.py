@@ -55,3 +55,18 @@ class LoadedModel:
         """A model with these weights and programs, and an empty cache of its own."""
         lm, loop = self.lm.twin(), self.draft_loop
         return replace(self, lm=lm, draft_loop=None if loop is None else loop.on(lm))
+
+
+@dataclass(frozen=True)
+class ModelMemory:
+    """One model's part."""
+
+    name: str
+    weights_bytes: int  # one copy in the dtype it runs in; 0 when it cannot be known without loading
+    kv_bytes_per_token: int
+    quantised_bytes: int = 0  # of `weights_bytes`: stays as it is stored, so that no second copy is packed
+    loading_bytes: int = 0  # while loading rounds plain weights; 0: it rounds none
+
+    def held_bytes(self, copies: float) -> int:
+        """Weights at the worst moment of loading."""
+        return max(self.loading_bytes, round((self.weights_bytes - self.quantised_bytes) * copies) + self.quantised_bytes)

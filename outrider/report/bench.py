@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from outrider.counted import counted
+from outrider.errors import counted
 from outrider.lab.bench.bench_result import ENDINGS, BenchResult, Cell, Identity, Measured, TargetInfo
 from outrider.lab.intervals import WORTH
 from outrider.report import server

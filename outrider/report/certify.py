@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from outrider.counted import counted
+from outrider.errors import counted
 from outrider.lab.certify.certify_result import (
     CertifyResult,
     DistributionTest,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from outrider.counted import counted
+from outrider.errors import counted
 from outrider.lab.compare import Change, Comparison, Difference
 from outrider.lab.result import Interval, Result
 from outrider.report.document import Block, Bullets, Column, Document, Heading, Paragraph, Table
-from outrider.report.plotted import figure, with_interval
+from outrider.report.plots import figure, with_interval
 
 MAX_NAMES = 12
 METHOD = (

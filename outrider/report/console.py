@@ -20,7 +20,7 @@ from rich.theme import Theme
 
 from outrider.report.document import Block, CodeBlock, Document, MarkedTokens, Paragraph, Plot
 from outrider.report.markdown import block_markdown, table_markdown, tokens_heading
-from outrider.report.plotted import caption, numbers
+from outrider.report.plots import caption, numbers
 from outrider.report.text import clean, one_line
 from outrider.report.tokens import runs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.counted import counted
+from outrider.errors import counted
 from outrider.lab.estimate.estimate_result import EstimateResult, LengthEstimate, ModelSize
 from outrider.report.document import Block, Document, Fact, Heading, Paragraph, Plot, Table, Tone, curves, table
 from outrider.report.render import origin, to_keep_in_mind

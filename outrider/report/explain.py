@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from outrider.counted import counted
+from outrider.errors import counted
 from outrider.lab.explain.explain_result import (
     LETTERS,
     CauseRow,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.report.document import Block, Bullets, Document, Paragraph
 from outrider.report.render import origin
-from outrider.train.export_result import ExportResult
+from outrider.train.train_result import ExportResult
 
 
 def document(result: ExportResult) -> Document:

@@ -22,7 +22,7 @@ from outrider.report.document import (
     Plot,
     Table,
 )
-from outrider.report.plotted import caption, numbers
+from outrider.report.plots import caption, numbers
 from outrider.report.text import clean, one_line
 from outrider.report.tokens import MEANING, fates, runs
 

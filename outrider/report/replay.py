@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.counted import counted
+from outrider.errors import counted
 from outrider.lab.configuration import PLAIN
 from outrider.lab.replay.replay_result import AcceptanceCounts, ReplayedConfiguration, ReplayResult
 from outrider.lab.result import Interval

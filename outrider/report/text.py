@@ -12,7 +12,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from outrider.counted import counted
+from outrider.errors import counted
 from outrider.stats import DecodeStats
 
 if TYPE_CHECKING:

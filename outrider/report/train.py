@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from outrider.counted import counted
+from outrider.errors import counted
 from outrider.report.document import Block, Bullets, Document, Fact, Heading, Paragraph, curves, table
 from outrider.report.render import origin
 from outrider.report.text import amount, number

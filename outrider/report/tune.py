@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.counted import counted
+from outrider.errors import counted
 from outrider.lab.tune.confirm import Confirmed
 from outrider.lab.tune.forecast import LoadStep
 from outrider.lab.tune.tune_result import Recommendation, TuneResult

@@ -2,7 +2,7 @@
 
 Kept is what loading found and decided: the config's values, which tokens end a text, the program of a pass, where each of its
 tensors lies in the checkpoint's files, the numbers behind its rotary tables. The weights stay where they are. A model of which
-something cannot be kept to the bit (`models/loading/stored.py`, `rotary.py`) starts as the first time.
+something cannot be kept to the bit (`models/loading/tensor_store.py`, `rotary.py`) starts as the first time.
 
 Weights that loading rounds or repacks are in no file of the checkpoint: `weights/` in the cache folder has them in panels.
 """
@@ -25,10 +25,9 @@ from outrider.lazy import pydantic
 from outrider.machine import cpu_name
 from outrider.models.card import ModelCard
 from outrider.models.lm import LM
+from outrider.models.loaded import ModelMemory
 from outrider.models.loading.generation_config import Asked
-from outrider.models.loading.made_tensors import SUFFIX
-from outrider.models.loading.stored import find_stored, read_stored
-from outrider.models.model_memory import ModelMemory
+from outrider.models.loading.tensor_store import SUFFIX, find_stored, read_stored
 from outrider.models.source import ModelSource
 from outrider.models.tokens.model_tokenizer import ModelTokenizer
 from outrider.runtime import checked, library, program_text
@@ -55,7 +54,7 @@ class Start:
     asked: Asked | None
     notes: list[str]
     program: dict[str, Any]  # `program_text.written`
-    stored: dict[str, Any]  # `stored.find_stored`
+    stored: dict[str, Any]  # `tensor_store.find_stored`
     waves: list[dict[str, Any]]
     memory: ModelMemory
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from outrider.cache import cache_folder
 from outrider.models.gguf.linear import WeightPanels
-from outrider.models.linear.kernel import KernelLayer, Kernels
-from outrider.models.linear.panel import PanelLinear
+from outrider.models.linear.panel import KernelLayer, Kernels, PanelLinear
 from outrider.runtime import library
 from outrider.runtime.matrices import matrix_of
 from outrider.runtime.structures import OpStruct, WeightFormat

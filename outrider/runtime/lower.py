@@ -18,12 +18,11 @@ from outrider.models.loading.context import CHANGING_ROPES, configured_context
 from outrider.models.signals import AFTER_NORM
 from outrider.runtime.blocks import Known, NotLoweredError, Unknown
 from outrider.runtime.events import Event
-from outrider.runtime.in_place import rewritten
 from outrider.runtime.lowering import Lowering
 from outrider.runtime.ops import RECURRENT, Code, Op, Program, View
 from outrider.runtime.positional import followed
 from outrider.runtime.record import Recording, is_rotary, record, signals_of
-from outrider.runtime.rules import RULES, Rule
+from outrider.runtime.rules import RULES, Rule, rewritten
 
 
 def lower(module: Any, signals: tuple[int, ...] | None = None) -> Program:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from outrider.kv.state_slots import StateShape
-from outrider.models.loading import tensor_text
+from outrider.models.loading.tensor_store import tensor_as_text, tensor_of_text
 from outrider.runtime.ops import Code, Op, Program, Source, Value, View
 
 MAX_BYTES = 1 << 20  # of a program's constants that are kept
@@ -27,7 +27,7 @@ def written(program: Program) -> dict[str, Any] | None:
         "signals": program.signals,
         "hidden_size": program.hidden_size,
         "states": [list(astuple(state)) for state in program.states],
-        "constants": {name: tensor_text.written(constant) for name, constant in program.constants.items()},
+        "constants": {name: tensor_as_text(constant) for name, constant in program.constants.items()},
     }
 
 
@@ -41,7 +41,7 @@ def read(kept: dict[str, Any]) -> Program:
         signals=tuple(kept["signals"]),
         hidden_size=kept["hidden_size"],
         states=[StateShape(*state) for state in kept["states"]],
-        constants={name: tensor_text.read(text) for name, text in kept["constants"].items()},
+        constants={name: tensor_of_text(text) for name, text in kept["constants"].items()},
     )
 
 

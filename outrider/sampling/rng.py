@@ -211,3 +211,11 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     if weights.device.type == "cpu":
         return torch.searchsorted(cumulative, threshold, right=True)[..., 0]
     return ((cumulative > threshold) & (weights > 0)).to(torch.uint8).argmax(dim=-1)
+
+
+def gumbel_choice(probs: Tensor, noise: Tensor) -> Tensor:
+    """The winner of the race per law: probs and noise (..., V) -> (...) int64; lowest id among equals."""
+    scores = probs.log() + noise
+    if scores.device.type != "cpu":
+        return scores.argmax(dim=-1)
+    return torch.from_numpy(np.asarray(scores.numpy().argmax(axis=-1)))  # torch looks at one score after the other there

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from outrider.engine.request import Listener, Request, Update
 from outrider.serve import request_ids
-from outrider.serve.backlog import MOST, Backlog, too_slow
+from outrider.serve.gate import MOST, Backlog, too_slow
 
 log = logging.getLogger("outrider.serve")
 

@@ -19,14 +19,17 @@ from outrider.serve.routing import check_open, model_named, served_named
 from outrider.serve.schema.answers import (
     AnthropicModel,
     AnthropicModels,
+    DetokenizeAnswer,
+    DetokenizeBody,
     ErrorAnswer,
     Health,
     ModelCard,
     ModelList,
     Ready,
+    TokenizeAnswer,
+    TokenizeBody,
     Version,
 )  # fmt: skip
-from outrider.serve.schema.tokens import DetokenizeAnswer, DetokenizeBody, TokenizeAnswer, TokenizeBody
 from outrider.serve.served import Served, ServerState
 from outrider.version import __version__
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.build import Options
-from outrider.counted import counted
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, counted
 from outrider.lab.progress import Progress
 from outrider.lab.workload.load import load_workload
 from outrider.lab.workload.prompts import prepare

@@ -24,9 +24,8 @@ from typing import Any
 import torch
 
 from outrider.build import DEMO, Options
-from outrider.counted import counted
-from outrider.errors import ConfigError, OutriderError, install_hint
-from outrider.lab.claim import claimed
+from outrider.errors import ConfigError, OutriderError, counted, install_hint
+from outrider.lab.journal import claimed
 from outrider.lab.progress import Progress
 from outrider.machine import versions
 from outrider.models.loading.load import (

@@ -70,3 +70,17 @@ class TrainResult(Result):
     losses: list[TrainingLoss]
     calibration: dict[str, float] = Field(default_factory=dict)
     measured: list[HeldOutResult] = Field(default_factory=list)
+
+
+EXPORT_FILE = "export.json"
+
+
+class ExportResult(Result):
+    """The export of one drafter."""
+
+    kind: Literal["export"] = "export"
+    drafter: str  # its kind
+    layout: str
+    source: str
+    target: str
+    checks: list[str]  # what --check found, one line each; empty without it

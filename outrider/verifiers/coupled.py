@@ -11,8 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from outrider.sampling.coupling import gumbel_choice
-from outrider.sampling.rng import Randomness
+from outrider.sampling.rng import Randomness, gumbel_choice
 from outrider.types import Draft, Verdict
 from outrider.verifiers.base import Verifier, check
 from outrider.verifiers.greedy import greedy_verdict

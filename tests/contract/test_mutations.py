@@ -17,9 +17,8 @@ from torch import Tensor
 
 from outrider.sampling import block as block_rule
 from outrider.sampling import rejection
-from outrider.sampling.coupling import gumbel_choice
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.rng import Purpose, Randomness
+from outrider.sampling.rng import Purpose, Randomness, gumbel_choice
 from outrider.types import Draft, Verdict
 from outrider.verifiers import VERIFIERS
 from outrider.verifiers.base import chain_verdict

@@ -13,7 +13,7 @@ import torch
 from outrider import cache
 from outrider.cache import cache_folder, keep_json, kept_json, why_unsafe
 from outrider.errors import CapabilityError
-from outrider.models.loading.made_tensors import keep_tensors, kept_tensors
+from outrider.models.loading.tensor_store import keep_tensors, kept_tensors
 from outrider.runtime import library
 
 

@@ -57,8 +57,6 @@ def test_two_drafters_are_refused(file: Path) -> None:
         ('{"outrider_settings": 1, "options": {"drafer": "x"}}', "Did you mean 'drafter'"),
         ('{"outrider_settings": 1, "options": {}, "for_batch_sizes": {"many": {}}}', "row counts"),
         ('{"outrider_settings": 1, "options": {}, "for_tasks": ["code"]}', "map names"),
-        ('{"outrider_settings": 1, "options": {}, "next_best": {"drafter": "ngram"}}', "must be a list of options, got dict"),
-        ('{"outrider_settings": 1, "options": {}, "next_best": [{"drafer": "x"}]}', "Did you mean 'drafter'"),
     ],
 )
 def test_bad_files_teach(tmp_path: Path, content: str, message: str) -> None:

@@ -35,8 +35,8 @@ from outrider.models.heads.block_files import load_block
 from outrider.models.heads.block_pass import BlockPasses, Guessed, ModulePasses
 from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.lm import LM
+from outrider.models.loaded import ModelMemory
 from outrider.models.loading.memory import head_memory
-from outrider.models.model_memory import ModelMemory
 from outrider.rows import Row, Rows
 from outrider.runtime.block import BlockRun
 from outrider.runtime.blocks import NotLoweredError

@@ -26,9 +26,8 @@ from outrider.models.heads.eagle import EagleHead, Kind
 from outrider.models.heads.eagle_files import TargetSizes, load_eagle
 from outrider.models.heads.head_lm import HeadLM
 from outrider.models.linear.pack import can_pack, pack_linears
-from outrider.models.loaded import LoadedModel
+from outrider.models.loaded import LoadedModel, ModelMemory
 from outrider.models.loading.memory import head_memory
-from outrider.models.model_memory import ModelMemory
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.fed import FedChains, FedRun, FedTrees
 from outrider.runtime.released import release_linears

@@ -24,8 +24,8 @@ from outrider.drafters.requirements import DEFAULT_NUM_DRAFT_TOKENS, Requirement
 from outrider.errors import ConfigError
 from outrider.models.heads.medusa import MedusaHeads, load_medusa
 from outrider.models.linear.pack import can_pack, pack_linears
+from outrider.models.loaded import ModelMemory
 from outrider.models.loading.memory import head_memory
-from outrider.models.model_memory import ModelMemory
 from outrider.rows import Rows
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.medusa import MedusaRun

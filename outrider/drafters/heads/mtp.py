@@ -25,7 +25,7 @@ from outrider.models.heads.mtp import MtpHead, MtpTurnsLM
 from outrider.models.heads.mtp_files import load_mtp, weigh_mtp
 from outrider.models.linear.pack import can_pack, pack_linears
 from outrider.models.lm import LM
-from outrider.models.model_memory import ModelMemory
+from outrider.models.loaded import ModelMemory
 from outrider.models.source import resolve
 from outrider.runtime import block_packing
 from outrider.runtime.blocks import NotLoweredError

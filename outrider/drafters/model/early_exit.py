@@ -25,8 +25,8 @@ from outrider.models.derived.exit_search import find_exit
 from outrider.models.derived.truncate import DecoderLayers
 from outrider.models.heads.exit import ExitHead, ExitReader
 from outrider.models.lm import LM
+from outrider.models.loaded import ModelMemory
 from outrider.models.loading.memory import head_memory
-from outrider.models.model_memory import ModelMemory
 from outrider.settings import setting
 
 OWNER = "drafter 'early-exit'"

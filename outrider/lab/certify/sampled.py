@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from outrider.counted import counted
+from outrider.errors import counted
 from outrider.lab.certify.certify_result import (
     FALSE_ALARMS,
     POWER,

@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from outrider.build import Models, assemble
-from outrider.counted import counted
 from outrider.draft_length.length import MAX_DRAFT_TOKENS
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, counted
 from outrider.lab.certify.certify_result import SameTexts, Status, TextDifference, TextRun
 from outrider.lab.certify.subject import Subject, WatchedDecoder
 from outrider.lab.certify.ties import RowComparison, difference

@@ -18,10 +18,9 @@ from outrider.lab.certify.certify_result import TextDifference
 from outrider.lab.certify.subject import Subject, WatchedDecoder
 from outrider.models.lm import LM
 from outrider.models.tokens.token_bytes import token_name
-from outrider.sampling.coupling import gumbel_choice
 from outrider.sampling.distribution import BatchSampling, History, distribution
 from outrider.sampling.params import SamplingParams
-from outrider.sampling.rng import RowStreams
+from outrider.sampling.rng import RowStreams, gumbel_choice
 from outrider.step import StepFacts
 
 # Spacings that two correct orders of summation may differ by. Half types round every layer's output; in fp32 sums over

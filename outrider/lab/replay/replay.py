@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from outrider.draft_length import FixedLength
 from outrider.drafters import DRAFTERS
 from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.requirements import Requirements
-from outrider.errors import CapabilityError, ConfigError, OutriderError, in_words
+from outrider.errors import CapabilityError, ConfigError, OutriderError, counted, in_words
 from outrider.lab.configuration import PLAIN, Configuration
+from outrider.lab.intervals import ratio_of_sums
+from outrider.lab.predict import StepCosts
 from outrider.lab.progress import QUIET, Progress
 from outrider.lab.replay.loop import LoggedRow, ReplayLoop, text_target
-from outrider.lab.replay.texts import Text
+from outrider.lab.replay.replay_result import AcceptanceCounts, ReplayedConfiguration, ReplayResult
+from outrider.lab.replay.texts import Log, Text
+from outrider.lab.result import Interval
 from outrider.models.loaded import LoadedModel
 from outrider.parts import Parts
 from outrider.run import has_ended, run_rows
@@ -187,3 +193,122 @@ def _check(texts: Sequence[Text]) -> None:
     for number, text in enumerate(texts):
         if not text.prompt or not text.answer:
             raise ConfigError(f"text {text.id or number}: prompt and answer need a token at least, to be replayed")
+
+
+MIN_BLOCKS = 5  # texts or blocks; an interval from fewer would be a guess
+
+
+def summarise(replayed: Replay, texts: Sequence[Text], costs: StepCosts | None = None) -> ReplayedConfiguration:
+    """`texts`: those that were replayed."""
+    by_task: dict[str, list[ReplayedText]] = {}
+    for text, outcome in zip(texts, replayed.texts, strict=True):
+        by_task.setdefault(text.task, []).append(outcome)
+    return ReplayedConfiguration(
+        configuration=replayed.configuration.label,
+        drafter=replayed.configuration.drafter,
+        overall=acceptance(replayed.texts, costs, blocks=replayed.learns),
+        by_task={task: acceptance(by_task[task], costs, blocks=replayed.learns) for task in sorted(by_task)},
+        draft_s_per_step=replayed.total.time_s["draft"] / replayed.total.steps,
+        learns=replayed.learns,
+        outside_costs=0 if costs is None else sum(_outside(text, costs) for text in replayed.texts),
+    )
+
+
+def acceptance(texts: Sequence[ReplayedText], costs: StepCosts | None, *, blocks: bool) -> AcceptanceCounts:
+    """Acceptance of some texts, in the order they were replayed. `blocks`: they depend on one another."""
+    total = sum_stats([text.stats for text in texts])
+    emitted = [text.stats.emitted for text in texts]
+    speedup = None
+    if costs is not None:
+        speedup = ratio_interval(emitted, [plain_steps(text, costs) for text in texts], blocks=blocks)
+    return AcceptanceCounts(
+        num_texts=len(texts),
+        steps=total.steps,
+        emitted=total.emitted,
+        drafted=total.drafted,
+        tested=total.tested,
+        accepted=total.accepted,
+        accepted_per_position=total.accepted_per_position,
+        tau=ratio_interval(emitted, [text.stats.steps for text in texts], blocks=blocks),
+        alpha=total.alpha,
+        draft_utilisation=total.draft_utilisation,
+        speedup=speedup,
+    )
+
+
+def plain_steps(text: ReplayedText, costs: StepCosts) -> float:
+    """What its steps cost, in plain steps, each by its own draft. Plain decoding pays one a token."""
+    return sum(count * costs.relative(width) for width, count in text.widths.items())
+
+
+def _outside(text: ReplayedText, costs: StepCosts) -> int:
+    return sum(count for width, count in text.widths.items() if costs.step_s(width)[1])
+
+
+def ratio_interval(above: Sequence[float], below: Sequence[float], *, blocks: bool) -> Interval:
+    """sum(above) / sum(below), a number of each per text. Unknown for too few texts."""
+    starts = np.arange(0, len(above), block_length(len(above)) if blocks else 1)
+    if len(starts) < MIN_BLOCKS:
+        return Interval.unknown(sum(above) / sum(below))
+    sums = [np.add.reduceat(np.asarray(column, dtype=np.float64), starts).tolist() for column in (above, below)]
+    return ratio_of_sums(*sums)
+
+
+def block_length(num_texts: int) -> int:
+    """Consecutive texts per block: n^(1/3), rounded."""
+    return max(1, round(num_texts ** (1 / 3)))
+
+
+SHOWN = 3  # requests in a note
+
+
+def check_replay(configurations: Sequence[Configuration], costs: StepCosts | None) -> None:
+    """Raises ConfigError and CapabilityError for what cannot be replayed, before any work."""
+    for configuration in configurations:
+        replayable_parts(configuration)
+    if costs is not None and costs.num_rows > 1:
+        raise ConfigError(
+            f"the result's steps decode {costs.num_rows} texts at once, and a replay one at a time: measure with --batch-size 1"
+        )
+
+
+def run_replay(
+    configurations: Sequence[Configuration],
+    log: Log,
+    target: LoadedModel,
+    *,
+    workload: str,
+    costs: StepCosts | None = None,
+    notes: Sequence[str] = (),
+    progress: Progress,
+) -> ReplayResult:
+    """The result of all configurations, which `check_replay` let pass."""
+    replayed = [
+        summarise(replay(log.texts, configuration, target=target, progress=progress), log.texts, costs)
+        for configuration in configurations
+    ]
+    return ReplayResult(
+        workload=workload,
+        tokenizer=target.name,
+        num_texts=len(log.texts),
+        num_tokens=sum(len(text.answer) for text in log.texts),
+        skipped=log.skipped,
+        costs=costs,
+        configurations=replayed,
+        notes=[*notes, *_notes(replayed, log)],
+    )
+
+
+def _notes(replayed: Sequence[ReplayedConfiguration], log: Log) -> Iterator[str]:
+    """What a reader should know about these numbers."""
+    yield "Texts are the log's, cut into tokens again; a model may have emitted the same text in other tokens."
+    if any(one.learns for one in replayed):
+        yield (
+            "Some drafters learn from one text for the next; they met the texts in the order of the log, beginning with no "
+            "memory."
+        )
+    if outside := sum(one.outside_costs for one in replayed):
+        yield f"{outside} steps drafted more tokens than any that bench timed; their cost is a straight line's guess."
+    if log.skipped:
+        more = " ..." if len(log.skipped) > SHOWN else ""
+        yield f"{counted(len(log.skipped), 'request')} left out: {'; '.join(log.skipped[:SHOWN])}{more}"

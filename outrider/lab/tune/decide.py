@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from outrider.counted import counted
+from outrider.errors import counted
 from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.intervals import WORTH
 from outrider.lab.result import Interval

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.errors import ConfigError
 from outrider.lab.configuration import Configuration
 from outrider.lab.tune.space import TrainedHead
 from outrider.lab.tune.tune_result import TuneResult
@@ -80,7 +79,6 @@ class EngineAdvice:
     reason: str  # one sentence
     choices: list[EngineChoice]  # all that pay, the best first
     head_of: Callable[[Configuration], TrainedHead | None]  # may read files, so it is asked about the choice alone
-    is_stated: bool = False  # in a settings file, without what was measured
     exported: str = EXPORTED  # the folder of a head in the engine's own layout
 
     @property
@@ -90,15 +88,13 @@ class EngineAdvice:
     def ask(self, engine: Engine) -> tuple[EngineChoice | None, list[str]]:
         """The best choice that the engine has with notes, or why there is nothing.
 
-        Raises ConfigError for a draft model without a name, and for a head that cannot be read.
+        Raises ConfigError for a head that cannot be read.
         """
         if not self.speculate:
             return None, [f"Do not speculate ({self.reason}): {engine.off}."]
         best = self.best_for(engine)
         if best is None:
             return None, [self._nothing(engine)]
-        if best.drafter == "draft-model" and self.draft is None:
-            raise ConfigError("the settings say 'draft-model' and name no draft model: give one with --draft")
         choice = replace(best, head=self.head_of(best.configuration))
         return choice, [*self._notes(choice, engine), *engine.notes(choice, self)]
 
@@ -108,21 +104,13 @@ class EngineAdvice:
 
     def _nothing(self, engine: Engine) -> str:
         has = f"it has {', '.join(sorted(engine.drafters))}."
-        if not self.is_stated:
-            return f"It has no drafter that paid here; {has}"
-        return (
-            f"the settings say '{self.recommended.label}', {lacking(self.recommended, engine)}; {has} "
-            "No next best that it has is in the settings ('outrider tune' writes one where it paid); 'compose' and 'k8s' run "
-            "outrider itself"
-        )
+        return f"It has no drafter that paid here; {has}"
 
     def _notes(self, choice: EngineChoice, engine: Engine) -> Iterator[str]:
         lacks = lacking(self.recommended, engine)
         if choice.configuration.label != self.recommended.label:
             why = f", {lacks}" if lacks else ""
             yield f"Recommended is {self.recommended.label}{why}; this is {choice.configuration.label}: {choice.about}."
-        elif self.is_stated and choice.about:
-            yield choice.about
         if stop := choice.options.get("stop"):
             yield f"Without the stop rule '{stop}', which it does not have."
         if choice.drafter == "block":

@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from outrider.lab.tune.engine_advice import TRAINED, Engine, EngineAdvice, EngineChoice, lacking, tuned
+from outrider.lab.tune.engine_advice import TRAINED, Engine, EngineAdvice, EngineChoice, tuned
 from outrider.lab.tune.tune_result import TuneResult, Words
 from outrider.trees.plan import TreeSettings
 
@@ -216,20 +216,3 @@ def launch_lines(result: TuneResult) -> list[Words]:
         choice, notes = advice.ask(engine)
         entries.append(Words(engine=engine.name, text="" if choice is None else engine.text(choice, advice), notes=notes))
     return entries
-
-
-def next_best(result: TuneResult) -> list[dict[str, Any]]:
-    """What vLLM and SGLang get instead, where they lack the recommended drafter: options, the best first."""
-    advice = tuned(result)
-    if not advice.speculate:
-        return []
-    instead = [advice.best_for(engine) for engine in (VLLM, SGLANG) if lacking(advice.recommended, engine)]
-    return [_options(choice, result) for choice in advice.choices if choice in instead]
-
-
-def _options(choice: EngineChoice, result: TuneResult) -> dict[str, Any]:
-    """Keyword arguments of `outrider.LLM`, with the lengths by load."""
-    options = choice.configuration.options(result.tried.draft)
-    if len(choice.schedule) > 1:
-        options["num_draft_tokens"] = ",".join(f"{rows}:{size}" for rows, size in choice.schedule)
-    return options

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.build import DEMO, Options, target_config
-from outrider.counted import counted
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, counted
 from outrider.lab.bench.plan import digest
 from outrider.lab.journal import Journal
 from outrider.lab.progress import QUIET, Progress
@@ -19,7 +18,7 @@ from outrider.lab.tune.decide import missed_forecasts, recommendations
 from outrider.lab.tune.drafts import MODEL, Drafts, read_drafts
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.forecast import step_costs
-from outrider.lab.tune.launch_lines import launch_lines, next_best
+from outrider.lab.tune.launch_lines import launch_lines
 from outrider.lab.tune.probe import Sample, survival
 from outrider.lab.tune.space import Family, SpaceOptions, num_members
 from outrider.lab.tune.tune import MIN_PROMPTS, Findings, TunePlan, Tuner
@@ -94,7 +93,7 @@ def run_tune(
         target=options.target, draft=options.draft, heads=list(drafts.heads), model_options=_plain_options(options),
     )  # fmt: skip
     result = summarise_tuning(found, families, plan, tried, [*workload.notes, *runner.models.notes, *notes])
-    result.advice, result.next_best = launch_lines(result), next_best(result)
+    result.advice = launch_lines(result)
     return result, journal
 
 

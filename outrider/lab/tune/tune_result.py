@@ -84,7 +84,6 @@ class TuneResult(Result):
     schedule: list[LoadStep]  # at each load the best of the families that were timed there
     by_load: dict[str, list[LoadStep]] = Field(default_factory=dict)  # each of these families alone
     advice: list[Words] = Field(default_factory=list)
-    next_best: list[dict[str, Any]] = Field(default_factory=list)  # options for engines that lack what is recommended
     next_command: str = ""  # what serves the recommendation; "": the run was interrupted
     stages: list[Stage]
     exhaustive_s: float  # forecast of what running every member on every prompt would have taken
@@ -100,7 +99,7 @@ class TuneResult(Result):
         by_size = {one.batch_size: self._options_at(one) for one in self.schedule}
         return SettingsFile(
             self.tried.target, options, {one.task: one.options for one in others}, by_size,
-            f"outrider tune, {self.created:%Y-%m-%d}: {first.reason}", self.next_best,
+            f"outrider tune, {self.created:%Y-%m-%d}: {first.reason}",
         )  # fmt: skip
 
     def lengths_by_load(self) -> list[tuple[int, int]]:

@@ -14,8 +14,7 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from outrider.counted import counted
-from outrider.errors import ConfigError, did_you_mean
+from outrider.errors import ConfigError, counted, did_you_mean
 from outrider.lab.workload.builtin import BUILTIN, EMBEDDED, find, is_builtin, is_wanted, part_of
 from outrider.lab.workload.formats import UnusableError, read_entry
 from outrider.lab.workload.types import BadLine, OnBad, Turns, Workload, WorkloadRequest, listing

@@ -11,8 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.counted import counted
-from outrider.errors import ConfigError, RequestError
+from outrider.errors import ConfigError, RequestError, counted
 from outrider.lab.workload.types import OnBad, Workload, WorkloadRequest, listing
 from outrider.messages import encode_conversation, template_text
 from outrider.models.tokens.token_text import end_of_turn

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from outrider.huge_pages import on_huge_pages
 from outrider.models.derived.derive import weight_of
 from outrider.models.gguf.formats import own_form, values_of
-from outrider.models.linear.kernel import KernelLayer
-from outrider.models.linear.panel import WIDTH
+from outrider.models.linear.panel import WIDTH, KernelLayer
 from outrider.models.linear.rounding import eight_bits, four_bits
 
 if TYPE_CHECKING:

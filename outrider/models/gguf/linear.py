@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.models.gguf.formats import WIDTH, Form, values_of
-from outrider.models.linear.kernel import KernelLayer
+from outrider.models.linear.panel import KernelLayer
 
 
 class WeightPanels(nn.Module):

@@ -45,9 +45,9 @@ from outrider.models.heads.source import (
     with_scales,
     write_head,
 )
+from outrider.models.loaded import ModelMemory
 from outrider.models.loading.memory import folder_weights_bytes, layer_kv_bytes
 from outrider.models.loading.weight_files import safetensors_header, weight_files
-from outrider.models.model_memory import ModelMemory
 from outrider.models.source import ModelSource, resolve, weights_folder
 from outrider.wellformed import load_object
 

@@ -8,14 +8,33 @@ depend on the rows beside it, by construction.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import ctypes
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.lazy import transformers
-from outrider.models.linear.kernel import KernelLayer
+
+
+class LayerKernel(Protocol):
+    """One layer on the native library (`runtime/layers.py`). bf16 in and out."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def rows(self, tokens: Tensor) -> Tensor: ...
+
+
+class KernelLayer(nn.Module):
+    """A layer that the library may multiply; without a kernel it widens its weights for each call: the reference, and slow."""
+
+    kernel: LayerKernel | None = None
+
+
+Kernels: TypeAlias = Callable[[nn.Module], ctypes.CDLL]  # puts all such layers of a module on the library, and gives it
+
 
 if TYPE_CHECKING:
     from transformers.pytorch_utils import Conv1D

@@ -32,8 +32,8 @@ from outrider.models.gguf.packing import Packer, by_torch
 from outrider.models.gguf.tokenizer import gguf_tokenizer
 from outrider.models.gguf.weights import gguf_module
 from outrider.models.indexer import indexer_layers
-from outrider.models.linear.kernel import Kernels
 from outrider.models.linear.pack import can_pack, has_fast_bf16, pack_linears, panel_linears
+from outrider.models.linear.panel import Kernels
 from outrider.models.lm import LM, LMShape, module_run
 from outrider.models.loading import hub
 from outrider.models.loading.adapter import about_base
@@ -46,13 +46,13 @@ from outrider.models.loading.checked_files import (
 from outrider.models.loading.context import context_length, hold_positions, reaches, sliding_window
 from outrider.models.loading.multimodal import auto_classes, loaded, text_part
 from outrider.models.loading.older_code import hand_over
-from outrider.models.loading.own_code import refuse_untrusted
 from outrider.models.loading.unsupported import (
     OwnCacheNeededError,
     refuse_other_caches,
     refuse_other_heads,
     refuse_other_writers,
     refuse_unknown_kinds,
+    refuse_untrusted,
 )
 from outrider.models.probes.pass_limits import find_pass_limits
 from outrider.models.probes.probe import AttentionCall, check_against_plain, find_layers

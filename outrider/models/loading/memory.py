@@ -21,10 +21,10 @@ from torch import nn
 from outrider.errors import CapabilityError, CheckpointError
 from outrider.lazy import transformers
 from outrider.models.gguf.weights import gguf_bytes
+from outrider.models.loaded import ModelMemory
 from outrider.models.loading.context import configured_context
 from outrider.models.loading.multimodal import auto_classes
 from outrider.models.loading.weight_files import check_sizes, safetensors_header, weight_files
-from outrider.models.model_memory import ModelMemory
 from outrider.models.quantised.checkpoint import bits_per_weight, is_widened, quantisation_of
 from outrider.models.quantised.scheme import scheme_of
 from outrider.models.source import ModelSource

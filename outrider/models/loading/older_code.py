@@ -6,7 +6,9 @@ otherwise it is what it was. Which layers: `families/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -46,3 +48,37 @@ def _either(config: Any, plain: Callable[..., Any], ours: Callable[..., Any], *a
     if config._attn_implementation in PLAIN:
         return plain(*args, **options)
     return ours(transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[config._attn_implementation], *args, **options)
+
+
+LOGGER = "transformers.integrations.hub_kernels"
+SLOW = "is falling back to its reference PyTorch implementation"
+
+
+class SlowPaths(logging.Filter):
+    """The warnings that were held back; `tell` passes them on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._records: list[logging.LogRecord] = []
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_slow = SLOW in record.getMessage()
+        if is_slow:
+            self._records.append(record)
+        return not is_slow
+
+    def tell(self) -> None:
+        """Log them now: transformers does so only once."""
+        for record in self._records:
+            logging.getLogger(record.name).handle(record)
+
+
+@contextlib.contextmanager
+def slow_paths_held() -> Iterator[SlowPaths]:
+    """Hold such warnings back meanwhile."""
+    held, logger = SlowPaths(), logging.getLogger(LOGGER)
+    logger.addFilter(held)
+    try:
+        yield held
+    finally:
+        logger.removeFilter(held)

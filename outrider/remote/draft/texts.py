@@ -18,7 +18,7 @@ from itertools import count
 from typing import Protocol
 
 from outrider.errors import ConfigError
-from outrider.remote.draft.asking import RowOptions, row_options
+from outrider.remote.draft.text import RowOptions, row_options
 from outrider.remote.protocol import messages
 from outrider.sampling.draft_filters import HEAD
 from outrider.settings import check_bounds, setting

@@ -12,13 +12,12 @@ from torch import Tensor
 from outrider.kv import LayerShape
 from outrider.models.pass_plan import PassPlan
 from outrider.runtime.blocks import NotLoweredError
-from outrider.runtime.gpu.compiled import compiled
 from outrider.runtime.gpu.kernels import attention_joined, attention_parts, expert_products
 from outrider.runtime.gpu.products import NARROW, narrow
 from outrider.runtime.gpu.recurrent import Recurrence
 from outrider.runtime.gpu.source import kernel_text
 from outrider.runtime.gpu.value_offsets import joinable, offsets_of, read_elsewhere
-from outrider.runtime.gpu.work import Work
+from outrider.runtime.gpu.work import Work, compiled
 from outrider.runtime.gpu.writer import SPLIT, Argument
 from outrider.runtime.ops import Code, Op, Program, View
 from outrider.runtime.schedule import Kind, Phase, schedule

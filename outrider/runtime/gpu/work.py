@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import linecache
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from outrider.models.pass_plan import PassPlan
@@ -35,3 +41,17 @@ class Work:
     @property
     def count(self) -> int:
         return self.num_rows * self.num_tokens
+
+
+HEAD = "@triton.jit(do_not_specialize=['num_columns', 'num_tokens'])\n"
+
+
+@functools.cache
+def compiled(text: str) -> Any:
+    """The function `kernel` of this text. Triton reads its source again, by way of `linecache`."""
+    source = HEAD + text + "\n"
+    name = f"<outrider kernel {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    found: dict[str, Any] = {"triton": triton, "tl": tl, "__name__": "outrider.runtime.gpu.written"}
+    exec(compile(source, name, "exec"), found)
+    return found["kernel"]

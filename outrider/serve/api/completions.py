@@ -9,8 +9,7 @@ from typing import Any
 
 from outrider.engine.request import Request, Update
 from outrider.sampling.params import SamplingParams
-from outrider.serve.api.answer import finish_reason, stop_reason
-from outrider.serve.api.exchange import Exchange, make_exchange
+from outrider.serve.api.exchange import Exchange, finish_reason, make_exchange, stop_reason
 from outrider.serve.api.logprobs import LogprobLists, Namer, joined, prompt_logprobs
 from outrider.serve.api.response_format import form_asked
 from outrider.serve.api.resumption import Marks

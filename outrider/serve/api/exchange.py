@@ -8,22 +8,47 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.engine.request import Request, Update
+from outrider.engine.request import Finish, Request, Update
 from outrider.grammar import Spec
 from outrider.sampling.params import SamplingParams
 from outrider.serve import request_ids
-from outrider.serve.api.answer import check
 from outrider.serve.api.response_format import constraints
 from outrider.serve.api.resumption import Marks, committed_of
 from outrider.serve.api.usage import Cost, metrics, so_far, usage
 from outrider.serve.bridge import Bridge
-from outrider.serve.errors import ApiError
+from outrider.serve.errors import ApiError, as_api_error, unavailable
 from outrider.serve.routing import Route
-from outrider.serve.schema.labels import cut_short
+from outrider.serve.schema.base import cut_short
 from outrider.serve.schema.sampling import GenerationFields
 from outrider.serve.schema.speculation import Prediction, SpeculationFields
 from outrider.serve.served import Served
 from outrider.version import __version__
+
+FINISH_REASONS = {"stop": "stop", "length": "length", "timeout": "length"}  # OpenAI has no word for a time limit
+
+
+def check(finish: Finish) -> None:
+    """Raises ApiError for an end that is no answer."""
+    if finish.reason == "error":
+        error = finish.error or ApiError("the request failed", status=500)
+        mine = as_api_error(error)
+        if mine.status == 400:  # it was accepted, so what went wrong later is not the client's doing
+            mine = ApiError(str(mine), status=500, kind="server_error", code="internal_error")
+        raise mine
+    if finish.reason == "abort":
+        raise unavailable("the server is shutting down: the answer was cut off", "shutting_down")
+
+
+def finish_reason(finish: Finish | None) -> str | None:
+    return None if finish is None else FINISH_REASONS[finish.reason]
+
+
+def stop_reason(finish: Finish | None) -> int | str | None:
+    """The stop string or stop token id that ended the text, as in vLLM; "timeout" where the server's time limit did."""
+    if finish is None:
+        return None
+    return "timeout" if finish.reason == "timeout" else finish.stop_reason
+
 
 log = logging.getLogger("outrider.serve")
 LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")  # for readers of the log

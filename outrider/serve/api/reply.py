@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.engine.request import Update
 from outrider.sampling.thinking import ThinkingMarks
-from outrider.serve.api.answer import finish_reason, stop_reason
+from outrider.serve.api.exchange import finish_reason, stop_reason
 from outrider.serve.api.harmony import HarmonyReader
 from outrider.serve.api.reader import AllContent, Delta, PlainReader, Reader, ThoughtsFirst, TokenReader, whole_message
 from outrider.serve.api.reasoning import Reasoning

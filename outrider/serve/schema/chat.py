@@ -6,9 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from outrider.serve.schema.base import Body, JsonSchemaFields, refusal
+from outrider.serve.schema.base import Body, JsonSchemaFields, Label, refusal
 from outrider.serve.schema.foreign import NEUTRAL, REFUSED
-from outrider.serve.schema.labels import Label
 from outrider.serve.schema.messages import TEXT_ONLY, Message, TemplateFields
 from outrider.serve.schema.sampling import MAX_LOGPROBS, GenerationFields
 

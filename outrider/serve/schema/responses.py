@@ -7,9 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
-from outrider.serve.schema.base import PRESENT, Body, JsonSchemaFields, UnknownField, refusal
+from outrider.serve.schema.base import PRESENT, Body, JsonSchemaFields, Label, Metadata, UnknownField, refusal
 from outrider.serve.schema.foreign import NEUTRAL, REFUSED, WITHOUT_EFFECT
-from outrider.serve.schema.labels import Label, Metadata
 from outrider.serve.schema.messages import TEXT_ONLY
 from outrider.serve.schema.sampling import StreamOptions
 from outrider.serve.schema.speculation import SpeculationFields

@@ -10,9 +10,8 @@ from pydantic import Field, JsonValue, model_validator
 
 from outrider.errors import ConfigError
 from outrider.sampling.params import SamplingParams
-from outrider.serve.schema.base import PRESENT, Body, refusal
+from outrider.serve.schema.base import PRESENT, Body, Metadata, refusal
 from outrider.serve.schema.foreign import NEUTRAL, REFUSED, WITHOUT_EFFECT
-from outrider.serve.schema.labels import Metadata
 from outrider.serve.schema.resumption import Resumption
 from outrider.serve.schema.speculation import Prediction, SpeculationFields
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from outrider.cli.app import VERBS, build_app
-from outrider.cli.unknown import unknown_option
+from outrider.cli.app import VERBS, build_app, unknown_option
 from outrider.cli.verbs import FLAGS
 from outrider.foreign import ABSENT, FOREIGN
 

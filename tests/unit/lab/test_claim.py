@@ -12,12 +12,12 @@ import pytest
 
 from outrider.cli.app import run
 from outrider.errors import ConfigError
-from outrider.lab.claim import claimed
+from outrider.lab.journal import claimed
 
 HOLD = """
 import sys
 from pathlib import Path
-from outrider.lab.claim import claimed
+from outrider.lab.journal import claimed
 with claimed(Path(sys.argv[1])):
     print(flush=True)
     sys.stdin.read()

@@ -26,7 +26,7 @@ from outrider.models.loading.memory import folder_weights_bytes
 from outrider.models.loading.weight_files import safetensors_header, weight_files
 from outrider.serve.config_file import read_config
 from outrider.settings_file import read_settings
-from outrider.train.export_result import ExportResult
+from outrider.train.train_result import ExportResult
 from outrider.wellformed import FLAT, MAX_DEPTH, _is_flat, load_json, parsed_json, read_json, read_toml
 from tests.fuzz import altered, altered_bytes
 from tests.heads import block_head, eagle_head, medusa_heads

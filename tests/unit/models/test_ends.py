@@ -13,7 +13,7 @@ from outrider import LLM, SamplingParams
 from outrider.grammar import Grammars, regex
 from outrider.lab.replay.texts import read_log
 from outrider.lab.workload.types import Workload, WorkloadRequest
-from outrider.models.loading.ends import eos_token_ids
+from outrider.models.loading.generation_config import eos_token_ids
 from outrider.models.tokens.alignment import TokenizerPair
 from outrider.models.tokens.token_text import end_of_turn
 from tests.helpers import EOS, byte_tokenizer, save_checkpoint, tiny_llama

@@ -12,9 +12,9 @@ from outrider.drafters.base import Drafter
 from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.composite_part import Part
 from outrider.errors import CapabilityError
-from outrider.remote.draft.asking import row_options
 from outrider.remote.draft.host import GeneralHost
 from outrider.remote.draft.hosted import HostedDrafterOptions, chosen_parts, load_drafter
+from outrider.remote.draft.text import row_options
 from outrider.remote.draft.texts import HostedText
 from outrider.remote.protocol import messages
 from outrider.rows import Rows

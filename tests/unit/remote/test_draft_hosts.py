@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from outrider.errors import CapabilityError, ConfigError
-from outrider.remote.draft.asking import row_options
 from outrider.remote.draft.host import GeneralHost, drafted_nodes, row_of
 from outrider.remote.draft.hosted import HostedDrafter, HostedDrafterOptions, chosen_parts, load_drafter
+from outrider.remote.draft.text import row_options
 from outrider.remote.draft.texts import HostedText
 from outrider.remote.protocol import messages
 from outrider.rows import Rows

@@ -17,11 +17,11 @@ from prometheus_client import CollectorRegistry
 
 from outrider.errors import ConfigError
 from outrider.remote.draft import connection
-from outrider.remote.draft.asking import sampling_of
 from outrider.remote.draft.background import background_loop, in_background
 from outrider.remote.draft.connection import Connection, ReplyBox, TroubleError
 from outrider.remote.draft.counters import DraftCounters
 from outrider.remote.draft.service import DraftService, OpenStream
+from outrider.remote.draft.text import sampling_of
 from outrider.remote.endpoint import Endpoint
 from outrider.remote.identity import model_identity
 from outrider.remote.protocol import MAX_MESSAGE_BYTES, messages, stubs

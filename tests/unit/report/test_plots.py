@@ -11,8 +11,7 @@ import matplotlib as mpl
 import pytest
 
 from outrider.report.document import Plot, Series
-from outrider.report.plots import COLOURS, to_image, to_svg
-from outrider.report.plotted import figure, numbers, short, with_interval
+from outrider.report.plots import COLOURS, figure, numbers, short, to_image, to_svg, with_interval
 from tests.unit.report.samples import HOSTILE, alone, gaps, lines, logarithmic
 
 ALL = [lines, gaps, alone, logarithmic]

@@ -213,7 +213,7 @@ def test_scalars_and_experts_of_other_names_are_kept(
 WHERE_KEEPING_FAILS = (
     "outrider.runtime.program_text.written", "outrider.runtime.kept.asdict", "outrider.runtime.kept.waves_of",
     "outrider.runtime.kept.find_stored", "outrider.runtime.kept._keep_tokenizer", "outrider.runtime.kept.keep_json",
-    "outrider.runtime.checked.keep_json", "outrider.models.loading.stored.TensorTargets",
+    "outrider.runtime.checked.keep_json", "outrider.models.loading.tensor_store.TensorTargets",
 )  # fmt: skip
 
 

@@ -11,8 +11,8 @@ import torch
 
 from outrider import LLM, SamplingParams
 from outrider.cache import cache_folder
-from outrider.models.loading import made_tensors
-from outrider.models.loading.made_tensors import keep_tensors, kept_tensors
+from outrider.models.loading import tensor_store
+from outrider.models.loading.tensor_store import keep_tensors, kept_tensors
 from outrider.models.probes.probe import probe_logits
 from outrider.runtime import library
 from tests.gguf_files import Kind
@@ -129,11 +129,11 @@ def test_files_that_take_too_much_room_are_not_kept(tmp_path: Path, monkeypatch:
     assert all(torch.equal(again[name], tensor) for name, tensor in tensors.items())
     for limit, value in (("MAX_BYTES", 1500), ("MAX_FILES", 1)):
         with monkeypatch.context() as patched:
-            patched.setattr(made_tensors, limit, value)
+            patched.setattr(tensor_store, limit, value)
             keep_tensors(old, tensors)
             os.utime(old, (1, 1))
             keep_tensors(new, tensors)
             assert (old.exists(), new.exists()) == (False, True)
-    monkeypatch.setattr(made_tensors, "MAX_BYTES", 500)
+    monkeypatch.setattr(tensor_store, "MAX_BYTES", 500)
     with pytest.raises(OSError, match="too many"):
         keep_tensors(new, tensors)

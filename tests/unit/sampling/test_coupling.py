@@ -7,8 +7,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from outrider.sampling.coupling import gumbel_choice
-from outrider.sampling.rng import KeyedStreams
+from outrider.sampling.rng import KeyedStreams, gumbel_choice
 
 
 def test_the_winner_has_distribution_p_by_integration() -> None:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from outrider.errors import OutriderError
 from outrider.serve.api.chat import ChatChoiceWriter
+from outrider.serve.schema.answers import TokenizeBody
 from outrider.serve.schema.anthropic import MessagesBody
 from outrider.serve.schema.base import Body
 from outrider.serve.schema.chat import ChatBody
@@ -20,7 +21,6 @@ from outrider.serve.schema.completion import CompletionBody
 from outrider.serve.schema.foreign import REFUSED
 from outrider.serve.schema.messages import Message
 from outrider.serve.schema.responses import ResponsesBody
-from outrider.serve.schema.tokens import TokenizeBody
 from tests.unit.serve.fake_engine import FakeEngine
 from tests.unit.serve.served_app import chat, error_of, listening, serving
 

@@ -23,8 +23,7 @@ from outrider.engine.engine import make_engine
 from outrider.engine.request import EngineSettings
 from outrider.errors import RequestError
 from outrider.serve.observability import tracing
-from outrider.serve.observability.logs import STYLES, Logging
-from outrider.serve.observability.tracebacks import plain_traceback
+from outrider.serve.observability.logs import STYLES, Logging, plain_traceback
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 from tests.unit.serve.fake_engine import TEMPLATE, FakeEngine
 from tests.unit.serve.served_app import chat, serving

@@ -8,7 +8,7 @@ import pytest
 
 from outrider.errors import CheckpointError, ConfigError
 from outrider.lab.estimate.estimate import LONGEST, costs_of, estimate, model_size, read_bench
-from outrider.train.export_result import ExportResult
+from outrider.train.train_result import ExportResult
 from tests.helpers import tiny_llama
 from tests.unit.report import results
 

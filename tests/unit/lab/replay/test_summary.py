@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from outrider.lab.configuration import Configuration
 from outrider.lab.predict import CostPoints, StepCosts
-from outrider.lab.replay.replay import replay
+from outrider.lab.replay.replay import MIN_BLOCKS, block_length, ratio_interval, replay, summarise
 from outrider.lab.replay.replay_result import ReplayResult
-from outrider.lab.replay.summary import MIN_BLOCKS, block_length, ratio_interval, summarise
 from outrider.lab.replay.texts import Text
 
 PERIOD = [2, 3, 4, 5, 6, 7]

@@ -11,7 +11,7 @@ import pytest
 
 from outrider.lab.result import Interval
 from outrider.lab.tune.forecast import Forecast, LoadStep
-from outrider.lab.tune.launch_lines import launch_lines, next_best
+from outrider.lab.tune.launch_lines import launch_lines
 from outrider.lab.tune.space import TrainedHead
 from outrider.lab.tune.tune_result import Recommendation, Tried, TuneResult, Words
 
@@ -272,28 +272,6 @@ def test_who_has_the_head_but_not_the_tree_says_that() -> None:
     chain = "eagle3 k=4 head=runs/eagle3"
     found = words(result(label, {label: 2.0, chain: 1.8}, heads=(OF["eagle3"],)))["vLLM"]
     assert any(f"Recommended is {label}, whose trees it does not have; this is {chain}" in note for note in found.notes)
-
-
-COMPOSITE = "composite k=7 parts=draft-model+suffix"
-
-
-def test_a_settings_file_has_what_engines_get_instead() -> None:
-    """vLLM has neither a composite with a draft model nor the tree, SGLang the tree."""
-    chain, tree = "draft-model k=5", "eagle3 k=15 tree=best-first head=runs/eagle3"
-    speedups = {COMPOSITE: 2.5, tree: 2.2, chain: 2.0, "draft-model k=3": 1.8, "ngram k=4": 1.3}
-    found = result(COMPOSITE, speedups, schedule=[(4, "draft-model k=3", 3)], heads=(OF["eagle3"],))
-    for_sglang, for_vllm = next_best(found)
-    assert for_sglang["drafter_options"] == {"tree": "best-first", "head": "runs/eagle3"}
-    assert (for_vllm["drafter"], for_vllm["draft"]) == ("draft-model", "org/draft")
-    assert for_vllm["num_draft_tokens"] == "1:5,4:3"
-    found.next_best = next_best(found)
-    assert found.settings_file().next_best == found.next_best
-
-
-def test_nothing_is_next_best_where_engines_have_the_best() -> None:
-    assert next_best(result()) == []
-    assert next_best(result(COMPOSITE, {COMPOSITE: 2.5})) == [], "nothing else paid"
-    assert next_best(result(speculate=False)) == []
 
 
 def test_the_demo_s_own_heads_can_be_exported() -> None:

@@ -55,8 +55,7 @@ from outrider.models.gguf.rearranging import is_unused
 from outrider.models.gguf.weights import gguf_notes
 from outrider.models.loaded import LoadedModel
 from outrider.models.loading import load
-from outrider.models.loading.ends import eos_token_ids
-from outrider.models.loading.generation_config import asked_of, sampling_defaults
+from outrider.models.loading.generation_config import asked_of, eos_token_ids, sampling_defaults
 from outrider.models.loading.load import load_config, load_module, load_tokenizer
 from outrider.models.loading.memory import model_memory
 from outrider.models.loading.read_card import card_of

@@ -19,8 +19,8 @@ from outrider.models.heads.eagle_files import TargetSizes, load_eagle
 from outrider.models.heads.exit import ExitConfig, ExitHead
 from outrider.models.heads.medusa import export_medusa, load_medusa
 from outrider.models.heads.mtp_files import load_mtp
+from outrider.models.loaded import ModelMemory
 from outrider.models.loading.memory import estimate_memory
-from outrider.models.model_memory import ModelMemory
 from outrider.models.source import resolve
 from tests.heads import HEADS
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama

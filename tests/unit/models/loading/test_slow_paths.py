@@ -8,7 +8,7 @@ import logging
 import pytest
 from transformers.integrations import hub_kernels
 
-from outrider.models.loading.slow_paths import LOGGER, slow_paths_held
+from outrider.models.loading.older_code import LOGGER, slow_paths_held
 
 
 @pytest.mark.parametrize("runs_natively", [True, False])

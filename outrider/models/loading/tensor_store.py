@@ -2,11 +2,15 @@
 
 A tensor is one of the checkpoint's files, or several of them put together (layers of experts), where both have the same bits.
 Matrices in blocks of a GGUF file come with the path that loading found for them. What no file of the checkpoint has is kept: a
-few numbers as they are, rounded and repacked weights in a file of their own (`made_tensors.py`).
+few numbers as they are, rounded and repacked weights in a file of their own.
 """
 
 from __future__ import annotations
 
+import base64
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -16,18 +20,80 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
+from outrider.cache import make_folder, refuse_unsafe
+from outrider.huge_pages import on_huge_pages
 from outrider.models.gguf.experts import SAME
 from outrider.models.gguf.formats import FORMS, Form
 from outrider.models.gguf.loading import plain_values
 from outrider.models.gguf.packing import Packer, panels_in
-from outrider.models.loading import tensor_text
-from outrider.models.loading.made_tensors import keep_tensors, kept_tensors
 from outrider.models.loading.weight_files import weight_files
 from outrider.models.quantised.tensor_targets import WEIGHT, TensorTargets
 from outrider.models.source import ModelSource
+
+MAX_BYTES, MAX_FILES = 64 << 30, 50  # of all files; those that were not read for longest go first
+MAX_SHARE = 4  # a file takes at most one of so many parts of the room that the disk has left
+SUFFIX = ".safetensors"
+
+
+def keep_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Write them, whole or not at all, and give the sum of each. Raises OSError where they cannot be written."""
+    make_folder(path.parent)
+    size, free = sum(tensor.nbytes for tensor in tensors.values()), shutil.disk_usage(path.parent).free
+    if size > min(free // MAX_SHARE, MAX_BYTES):
+        raise OSError(f"{size >> 20} MiB of weights are too many for a disk with {free >> 20} MiB free")
+    handle, scratch = tempfile.mkstemp(dir=path.parent, suffix=".new")
+    os.close(handle)
+    try:
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, scratch)
+        os.replace(scratch, path)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    finally:
+        Path(scratch).unlink(missing_ok=True)
+    _remove_oldest(path.parent)
+    return {name: _sum(tensor) for name, tensor in tensors.items()}
+
+
+def kept_tensors(path: Path, sums: Mapping[str, int]) -> dict[str, Tensor] | None:
+    """What `keep_tensors` wrote, on huge pages; None where the file is not there, or is another or a damaged one."""
+    if not sums:
+        return {}
+    found = {}
+    try:
+        refuse_unsafe(path)
+        with safe_open(path, "pt") as file:
+            names = frozenset(file.keys())
+            for name, expected in sums.items():
+                if name not in names:
+                    return None
+                found[name] = on_huge_pages(file.get_tensor(name))
+                if _sum(found[name]) != expected:
+                    return None
+        os.utime(path)
+    except (OSError, SafetensorError):
+        return None
+    return found
+
+
+def _sum(tensor: Tensor) -> int:
+    """The sum of a tensor's bits, eight bytes at a time: any number of zeros, and any one change, make another one."""
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    whole = len(flat) // 8 * 8
+    return int(flat[:whole].view(torch.int64).sum()) + int(flat[whole:].sum())
+
+
+def _remove_oldest(folder: Path) -> None:
+    left = MAX_BYTES
+    newest = sorted(folder.glob(f"*{SUFFIX}"), key=lambda one: one.stat().st_mtime, reverse=True)
+    for number, file in enumerate(newest, start=1):
+        left -= file.stat().st_size
+        if left < 0 or number > MAX_FILES:
+            file.unlink(missing_ok=True)
+
 
 FEW = 4096  # numbers that are kept where no file has them
 
@@ -69,13 +135,13 @@ def find_stored(
             if there and _is_same(_joined(files, there, tensor.shape), tensor):
                 plain[own] = [there, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
             elif tensor.numel() <= FEW:
-                few[own] = tensor_text.written(tensor)
+                few[own] = tensor_as_text(tensor)
             else:
                 made.tensors[own] = made.key(tensor)
     for layer, matrix in in_blocks.items():
         if layer not in blocks:
             made.matrices[layer] = [made.key(matrix.panels), _form_text(matrix.form), matrix.outputs, matrix.inputs]
-    texts = [tensor_text.written(torch.from_numpy(order.astype(np.int32))) for order in orders]
+    texts = [tensor_as_text(torch.from_numpy(order.astype(np.int32))) for order in orders]
     return {"plain": plain, "few": few, "blocks": blocks, "orders": texts, "made": made.keep(made_at)}
 
 
@@ -83,7 +149,7 @@ def read_stored(
     source: ModelSource, kept: Mapping[str, Any], made_at: Path, pack: Packer
 ) -> tuple[dict[str, Tensor], dict[str, InBlocks]] | None:
     """The tensors, and the layers in blocks, that `find_stored` found; None where the file of what loading made is damaged."""
-    tensors = {own: tensor_text.read(text) for own, text in kept["few"].items()}
+    tensors = {own: tensor_of_text(text) for own, text in kept["few"].items()}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # they copy, and would wait for one another longer than that takes
     try:
@@ -164,7 +230,7 @@ def _read_blocks(
     if source.gguf is None or not kept:
         return {}
     infos = {tensor.name: tensor for tensor in source.gguf.tensors}
-    orders = [SAME, *(tensor_text.read(text).numpy().astype(np.int64) for text in texts[1:])]
+    orders = [SAME, *(tensor_of_text(text).numpy().astype(np.int64) for text in texts[1:])]
     known = {layer: ([infos[name] for name in names], number) for layer, (names, number) in kept.items()}
     each = dict.fromkeys((tuple(names), number) for names, number in kept.values())  # an output layer may be the embeddings
     stored = [([infos[name] for name in names], orders[number]) for names, number in each]
@@ -206,3 +272,17 @@ def _files(source: ModelSource) -> Iterator[_Files]:
         opened = [stack.enter_context(safe_open(file, "pt")) for file in files]
         keys = {key: one for one in opened for key in one.keys()}  # noqa: SIM118  no mapping
         yield _Files(frozenset(keys), lambda key: keys[key].get_tensor(key))
+
+
+def tensor_as_text(tensor: Tensor) -> list[Any]:
+    """A few numbers as plain data, to the bit, for `tensor_of_text`."""
+    flat = tensor.new_empty(tensor.numel()).copy_(tensor.detach().flatten())
+    raw = flat.view(torch.uint8).numpy().tobytes() if len(flat) else b""
+    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), base64.b64encode(raw).decode()]
+
+
+def tensor_of_text(kept: list[Any]) -> Tensor:
+    """The tensor that `tensor_as_text` wrote down."""
+    name, shape, text = kept
+    raw, dtype = bytearray(base64.b64decode(text)), getattr(torch, name)
+    return (torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)).view(shape)
