@@ -64,9 +64,9 @@ def answers(
         _run([sys.executable, str(BENCHMARKS / "head_prompts.py"), str(prompts), "--count", str(count)])
     target, rows = (_source(), 32) if device == "cpu" else (bf16_folder(_source()), 256)
     _train(
-        "eagle3", target, folder, threads, "--device", device, "--prompts", str(prompts), "--set", "only_responses=true",
+        "eagle3", target, folder, threads, "--device", device, "--prompts", str(prompts), "--only-responses",
         "--drafter", "none",
-        "--max-num-seqs", str(rows), "--max-tokens", str(max_tokens), "--set", "max_model_len=1536", "--set", "on_bad=skip",
+        "--max-num-seqs", str(rows), "--max-tokens", str(max_tokens), "--max-model-len", "1536", "--on-bad", "skip",
     )  # fmt: skip
 
 
@@ -87,11 +87,11 @@ def train(
         raise typer.BadParameter(f"kind must be one of {', '.join(SETTINGS)}, got '{kind}'")
     options = [word for setting in SETTINGS[kind] for word in ("--kind-option", setting)]
     _train(
-        kind, bf16_folder(_source()), out / kind, threads, "--set", f"responses={out / 'answers' / 'responses.jsonl'}",
-        *options, "--epochs", str(epochs), "--batch-size", str(batch_size), "--set", f"lr={lr}", "--set", "precision=bf16",
-        "--set", "held_out=0.03", "--set", "max_length=768", "--set", "save_every_s=120",
-        "--set", "measure_limit=0", "--set", f"max_steps={max_steps}", "--device", device,
-        *(["--set", "feature_cache=20GB"] if device == "cpu" else []), *(["--init", str(init)] if init else []),
+        kind, bf16_folder(_source()), out / kind, threads, "--responses", f"{out / 'answers' / 'responses.jsonl'}",
+        *options, "--epochs", str(epochs), "--batch-size", str(batch_size), "--lr", f"{lr}", "--precision", "bf16",
+        "--held-out", "0.03", "--max-length", "768", "--save-every-s", "120",
+        "--measure-limit", "0", "--max-steps", f"{max_steps}", "--device", device,
+        *(["--feature-cache", "20GB"] if device == "cpu" else []), *(["--init", str(init)] if init else []),
     )  # fmt: skip
 
 

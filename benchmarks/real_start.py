@@ -23,8 +23,8 @@ FILE, DEMO = "the file", "demo"  # targets
 
 def measure_starts(source: Path, count: int, runtime: str, threads: int, out: Console) -> dict[str, list[float]]:
     """Seconds of `count` starts each, in turn: `generate` to its first letter, `serve` to its first healthy answer."""
-    options = ["--set", f"runtime={runtime}", "--threads", str(threads)]
-    templated = ["--set", "chat_template=true"]
+    options = ["--runtime", f"{runtime}", "--threads", str(threads)]
+    templated = ["--chat-template"]
     ways: dict[str, Callable[[], float]] = {
         f"outrider generate {DEMO}": lambda: first_letter(["generate", "demo", PROMPT, *options]),
         f"outrider generate {FILE}": lambda: first_letter(["generate", str(source), PROMPT, *templated, *options]),

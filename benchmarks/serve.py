@@ -105,8 +105,8 @@ def outrider_command(target: Path, draft: Path, port: int, threads: int, rows: i
     """Our server, with a draft model and a draft length chosen by load."""
     return [
         sys.executable, "-m", "outrider", "serve", str(target), "--draft", str(draft), "--num-draft-tokens", "auto:8",
-        "--set", "runtime=native", "--threads", str(threads), "--max-num-seqs", str(rows), "--port", str(port),
-        "--set", "prefix_share=0",  # all settings get the same prompts: who came first would read them for the others
+        "--runtime", "native", "--threads", str(threads), "--max-num-seqs", str(rows), "--port", str(port),
+        "--prefix-share", "0",  # all settings get the same prompts: who came first would read them for the others
     ]  # fmt: skip
 
 

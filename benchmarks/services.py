@@ -101,7 +101,7 @@ class Setup:
     def service(self) -> list[str]:
         """What starts the draft service, behind `outrider`."""
         hosted = ["--drafter", self.drafter, "--model", str(self.target)] if self.draft is None else [str(self.draft)]
-        return ["service", "draft", *hosted, "--host", "0.0.0.0", "--port", str(DRAFT_PORT), "--set", f"runtime={self.runtime}"]
+        return ["service", "draft", *hosted, "--host", "0.0.0.0", "--port", str(DRAFT_PORT), "--runtime", f"{self.runtime}"]
 
     @property
     def beside(self) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def assemble(models: Models, parts: Parts) -> Built:
         why = OWN_CACHE_ROUNDS if target.lm.why_own_cache else why_rows_differ(target.card, target.lm.device)
         notes.append(f"exact up to rounding here, not to the bit: {why}")
     if parts.requirements.trees and not target.lm.limits.exact_trees:
-        notes.append("trees are exact up to rounding here, not to the bit (--set runtime=native makes them so)")
+        notes.append("trees are exact up to rounding here, not to the bit (--runtime native makes them so)")
     options = replaced(
         models.options,
         drafter=parts.drafter_name,

@@ -288,7 +288,7 @@ class ModelLoader:
         if home != self.device.type:
             where = "on a CPU" if home == "cpu" else "on a CUDA device"
             raise CapabilityError(
-                f"runtime '{self.options.runtime}' runs {where}, and the device here is {self.device}. Use --set runtime=auto "
+                f"runtime '{self.options.runtime}' runs {where}, and the device here is {self.device}. Use --runtime auto "
                 f"or --device {home}."
             )
 
@@ -296,22 +296,22 @@ class ModelLoader:
         """Raises CapabilityError where the target's weights cannot be rounded on loading, or no kernel multiplies them then."""
         if self.device.type != "cpu":
             raise CapabilityError(
-                f"--set quantise rounds weights for the CPU's kernels, and the device here is {self.device}. Leave it out, or "
+                f"--quantise rounds weights for the CPU's kernels, and the device here is {self.device}. Leave it out, or "
                 "use --device cpu."
             )
         method = "GGUF" if target.source.gguf is not None else quantisation_of(config)
         if method is not None:
             raise CapabilityError(
-                f"'{target.label}' is quantised already ({method}). Leave --set quantise out, or give the "
+                f"'{target.label}' is quantised already ({method}). Leave --quantise out, or give the "
                 "checkpoint that it was made from."
             )
         if layer_kernels(self.device, dtype) is None:
             if dtype != torch.bfloat16 and self.options.dtype != AUTO:
                 raise CapabilityError(
-                    f"--set quantise multiplies in bfloat16, and --dtype {self.options.dtype} was asked for. Leave one out."
+                    f"--quantise multiplies in bfloat16, and --dtype {self.options.dtype} was asked for. Leave one out."
                 )
             why = library.why_missing() or "they take a CPU with AVX2 or AVX-512"
-            raise CapabilityError(f"--set quantise needs the native kernels, which do not serve here: {why}. Leave it out.")
+            raise CapabilityError(f"--quantise needs the native kernels, which do not serve here: {why}. Leave it out.")
 
     def _may_differ(self) -> bool:
         """Whether a model may differ from what its files state, or from what an earlier start has checked."""
@@ -342,7 +342,7 @@ class ModelLoader:
         except CapabilityError as error:
             label, reason = model.label, str(error).rstrip(".")
             if asked != AUTO:
-                raise CapabilityError(f"{label} does not run on runtime '{asked}': {reason}. Use --set runtime=eager.") from error
+                raise CapabilityError(f"{label} does not run on runtime '{asked}': {reason}. Use --runtime eager.") from error
             self.notes.append(f"{label} runs eagerly, which is slower: {reason}")
             return EAGER
         return fast
@@ -376,7 +376,7 @@ class ModelLoader:
             reason = str(error).rstrip(".")
         if asked not in (AUTO, EAGER):
             raise CapabilityError(
-                f"{label} does not run on runtime '{asked}' ({reason}): {lm.why_own_cache}. Use --set runtime=eager."
+                f"{label} does not run on runtime '{asked}' ({reason}): {lm.why_own_cache}. Use --runtime eager."
             )
         lm.why_own_cache = f"{lm.why_own_cache}; our runtime does not run it: {reason}"
         return EAGER

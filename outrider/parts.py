@@ -119,7 +119,7 @@ def choose_parts(
 def _check_lossy(name: str, verifier: type[Verifier], lossy: bool) -> None:
     if not verifier.lossless and not lossy:
         raise ConfigError(
-            f"verifier '{name}' is lossy: it changes the distribution. Allow it with --set lossy=true (lossy=True in Python)."
+            f"verifier '{name}' is lossy: it changes the distribution. Allow it with --lossy (lossy=True in Python)."
         )
     if verifier.lossless and lossy:
         others = [other for other, kind in VERIFIERS.importable().items() if not kind.lossless]

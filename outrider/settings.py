@@ -28,12 +28,13 @@ COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "at_most": operato
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
-def setting(default: Any, text: str, **bounds: float) -> Any:
+def setting(default: Any, text: str, *, common: bool = False, **bounds: float) -> Any:
     """A dataclass field with a default and the line that `outrider ls` prints about it.
 
-    `bounds`: at_least, above, at_most, below; `check_bounds` compares.
+    `common`: where it is an option of the command line, `--help` shows it. `bounds`: at_least, above, at_most, below;
+    `check_bounds` compares.
     """
-    return dataclasses.field(default=default, metadata={"help": text, "bounds": bounds})
+    return dataclasses.field(default=default, metadata={"help": text, "bounds": bounds, "common": common})
 
 
 def check_bounds(settings: Any, owner: str) -> None:

@@ -81,7 +81,7 @@ def known_options() -> dict[str, set[str]]:
     for group, verb in top.commands.items():
         commands |= {f"{group} {name}": command for name, command in getattr(verb, "commands", {}).items()}
     return {
-        name: {option for parameter in verb.params for option in parameter.opts} | {"--help", "--set"}
+        name: {option for parameter in verb.params for option in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
         for name, verb in commands.items()
     }
 
@@ -164,17 +164,23 @@ def test_options_in_passing_exist(page: Path) -> None:
 
 
 def test_every_option_is_described() -> None:
-    """Flags as they are typed, settings by their name: on the page of some command, in code."""
+    """As they are typed, on the page of some command, in code."""
     pages = {page for page in (ROOT / "docs").rglob("*.md") if page.parent.name not in ("results", "decisions")}
     text = "\n".join(part for page in pages for part in (*spans(page), *FENCE.findall(text_of(page)), *_indented(page)))
-    options = {one for known in known_options().values() for one in known if one.startswith("--")} - {"--help-all"}
-    hidden = sorted(one for one in options if not re.search(rf"(?<![\w-]){one.removeprefix('--set ')}(?![\w-])", text))
+    options = {one for known in known_options().values() for one in known if one.startswith("--")}
+    switches = {name.replace("--no-", "--", 1) for name in options if name.startswith("--no-")}  # one of both forms is enough
+    named = sorted(name for name in options - {"--help-of"} if not name.startswith("--no-"))
+    hidden = []
+    for name in named:
+        forms = f"(no-)?{name[2:]}" if name in switches else name[2:]
+        if not re.search(rf"(?<![\w-])--{forms}(?![\w-])", text):
+            hidden.append(name)
     assert not hidden
 
 
 def test_options_that_messages_name_exist() -> None:
     """In strings, comments and docstrings of the package; other engines' options stand where they are written for."""
-    known = set().union(*known_options().values(), {"--help-all", "--version"})
+    known = set().union(*known_options().values(), {"--help=all", "--version"})
     others = ("integrations", "lab/server", "lab/tune/engine_advice.py", "lab/tune/launch_lines.py", "cli/verbs.py", "demo")
     unknown = {
         name_of(path): wrong
@@ -236,7 +242,9 @@ def test_verifiers_and_their_settings_are_described(name: str) -> None:
 
 @pytest.mark.parametrize("name", KINDS.names())
 def test_settings_of_training_are_described(name: str) -> None:
-    missing = sorted((_settings(KINDS, name) | {*CONFIG_FIELDS}) - words_of({ROOT / "docs" / "train.md"}))
+    page = ROOT / "docs" / "train.md"
+    typed = {f"--{field.replace('_', '-')}" for field in CONFIG_FIELDS}
+    missing = sorted([*(_settings(KINDS, name) - words_of({page})), *(name for name in typed if f"`{name}`" not in text_of(page))])
     assert not missing
 
 
@@ -259,7 +267,7 @@ def test_what_only_a_configuration_file_can_say_is_described() -> None:
 
 
 def test_names_of_reasoning_formats_are_listed() -> None:
-    """`--set reasoning_parser` takes them."""
+    """`--reasoning-parser` takes them."""
     missing = sorted(set(NAMES) - words_of({ROOT / "docs" / "serve.md"}))
     assert not missing
 

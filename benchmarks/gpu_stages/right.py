@@ -122,7 +122,7 @@ def server(context: Context) -> dict[str, Any]:
         port = probe.getsockname()[1]
     command = [
         sys.executable, "-m", "outrider", "serve", "demo", "--device", str(context.device), "--port", str(port),
-        *(["--set", "runtime=eager", "--set", "self_test=false"] if context.tiny else []),
+        *(["--runtime", "eager", "--no-self-test"] if context.tiny else []),
     ]  # fmt: skip
     process = subprocess.Popen(
         command, cwd=REPOSITORY, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,

@@ -93,7 +93,7 @@ def trained_head(one: Workload, suffix: str = "", *more: object) -> tuple[Path, 
     demo = one.pair == DEMO
     file = _demo_texts() if demo else domain_answers()["both"]
     draft = f"draft={one.pair / 'draft'}"
-    words = ("--set", f"responses={file}", "--kind-option", draft, *one.training, "--set", "feature_cache=3GB")
+    words = ("--responses", f"{file}", "--kind-option", draft, *one.training, "--feature-cache", "3GB")
     return train(f"acceptance-{one.name}{suffix}", "acceptance", "demo" if demo else PAIR / "target", *words, *more)
 
 

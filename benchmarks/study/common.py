@@ -53,7 +53,7 @@ class Way:
 
 
 def answers(name: str, target: Path, draft: Path, prompts: Sequence[str], *, max_new_tokens: int, task: str = "other") -> Path:
-    """The target's responses to prompts, made by `outrider train --set only_responses=true`; T = 0 and 1 take turns.
+    """The target's responses to prompts, made by `outrider train --only-responses`; T = 0 and 1 take turns.
 
     `draft` makes it quicker and changes no answer's distribution.
     """
@@ -66,7 +66,7 @@ def answers(name: str, target: Path, draft: Path, prompts: Sequence[str], *, max
     (out / "prompts.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     outrider(
         "train", "draft-model", "--target", target, "--prompts", out / "prompts.jsonl", "--out", out,
-        "--set", "only_responses=true", "--drafter", "draft-model", "--draft", draft, "--set", "runtime=eager", "--threads", 1,
+        "--only-responses", "--drafter", "draft-model", "--draft", draft, "--runtime", "eager", "--threads", 1,
         "--max-tokens", max_new_tokens, "--max-num-seqs", 16, *(["--resume"] if (out / "config.json").exists() else []),
     )  # fmt: skip
     done.touch()
@@ -90,7 +90,7 @@ def demo_answers() -> Path:
     if not done.exists():
         outrider(
             "train", "medusa", "--target", "demo", "--prompts", f"demo:{DEMO_PROBLEMS}", "--out", out,
-            "--set", "only_responses=true", "--set", "runtime=eager", "--threads", 1, "--max-tokens", 160,
+            "--only-responses", "--runtime", "eager", "--threads", 1, "--max-tokens", 160,
             "--max-num-seqs", 16, *(["--resume"] if (out / "config.json").exists() else []),
         )  # fmt: skip
         done.touch()
@@ -105,7 +105,7 @@ def train(
     out = WORK / name
     if not (out / "result.json").exists():
         resume = ["--resume"] if (out / "config.json").exists() else []
-        shared = ["--set", "runtime=eager", "--threads", 1, "--set", "measure_limit=0"]
+        shared = ["--runtime", "eager", "--threads", 1, "--measure-limit", "0"]
         outrider("train", kind, "--target", target, "--out", out, *shared, *words, *resume, plugin=plugin)
     result = read_result(out / "result.json")
     assert isinstance(result, TrainResult)

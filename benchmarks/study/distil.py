@@ -40,8 +40,8 @@ def _thinned() -> dict[str, Any]:
     file = demo_answers()
     before = untrained("distil-thinned-before", "draft-model", DEMO / "target", THINNED, file)
     layers = f"init_layers={THINNED['init_layers']}"
-    words = ("--kind-option", layers, "--limit", LIMIT, "--epochs", EPOCHS, "--set", "feature_cache=3GB")
-    after, result = train("distil-thinned", "draft-model", "demo", "--set", f"responses={file}", *words)
+    words = ("--kind-option", layers, "--limit", LIMIT, "--epochs", EPOCHS, "--feature-cache", "3GB")
+    after, result = train("distil-thinned", "draft-model", "demo", "--responses", f"{file}", *words)
     return _measured(DEMO / "target", DEMO_TASKS, {"before": before, "after": after}, {"after": curve(result)})
 
 
@@ -49,8 +49,8 @@ def _scratch() -> dict[str, Any]:
     file = demo_answers()
     options = [word for name, value in SHAPE.items() for word in ("--kind-option", f"{name}={value}")]
     words = (
-        "--set", f"responses={file}", *options, "--limit", SCRATCH_LIMIT, "--epochs", SCRATCH_EPOCHS, "--set", f"lr={SCRATCH_LR}",
-        "--set", "feature_cache=3GB",
+        "--responses", f"{file}", *options, "--limit", SCRATCH_LIMIT, "--epochs", SCRATCH_EPOCHS, "--lr", f"{SCRATCH_LR}",
+        "--feature-cache", "3GB",
     )  # fmt: skip
     plugin = hard_labels.installed(WORK / "plugin")
     hard, hard_result = train("distil-scratch-hard", hard_labels.KIND, "demo", *words, plugin=plugin)
@@ -61,15 +61,15 @@ def _scratch() -> dict[str, Any]:
 
 def _embedded() -> dict[str, Any]:
     file = demo_answers()
-    words = ("--init", DEMO / "draft", "--limit", LIMIT, "--epochs", EPOCHS, "--set", "feature_cache=3GB")
-    after, result = train("distil-embedded", "draft-model", "demo", "--set", f"responses={file}", *words)
+    words = ("--init", DEMO / "draft", "--limit", LIMIT, "--epochs", EPOCHS, "--feature-cache", "3GB")
+    after, result = train("distil-embedded", "draft-model", "demo", "--responses", f"{file}", *words)
     return _measured(DEMO / "target", DEMO_TASKS, {"before": DEMO / "draft", "after": after}, {"after": curve(result)})
 
 
 def _pair() -> dict[str, Any]:
     """On the answers of study `domain`, for longer."""
-    words = ("--init", PAIR / "draft", "--epochs", PAIR_EPOCHS, "--set", "lr=5e-4", "--set", "feature_cache=3GB")
-    after, result = train("distil-pair", "draft-model", PAIR / "target", "--set", f"responses={domain_answers()['both']}", *words)
+    words = ("--init", PAIR / "draft", "--epochs", PAIR_EPOCHS, "--lr", "5e-4", "--feature-cache", "3GB")
+    after, result = train("distil-pair", "draft-model", PAIR / "target", "--responses", f"{domain_answers()['both']}", *words)
     return _measured(PAIR / "target", PAIR_TASKS, {"before": PAIR / "draft", "after": after}, {"after": curve(result)})
 
 

@@ -21,7 +21,7 @@ MEASURED_TOKENS = 64
 EPOCHS = 3
 TASKS = {"gsm8k": 16, "python": 16}
 WAY = Way("draft-model k=5", uses_draft=True)
-WORDS = ("--init", PAIR / "draft", "--epochs", EPOCHS, "--set", "lr=5e-4", "--set", "feature_cache=3GB")
+WORDS = ("--init", PAIR / "draft", "--epochs", EPOCHS, "--lr", "5e-4", "--feature-cache", "3GB")
 
 
 def domain_answers() -> dict[str, Path]:
@@ -38,7 +38,7 @@ def domain_rows() -> tuple[list[dict[str, Any]], dict[str, Any]]:
     path = WORK / "domain.json"
     folders, curves = {"before": PAIR / "draft"}, dict[str, Any]()
     for domain, file in domain_answers().items():
-        folders[domain], result = train(f"domain-{domain}", "draft-model", PAIR / "target", "--set", f"responses={file}", *WORDS)
+        folders[domain], result = train(f"domain-{domain}", "draft-model", PAIR / "target", "--responses", f"{file}", *WORDS)
         curves[domain] = curve(result)
     if not path.exists():
         texts = held_out(TASKS, PAIR / "target")

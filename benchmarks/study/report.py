@@ -79,7 +79,7 @@ def _traffic(content: dict[str, Any]) -> Iterator[Block]:
     yield Heading("Refreshed from traffic")
     yield Paragraph(
         f"{settings['requests']} completions (MATH problems, T = 0 and 1) recorded by 'outrider serve --log-requests', then "
-        f"'outrider train draft-model --from-traffic LOG --set recorded_answers=true', {settings['epochs']} epochs. Measured on "
+        f"'outrider train draft-model --from-traffic LOG --recorded-answers', {settings['epochs']} epochs. Measured on "
         f"{sizes(settings['tasks'])}: MATH problems that are not in the log, and GSM8K, which is other traffic."
     )
     yield comparison(content["measured"], ["before", "after"], "before")

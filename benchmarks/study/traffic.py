@@ -28,7 +28,7 @@ EPOCHS = 4
 def run_traffic() -> None:
     """Record, refresh, measure, write the result."""
     log = record(WORK / "traffic.jsonl")
-    changes = ("--set", "recorded_answers=true", "--set", "lr=5e-4", "--set", "feature_cache=3GB")
+    changes = ("--recorded-answers", "--lr", "5e-4", "--feature-cache", "3GB")
     words = ("--from-traffic", log, "--init", PAIR / "draft", "--epochs", EPOCHS, *changes)
     after, result = train("traffic-refreshed", "draft-model", PAIR / "target", *words)
     texts = held_out(TASKS, PAIR / "target")
@@ -49,9 +49,9 @@ def record(log: Path) -> Path:
     log.parent.mkdir(parents=True, exist_ok=True)
     port = free_port()
     command = [
-        sys.executable, "-m", "outrider", "serve", str(PAIR / "target"), "--draft", str(PAIR / "draft"), "--set", "runtime=eager",
+        sys.executable, "-m", "outrider", "serve", str(PAIR / "target"), "--draft", str(PAIR / "draft"), "--runtime", "eager",
         "--threads", "1", "--max-num-seqs", str(CLIENTS), "--port", str(port), "--log-requests", str(log),
-        "--set", "self_test=false", "--served-model-name", "pair",
+        "--no-self-test", "--served-model-name", "pair",
     ]  # fmt: skip
     with serving(command, port, "/ready", WORK / "traffic-server.log") as url, httpx.Client(timeout=600) as client:
 

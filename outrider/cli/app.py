@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from outrider.cli.verbs import add_verb, join_settings
+from outrider.cli.verbs import ALL, add_verb, spread_help
 from outrider.errors import OutriderError
 from outrider.foreign import meant
 from outrider.report.text import PLAINER
@@ -34,13 +34,11 @@ def unknown_option(given: str, known: Iterable[str]) -> str:
 
 def _form(name: str) -> str:
     """How a name is typed; an argument, which has none on the command line, in capitals."""
-    if name.startswith("--set "):
-        return f"{name}=VALUE"
     return name if name.startswith("-") else f"{name.upper()} without a name in front"
 
 
 def _bare(name: str) -> str:
-    return name.removeprefix("--set ").lstrip("-").replace("_", "-")
+    return name.lstrip("-").replace("_", "-")
 
 
 VERBS = (  # a module of `outrider.cli` each, and the function of that name in it
@@ -81,7 +79,6 @@ def build_app(only: str | None = None) -> typer.Typer:
         name="outrider",
         cls=Verbs,
         help="Lossless speculative decoding: the same text, faster.",
-        add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -108,7 +105,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns its exit code. Only a bug of ours leaves here as an exception."""
     try:
         only = arguments[0] if arguments and arguments[0] in (*VERBS, SERVICE) else None
-        return build_app(only)(args=join_settings(arguments), prog_name="outrider", standalone_mode=False) or 0
+        return build_app(only)(args=spread_help(arguments), prog_name="outrider", standalone_mode=False) or 0
     except OutriderError as error:
         return _fail(str(error), error.exit_code)
     except typer.TyperException as error:
@@ -143,8 +140,7 @@ def usage_message(error: typer.TyperException) -> str:
     context: Any = getattr(error, "ctx", None)
     known = (_unknown(error, context), _wrong_value(error), _missing_value(error), _too_many(error, context))
     message = next(filter(None, known), error.format_message().rstrip("."))
-    help_option = "--help-all" if "--set " in message else "--help"
-    where = f"{context.command_path} {help_option}" if context else "outrider --help"
+    where = f"{context.command_path} --help={ALL}" if context else "outrider --help"
     return f"{message}{'' if message.endswith('?') else '.'} See '{where}'."
 
 

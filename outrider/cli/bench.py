@@ -33,19 +33,19 @@ class BenchOptions:
     drafters: list[str] | None = option(
         None, COMPARED,
         "Configurations, with commas between: 'draft-model k=5, ngram k=auto, suffix'; may be given again.",
-        metavar="LIST", show_default="draft-model where there is a draft, ngram, suffix",
+        metavar="LIST", show_default="draft-model where there is a draft, ngram, suffix", common=True,
     )  # fmt: skip
     draft_endpoint: str | None = option(
-        None, COMPARED, "Draft service of configurations with drafter 'remote'.", metavar="ADDRESS|local"
+        None, COMPARED, "Draft service of configurations with drafter 'remote'.", metavar="ADDRESS|local", common=True
     )
     lossy: bool = option(False, COMPARED, "Allow verifiers that change the text.")
-    batch_size: str = option("1", COMPARED, "Rows at once; several with commas give a curve.", metavar="N,...")
+    batch_size: str = option("1", COMPARED, "Rows at once; several with commas give a curve.", metavar="N,...", common=True)
     context_lengths: str | None = option(
         None, COMPARED,
         "Fill prompts up, or cut them, to so many tokens: a curve at the first batch size.",
-        metavar="N,...", show_default="prompts as they are",
+        metavar="N,...", show_default="prompts as they are", common=True,
     )  # fmt: skip
-    budget: float = option(20.0, ENOUGH, "Minutes of measuring, loading aside.")
+    budget: float = option(20.0, ENOUGH, "Minutes of measuring, loading aside.", common=True)
     max_rounds: int = option(2, ENOUGH, "Rounds over the prompts, budget permitting.")
     max_other_cpu: float = option(0.1, ENOUGH, "Repeat a run while others used more than this share of the processors.")
 
@@ -77,8 +77,8 @@ class BenchOptions:
 class ServerOptions:
     """For targets that are the URL of an OpenAI-compatible server."""
 
-    baseline_url: str | None = option(None, SERVERS, "The same model without speculation, to compare with.")
-    concurrency: int = option(1, SERVERS, "Requests in flight.", min=1)
+    baseline_url: str | None = option(None, SERVERS, "The same model without speculation, to compare with.", common=True)
+    concurrency: int = option(1, SERVERS, "Requests in flight.", min=1, common=True)
     server_model: str | None = option(None, SERVERS, "Which of the server's models.", show_default="the only one")
     api: Literal["auto", "chat", "completions"] = option("auto", SERVERS, "Which endpoint.")
     api_key_env: str | None = option(None, SERVERS, "Environment variable with the API key.", metavar="NAME")
@@ -95,7 +95,7 @@ class ServerOptions:
         named = self.baseline_api_key_env
         if self.baseline_url is None:
             if named is not None:
-                raise ConfigError("--set baseline_api_key_env means nothing without --baseline-url")
+                raise ConfigError("--baseline-api-key-env means nothing without --baseline-url")
             return {"server": ServerEndpoint.parse(url, api_key=key, model=self.server_model)}
         plain_key = key if named is None else key_from(named or None)
         return {
@@ -122,7 +122,7 @@ def bench(
     output.check()
     if _is_server(target):
         unused = [*given(options, machine), *(["--resume"] if resume else [])]
-        unused += [] if prompts.chat_template else ["--set chat_template"]
+        unused += [] if prompts.chat_template else ["--chat-template"]
         refuse_unused(unused, "when a server is measured: what it runs is set there")
         return _bench_server(target, servers, answers, prompts, output)
     refuse_unused(given(servers), "without a server's URL as the target")

@@ -26,11 +26,11 @@ EVIDENCE = "Evidence"
 class CertifySampling(SamplingOptions):
     """Options of the decoding that is certified; greedy text is always tested as well."""
 
-    max_tokens: int = option(128, SAMPLING, "Max tokens of a greedy answer.", min=1)  # type: ignore[assignment]
+    max_tokens: int = option(128, SAMPLING, "Max tokens of a greedy answer.", min=1, common=True)  # type: ignore[assignment]
     temperature: float = option(
-        0.0, SAMPLING, "Of the sampled sections.", show_default="0: greedy, and the sampled sections at 1"
+        0.0, SAMPLING, "Of the sampled sections.", show_default="0: greedy, and the sampled sections at 1", common=True
     )
-    seed: int = option(0, SAMPLING, "Same seed, same certificate.", min=0)
+    seed: int = option(0, SAMPLING, "Same seed, same certificate.", min=0, common=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,8 @@ class EvidenceOptions(PromptOptions):
     otherwise: ClassVar[str] = "embedded"
 
     prompts: str | None = source(otherwise)
-    limit: int = option(8, EVIDENCE, "Greedy texts to compare, one for each prompt.", min=1)
-    samples: int = option(5000, EVIDENCE, "Draws in each sampled test: more find smaller deviations.", min=1)
+    limit: int = option(8, EVIDENCE, "Greedy texts to compare, one for each prompt.", min=1, common=True)
+    samples: int = option(5000, EVIDENCE, "Draws in each sampled test: more find smaller deviations.", min=1, common=True)
 
     def plan(self, sampling: CertifySampling, form: FormOptions) -> CertifyPlan:
         """What the options ask to be certified.

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from outrider.cli import session
 from outrider.cli.lab import INTERRUPTED, shown_progress
-from outrider.cli.options import Json, ModelOptions, RuntimeName
+from outrider.cli.options import MODEL, Json, ModelOptions, RuntimeName
 from outrider.cli.stream import MarkedText, Printer, run_stream
-from outrider.cli.verbs import with_groups
+from outrider.cli.verbs import listed, with_groups
 from outrider.demo import DEMO_PROMPTS
 from outrider.errors import ConfigError
 from outrider.extras import check_lab
@@ -32,7 +32,7 @@ CONFIGURATIONS = (
     "eagle3 k=7, block k=7"
 )
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="as many as this process may use")]
-Runtime = Annotated[RuntimeName, typer.Option(help="How passes run; auto takes the fastest that this machine allows.")]
+Runtime = Annotated[RuntimeName, listed(MODEL, "How passes run; auto takes the fastest that this machine allows.")]
 Questions = Annotated[int, typer.Option(help="Problems answered before the table.", min=0, max=6)]
 Limit = Annotated[int, typer.Option(help="Held-out problems per round of the table; 0 skips it.", min=0)]
 Rounds = Annotated[int, typer.Option(help="Rounds over the problems.", min=1)]

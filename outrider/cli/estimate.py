@@ -29,21 +29,23 @@ class EstimateOptions:
         None,
         NUMBERS,
         "Accepted / tested draft tokens: 0.8, or by position 0.9,0.85,0.8; the last one holds for all after it.",
-        metavar="P,...",
+        metavar="P,...", common=True,
     )
-    c: float | None = option(None, NUMBERS, "Time of a draft token / of a target pass; 0 for look-ups.")
+    c: float | None = option(None, NUMBERS, "Time of a draft token / of a target pass; 0 for look-ups.", common=True)
     pass_cost: str | None = option(
         None,
         NUMBERS,
         "Time of a pass over N tokens / over one: 5:1.05,9:1.4.",
         metavar="N:COST,...",
-        show_default="all cost the same",
+        show_default="all cost the same", common=True,
     )
     result: Path | None = option(
-        None, NUMBERS, "A result of bench: its costs and, without --alpha, its acceptance.", metavar="FILE"
+        None, NUMBERS, "A result of bench: its costs and, without --alpha, its acceptance.", metavar="FILE", common=True
     )
-    target: str | None = option(None, MEMORY, "The target: a folder, a .gguf file, a hub id, or demo.", metavar="MODEL")
-    draft: str | None = option(None, MEMORY, "The draft model.", metavar="MODEL")
+    target: str | None = option(
+        None, MEMORY, "The target: a folder, a .gguf file, a hub id, or demo.", metavar="MODEL", common=True
+    )
+    draft: str | None = option(None, MEMORY, "The draft model.", metavar="MODEL", common=True)
 
     def premises(self) -> tuple[list[float], StepCosts, str]:
         """Acceptance, costs, and where the costs come from. Raises ConfigError for what is missing or given twice."""

@@ -37,14 +37,14 @@ Texts = Annotated[int, listed(OUTPUT, "Max tokens whose text is shown, with the 
 class ExplainedOptions(ConversationOptions):
     """Which prompts: the first ones of all tasks."""
 
-    limit: int = option(16, PROMPTS, "Most prompts.", min=1)
+    limit: int = option(16, PROMPTS, "Most prompts.", min=1, common=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedSampling(SamplingOptions):
     """How the recorded answers are sampled."""
 
-    seed: int | None = option(None, SAMPLING, "Of sampled answers.", show_default="0")
+    seed: int | None = option(None, SAMPLING, "Of sampled answers.", show_default="0", common=True)
 
 
 @with_groups

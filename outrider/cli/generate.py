@@ -33,28 +33,26 @@ if TYPE_CHECKING:
     from outrider.sampling.params import SamplingParams
 
 Prompt = Annotated[str | None, typer.Argument(help="The prompt; - and none: standard input.", show_default=False)]
-Stream = Annotated[bool, typer.Option(help="Print the answer while it is made; false: when it is whole.")]
+ANSWER = "Answer"
+Stream = Annotated[bool, listed(ANSWER, "Print the answer while it is made, or once it is whole.")]
 ChatTemplate = Annotated[
     bool | None,
-    typer.Option(
-        help="Wrap the prompt in the model's chat template; false: send it as it is.",
+    listed(
+        ANSWER, "Wrap the prompt in the model's chat template, or send it as it is.",
         show_default="the template, where the model has one",
     ),
 ]
 Logprobs = Annotated[
     int | None,
-    typer.Option(
-        help="With --json: the target's log-probabilities, this many per token.", show_default=False
-    ),
+    listed(ANSWER, "With --json: the target's log-probabilities, this many per token.", show_default=False),
 ]
 PREDICTING = ("parts=draft-model,prediction", "mode=best")  # a composite: where the prediction ends, a draft model goes on
 PredictionFile = Annotated[
     Path | None,
-    typer.Option(
-        help="What the answer is expected to be, like the file to be edited: drafted from where it comes true. The answer does "
-        "not depend on it. Drafter: prediction, with --draft a composite of both.",
-        metavar="FILE",
-        show_default=False,
+    listed(
+        ANSWER, "What the answer is expected to be, like the file to be edited: drafted from where it comes true. The answer "
+        "does not depend on it. Drafter: prediction, with --draft a composite of both.",
+        metavar="FILE", show_default=False, common=True,
     ),
 ]
 GenerationConfig = Annotated[
@@ -79,9 +77,9 @@ def generate(
 ) -> int:
     """Answer one prompt, greedily by default."""
     if logprobs is not None and not json:
-        raise ConfigError("--set logprobs needs --json: log-probabilities are only printed there.")
+        raise ConfigError("--logprobs needs --json: log-probabilities are only printed there.")
     if show_drafts and not stream and not json:
-        raise ConfigError("--show-drafts marks the stream: leave --set stream=false out, or use --json.")
+        raise ConfigError("--show-drafts marks the stream: leave --no-stream out, or use --json.")
     structured = form.structured_outputs()
     sampling.params(logprobs)  # refuses what is out of range before anything is loaded
     text = read_prompt(prompt)
@@ -91,7 +89,7 @@ def generate(
     with session.load_llm(target, model, generation_config or "none") as llm:
         params = dataclasses.replace(sampling.params(logprobs, llm.sampling_defaults.values), structured_outputs=structured)
         if generation_config is None and (unused := llm.sampling_defaults.unused):
-            sys.stderr.write(f"note: {unused}, which is left aside (--set generation_config=auto takes what is supported)\n")
+            sys.stderr.write(f"note: {unused}, which is left aside (--generation-config auto takes what is supported)\n")
         is_chat = llm.has_chat_template if chat_template is None else chat_template
         question = llm.chat_prompt([{"role": "user", "content": text}]) if is_chat else text
         completion = run_stream(llm, question, params, _printer(json or not stream, show_drafts), expected)

@@ -37,7 +37,7 @@ OUTPUT = "Output"
 INTERRUPTED = 130  # exit code after Ctrl-C
 
 REPORTS = (".html", ".md")
-Resume = Annotated[bool, listed(OUTPUT, "Go on with an interrupted run.")]
+Resume = Annotated[bool, listed(OUTPUT, "Go on with an interrupted run.", common=True)]
 Reports = Annotated[
     list[Path] | None,
     listed(
@@ -54,7 +54,7 @@ class OutputOptions:
     out: list[Path] | None = option(
         None, OUTPUT,
         "Write the result (.json) or its report (.html, .md); may be given again.",
-        metavar="FILE.{json,html,md}",
+        metavar="FILE.{json,html,md}", common=True,
     )  # fmt: skip
     json: Json = False
 

@@ -50,7 +50,7 @@ DrafterOption = Annotated[
     list[str] | None,
     listed(
         DRAFTING, "A setting of the drafter ('outrider ls DRAFTER' lists them); may be given again.", metavar="NAME=VALUE",
-        show_default=False,
+        show_default=False, common=True,
     ),
 ]  # fmt: skip
 
@@ -59,15 +59,17 @@ DrafterOption = Annotated[
 class MachineOptions:
     """How models are loaded and where they run; `draft` is the draft model of every drafter that wants one."""
 
-    draft: str | None = option(None, DRAFTING, "A smaller model that drafts: a local folder, a .gguf file or a hub id.")
-    dtype: str = option("auto", MODEL, "auto (the checkpoint's), bfloat16, float32, ...")
+    draft: str | None = option(
+        None, DRAFTING, "A smaller model that drafts: a local folder, a .gguf file or a hub id.", common=True
+    )
+    dtype: str = option("auto", MODEL, "auto (the checkpoint's), bfloat16, float32, ...", common=True)
     quantise: int | None = option(
         None, MODEL,
         "Round the target's linear layers to 4 or 8 bits on loading (CPU): another model, smaller and faster.",
         metavar="4|8",
     )  # fmt: skip
-    device: str = option("auto", MODEL, "auto, cpu, cuda or cuda:N.")
-    threads: int | None = option(None, MODEL, "CPU threads.", show_default="as many as this process may use")
+    device: str = option("auto", MODEL, "auto, cpu, cuda or cuda:N.", common=True)
+    threads: int | None = option(None, MODEL, "CPU threads.", show_default="as many as this process may use", common=True)
     runtime: RuntimeName = option(
         "auto", MODEL,
         "How passes run: native (one call of our own library, on a CPU), graphs (CUDA graphs), eager (PyTorch's "
@@ -91,30 +93,31 @@ class ModelOptions(MachineOptions):
     draft: str | None = option(
         None, DRAFTING,
         "A smaller model that drafts, or the folder or GGUF file of a trained head (eagle, eagle3, mtp, medusa, block).",
+        common=True,
     )  # fmt: skip
     draft_endpoint: str | None = option(
         None, DRAFTING,
         "A draft service drafts: grpc://HOST:PORT, grpcs://..., unix:/PATH; local: idle cores of this machine do, "
         "with --draft.",
-        metavar="ADDRESS|local",
+        metavar="ADDRESS|local", common=True,
     )  # fmt: skip
     settings: Path | None = option(
-        None, DRAFTING, "Options from a file of 'outrider tune'; options given here win.", metavar="FILE"
+        None, DRAFTING, "Options from a file of 'outrider tune'; options given here win.", metavar="FILE", common=True
     )
     drafter: str = option(
         "auto", DRAFTING,
         "Who drafts: see 'outrider ls drafters'. auto: what drafts with --draft, else the head in the target's checkpoint "
-        "(mtp, block), else ngram.",
+        "(mtp, block), else ngram.", common=True,
     )
     num_draft_tokens: str | None = option(
         None, DRAFTING,
         "Draft tokens per target pass: 5; auto, auto:12: as many as pay; 1:5,8:0: 5, and none from 8 requests on.",
-        show_default="the drafter's",
+        show_default="the drafter's", common=True,
     )  # fmt: skip
     drafter_option: DrafterOption = None
     verifier: str = option(
         "auto", DRAFTING,
-        "Acceptance rule: see 'outrider ls verifiers'. auto: block, for trees traversal; with a seed gumbel.",
+        "Acceptance rule: see 'outrider ls verifiers'. auto: block, for trees traversal; with a seed gumbel.", common=True,
     )
     verifier_option: list[str] | None = option(
         None, DRAFTING,
@@ -159,9 +162,9 @@ class SamplingOptions:
 
     max_tokens: str | None = option(
         None, SAMPLING, "The answer's greatest length, in tokens; none: to the end of the context.", metavar="N|none",
-        show_default="256",
+        show_default="256", common=True,
     )
-    temperature: float | None = option(None, SAMPLING, "0 is greedy.", min=0, metavar="<float>", show_default="0")
+    temperature: float | None = option(None, SAMPLING, "0 is greedy.", min=0, metavar="<float>", show_default="0", common=True)
     top_k: int | None = option(None, SAMPLING, TOP_K, show_default="0")
     top_p: float | None = option(None, SAMPLING, TOP_P, show_default="1")
     min_p: float | None = option(None, SAMPLING, MIN_P, show_default="0")
@@ -174,7 +177,7 @@ class SamplingOptions:
         None, SAMPLING,
         "Same seed, same text, whatever is drafted: verifier gumbel. Another --verifier is kept, and then the "
         "drafts must be the same, too.",
-        show_default="a new one each run",
+        show_default="a new one each run", common=True,
     )  # fmt: skip
     stop: list[str] | None = option(None, SAMPLING, "Stop before this text; may be given again.", metavar="<str>")
 
@@ -223,9 +226,9 @@ class FormOptions:
             raise ConfigError(f"{' and '.join(map(written, given))}: an answer has one form; give one of them")
         name = written(given[0])
         if self.json_schema is not None:
-            wanted = StructuredOutputsParams(json=read_json(self.json_schema, f"{name}={self.json_schema}"))
+            wanted = StructuredOutputsParams(json=read_json(self.json_schema, f"{name} {self.json_schema}"))
         elif self.grammar is not None:
-            wanted = StructuredOutputsParams(grammar=read_text(self.grammar, f"{name}={self.grammar}"))
+            wanted = StructuredOutputsParams(grammar=read_text(self.grammar, f"{name} {self.grammar}"))
         else:
             wanted = StructuredOutputsParams(regex=self.regex, choice=self.choice)
         refuse_wrong(form_of(wanted, name))

@@ -33,7 +33,7 @@ class PromptOptions:
     otherwise: ClassVar[str] = "embedded:reasoning"
 
     prompts: str | None = source(otherwise)
-    limit: int = option(16, PROMPTS, "Most prompts of each task.", min=1)
+    limit: int = option(16, PROMPTS, "Most prompts of each task.", min=1, common=True)
     data: Path | None = option(None, PROMPTS, "Folder with the files of named workloads.")
     on_bad: Literal["refuse", "skip"] = option("refuse", PROMPTS, "Bad lines, and prompts that do not fit.")
 
@@ -52,7 +52,7 @@ class ConversationOptions(PromptOptions):
     """Which prompts, and how conversations are sent."""
 
     chat_template: bool = option(
-        True, PROMPTS, "Wrap conversations in the model's chat template; false: send them as plain text."
+        True, PROMPTS, "Wrap conversations in the model's chat template, or send them as plain text."
     )
 
 
@@ -60,13 +60,13 @@ class ConversationOptions(PromptOptions):
 class AnswerOptions:
     """How answers of measured prompts are sampled."""
 
-    max_tokens: int = option(128, SAMPLING, "Max tokens of an answer.")
-    temperature: str = option("0", SAMPLING, "0 is greedy; several with commas.", metavar="T,...")
+    max_tokens: int = option(128, SAMPLING, "Max tokens of an answer.", common=True)
+    temperature: str = option("0", SAMPLING, "0 is greedy; several with commas.", metavar="T,...", common=True)
     top_k: int = option(0, SAMPLING, TOP_K)
     top_p: float = option(1.0, SAMPLING, TOP_P)
     min_p: float = option(0.0, SAMPLING, MIN_P)
     ignore_eos: bool = option(False, SAMPLING, "Generate past the end of the text, so that batches stay full.")
-    seed: int = option(0, SAMPLING, "Of sampled texts and of the order of batches.", min=0)
+    seed: int = option(0, SAMPLING, "Of sampled texts and of the order of batches.", min=0, common=True)
 
     def params(self, temperature: float = 0.0) -> SamplingParams:
         """The sampling options as parameters of a request. Raises ConfigError for a value out of range."""

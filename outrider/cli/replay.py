@@ -27,7 +27,7 @@ WorkloadName = Annotated[
     ),
 ]
 Tokenizer = Annotated[
-    str, listed(LOG, "Whose tokens: the model that answered, as a folder, hub id or 'demo'. No weights are read.")
+    str, listed(LOG, "Whose tokens: the model that answered, as a folder, hub id or 'demo'. No weights are read.", common=True)
 ]
 
 
@@ -35,11 +35,11 @@ Tokenizer = Annotated[
 class ReplayOptions:
     """How the log is read; what is replayed."""
 
-    limit: int | None = option(None, LOG, "Only this many texts.", min=1, show_default="all")
+    limit: int | None = option(None, LOG, "Only this many texts.", min=1, show_default="all", common=True)
     data: Path | None = option(None, LOG, "Folder with the files of named workloads.")
     on_bad: Literal["refuse", "skip"] = option("refuse", LOG, "Bad lines, and requests without an answer.")
     chat_template: bool = option(
-        True, LOG, "Conversations were wrapped in the chat template; false: sent as plain text."
+        True, LOG, "Conversations were wrapped in the chat template, or sent as plain text."
     )
     turns: Literal["first", "all"] = option("first", LOG, "Of ShareGPT conversations: which answers.")
     trust_remote_code: bool = option(False, LOG, "Run code that comes with the tokenizer.")
@@ -48,10 +48,10 @@ class ReplayOptions:
         DRAFTERS,
         "Configurations, with commas between: 'ngram k=8, suffix max_depth=32'; may be given again.",
         metavar="LIST",
-        show_default="all that need no model and no option",
+        show_default="all that need no model and no option", common=True,
     )
     result: Path | None = option(
-        None, DRAFTERS, "A result of bench: the speedup is predicted by what its steps took.", metavar="FILE"
+        None, DRAFTERS, "A result of bench: the speedup is predicted by what its steps took.", metavar="FILE", common=True
     )
 
 

@@ -40,10 +40,12 @@ class DoorOptions:
     """Options that say where an HTTP process listens and which clients it admits. None: as the configuration file says, else the
     default shown."""
 
-    host: str | None = option(None, SERVER, "Address to listen on; 0.0.0.0 is all of them.", show_default="127.0.0.1")
-    port: int | None = option(None, SERVER, "0 takes a free one.", show_default="8000")
+    host: str | None = option(
+        None, SERVER, "Address to listen on; 0.0.0.0 is all of them.", show_default="127.0.0.1", common=True
+    )
+    port: int | None = option(None, SERVER, "0 takes a free one.", show_default="8000", common=True)
     api_key: list[str] | None = option(
-        None, SERVER, f"A key clients must send; may be given again. Also {KEY_VARIABLE}.", metavar="KEY"
+        None, SERVER, f"A key clients must send; may be given again. Also {KEY_VARIABLE}.", metavar="KEY", common=True
     )
     cors_origin: list[str] | None = option(
         None, SERVER, "A web page's origin that may ask; may be given again; * is all.", metavar="URL"
@@ -97,7 +99,9 @@ class ListenOptions(DoorOptions):
         "Seconds after which /health fails while an engine is stuck in a step; 0: never.",
         show_default="60",
     )  # fmt: skip
-    log_requests: Path | None = option(None, WATCHING, "Write requests and answers, with their texts.", metavar="FILE")
+    log_requests: Path | None = option(
+        None, WATCHING, "Write requests and answers, with their texts.", metavar="FILE", common=True
+    )
     otlp_endpoint: str | None = option(None, WATCHING, "OpenTelemetry collector for traces.", metavar="URL")
     self_test: bool | None = option(None, WATCHING, "Try at the start whether drafting pays.", show_default="true")
 
@@ -106,10 +110,10 @@ class ListenOptions(DoorOptions):
 class EngineOptions:
     """How one model is run for many requests."""
 
-    served_model_name: str | None = option(None, ENGINE, "What clients call the model.", show_default="the target")
+    served_model_name: str | None = option(None, ENGINE, "What clients call the model.", show_default="the target", common=True)
     max_queue: int = option(256, ENGINE, "Requests that may wait; more are refused (HTTP: 429 with Retry-After).")
     kv_memory: str | None = option(
-        None, ENGINE, "Memory for keys and values, like 4GiB.", show_default="half of what is free, 8 GiB at most"
+        None, ENGINE, "Memory for keys and values, like 4GiB.", show_default="half of what is free, 8 GiB at most", common=True
     )
     prefix_share: float = option(0.25, ENGINE, "Share of it that keeps texts which may come again; 0: none are kept.")
     generation_config: str = option("auto", ENGINE, GENERATION_CONFIG, metavar="auto|none|FOLDER")
@@ -141,7 +145,7 @@ class EngineOptions:
 class ServerEngineOptions(EngineOptions):
     """How the one model of a server without --config is run."""
 
-    max_num_seqs: int = option(32, ENGINE, "Requests decoded at the same time.", envvar="BATCH_SIZE")
+    max_num_seqs: int = option(32, ENGINE, "Requests decoded at the same time.", envvar="BATCH_SIZE", common=True)
     reasoning_parser: str = option("auto", ENGINE, REASONING_PARSER, metavar="auto|none|NAME")
 
 

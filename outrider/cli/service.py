@@ -53,12 +53,12 @@ Timeout = Annotated[float, typer.Option(help="Seconds to wait for an answer.", m
 class ListeningOptions:
     """Options of a draft service: its address, its access rules, and how it is monitored."""
 
-    host: str = option("127.0.0.1", SERVICE, "Address to listen on; 0.0.0.0 is all of them.")
-    port: int = option(50051, SERVICE, "0 takes a free one.")
+    host: str = option("127.0.0.1", SERVICE, "Address to listen on; 0.0.0.0 is all of them.", common=True)
+    port: int = option(50051, SERVICE, "0 takes a free one.", common=True)
     drain_timeout: float = option(5.0, SERVICE, "Seconds for drafts that are waited for after SIGTERM.")
-    metrics_port: int | None = option(None, SERVICE, "Port for Prometheus, /metrics.", show_default="none")
-    tls_cert: Path | None = option(None, SERVICE, "Certificate for TLS (PEM).", metavar="FILE")
-    tls_key: Path | None = option(None, SERVICE, "Its private key (PEM).", metavar="FILE")
+    metrics_port: int | None = option(None, SERVICE, "Port for Prometheus, /metrics.", show_default="none", common=True)
+    tls_cert: Path | None = option(None, SERVICE, "Certificate for TLS (PEM).", metavar="FILE", common=True)
+    tls_key: Path | None = option(None, SERVICE, "Its private key (PEM).", metavar="FILE", common=True)
     tls_client_ca: Path | None = option(
         None, SERVICE, "Let in only callers with a certificate of this authority (PEM).", metavar="FILE"
     )
@@ -76,7 +76,7 @@ class ListeningOptions:
             certificate=self.tls_cert, key=self.tls_key, client_ca=self.tls_client_ca, tokens=() if token is None else (token,)
         )
         if not 0 <= self.drain_timeout < float("inf"):
-            raise ConfigError(f"--set drain_timeout must be at least 0 seconds, and finite, got {self.drain_timeout}")
+            raise ConfigError(f"--drain-timeout must be at least 0 seconds, and finite, got {self.drain_timeout}")
         return ServiceSettings(
             host=self.host, port=self.port, security=access, metrics_port=self.metrics_port,
             drain_timeout_s=self.drain_timeout,
@@ -92,10 +92,10 @@ class CallOptions:
     """How services are called."""
 
     tls_ca: Path | None = option(
-        None, CALLING, "Who may have signed their certificates (PEM).", metavar="FILE", show_default="the system's"
+        None, CALLING, "Who may have signed their certificates (PEM).", metavar="FILE", show_default="the system's", common=True
     )
-    tls_cert: Path | None = option(None, CALLING, "Certificate shown to them (PEM), for mutual TLS.", metavar="FILE")
-    tls_key: Path | None = option(None, CALLING, "Its private key (PEM).", metavar="FILE")
+    tls_cert: Path | None = option(None, CALLING, "Certificate shown to them (PEM), for mutual TLS.", metavar="FILE", common=True)
+    tls_key: Path | None = option(None, CALLING, "Its private key (PEM).", metavar="FILE", common=True)
     tls_server_name: str | None = option(None, CALLING, "Name in their certificates, where it is not the address.")
 
     def access(self, token: str | None = None) -> TargetAccess:
@@ -117,12 +117,12 @@ class CallOptions:
 class HostedOptions:
     """Which drafter is hosted."""
 
-    drafter: str = option("auto", DRAFTING, "Who drafts: see 'outrider ls drafters'. auto: draft-model.")
+    drafter: str = option("auto", DRAFTING, "Who drafts: see 'outrider ls drafters'. auto: draft-model.", common=True)
     drafter_option: DrafterOption = None
     model: str | None = option(
         None, MODEL,
         "The target whose tokens are drafted; only its tokenizer is read.",
-        show_default="the draft model's",
+        show_default="the draft model's", common=True,
     )  # fmt: skip
 
 
@@ -130,13 +130,13 @@ class HostedOptions:
 class LimitOptions:
     """What askers may use."""
 
-    max_draft_tokens: int = option(8, LIMITS, "Most draft tokens of a chain.", envvar="MAX_DRAFT_TOKENS")
-    batch_size: int = option(32, LIMITS, "Most rows of one drafting call.", envvar="BATCH_SIZE")
+    max_draft_tokens: int = option(8, LIMITS, "Most draft tokens of a chain.", envvar="MAX_DRAFT_TOKENS", common=True)
+    batch_size: int = option(32, LIMITS, "Most rows of one drafting call.", envvar="BATCH_SIZE", common=True)
     distribution_tokens: int = option(64, LIMITS, "A drawn token's distribution is cut to so many of its likeliest tokens.")
     max_rows: int = option(256, LIMITS, "Texts of one asker that are kept.")
     max_instances: int = option(64, LIMITS, "Askers at the same time.")
     max_requests_per_second: float = option(5000.0, LIMITS, "Messages about rows, of one asker.")
-    memory: str = option("2GiB", LIMITS, "Memory for the texts' keys and values, or look-up tables.")
+    memory: str = option("2GiB", LIMITS, "Memory for the texts' keys and values, or look-up tables.", common=True)
     idle_timeout: float = option(600.0, LIMITS, "Seconds after which a text that nobody asks about is forgotten.")
 
     def limits(self) -> DraftLimits:
@@ -164,7 +164,7 @@ def draft(
     from outrider.remote.draft.run import DraftServiceSettings, run_draft_service
 
     if machine.quantise is not None:
-        raise ConfigError("--set quantise rounds a target, and a draft service has none: leave it out")
+        raise ConfigError("--quantise rounds a target, and a draft service has none: leave it out")
     options = dict(name_and_value("--drafter-option", text) for text in hosted.drafter_option or [])
     drafter = "draft-model" if hosted.drafter == "auto" else hosted.drafter
     target, draft_model = hosted.model, machine.draft
@@ -199,7 +199,7 @@ class TargetOptions(CallOptions):
 
     target_endpoint: list[str] | None = option(
         None, TARGETS, "Servers ('outrider serve'), http://HOST:PORT with commas between; may be given again.", metavar="A,B",
-        envvar="TARGET_ENDPOINT",
+        envvar="TARGET_ENDPOINT", common=True,
     )  # fmt: skip
     max_retries: int = option(3, TARGETS, "Targets that a request may lose, no token between, before it ends with an error.")
     replica_wait: float = option(30.0, TARGETS, "Seconds that a request waits for a target when none answers.")

@@ -39,7 +39,7 @@ Out = Annotated[
     Path,
     listed(
         OUTPUT, "Folder of the run: 'drafter' is in it, and result.json, of which 'outrider report' makes pages.",
-        show_default=False,
+        show_default=False, common=True,
     ),
 ]  # fmt: skip
 OnlyResponses = Annotated[bool, listed(OUTPUT, "End when the target has answered all prompts.")]
@@ -53,20 +53,20 @@ class TextOptions:
         None, TEXTS,
         "Prompts that the target answers: a file, a named workload (docs/workloads.md), several with + between, "
         "or demo:N for N problems of the demo's training split.",
-        metavar="FILE_OR_NAME",
+        metavar="FILE_OR_NAME", common=True,
     )  # fmt: skip
     responses: Path | None = option(
         None, TEXTS, "Made before: responses.jsonl of a run, or a log with answers.", metavar="FILE"
     )
     from_traffic: str | None = option(
-        None, TEXTS, "Recorded requests (an OpenAI log): refresh the drafter of --init.", metavar="LOG"
+        None, TEXTS, "Recorded requests (an OpenAI log): refresh the drafter of --init.", metavar="LOG", common=True
     )
     recorded_answers: bool = option(False, TEXTS, "Of --from-traffic: train on the recorded answers, ask nothing anew.")
-    limit: int | None = option(None, TEXTS, "Most prompts.", min=1, show_default="all")
+    limit: int | None = option(None, TEXTS, "Most prompts.", min=1, show_default="all", common=True)
     on_bad: Literal["refuse", "skip"] = option("refuse", TEXTS, "Bad lines, and prompts that do not fit.")
     data: Path | None = option(None, TEXTS, "Folder with the files of named workloads.")
     chat_template: bool = option(
-        True, TEXTS, "Wrap conversations in the model's chat template; false: feed them as plain text."
+        True, TEXTS, "Wrap conversations in the model's chat template, or feed them as plain text."
     )
 
     def material(self, out: Path) -> TrainingData:
@@ -102,14 +102,14 @@ def _generated(count: int, out: Path) -> Path:
 class ResponseOptions:
     """How the target answers."""
 
-    drafter: str = option("auto", TEXTS, "Who drafts while the target answers: speed only, the texts are its own.")
-    temperature: str = option("0,1", SAMPLING, "Of the responses; several with commas take turns.", metavar="T,...")
+    drafter: str = option("auto", TEXTS, "Who drafts while the target answers: speed only, the texts are its own.", common=True)
+    temperature: str = option("0,1", SAMPLING, "Of the responses; several with commas take turns.", metavar="T,...", common=True)
     responses_per_prompt: int = option(1, SAMPLING, "Responses to each prompt.", min=1)
-    max_tokens: int = option(256, SAMPLING, "Max tokens of a response.")
+    max_tokens: int = option(256, SAMPLING, "Max tokens of a response.", common=True)
     top_k: int = option(0, SAMPLING, TOP_K)
     top_p: float = option(1.0, SAMPLING, TOP_P)
     min_p: float = option(0.0, SAMPLING, MIN_P)
-    max_num_seqs: int = option(8, SAMPLING, "Responses made at once.", min=1)
+    max_num_seqs: int = option(8, SAMPLING, "Responses made at once.", min=1, common=True)
 
     def plan(self, seed: int) -> ResponsePlan:
         """How the target's answers are made. Raises ConfigError."""
@@ -125,9 +125,9 @@ class ResponseOptions:
 class KindOptions:
     """What is trained, from where on; how is in `TrainConfig`."""
 
-    init: Path | None = option(None, TRAINING, "Go on from this drafter (draft-model: any model).", metavar="DIR")
+    init: Path | None = option(None, TRAINING, "Go on from this drafter (draft-model: any model).", metavar="DIR", common=True)
     kind_option: list[str] | None = option(
-        None, TRAINING, "A setting of the kind (docs/train.md lists them); may be given again.", metavar="NAME=VALUE"
+        None, TRAINING, "A setting of the kind (docs/train.md lists them); may be given again.", metavar="NAME=VALUE", common=True
     )
     feature_cache: str = option(
         "0", TRAINING, "Keep features of the target on disk, up to so much: 2GB.", metavar="BYTES"
@@ -162,7 +162,7 @@ class MeasuringOptions:
         """How the trained drafter is measured. Raises ConfigError."""
         from outrider.train.measure import MeasurePlan
 
-        temperatures = tuple(numbers("--set measure_temperature", self.measure_temperature, float))
+        temperatures = tuple(numbers("--measure-temperature", self.measure_temperature, float))
         return MeasurePlan(self.measure_limit, temperatures, self.measure_tokens, seed=seed)
 
 
@@ -192,14 +192,14 @@ def train(
     if texts.from_traffic is None and texts.prompts is None:
         refuse_unused(asking, "without --prompts or --from-traffic")
     if texts.recorded_answers:
-        refuse_unused(asking, "beside --set recorded_answers=true, which asks the target nothing")
+        refuse_unused(asking, "beside --recorded-answers, which asks the target nothing")
     options = replace(machine.options(target), drafter=answers.drafter, max_num_seqs=answers.max_num_seqs)
     if target == build.DEMO:
         options = replace(options, target=str(demo_paths().target))
     spec = TrainSpec(
         kind=kind, options=options, name=target, out=out, material=texts.material(out),
         responses=answers.plan(training.seed), init=which.start, settings=which.settings(), config=training,
-        feature_cache=memory("--set feature_cache", which.feature_cache, or_none=True), measure=measuring.plan(training.seed),
+        feature_cache=memory("--feature-cache", which.feature_cache, or_none=True), measure=measuring.plan(training.seed),
         resume=resume, only_responses=only_responses,
     )  # fmt: skip
     quieten_libraries()

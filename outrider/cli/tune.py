@@ -34,7 +34,7 @@ class TunedModels(MachineOptions):
     draft: list[str] | None = option(  # type: ignore[assignment]  # several, where other verbs take one
         None, DRAFTING,
         "A draft model, or a folder that 'outrider train' made (heads, stop rules); may be given again.",
-        metavar="FOLDER_OR_ID", show_default="what comes with the demo, else none",
+        metavar="FOLDER_OR_ID", show_default="what comes with the demo, else none", common=True,
     )  # fmt: skip
 
     def options(self, target: str) -> Options:
@@ -50,7 +50,7 @@ class TuneOptions(AnswerOptions):
     """What is tried, and for which load."""
 
     drafters: str = option(
-        "", SPACE, "Only these, with commas between.", metavar="NAMES", show_default="all that this target can have"
+        "", SPACE, "Only these, with commas between.", metavar="NAMES", show_default="all that this target can have", common=True
     )
     trees: bool = option(True, SPACE, "Also drafters that draft trees.")
     own_weights: bool = option(True, SPACE, "Also quantised and early-exit drafts of the target.")
@@ -62,10 +62,10 @@ class TuneOptions(AnswerOptions):
     batch_size: str = option(
         "1,4", LOAD,
         "Requests at a time: the advice is for the first, the schedule for the others, too.",
-        metavar="N,...",
+        metavar="N,...", common=True,
     )  # fmt: skip
-    max_tokens: int = option(128, SAMPLING, "Max tokens of an answer.", min=8)
-    temperature: float = option(0.0, SAMPLING, "0 is greedy.", min=0.0)  # type: ignore[assignment]
+    max_tokens: int = option(128, SAMPLING, "Max tokens of an answer.", min=8, common=True)
+    temperature: float = option(0.0, SAMPLING, "0 is greedy.", min=0.0, common=True)  # type: ignore[assignment]
 
     def request(self, prompts: int, drafts: list[str]) -> TuneRequest:
         """What the options ask to be tuned. Raises ConfigError for values out of range."""
@@ -90,7 +90,7 @@ def tune(
     output: OutputOptions,
     settings_out: Annotated[
         Path | None,
-        listed(OUTPUT, "Write the advice as a file for generate --settings.", metavar="FILE", show_default=False),
+        listed(OUTPUT, "Write the advice as a file for generate --settings.", metavar="FILE", show_default=False, common=True),
     ] = None,
     resume: Resume = False,
 ) -> int:

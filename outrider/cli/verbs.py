@@ -1,8 +1,6 @@
-"""How a verb's options reach the command line: those typed most as flags, all others as settings, `--set NAME=VALUE`.
+"""How a verb's options reach the command line. Every option is a flag: `max_model_len` is typed `--max-model-len`.
 
-An option is written the same for every verb: `FLAGS` lists the names that are flags. `--help` shows these, `--help-all` the
-settings, too. A setting is an option of the parser named `--set NAME`, so that types, ranges and environment variables are
-checked alike; `join_settings` makes one argument of `--set NAME=VALUE`.
+`--help` shows the options that are marked `common` at their field, `--help=all` every one, `--help=sampling` those of one group.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -18,35 +17,28 @@ import typer
 from typer.core import TyperOption
 from typer.models import OptionInfo
 
-from outrider.errors import ConfigError
-from outrider.settings import to_bool
+from outrider.errors import ConfigError, did_you_mean
 
-_TYPED = (
-    "alpha api_key baseline_url batch_size budget c check concurrency config context_lengths "
-    "device draft draft_endpoint drafter drafter_option drafters dtype epochs from_traffic "
-    "head host init json kind_option kv_memory limit log_requests max_draft_tokens max_num_seqs max_tokens "
-    "memory metrics_port model num_draft_tokens out pass_cost port prediction prompts questions "
-    "result resume rounds samples seed served_model_name settings settings_out show_drafts system target "
-    "target_endpoint temperature threads timeout tls_ca tls_cert tls_key to tokenizer verifier"
-)
-FLAGS = frozenset(_TYPED.split())
+HELP_OF = "--help-of"  # how the parser gets `--help=GROUP`
+ALL = "all"
+COMPLETING = "_OUTRIDER_COMPLETE"  # the variable by which a shell asks for completions, which are of every option
 
 _GIVEN: ContextVar[frozenset[str]] = ContextVar("given", default=frozenset())  # options on this command line, by their fields
 
 
 def option(default: Any, panel: str, text: str, **extra: Any) -> Any:
-    """A field of a group of options: its default, the panel of the help that lists it, and its line there."""
+    """A field of a group of options: its default, the panel of the help that lists it, and its line there. See `listed`."""
     return dataclasses.field(default=default, metadata={"option": listed(panel, text, **extra)})
 
 
-def listed(panel: str, text: str, **extra: Any) -> Any:
-    """The annotation of an option that is a parameter of the verb itself."""
-    return typer.Option(help=text, rich_help_panel=panel, **extra)
+def listed(panel: str, text: str, *, common: bool = False, **extra: Any) -> Any:
+    """The annotation of an option that is a parameter of the verb itself. `common`: `--help` shows it."""
+    return typer.Option(help=text, rich_help_panel=panel, hidden=not common, **extra)
 
 
 def written(name: str) -> str:
-    """How an option is typed: `--batch-size`, or `--set top_k`."""
-    return f"--{name.replace('_', '-')}" if name in FLAGS else f"--set {name}"
+    """How an option is typed: `--batch-size`."""
+    return f"--{name.replace('_', '-')}"
 
 
 def with_groups(verb: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -59,10 +51,10 @@ def with_groups(verb: Callable[..., int | None]) -> Callable[..., int | None]:
             parameters += [_parameter(field.name, kind, field.default) for field, kind in _fields(groups[name])]
         else:
             parameters.append(_parameter(name, hints[name], parameter.default))
-    parameters.append(inspect.Parameter("help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll))
+    parameters.append(inspect.Parameter("help_of", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=HelpOf))
     parameters.append(inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
 
-    def command(*, help_all: bool, typer_context: typer.Context, **values: Any) -> int | None:
+    def command(*, help_of: str | None, typer_context: typer.Context, **values: Any) -> int | None:
         _GIVEN.set(frozenset(name for name in values if _is_given(typer_context, name)))
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
@@ -75,24 +67,38 @@ def with_groups(verb: Callable[..., int | None]) -> Callable[..., int | None]:
 
 
 def add_verb(app: typer.Typer, verb: Callable[..., int | None]) -> None:
-    """Add a verb to the application. Where it has settings, the last line of its help says how they are given."""
-    count = sum(name not in FLAGS and _is_option(p.annotation) for name, p in inspect.signature(verb).parameters.items()) - 1
-    more = f"{count} further options are given as --set NAME=VALUE: --help-all lists them." if count > 0 else None
-    app.command(epilog=more)(verb)
+    """Add a verb to the application. The last line of its help says how to see the options that it leaves out."""
+    parameters = inspect.signature(verb).parameters
+    infos = [_info(parameter.annotation) for name, parameter in parameters.items() if name != "help_of"]
+    hidden = [info for info in infos if info is not None and info.hidden]
+    groups = dict.fromkeys(_group(info.rich_help_panel) for info in hidden)
+    more = f"{len(hidden)} further options: --help={ALL}, or of one group --help={'|'.join(groups)}"
+    app.command(epilog=more if hidden else None)(verb)
 
 
-def _show_all(context: typer.Context, wanted: bool) -> None:
-    """The help with everything that only --help-all lists."""
-    if wanted:
-        for parameter in context.command.params:
-            if isinstance(parameter, TyperOption):
-                parameter.hidden = parameter.name == "help_all"
-        context.command.epilog = None
-        typer.echo(context.get_help())
-        raise typer.Exit
+def _group(panel: str | None) -> str:
+    """What a panel of the help is called after `--help=`: 'Model and machine' is `model`."""
+    return (panel or "options").split()[0].lower()
 
 
-HelpAll = Annotated[bool, typer.Option("--help-all", hidden=True, is_eager=True, callback=_show_all)]
+def _show(context: typer.Context, wanted: str | None) -> None:
+    """The help with all options, or with those of one group. Raises ConfigError for a group that is none."""
+    if wanted is None:
+        return
+    options = [one for one in context.command.params if isinstance(one, TyperOption) and HELP_OF not in one.opts]
+    groups = list(dict.fromkeys(_group(option.rich_help_panel) for option in options))
+    asked = wanted.lower()
+    if asked not in (ALL, *groups):
+        nearest = did_you_mean(asked, [ALL, *groups])
+        raise ConfigError(f"--help={wanted}: no such group of options.{nearest} Groups: {', '.join(groups)}")
+    for option in options:
+        option.hidden = asked not in (ALL, _group(option.rich_help_panel))
+    context.command.epilog = None
+    typer.echo(context.get_help())
+    raise typer.Exit
+
+
+HelpOf = Annotated[str | None, typer.Option(HELP_OF, hidden=True, is_eager=True, callback=_show)]
 
 
 def _fields(group: Any) -> Iterable[tuple[dataclasses.Field[Any], Any]]:
@@ -101,30 +107,29 @@ def _fields(group: Any) -> Iterable[tuple[dataclasses.Field[Any], Any]]:
     for field in dataclasses.fields(group):
         found = field.metadata.get("option")
         if found is None and (text := field.metadata.get("help")) is not None:
-            found = listed("Training", f"{text[:1].upper()}{text[1:]}.")
+            found = listed("Training", f"{text[:1].upper()}{text[1:]}.", common=field.metadata["common"])
         yield field, hints[field.name] if found is None else Annotated[hints[field.name], found]
 
 
-def _is_option(annotation: Any) -> bool:
-    return get_origin(annotation) is Annotated and isinstance(annotation.__metadata__[0], OptionInfo)
+def _info(annotation: Any) -> OptionInfo | None:
+    """What typer knows of an option; None for an argument."""
+    if get_origin(annotation) is not Annotated:
+        return None
+    info = annotation.__metadata__[0]
+    return info if isinstance(info, OptionInfo) else None
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    """A parameter for typer: an option under the name that it is typed by. A setting that is true or false takes one of both."""
-    if _is_option(annotation):
-        kind, info = annotation.__origin__, copy.copy(annotation.__metadata__[0])
-        info.param_decls, info.hidden = (written(name),), name not in FLAGS
-        if info.hidden and bool in (kind, *get_args(kind)):
-            kind, info.parser, info.metavar = str, _true_or_false, "true|false"
+    """A parameter for typer: an option under the name that it is typed by. One that may be true has `--no-NAME`, too."""
+    info = copy.copy(_info(annotation))
+    if info is not None:
+        kind = annotation.__origin__
+        flag = written(name)
+        is_switch = bool in (kind, *get_args(kind)) and default is not False
+        info.hidden = bool(info.hidden) and COMPLETING not in os.environ
+        info.param_decls = (f"{flag}/--no-{flag[2:]}" if is_switch else flag,)
         annotation = Annotated[kind, info]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _true_or_false(text: str) -> bool:
-    try:
-        return to_bool(text)
-    except ValueError:
-        raise typer.BadParameter(f"true or false is needed; got {text!r}") from None
 
 
 def name_and_value(option: str, text: str) -> tuple[str, str]:
@@ -135,17 +140,14 @@ def name_and_value(option: str, text: str) -> tuple[str, str]:
     return name, value
 
 
-def join_settings(arguments: Sequence[str]) -> list[str]:
-    """`--set NAME=VALUE` as one argument each, the form in which the parser knows settings. Raises ConfigError."""
-    joined, waiting = list[str](), iter(arguments)
-    for argument in waiting:
-        if argument == "--set" or argument.startswith("--set="):
-            setting = next(waiting, "") if argument == "--set" else argument.removeprefix("--set=")
-            argument = "--set {}={}".format(*name_and_value("--set", setting))
-        joined.append(argument)
-        if argument == "--":
-            break
-    return [*joined, *waiting]
+def spread_help(arguments: Sequence[str]) -> list[str]:
+    """`--help=GROUP` as the parser reads it, where it takes a value; words after `--` are words."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    spread = []
+    for argument in arguments[:end]:
+        group = argument.removeprefix("--help=")
+        spread += [argument] if group == argument else [HELP_OF, group]
+    return [*spread, *arguments[end:]]
 
 
 def refuse_unused(names: Sequence[str], where: str) -> None:
@@ -164,15 +166,16 @@ def typed(group: Any, *left_out: str) -> list[str]:
     """The options of a group that stand on the command line, with their values, word by word; some are left out by name."""
     words = []
     for field in dataclasses.fields(group):
-        value = getattr(group, field.name)
         if field.name in _GIVEN.get() and field.name not in left_out:
-            words += typed_words(field.name, str(value).lower() if isinstance(value, bool) else value)
+            words += typed_words(field.name, getattr(group, field.name))
     return words
 
 
 def typed_words(name: str, value: Any) -> list[str]:
     """An option with its value, word by word."""
-    return [written(name), str(value)] if name in FLAGS else ["--set", f"{name}={value}"]
+    if isinstance(value, bool):
+        return [written(name) if value else f"--no-{written(name)[2:]}"]
+    return [written(name), str(value)]
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

@@ -149,7 +149,7 @@ class DrafterPool:
     def _allowed_lossy(self, name: str) -> Verifier:
         if name in self._lossy:
             return self._lossy[name]
-        allowed = f" Allowed: {', '.join(self._lossy)}." if self._lossy else " It allows none: see --set allow_lossy=NAME."
+        allowed = f" Allowed: {', '.join(self._lossy)}." if self._lossy else " It allows none: see --allow-lossy NAME."
         raise CapabilityError(f"speculation.lossy '{name}' is not allowed by this server.{allowed}")
 
 

@@ -134,7 +134,7 @@ class Engine:
         limit, waiting, ran_s = self._settings.max_queue, self._num_waiting(), self._loop.ran_s
         if count > limit:
             raise RequestError(
-                f"{count} answers are asked for at once, and at most {limit} requests may wait here (--set max_queue): "
+                f"{count} answers are asked for at once, and at most {limit} requests may wait here (--max-queue): "
                 "ask for fewer, or in several requests"
             )
         if waiting + count > limit:

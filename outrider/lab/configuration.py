@@ -25,7 +25,7 @@ PLAIN = "none"  # the drafter of plain decoding
 
 @dataclass(frozen=True)
 class Configuration:
-    """What stands behind --drafter, --num-draft-tokens, --drafter-option, --verifier and --set verifier_option."""
+    """What stands behind --drafter, --num-draft-tokens, --drafter-option, --verifier and --verifier-option."""
 
     drafter: str = PLAIN
     num_draft_tokens: int | str | None = None

@@ -49,7 +49,7 @@ class ServerSecurity:
         if (self.certificate is None) != (self.key is None):
             raise ConfigError("TLS needs a certificate and its key: --tls-cert FILE and --tls-key FILE")
         if self.client_ca is not None and self.certificate is None:
-            raise ConfigError("--set tls_client_ca asks callers for certificates, which needs TLS: add --tls-cert and --tls-key")
+            raise ConfigError("--tls-client-ca asks callers for certificates, which needs TLS: add --tls-cert and --tls-key")
         if "" in self.tokens:
             raise ConfigError(f"a service token is empty: set {TOKEN_VARIABLE} to a secret, or leave it out")
         for token in self.tokens:

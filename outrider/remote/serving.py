@@ -95,7 +95,7 @@ class ServiceSettings:
         is_open = self.host not in LOOPBACK and not self.host.startswith("unix:")
         found = []
         if is_open and not self.security.tokens and self.security.client_ca is None:
-            found.append("anybody who reaches this port is let in: set a token (OUTRIDER_SERVICE_TOKEN) or --set tls_client_ca")
+            found.append("anybody who reaches this port is let in: set a token (OUTRIDER_SERVICE_TOKEN) or --tls-client-ca")
         if is_open and self.security.certificate is None:
             found.append("the line is not encrypted: --tls-cert and --tls-key, or keep it in a closed network")
         return found

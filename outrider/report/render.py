@@ -22,7 +22,7 @@ RENDERERS = {
     "estimate": "outrider.report.estimate",
     "replay": "outrider.report.replay",
     "train": "outrider.report.train",
-    "export": "outrider.report.train",
+    "export": "outrider.report.export",
 }
 
 

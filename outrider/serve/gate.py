@@ -80,7 +80,7 @@ class Gate:
             raise ApiError(missing, status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def _too_large(self) -> ApiError:
-        message = f"the body is larger than {self._max_body_bytes} bytes, the most this server takes (--set max_body_bytes)"
+        message = f"the body is larger than {self._max_body_bytes} bytes, the most this server takes (--max-body-bytes)"
         return ApiError(message, status=413, code="body_too_large", headers={"Connection": "close"})
 
 

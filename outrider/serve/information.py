@@ -112,7 +112,7 @@ def _check_alive(state: ServerState) -> None:
         raise unavailable(f"engines have failed: {'; '.join(dead)}", "engine_dead")
     hung = [f"'{name}' has work and has not come round for {seconds:.0f} s" for name, seconds in state.hung().items()]
     if hung:
-        limit = f"more than {state.settings.hang_timeout_s:g} s are not allowed (--set hang_timeout)"
+        limit = f"more than {state.settings.hang_timeout_s:g} s are not allowed (--hang-timeout)"
         raise unavailable(f"engines hang: {'; '.join(hung)}; {limit}. Where steps take that long, allow more", "engine_hung")
 
 

@@ -58,9 +58,9 @@ class ListenSettings:
         if any(not key or not key.isascii() or key != key.strip() for key in self.api_keys):
             raise ConfigError("an API key must be ASCII text without spaces around it, and not empty")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
-            raise ConfigError("TLS needs both: --set ssl_certfile=FILE and --set ssl_keyfile=FILE")
+            raise ConfigError("TLS needs both: --ssl-certfile FILE and --ssl-keyfile FILE")
         if self.ssl_ca_certs is not None and self.ssl_certfile is None:
-            raise ConfigError("--set ssl_ca_certs needs TLS: add --set ssl_certfile=FILE and --set ssl_keyfile=FILE")
+            raise ConfigError("--ssl-ca-certs needs TLS: add --ssl-certfile FILE and --ssl-keyfile FILE")
         for file in (self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs):
             if file is not None and not file.is_file():
                 raise ConfigError(f"TLS file {file} does not exist")

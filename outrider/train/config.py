@@ -22,9 +22,11 @@ RESUMABLE = ("log_every", "save_every_s", "tensorboard")  # may differ when a ru
 class TrainConfig:
     """Choices of the training loop. Where a field allows it, 0 means "by the target's size": see `resolve`."""
 
-    epochs: int = setting(0, "passes over the texts; 0: 6 below 1B parameters of the target, else 3", at_least=0)
+    epochs: int = setting(0, "passes over the texts; 0: 6 below 1B parameters of the target, else 3", at_least=0, common=True)
     max_steps: int = setting(0, "stop after so many optimizer steps; 0: when the epochs are over", at_least=0)
-    batch_size: int = setting(0, "texts per optimizer step; 0: 8 below 1B parameters of the target, else 16", at_least=0)
+    batch_size: int = setting(
+        0, "texts per optimizer step; 0: 8 below 1B parameters of the target, else 16", at_least=0, common=True
+    )
     micro_batch: int = setting(0, "texts per pass; 0: the batch, at most 8. Smaller ones are accumulated", at_least=0)
     max_length: int = setting(
         0, "tokens of a text; longer ones are cut. 0: 2048, or the target's context where it is shorter", at_least=0
@@ -39,7 +41,7 @@ class TrainConfig:
     clip: float = setting(1.0, "largest gradient norm", above=0)
     precision: Literal["auto", "no", "bf16", "fp16"] = setting("auto", "mixed precision: auto is bf16 on CUDA and none on CPU")
     held_out: float = setting(0.1, "share of the texts that are kept for validation and measuring, at least 1", above=0, below=1)
-    seed: int = setting(0, "of weights, order, anchors and sampled responses", at_least=0)
+    seed: int = setting(0, "of weights, order, anchors and sampled responses", at_least=0, common=True)
     log_every: int = setting(10, "optimizer steps between two points of the training curve", at_least=1)
     save_every_s: float = setting(300.0, "seconds between checkpoints; there is one at the end of every epoch, too")
     tensorboard: bool = setting(False, "write TensorBoard logs into the run's folder (needs the package tensorboard)")

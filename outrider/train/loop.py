@@ -271,7 +271,7 @@ class TrainLoop:
         kept = best if math.isfinite(state.best_tau) else "nothing was trained yet"
         raise NumericalError(
             f"training stopped at step {state.step} of {self.total}: {what} is NaN or infinite; {kept}. "
-            f"Try a lower learning rate (--set lr, now {self.config.lr:g}), more warm-up, or --set precision=no."
+            f"Try a lower learning rate (--lr, now {self.config.lr:g}), more warm-up, or --precision no."
         )
 
 

@@ -45,11 +45,11 @@ class TrainingData:
         given = [name for name in ("prompts", "responses", "traffic") if getattr(self, name) is not None]
         if len(given) != 1:
             what = " and ".join(given) if given else "none of them"
-            raise ConfigError(f"texts come from one of --prompts, --set responses and --from-traffic; got {what}")
+            raise ConfigError(f"texts come from one of --prompts, --responses and --from-traffic; got {what}")
         if self.traffic is not None and init is None:
             raise ConfigError("--from-traffic refreshes a drafter: name it with --init FOLDER")
         if self.recorded_answers and self.traffic is None:
-            raise ConfigError("recorded answers are those of --from-traffic; give --set responses=FILE for a file of answers")
+            raise ConfigError("recorded answers are those of --from-traffic; give --responses FILE for a file of answers")
         if init is not None and not init.is_dir():
             raise ConfigError(f"--init: there is no folder '{init}'")
 

@@ -98,7 +98,7 @@ class ResponseFile:
             differ = sorted(name for name in {*head, *self._head} if head.get(name) != self._head.get(name))
             raise ConfigError(
                 f"the responses in {self.path} were made under another plan ({', '.join(differ)}); give the same options, or "
-                "another --out, or use them as they are with --set responses"
+                "another --out, or use them as they are with --responses"
             )
         self.texts = {text.id: text for text in texts}
         if lines[-1]:
@@ -146,7 +146,7 @@ def read_responses(
     if head.get("vocabulary") != vocabulary_print(tokenizer):
         raise CapabilityError(
             f"{path} holds tokens of {head.get('target')}, whose vocabulary is not this target's: the same ids mean other texts. "
-            "Regenerate the responses (leave --set responses out)"
+            "Regenerate the responses (leave --responses out)"
         )
     if not texts:
         raise ConfigError(f"{path} holds no responses, only its first line")

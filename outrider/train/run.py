@@ -87,7 +87,7 @@ def run_training(spec: TrainSpec, progress: Progress | None = None, command: str
     progress = progress if progress is not None and _is_main() else Progress()
     if spec.options.quantise is not None:
         raise ConfigError(
-            "training reads the checkpoint's own weights: leave --set quantise out; what was trained can draft for the rounded "
+            "training reads the checkpoint's own weights: leave --quantise out; what was trained can draft for the rounded "
             "target, too"
         )
     kind = KINDS.load(spec.kind)
@@ -101,8 +101,8 @@ def run_training(spec: TrainSpec, progress: Progress | None = None, command: str
     tokenizer = load_tokenizer(source, spec.options.trust_remote_code)
     if _num_processes() > 1 and spec.material.needs_target:
         raise ConfigError(
-            "several processes train, but one answers: run the same command in one process with --set only_responses=true; then "
-            f"all of them --set responses={spec.out / RESPONSES} and another --out"
+            "several processes train, but one answers: run the same command in one process with --only-responses; then "
+            f"all of them --responses {spec.out / RESPONSES} and another --out"
         )
     with claimed(spec.out) if _is_main() else nullcontext():
         if _is_main():
@@ -220,7 +220,7 @@ class _Job:
     def _measured(self, held_out: list[TrainingText]) -> tuple[list[Any], list[str]]:
         spec = self._spec
         if spec.measure.prompts == 0:
-            return [], ["nothing was measured on held-out prompts (--set measure_limit=0)"]
+            return [], ["nothing was measured on held-out prompts (--measure-limit 0)"]
         folders = {label: spec.out / name for label, name in (("before", BEFORE), ("after", DRAFTER))}
         draft = getattr(self._settings, "draft", "") or None  # of kinds that are trained for a draft model
         return measure(spec.asked, self._kind, folders, draft, held_out, spec.measure, self._progress)

@@ -1,7 +1,7 @@
 """Verifiers: which draft tokens stay. One file each; to add one, write the class and add a line here.
 
 Siblings of the drafters: neither package imports the other. The default is `block` for chains
-and `traversal` for trees. A lossy verifier declares it and needs an explicit switch (`lossy=True`, `--set lossy=true`).
+and `traversal` for trees. A lossy verifier declares it and needs an explicit switch (`lossy=True`, `--lossy`).
 """
 
 from outrider.registry import Entry, Registry

@@ -266,7 +266,7 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a chain verifier for trees": ({"drafter": "lookahead", "verifier": "block"}, "traversal"),
     "a tree of no known shape": ({"drafter": "draft-model", "drafter_options": {"tree": "4y2"}}, "4x2x1"),
     "a stop rule for trees": ({"drafter": "draft-model", "drafter_options": {"tree": "2x2", "stop": "entropy"}}, "for chains"),
-    "a lossy verifier unasked": ({"verifier": "typical"}, "--set lossy=true"),
+    "a lossy verifier unasked": ({"verifier": "typical"}, "--lossy"),
     "lossy without a lossy verifier": ({"lossy": True}, "typical, top-k"),
     "an option of another drafter": ({"drafter": "ngram", "drafter_options": {"exit_layer": 1}}, "min_ngram"),
     "a misspelt option": ({"drafter": "suffix", "drafter_options": {"max_dept": 3}}, "'max_depth'"),

@@ -24,7 +24,7 @@ import torch
 from outrider.cli import app
 
 TIMEOUT_S = 240
-PLAIN = ("--set", "runtime=eager", "--threads", "1")  # quick to start, and no quarrel over cores with other tests
+PLAIN = ("--runtime", "eager", "--threads", "1")  # quick to start, and no quarrel over cores with other tests
 PROMPT = "Once upon a time"
 QUESTION = "Question: Tom has 3 apples and buys 4 more. How many apples does he have?\nAnswer:"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
@@ -74,7 +74,7 @@ def test_json_of_a_process_is_one_object(pair: tuple[Path, Path]) -> None:
     """stdout holds nothing but the object, although libraries that like to print loaded two models."""
     target, draft = map(str, pair)
     with start(
-        "generate", target, QUESTION, "--set", "chat_template=false", "--draft", draft, "--max-tokens", "24", "--json", *PLAIN
+        "generate", target, QUESTION, "--no-chat-template", "--draft", draft, "--max-tokens", "24", "--json", *PLAIN
     ) as process:
         out, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, errors
@@ -107,7 +107,7 @@ def test_marks(stories: Path, cli: Callable[..., Outcome]) -> None:
 
 def test_logprobs(stories: Path, cli: Callable[..., Outcome]) -> None:
     """One entry a token, the token itself among them; greedy means the likeliest."""
-    run = cli("generate", str(stories), PROMPT, "--max-tokens", "5", "--json", "--set", "logprobs=2", *PLAIN)
+    run = cli("generate", str(stories), PROMPT, "--max-tokens", "5", "--json", "--logprobs", "2", *PLAIN)
     found = json.loads(run.out)
     assert len(found["logprobs"]) == 5
     for token, logprobs in zip(found["token_ids"], found["logprobs"], strict=True):
@@ -155,7 +155,7 @@ def test_bad_models(stories: Path, tmp_path: Path, cli: Callable[..., Outcome]) 
         (("--device", "gpu"), "device"),
         (("--num-draft-tokens", "0"), "num_draft_tokens must be between"),
         (("--threads", "0"), "threads must be at least 1"),
-        (("--set", "max_model_len=4"), "the context holds 4"),
+        (("--max-model-len", "4"), "the context holds 4"),
         (("--drafter", "draft-model"), "needs a draft model"),
         (("--drafter", "ngram", "--draft", "x"), "uses no draft model"),
     ],

@@ -53,7 +53,7 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with live_server("demo", "--drafter", "draft-model", "--set", f"request_timeout={REQUEST_TIMEOUT_S}") as address:
+    with live_server("demo", "--drafter", "draft-model", "--request-timeout", f"{REQUEST_TIMEOUT_S}") as address:
         yield address
 
 

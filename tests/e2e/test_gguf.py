@@ -76,7 +76,7 @@ def test_a_hybrid_runs_on_the_native_runtime(kind: type, bits: int, tmp_path: Pa
 
 @pytest.mark.slow
 def test_the_command_line_takes_a_file(tiny: Path) -> None:
-    with start("generate", str(tiny), "the 1 cat", "--max-tokens", "4", "--set", "runtime=eager") as process:
+    with start("generate", str(tiny), "the 1 cat", "--max-tokens", "4", "--runtime", "eager") as process:
         _, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     assert "keeps its weights in their blocks (Q4_0, Q8_0)" in errors

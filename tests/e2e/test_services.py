@@ -61,7 +61,7 @@ class Deployment:
     def start_target(self, name: str, model: Path | None = None) -> None:
         self.start(
             name, "serve", str(model or self.model), "--served-model-name", "tiny", "--drafter", "ngram",
-            "--set", "self_test=false", "--kv-memory", "64MiB",
+            "--no-self-test", "--kv-memory", "64MiB",
         )  # fmt: skip
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
@@ -115,7 +115,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
             made.start_target(name)
         endpoints = ",".join(f"127.0.0.1:{made.ports[name]}" for name in ("first", "second"))
         made.start(
-            "coordinator", "service", "coordinator", "--target-endpoint", endpoints, "--set", "stall_timeout=5",
+            "coordinator", "service", "coordinator", "--target-endpoint", endpoints, "--stall-timeout", "5",
         )  # fmt: skip
         made.until(made.is_ready, "the coordinator and both replicas")
         yield made

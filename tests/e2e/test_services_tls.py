@@ -26,7 +26,7 @@ from tests.live_server import free_port, is_listening
 START_S = 600.0  # a busy machine with two cores takes its time
 TOKENS = 48
 ASKED = {"prompt": "abc abc abc", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-FAST = ("--set", "runtime=eager", "--threads", "1")
+FAST = ("--runtime", "eager", "--threads", "1")
 
 
 @dataclass
@@ -47,13 +47,13 @@ class Parts:
     def served(self, name: str) -> tuple[str | Path, ...]:
         """Options of a service that shows a certificate for this machine, and wants one of ours."""
         certificate, key = self.ours.signed(name, "IP:127.0.0.1")
-        return "--tls-cert", certificate, "--tls-key", key, "--set", f"tls_client_ca={self.ours.certificate}"
+        return "--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", f"{self.ours.certificate}"
 
     def serving(self, name: str) -> tuple[str, ...]:
         """The same of a server."""
         certificate, key = self.ours.signed(name, "IP:127.0.0.1")
-        files = {"ssl_certfile": certificate, "ssl_keyfile": key, "ssl_ca_certs": self.ours.certificate}
-        return tuple(word for option, file in files.items() for word in ("--set", f"{option}={file}"))
+        files = {"--ssl-certfile": certificate, "--ssl-keyfile": key, "--ssl-ca-certs": self.ours.certificate}
+        return tuple(f"{option}={file}" for option, file in files.items())
 
     def asking(self, name: str, authority: Authority) -> dict[str, Path]:
         """What a caller shows and trusts, its certificate signed by `authority`."""
@@ -179,7 +179,7 @@ def test_all_parts_with_certificates(parts: Parts, drafts: str, model: Path, exp
     target, http = free_port(), free_port()
     parts.start(
         "target", "serve", model / "target", "--port", str(target), *FAST,
-        "--set", "self_test=false", *parts.serving("target"), "--draft-endpoint", drafts,
+        "--no-self-test", *parts.serving("target"), "--draft-endpoint", drafts,
         *drafter_options(parts.asking("t", parts.ours)),
     )  # fmt: skip
     parts.start(
@@ -199,7 +199,7 @@ def test_a_target_whose_draft_service_does_not_trust_it(parts: Parts, drafts: st
     http = free_port()
     strange = drafter_options(parts.asking("stranger", parts.others))
     parts.start(
-        "serve", "serve", model / "target", "--port", str(http), *FAST, "--set", "self_test=false",
+        "serve", "serve", model / "target", "--port", str(http), *FAST, "--no-self-test",
         "--draft-endpoint", drafts, *strange,
     )  # fmt: skip
     parts.until(lambda: is_up(http), "the server")
@@ -218,7 +218,7 @@ def test_a_coordinator_that_targets_do_not_trust_names_the_reason(parts: Parts, 
     target, http = free_port(), free_port()
     parts.start(
         "target", "serve", model / "target", "--port", str(target), *FAST, "--drafter", "none",
-        "--set", "self_test=false", *parts.serving("target"),
+        "--no-self-test", *parts.serving("target"),
     )  # fmt: skip
     parts.start(
         "coordinator", "service", "coordinator", "--target-endpoint", f"https://127.0.0.1:{target}",

@@ -30,10 +30,10 @@ def environment() -> dict[str, str]:
 
 def training(folder: Path, out: str, *more: str) -> list[str]:
     return outrider(
-        "train", "draft-model", "--target", str(folder / "target"), "--set", f"responses={folder / 'r.jsonl'}",
+        "train", "draft-model", "--target", str(folder / "target"), "--responses", f"{folder / 'r.jsonl'}",
         "--out", str(folder / out),
-        "--kind-option", "init_layers=1", "--epochs", "30", "--batch-size", "4", "--set", "measure_limit=0", "--device", "cpu",
-        "--set", "save_every_s=0", "--set", "held_out=0.2", *more,
+        "--kind-option", "init_layers=1", "--epochs", "30", "--batch-size", "4", "--measure-limit", "0", "--device", "cpu",
+        "--save-every-s", "0", "--held-out", "0.2", *more,
     )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
     """Data parallel, with a last micro-batch that nobody shares: the same mean gradient, so the same drafter to rounding."""
     save_target(tmp_path / "target")
     save_responses(tmp_path / "r.jsonl", texts(40))
-    small = ("--epochs", "3", "--batch-size", "3", "--set", "micro_batch=1")
+    small = ("--epochs", "3", "--batch-size", "3", "--micro-batch", "1")
     subprocess.run(training(tmp_path, "one", *small), check=True, env=environment(), capture_output=True, timeout=500)
     launch = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1")
     command = [*launch, *training(tmp_path, "two", *small)[1:]]
@@ -88,8 +88,8 @@ def test_the_demo_target_from_prompts_to_a_draft(tmp_path: Path) -> None:
     """The recipe of docs/train.md, small: half of the demo target's layers learn enough of it for the expected tau to rise."""
     command = outrider(
         "train", "draft-model", "--target", "demo", "--prompts", "demo:60", "--out", str(tmp_path / "run"),
-        "--set", "runtime=eager", "--max-tokens", "48", "--epochs", "4", "--kind-option", "init_layers=4",
-        "--batch-size", "4", "--set", "measure_limit=2", "--set", "measure_tokens=16",
+        "--runtime", "eager", "--max-tokens", "48", "--epochs", "4", "--kind-option", "init_layers=4",
+        "--batch-size", "4", "--measure-limit", "2", "--measure-tokens", "16",
     )  # fmt: skip
     subprocess.run(command, check=True, env=environment(), capture_output=True, timeout=500)
     result = json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))
@@ -100,7 +100,7 @@ def test_the_demo_target_from_prompts_to_a_draft(tmp_path: Path) -> None:
     }
     answer = outrider(
         "generate", "demo", "Sam has 3 lemons.", "--draft", str(tmp_path / "run" / "drafter"),
-        "--drafter", "draft-model", "--set", "runtime=eager", "--max-tokens", "8", "--json",
+        "--drafter", "draft-model", "--runtime", "eager", "--max-tokens", "8", "--json",
     )  # fmt: skip
     assert demo_paths().target.is_dir()
     subprocess.run(answer, check=True, env=environment(), capture_output=True, timeout=200)

@@ -14,7 +14,7 @@ from outrider.lab.tune.tune_result import TuneResult
 from outrider.settings_file import read_settings
 
 pytestmark = pytest.mark.slow
-COMMAND = "tune demo --drafters draft-model,ngram --limit 5 --max-tokens 24 --batch-size 1,2 --threads 1 --set runtime=eager"
+COMMAND = "tune demo --drafters draft-model,ngram --limit 5 --max-tokens 24 --batch-size 1,2 --threads 1 --runtime eager"
 
 
 def tune(folder: Path, *more: str) -> TuneResult:
@@ -36,7 +36,7 @@ def test_from_prompts_to_a_settings_file(tmp_path: Path, capsys: pytest.CaptureF
     assert {one.engine for one in result.advice} >= {"vLLM", "llama.cpp"}
     assert "Tuning demo" in capsys.readouterr().out
     assert not (tmp_path / "tune.unfinished.jsonl").exists(), "finished"
-    command = f"outrider serve demo --threads 1 --set runtime=eager --settings {settings}"
+    command = f"outrider serve demo --threads 1 --runtime eager --settings {settings}"
     assert result.next_command == command
     assert command in (tmp_path / "tune.html").read_text()
     options = read_settings(settings).options
@@ -50,7 +50,7 @@ def test_the_demo_s_heads_compete_without_being_named(tmp_path: Path) -> None:
     settings = tmp_path / "settings.json"
     command = "tune demo --drafters eagle3,medusa,block,ngram --limit 5 --max-tokens 32 --batch-size 1,2 --threads 1"
     out = tmp_path / "tune.json"
-    assert run([*command.split(), "--set", "runtime=eager", "--settings-out", str(settings), "--out", str(out)]) == 0
+    assert run([*command.split(), "--runtime", "eager", "--settings-out", str(settings), "--out", str(out)]) == 0
     result = read_result(out)
     assert isinstance(result, TuneResult)
     families = {one.family: one.failure for one in result.families}
@@ -84,7 +84,7 @@ def test_an_interrupted_tuning_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     assert [json.loads(line)["key"].split(" / ")[0] for line in kept[1:]] == ["probe none", "probe draft-model"]
     result = tune(tmp_path, "--resume")
     drafting = "--drafter none" if not result.recommendations[0].speculate else "--num-draft-tokens"
-    assert result.next_command.startswith("outrider serve demo --threads 1 --set runtime=eager --drafter ")
+    assert result.next_command.startswith("outrider serve demo --threads 1 --runtime eager --drafter ")
     assert drafting in result.next_command, "without a settings file the command says everything itself"
     num_probes = len(result.families) + 1  # plain decoding
     assert len(runs) == num_probes + 1, "the interrupted one ran twice, the two before it once"

@@ -70,7 +70,7 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             network, "drafts", ["service", "draft", str(draft), "--host", "0.0.0.0", "--port", str(DRAFT_PORT)],
             DRAFT_PORT, folder / "draft.log",
         )  # fmt: skip
-        options = ["--verifier", "gumbel", "--set", "runtime=eager", "--set", "self_test=false", "--num-draft-tokens", "4"]
+        options = ["--verifier", "gumbel", "--runtime", "eager", "--no-self-test", "--num-draft-tokens", "4"]
         where = ["--draft-endpoint", service.address, "--host", "0.0.0.0", "--port", str(HTTP_PORT)]
         command = ["serve", str(target), "--served-model-name", "demo", *options, *where]
         server = Part(network, "steps", command, HTTP_PORT, folder / "server.log")

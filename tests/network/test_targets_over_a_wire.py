@@ -83,10 +83,10 @@ def deployment(_wires: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     target, draft = demo_paths()
     anywhere = ["--host", "0.0.0.0", "--port"]
     with Network("front", "one", "two", "drafts", round_trip_s=0.001) as network:
-        command = ["service", "draft", str(draft), *anywhere, str(DRAFT_PORT), "--set", "runtime=eager"]
+        command = ["service", "draft", str(draft), *anywhere, str(DRAFT_PORT), "--runtime", "eager"]
         service = Part(network, "drafts", command, DRAFT_PORT, folder / "draft.log").start()
         command = ["serve", *anywhere, str(HTTP_PORT), "--served-model-name", "demo"]
-        command += ["--set", "runtime=eager", "--set", "self_test=false", "--verifier", "gumbel"]
+        command += ["--runtime", "eager", "--no-self-test", "--verifier", "gumbel"]
         environment = {"MODEL": str(target), "DRAFT_ENDPOINT": service.address, "MAX_DRAFT_TOKENS": "4"}
         targets = [
             Part(network, host, command, HTTP_PORT, folder / f"{host}.log", environment).start()

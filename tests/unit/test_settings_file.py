@@ -12,8 +12,7 @@ from outrider.errors import ConfigError
 from outrider.settings_file import SettingsFile, read_settings
 
 OPTIONS = {"drafter": "suffix", "num_draft_tokens": 6, "drafter_options": {"max_depth": 32}}
-NEXT_BEST = [{"drafter": "ngram"}]
-WHOLE = SettingsFile("demo", OPTIONS, {"code": {"drafter": "ngram"}}, {8: {"drafter": "none"}}, "measured", NEXT_BEST)
+WHOLE = SettingsFile("demo", OPTIONS, {"code": {"drafter": "ngram"}}, {8: {"drafter": "none"}}, "measured")
 
 
 @pytest.fixture

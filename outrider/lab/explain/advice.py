@@ -105,7 +105,7 @@ def _drafting_costs(result: ExplainResult) -> Iterator[Advice]:
             tone="caution",
             evidence=f"{alpha:.0%} of tested draft tokens are kept, but drafting takes {share:.0%} of a "
             f"step ({times.draft_level_s * 1e3:.2f} ms a level against {times.rest_s * 1e3:.2f} ms for "
-            "everything else). A smaller or quantised draft, --set runtime=native, or fewer tokens "
+            "everything else). A smaller or quantised draft, --runtime native, or fewer tokens "
             "help; a better draft does not.",
         )
 

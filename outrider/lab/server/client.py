@@ -24,7 +24,7 @@ CONNECT_S = 10.0
 ALWAYS = ("temperature", "max_tokens")  # sent whatever their value
 NOT_THE_REQUEST = (401, 403, 408, 429)  # statuses of 4xx that say nothing against the request itself
 HINTS = {
-    401: "name the environment variable that holds the API key: --set api_key_env=NAME",
+    401: "name the environment variable that holds the API key: --api-key-env NAME",
     404: "is it an OpenAI-compatible server, and does it serve this model?",
     429: "measure at a lower concurrency",
 }
@@ -168,7 +168,7 @@ class Client:
             names = []
         if len(names) != 1:
             raise ConfigError(
-                f"the server at {self.endpoint.url} lists {len(names)} models: name the one to ask, --set server_model=NAME"
+                f"the server at {self.endpoint.url} lists {len(names)} models: name the one to ask, --server-model NAME"
                 f"{': ' if names else ''}{', '.join(sorted(names))}"
             )
         return names[0]

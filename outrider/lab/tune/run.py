@@ -111,7 +111,7 @@ def choose_space(options: Options, request: TuneRequest, drafts: Drafts) -> list
         known = {family.configuration.drafter for family in default_space(replace(wishes, drafters=frozenset()))}
         raise ConfigError(
             f"cannot tune {', '.join(sorted(unknown))} here; there are: {', '.join(sorted(known))} (--draft names draft models "
-            "and trained heads, retrieval needs --set corpus=FILE, some drafters need trees)"
+            "and trained heads, retrieval needs --corpus FILE, some drafters need trees)"
         )
     return families
 
@@ -197,7 +197,7 @@ def _cut_short(found: Findings, plan: TunePlan) -> list[str]:
         return []
     return [
         f"confirming ended after {run} of {counted(len(plan.confirm), 'prompt')}: they took longer than the probes foretold, so "
-        "the advice rests on few; run it again on a calm machine, or with a higher --set most_share"
+        "the advice rests on few; run it again on a calm machine, or with a higher --most-share"
     ]
 
 

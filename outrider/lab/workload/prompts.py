@@ -102,7 +102,7 @@ def prepare(
 
 def _message(workload: Workload, unfit: list[str], on_bad: OnBad) -> str:
     head = f"{len(unfit)} of {len(workload.requests)} requests of {workload.name} cannot run on this model:"
-    skip = "ask for fewer tokens, or leave these requests out (on_bad='skip', --set on_bad=skip)"
+    skip = "ask for fewer tokens, or leave these requests out (on_bad='skip', --on-bad skip)"
     remedy = skip if on_bad == "refuse" else "none is left; ask for fewer tokens, or take another workload"
     return listing(head, unfit, len(unfit), remedy)
 

@@ -123,5 +123,5 @@ def shorter_draft(draft: int, context: int, name: str) -> list[str]:
         return []
     return [
         f"the draft '{name}' holds {draft} tokens, rows may have {context}: beyond {draft} nothing is drafted "
-        f"(--set max_model_len={draft}, or a draft with a longer context)"
+        f"(--max-model-len {draft}, or a draft with a longer context)"
     ]

@@ -136,7 +136,7 @@ class MemoryReport:
 
     def _advice(self) -> str:
         if self.fitting_tokens >= 16:
-            return f"--set max_model_len={self.fitting_tokens}"
+            return f"--max-model-len {self.fitting_tokens}"
         if self.drafts and self.needed_bytes - self.draft_bytes <= self.available_bytes:
             return "--drafter ngram, which needs no weights of its own"
         return "a smaller model, --dtype bfloat16 if it is larger, or a machine with more memory"

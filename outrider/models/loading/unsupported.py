@@ -139,7 +139,7 @@ def why_rows_differ(card: ModelCard, device: torch.device) -> str:
     return "its layers round with the tokens of a pass"
 
 
-REMEDY = "read it, then pass --set trust_remote_code=true (trust_remote_code=True in Python)"
+REMEDY = "read it, then pass --trust-remote-code (trust_remote_code=True in Python)"
 
 
 def refuse_untrusted(name: str, part: str, error: Exception) -> None:

@@ -63,7 +63,7 @@ class Rounded:
         left = f"; {self.left} layers stay as they are ({why})" if self.left else ""
         output = "" if self.bits == 8 else ", its output layer to 8"
         return (
-            f"'{label}' was rounded to {self.bits} bits on loading (--set quantise){output}: another model than the "
+            f"'{label}' was rounded to {self.bits} bits on loading (--quantise){output}: another model than the "
             f"checkpoint, and the one that every result is about; passes are in bfloat16, and activations rounded to 8 bits{left}"
         )
 
@@ -72,7 +72,7 @@ def quantise_linears(module: Any, bits: int, label: str) -> Rounded:
     """Put a module's linear layers into blocks, in place. Raises CapabilityError where no layer can be."""
     layers, left = layers_to_round(module, bits)
     if not layers:
-        raise CapabilityError(f"'{label}' has no linear layer that --set quantise could round. Leave --set quantise out.")
+        raise CapabilityError(f"'{label}' has no linear layer that --quantise could round. Leave --quantise out.")
     dtype, threads = module.get_input_embeddings().weight.dtype, torch.get_num_threads()
     torch.set_num_threads(1)  # each layer is many small operations, which do not divide well
     try:

@@ -114,7 +114,7 @@ class HostedTexts:
             while len(self._askers) >= self._limits.max_instances:
                 left = [name for name, asker in self._askers.items() if not asker.num_streams]
                 if not left:
-                    raise ConfigError(f"{self._limits.max_instances} askers are connected: --set max_instances")
+                    raise ConfigError(f"{self._limits.max_instances} askers are connected: --max-instances")
                 self._forget_asker(min(left, key=lambda name: self._askers[name].at))
             self._askers[instance] = _Asker(width, self._limits.max_requests_per_s, self._clock())
             self._turn.append(instance)
@@ -149,7 +149,7 @@ class HostedTexts:
                 self._remove(asker, request.row)
                 return None
             if not self._allow(asker):
-                reason = f"more than {self._limits.max_requests_per_s:g} requests a second (--set max_requests_per_second)"
+                reason = f"more than {self._limits.max_requests_per_s:g} requests a second (--max-requests-per-second)"
                 return trouble(request, messages.TROUBLE_BUSY, reason)
             found = self._commit(asker, stream.instance, request)
             if isinstance(found, messages.RowReply):
@@ -183,7 +183,7 @@ class HostedTexts:
             if base:
                 return trouble(request, messages.TROUBLE_MISSING_TOKENS, "a row begins with all its tokens", have=0)
             if text is None and len(asker.rows) >= self._limits.max_rows:
-                return trouble(request, messages.TROUBLE_BUSY, f"{self._limits.max_rows} rows are open (--set max_rows)")
+                return trouble(request, messages.TROUBLE_BUSY, f"{self._limits.max_rows} rows are open (--max-rows)")
         elif text is None:
             return trouble(request, messages.TROUBLE_UNKNOWN_ROW, "never seen, or forgotten since")
         elif base > len(text.tokens):

@@ -9,7 +9,7 @@
     granite    Here is my thought process: ... Here is my response:      Granite 3.2 and 3.3
     harmony    <|channel|>analysis<|message|> ... <|end|>, then <|channel|>final<|message|> ...      gpt-oss
 
-`--set reasoning_parser` takes these names, and vLLM's for the same formats.
+`--reasoning-parser` takes these names, and vLLM's for the same formats.
 """
 
 from __future__ import annotations

@@ -310,7 +310,7 @@ def _too_long(engine: Tested) -> list[Finding]:
         if longest is not None and longest < engine.context:
             message = (
                 f"requests may have {engine.context} tokens, but the draft was made for {longest}: beyond that it drafts badly "
-                f"or not at all; --set max_model_len={longest} keeps texts within it"
+                f"or not at all; --max-model-len {longest} keeps texts within it"
             )
             found.append(Finding("context-too-long", message, "warning", config.get("drafter")))
     return found

@@ -1,6 +1,6 @@
 """OpenTelemetry traces: one span per request with queue, prefill and decode inside, joined to the caller's trace.
 
-    tracing = Tracing.to("http://collector:4318")          # --set otlp_endpoint; off where none is given
+    tracing = Tracing.to("http://collector:4318")          # --otlp-endpoint; off where none is given
     engine = make_engine(..., observer=Observers([..., tracing.observer(name)]))
     with tracing.http_span("POST /v1/completions", headers): # the caller's W3C traceparent, where it sent one
         tracing.arrived(request)                             # so that the engine's span is a child of this one
@@ -67,7 +67,7 @@ class Tracing:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
             raise CapabilityError(
-                f"--set otlp_endpoint needs OpenTelemetry ({error.name} is missing): {install_hint('otel')} "
+                f"--otlp-endpoint needs OpenTelemetry ({error.name} is missing): {install_hint('otel')} "
                 "brings opentelemetry-sdk and opentelemetry-exporter-otlp-proto-http"
             ) from error
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
@@ -201,7 +201,7 @@ def trace_url(endpoint: str) -> str:
         parts = urlsplit(endpoint)
         host = parts.hostname
     except ValueError as error:
-        raise ConfigError(f"--set otlp_endpoint='{endpoint}' is no URL: {error}") from error
+        raise ConfigError(f"--otlp-endpoint '{endpoint}' is no URL: {error}") from error
     if parts.scheme not in ("http", "https") or not host:
-        raise ConfigError(f"--set otlp_endpoint is a collector's OTLP/HTTP address, http://HOST:4318; got '{endpoint}'")
+        raise ConfigError(f"--otlp-endpoint is a collector's OTLP/HTTP address, http://HOST:4318; got '{endpoint}'")
     return endpoint.rstrip("/") + TRACES_PATH if parts.path in ("", "/") else endpoint

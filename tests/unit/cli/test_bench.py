@@ -50,11 +50,11 @@ def test_every_option_reaches_the_plan(cli: Callable[..., Any], asked: list[dict
         "bench", "demo", "--drafters", "ngram k=3, suffix", "--drafters", "draft-model verifier=token",
         "--temperature", "0,0.7",
         "--batch-size", "1,4,4", "--context-lengths", "128,256", "--limit", "5", "--max-tokens", "40",
-        "--set", "top_k=9", "--seed", "3",
-        "--set", "ignore_eos=true", "--set", "max_rounds=4", "--budget", "0.5",
-        "--set", "max_other_cpu=0.3",
-        "--draft", "demo", "--threads", "1", "--set", "runtime=eager", "--prompts", "embedded:code",
-        "--set", "chat_template=false", "--set", "on_bad=skip", "--json",
+        "--top-k", "9", "--seed", "3",
+        "--ignore-eos", "--max-rounds", "4", "--budget", "0.5",
+        "--max-other-cpu", "0.3",
+        "--draft", "demo", "--threads", "1", "--runtime", "eager", "--prompts", "embedded:code",
+        "--no-chat-template", "--on-bad", "skip", "--json",
     )  # fmt: skip
     assert found.code == 0, found.err
     plan: Plan = asked[0]["plan"]
@@ -95,20 +95,19 @@ def test_defaults_of_options_are_those_of_the_library() -> None:
     ("arguments", "words"),
     [
         (("demo", "--concurrency", "2"), "--concurrency means nothing without a server's URL"),
-        (("demo", "--baseline-url", "http://x", "--set", "api=chat"), "--baseline-url, --set api mean nothing"),
+        (("demo", "--baseline-url", "http://x", "--api", "chat"), "--baseline-url, --api mean nothing"),
         (("http://x:1", "--drafters", "ngram", "--budget", "3"), "--drafters, --budget mean nothing when a server is measured"),
-        (("http://x:1", "--set", "chat_template=false"), "--set chat_template means nothing"),
+        (("http://x:1", "--no-chat-template"), "--chat-template means nothing"),
         (("http://x:1", "--temperature", "0,1"), "one --temperature"),
         (("localhost:8000",), "'localhost:8000' looks like a server's address: write http://localhost:8000"),
         (("10.0.0.1:80/v1",), "write http://10.0.0.1:80/v1"),
         (("demo", "--temperature", "warm"), "--temperature takes numbers with commas between, got 'warm'"),
         (("demo", "--batch-size", "1,2.5"), "--batch-size takes whole numbers"), (("demo", "--batch-size", ""),
         "at least one batch size"),
-        (("http://x:1", "--set", "max_rounds=3"), "--set max_rounds means nothing when a server is measured"),
+        (("http://x:1", "--max-rounds", "3"), "--max-rounds means nothing when a server is measured"),
         (("demo", "--drafters", "k=5"), "begins with a drafter's name"),
         (("demo", "--prompts", "gsm9k"), "Did you mean 'gsm8k'"), (("demo", "--prompts", "16"), "is --limit 16"),
-        (("demo", "--set", "ignore_eos=maybe"), "--set ignore_eos: true or false is needed; got 'maybe'"),
-        (("demo", "--out", "no/such/folder/r.json"), "does not exist"), (("demo", "--set", "top_p=2"), "top_p"),
+        (("demo", "--out", "no/such/folder/r.json"), "does not exist"), (("demo", "--top-p", "2"), "top_p"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_a_line(cli: Callable[..., Any], arguments: tuple[str, ...], words: str) -> None:
@@ -185,8 +184,8 @@ def test_a_server_is_asked_for_its_own_options(cli: Callable[..., Any], monkeypa
     monkeypatch.setattr(measure, "bench_servers", bench_servers)
     arguments = (
         "bench", "http://localhost:1/v1", "--baseline-url", "http://localhost:2", "--concurrency", "2",
-        "--set", "server_model=m", "--set", "stall_timeout=9",
-        "--temperature", "0.5", "--max-tokens", "7", "--limit", "3", "--set", "api=chat",
+        "--server-model", "m", "--stall-timeout", "9",
+        "--temperature", "0.5", "--max-tokens", "7", "--limit", "3", "--api", "chat",
     )  # fmt: skip
     assert cli(*arguments).code == 0
     endpoints, _, options, more = calls[0]
@@ -204,8 +203,8 @@ def test_a_server_is_asked_for_its_own_options(cli: Callable[..., Any], monkeypa
     ("more", "keys"),
     [
         ((), {"plain": "one", "speculative": "one"}),
-        (("--set", "baseline_api_key_env=KEY_B"), {"plain": "two", "speculative": "one"}),
-        (("--set", "baseline_api_key_env="), {"plain": None, "speculative": "one"}),
+        (("--baseline-api-key-env", "KEY_B"), {"plain": "two", "speculative": "one"}),
+        (("--baseline-api-key-env", ""), {"plain": None, "speculative": "one"}),
     ],
 )
 def test_each_server_gets_its_own_key(
@@ -223,7 +222,7 @@ def test_each_server_gets_its_own_key(
     monkeypatch.setenv("KEY_B", "two")
     out = tmp_path / "result.json"
     found = cli(
-        "bench", "http://localhost:1", "--baseline-url", "http://localhost:2", "--set", "api_key_env=KEY_A",
+        "bench", "http://localhost:1", "--baseline-url", "http://localhost:2", "--api-key-env", "KEY_A",
         "--out", str(out), *more,
     )
     assert found.code == 0
@@ -232,7 +231,7 @@ def test_each_server_gets_its_own_key(
 
 
 def test_a_baselines_key_wants_a_baseline(cli: Callable[..., Any]) -> None:
-    found = cli("bench", "http://localhost:1", "--set", "baseline_api_key_env=KEY_B")
+    found = cli("bench", "http://localhost:1", "--baseline-api-key-env", "KEY_B")
     assert found.code == 2
     assert "means nothing without --baseline-url" in found.err
 

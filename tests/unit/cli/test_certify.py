@@ -68,7 +68,7 @@ def test_the_exit_code_is_zero_for_lossless_only(
 
 def test_options_reach_the_lab(cli: Cli, here: Path, models: tuple[Path, Path], asked: dict[str, Any]) -> None:
     """Catches an option that is ignored."""
-    sampling = ("--temperature", "0.7", "--set", "top_k=5", "--seed", "11", "--set", "stop=w3")
+    sampling = ("--temperature", "0.7", "--top-k", "5", "--seed", "11", "--stop", "w3")
     assert cli(*arguments(models, *sampling, "--verifier", "token", "--num-draft-tokens", "3")).code == 0
     plan, subject = asked["plan"], asked["subject"]
     assert (plan.samples, plan.seed) == (80, 11)
@@ -80,7 +80,7 @@ def test_options_reach_the_lab(cli: Cli, here: Path, models: tuple[Path, Path], 
 
 def test_how_much_is_drawn(cli: Cli, here: Path, models: tuple[Path, Path], asked: dict[str, Any]) -> None:
     """Defaults, and what is asked for."""
-    base = [*arguments(models)[:6], "--set", "runtime=eager"]
+    base = [*arguments(models)[:6], "--runtime", "eager"]
     plans = []
     for more in ([], ["--samples", "123", "--max-tokens", "9"]):
         assert cli(*base, *more).code == 0
@@ -158,14 +158,14 @@ def test_a_form_of_answers_reaches_the_lab(
     (here / "schema.json").write_text('{"type": "string"}')
     assert cli(*arguments(models)).code == 0
     assert asked["plan"].sampling.structured_outputs is None
-    assert cli(*arguments(models, "--set", "json_schema=schema.json")).code == 0
+    assert cli(*arguments(models, "--json-schema", "schema.json")).code == 0
     assert asked["plan"].sampling.structured_outputs.json == {"type": "string"}
 
 
 @pytest.mark.parametrize(("more", "message"), [
-    (("--set", "regex=a", "--set", "json_schema=schema.json"), "an answer has one form"),
-    (("--set", "json_schema=nowhere.json"), "--set json_schema=nowhere.json cannot be read: No such file"),
-    (("--set", "json_schema=schema.json"), "--set json_schema=schema.json is not JSON"),
+    (("--regex", "a", "--json-schema", "schema.json"), "an answer has one form"),
+    (("--json-schema", "nowhere.json"), "--json-schema nowhere.json cannot be read: No such file"),
+    (("--json-schema", "schema.json"), "--json-schema schema.json is not JSON"),
 ])  # fmt: skip
 def test_a_wrong_form_is_refused_by_name(
     cli: Cli, here: Path, models: tuple[Path, Path], more: tuple[str, ...], message: str

@@ -89,7 +89,7 @@ def test_bad_input_is_one_teaching_line(cli: Cli, arguments: list[str], message:
 
 def test_eight_options_are_enough() -> None:
     command: Any = typer.main.get_command(build_app())
-    options = {name for one in command.commands["estimate"].params for name in one.opts if name not in ("--help", "--help-all")}
+    options = {name for one in command.commands["estimate"].params for name in one.opts if name not in ("--help", "--help-of")}
     assert len(options) <= 8
 
 

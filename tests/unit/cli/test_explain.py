@@ -40,8 +40,8 @@ def test_every_option_reaches_the_library(cli: Cli, asked: list[dict[str, Any]],
     found = cli(
         "explain", "demo", "--drafter", "draft-model", "--draft", "demo", "--num-draft-tokens", "6",
         "--drafter-option", "tree=2x2", "--verifier", "multi-round", "--temperature", "0.7",
-        "--set", "top_p=0.9", "--seed", "4", "--max-tokens", "33",
-        "--threads", "1", "--set", "runtime=eager", "--prompts", "demo", "--limit", "3", "--set", "show_tokens=77", "--resume",
+        "--top-p", "0.9", "--seed", "4", "--max-tokens", "33",
+        "--threads", "1", "--runtime", "eager", "--prompts", "demo", "--limit", "3", "--show-tokens", "77", "--resume",
         "--out", str(tmp_path / "e.json"),
     )  # fmt: skip
     assert found.code == 130
@@ -67,7 +67,7 @@ def test_auto_is_what_it_is_elsewhere(cli: Cli, asked: list[dict[str, Any]], arg
     [
         (["demo", "hello", "--prompts", "demo"], "give one of them"),
         (["demo", "--drafter", "none"], "nothing to explain"),
-        (["demo", "--verifier", "typical", "--set", "lossy=true"], "lossy"),
+        (["demo", "--verifier", "typical", "--lossy"], "lossy"),
         (["demo", "--drafter", "nonsense"], "nonsense"),
         (["demo", "--prompts", "missing.jsonl"], "does not exist"),
         (["demo", "--out", "no/such/folder/x.html"], "does not exist"),
@@ -97,7 +97,7 @@ def test_a_trained_head_is_explained(cli: Cli, asked: list[dict[str, Any]], name
     ("template", "more", "text"),
     [
         ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}</s>", [], "<user>hi</s>"),
-        ("{{ messages[0].content }}!", ["--set", "chat_template=false"], "hi"), (None, [], "hi"),
+        ("{{ messages[0].content }}!", ["--no-chat-template"], "hi"), (None, [], "hi"),
     ],
 )
 def test_a_prompt_is_asked_as_generate_asks_it(

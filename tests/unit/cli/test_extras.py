@@ -72,7 +72,7 @@ def test_other_verbs_name_theirs(what: str, command: str, extra: str, missing: s
 @pytest.mark.slow
 def test_the_rest_works_without() -> None:
     """The packages of the lab, but for pyyaml, which huggingface_hub needs, too."""
-    ask = "generate demo 2+2= --max-tokens 4 --set runtime=eager"
+    ask = "generate demo 2+2= --max-tokens 4 --runtime eager"
     ends, modules = ends_of(
         EXTRAS["lab"][:-1], ask, "bench --help", "ls drafters", "doctor", "export --help", "demo --limit 0 --questions 0"
     )

@@ -25,15 +25,15 @@ STATS = [
 ]  # fmt: skip
 EVERY_OPTION = (
     "--drafter draft-model --draft d --drafter-option max_ngram=3 --drafter-option tree=t --num-draft-tokens 3 "
-    "--verifier token --dtype float32 --set quantise=4 --device cpu "
-    "--threads 1 --set runtime=eager --set max_model_len=99 --set revision=r --set trust_remote_code=true --max-tokens 9 "
-    "--temperature 0.5 --set top_k=4 --set top_p=0.9 --set min_p=0.1 --set repetition_penalty=1.1 --set presence_penalty=0.2 "
-    "--set frequency_penalty=0.3 --seed 5 --set stop=A --set stop=B"
+    "--verifier token --dtype float32 --quantise 4 --device cpu "
+    "--threads 1 --runtime eager --max-model-len 99 --revision r --trust-remote-code --max-tokens 9 "
+    "--temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1 --presence-penalty 0.2 "
+    "--frequency-penalty 0.3 --seed 5 --stop A --stop B"
 )
 
 
 def test_streams_text_to_stdout_and_stats_to_stderr(cli: Callable[..., Any], fake: Any) -> None:
-    result = cli("generate", "demo", "Where?", "--set", "chat_template=false")
+    result = cli("generate", "demo", "Where?", "--no-chat-template")
     assert (result.code, result.out) == (0, TEXT)
     assert "5 tokens" in result.err
     assert "accepted 3 of" in result.err
@@ -50,27 +50,27 @@ def test_the_form_of_an_answer(cli: Callable[..., Any], fake: Any, tmp_path: Pat
     """Each way to ask for one; what is wrong is reported by the option's name before a model is loaded."""
     (tmp_path / "schema.json").write_text('{"type": "object"}')
     (tmp_path / "yes.gbnf").write_text('root ::= "yes"')
-    for setting, kind in (
-        (f"json_schema={tmp_path}/schema.json", "json"), ("regex=[0-9]+", "regex"), ("choice=a", "choice"),
-        (f"grammar={tmp_path}/yes.gbnf", "grammar"),
+    for form, kind in (
+        (f"--json-schema={tmp_path}/schema.json", "json"), ("--regex=[0-9]+", "regex"), ("--choice=a", "choice"),
+        (f"--grammar={tmp_path}/yes.gbnf", "grammar"),
     ):  # fmt: skip
-        assert cli("generate", "demo", "x", "--set", setting).code == 0
+        assert cli("generate", "demo", "x", form).code == 0
         assert fake.params[-1].structured_outputs.kind == kind
     loaded = len(fake.asked)
     (tmp_path / "bad.json").write_text('{"properties": {"a": {"uniqueItems": true}}}')
-    for settings, message in (
-        (["regex=(a"], "--set regex is not usable"), (["regex=a", "choice=b"], "--set regex and --set choice: an answer has one"),
-        ([f"json_schema={tmp_path}/bad.json"], "--set json_schema.properties.a: "),
-        ([f"grammar={tmp_path}/none"], f"--set grammar={tmp_path}/none cannot be read: No such file"),
+    for forms, message in (
+        (["--regex=(a"], "--regex is not usable"), (["--regex=a", "--choice=b"], "--regex and --choice: an answer has one"),
+        ([f"--json-schema={tmp_path}/bad.json"], "--json-schema.properties.a: "),
+        ([f"--grammar={tmp_path}/none"], f"--grammar {tmp_path}/none cannot be read: No such file"),
     ):  # fmt: skip
-        result = cli("generate", "demo", "x", *(word for one in settings for word in ("--set", one)))
+        result = cli("generate", "demo", "x", *forms)
         assert result.code == 2
         assert message in result.err
     assert len(fake.asked) == loaded
 
 
 def test_no_stream_prints_the_same_text(cli: Callable[..., Any], fake: Any) -> None:
-    assert cli("generate", "demo", "Where?", "--set", "stream=false").out == TEXT
+    assert cli("generate", "demo", "Where?", "--no-stream").out == TEXT
 
 
 def test_show_drafts_marks_accepted_runs_without_colour(cli: Callable[..., Any], fake: Any) -> None:
@@ -99,7 +99,7 @@ def test_json_is_one_object_with_the_promised_keys(cli: Callable[..., Any], fake
 
 def test_json_with_logprobs_and_origins(cli: Callable[..., Any], fake: Any) -> None:
     """Minus infinity is no JSON."""
-    result = cli("generate", "demo", "Where?", "--json", "--set", "logprobs=2", "--show-drafts")
+    result = cli("generate", "demo", "Where?", "--json", "--logprobs", "2", "--show-drafts")
     found = json.loads(result.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert found["logprobs"][0] == {"0": -0.5, "1": None}
     assert found["origins"] == ["accepted", "correction", "accepted", "accepted", "bonus"]
@@ -184,8 +184,8 @@ def test_without_a_prediction_nothing_is_predicted(cli: Callable[..., Any], fake
 
 def test_prompt_from_standard_input(cli: Callable[..., Any], fake: Any) -> None:
     """`echo` adds a newline; the model must not see it. A second one is the user's own."""
-    cli("generate", "demo", "--set", "chat_template=false", stdin="Where?\n")
-    cli("generate", "demo", "-", "--set", "chat_template=false", stdin="Where?\n\n")
+    cli("generate", "demo", "--no-chat-template", stdin="Where?\n")
+    cli("generate", "demo", "-", "--no-chat-template", stdin="Where?\n\n")
     assert fake.prompts == ["Where?", "Where?\n"]
 
 
@@ -205,8 +205,8 @@ def test_unusable_standard_input(cli: Callable[..., Any], fake: Any, content: by
 
 
 @pytest.mark.parametrize(("has_one", "flags", "wrapped"), [
-    (True, [], True), (True, ["--set", "chat_template=false"], False), (True, ["--set", "chat_template=true"], True),
-    (False, [], False), (False, ["--set", "chat_template=false"], False),
+    (True, [], True), (True, ["--no-chat-template"], False), (True, ["--chat-template"], True),
+    (False, [], False), (False, ["--no-chat-template"], False),
 ])  # fmt: skip
 def test_the_chat_template_is_the_default_where_there_is_one(
     cli: Callable[..., Any], fake: Any, has_one: bool, flags: list[str], wrapped: bool
@@ -219,7 +219,7 @@ def test_the_chat_template_is_the_default_where_there_is_one(
 
 def test_a_template_that_is_not_there(cli: Callable[..., Any], fake: Any) -> None:
     fake.has_chat_template = False
-    result = cli("generate", "demo", "x", "--set", "chat_template=true")
+    result = cli("generate", "demo", "x", "--chat-template")
     assert result.code == 2
     assert "no chat template" in result.err
 

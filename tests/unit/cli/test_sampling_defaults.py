@@ -1,4 +1,4 @@
-"""`--set generation_config`: what the verbs take from a model's file, and what they say about it."""
+"""`--generation-config`: what the verbs take from a model's file, and what they say about it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ OWN = SamplingDefaults({"temperature": 0.6, "top_p": 0.95, "max_tokens": 99})
 def test_generate_is_greedy_and_says_what_it_leaves(cli: Callable[..., Any], fake: Any) -> None:
     """The model's settings are not used without a word about them; asked for, neither one is printed."""
     fake.sampling_defaults = SamplingDefaults(unused="generation_config.json asks for temperature 0.6")
-    note = "note: generation_config.json asks for temperature 0.6, which is left aside (--set generation_config=auto takes"
+    note = "note: generation_config.json asks for temperature 0.6, which is left aside (--generation-config auto takes"
     assert note in cli("generate", "demo", "x").err
-    assert "left aside" not in cli("generate", "demo", "x", "--set", "generation_config=none").err
+    assert "left aside" not in cli("generate", "demo", "x", "--generation-config", "none").err
     fake.sampling_defaults = OWN
-    assert "left aside" not in cli("generate", "demo", "x", "--set", "generation_config=auto").err
+    assert "left aside" not in cli("generate", "demo", "x", "--generation-config", "auto").err
     assert fake.generation_configs == ["none", "none", "auto"]
     assert [params.temperature for params in fake.params] == [0, 0, 0.6]
 
@@ -28,7 +28,7 @@ def test_generate_is_greedy_and_says_what_it_leaves(cli: Callable[..., Any], fak
 def test_chat_takes_them(cli: Callable[..., Any], fake: Any) -> None:
     fake.sampling_defaults = OWN
     cli("chat", "demo", stdin="Hi\n")
-    cli("chat", "demo", "--temperature", "0", "--set", "top_p=1", "--set", "generation_config=folder", stdin="Hi\n")
+    cli("chat", "demo", "--temperature", "0", "--top-p", "1", "--generation-config", "folder", stdin="Hi\n")
     assert fake.generation_configs == ["auto", "folder"]
     assert fake.params == [SamplingParams(**OWN.values), SamplingParams(max_tokens=99)]
 

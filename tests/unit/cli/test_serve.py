@@ -38,9 +38,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
 def test_options_reach_model_engine_and_server(cli: Callable[..., Any], started: list[ServerSettings]) -> None:
     done = cli(
         "serve", "demo", "--drafter", "ngram", "--num-draft-tokens", "4", "--served-model-name", "tiny", "--max-num-seqs", "3",
-        "--kv-memory", "2MiB", "--set", "prefix_share=0", "--set", "extra_drafter=suffix", "--set", "allow_lossy=typical",
-        "--port", "0", "--set", "reasoning_parser=qwen3", "--api-key", "a", "--set", "strict=true", "--api-key", "b",
-        "--set", "request_timeout=7", "--set", "hang_timeout=90", "--set", "self_test=false", "--set", "cors_origin=*",
+        "--kv-memory", "2MiB", "--prefix-share", "0", "--extra-drafter", "suffix", "--allow-lossy", "typical",
+        "--port", "0", "--reasoning-parser", "qwen3", "--api-key", "a", "--strict", "--api-key", "b",
+        "--request-timeout", "7", "--hang-timeout", "90", "--no-self-test", "--cors-origin", "*",
     )  # fmt: skip
     assert done.code == 0, done.err
     (settings,) = started
@@ -77,9 +77,9 @@ def test_file_and_command_line(cli: Callable[..., Any], started: list[ServerSett
     assert cli("serve", "--config", str(path), "--port", "2").code == 0
     assert (started[0].port, started[0].host) == (2, "::1")
     assert [model.name for model in started[0].models] == ["demo", "other"]
-    refused = cli("serve", "demo", "--config", str(path), "--drafter", "ngram", "--set", "max_queue=3")
+    refused = cli("serve", "demo", "--config", str(path), "--drafter", "ngram", "--max-queue", "3")
     assert refused.code == 2
-    assert "leave out the target, --drafter, --set max_queue" in refused.err
+    assert "leave out the target, --drafter, --max-queue" in refused.err
     refused = cli("serve", "--config", str(path), "--max-num-seqs", "32")  # the default, which the file need not have
     assert refused.code == 2
     assert "leave out --max-num-seqs" in refused.err
@@ -92,14 +92,14 @@ def test_file_and_command_line(cli: Callable[..., Any], started: list[ServerSett
         (["demo", "--port", "70000"], "port must be between"),
         (["demo", "--kv-memory", "lots"], "--kv-memory takes bytes like 4GiB"),
         (["demo", "--kv-memory", "1"], "at least 1 MiB"),
-        (["demo", "--set", "prefix_share=1"], "prefix_share must be at least 0 and below 1"),
-        (["demo", "--set", "prefix_share=nan"], "prefix_share must be at least 0 and below 1"),
+        (["demo", "--prefix-share", "1"], "prefix_share must be at least 0 and below 1"),
+        (["demo", "--prefix-share", "nan"], "prefix_share must be at least 0 and below 1"),
         (["demo", "--max-num-seqs", "0"], "max_num_seqs must be at least 1"),
-        (["demo", "--set", "ssl_keyfile=key.pem"], "TLS needs both"),
-        (["demo", "--set", "ssl_keyfile=no.pem", "--set", "ssl_certfile=no.pem"], "does not exist"),
+        (["demo", "--ssl-keyfile", "key.pem"], "TLS needs both"),
+        (["demo", "--ssl-keyfile", "no.pem", "--ssl-certfile", "no.pem"], "does not exist"),
         (["demo", "--api-key", " "], "API key"),
-        (["demo", "--set", "request_timeout=0"], "above 0"),
-        (["demo", "--set", "hang_timeout=-1"], "hang_timeout must be at least 0 seconds (0: never)"),
+        (["demo", "--request-timeout", "0"], "above 0"),
+        (["demo", "--hang-timeout", "-1"], "hang_timeout must be at least 0 seconds (0: never)"),
         (["demo", "--config", "no.toml"], "leave out the target"),
         (["--config", "no.toml"], "cannot be read"),
         (["demo", "--prot", "1"], "Did you mean '--port'?"),

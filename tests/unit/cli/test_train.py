@@ -24,8 +24,8 @@ def folder(tmp_path: Path) -> Path:
 
 def command(folder: Path, *more: str) -> list[str]:
     return [
-        "train", "early-exit", "--target", str(folder / "target"), "--set", f"responses={folder / 'r.jsonl'}",
-        "--out", str(folder / "out"), "--set", "measure_limit=0", "--epochs", "1", "--kind-option", "rank=4", *more,
+        "train", "early-exit", "--target", str(folder / "target"), "--responses", f"{folder / 'r.jsonl'}",
+        "--out", str(folder / "out"), "--measure-limit", "0", "--epochs", "1", "--kind-option", "rank=4", *more,
     ]  # fmt: skip
 
 
@@ -41,14 +41,14 @@ def test_demo_is_the_embedded_pair_s_draft(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_recorded_answers_are_not_sampled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--from-traffic", "x.jsonl", "--set", "recorded_answers=true", "--set", "top_k=3"]
+    given = ["--from-traffic", "x.jsonl", "--recorded-answers", "--top-k", "3"]
     assert run(["train", "draft-model", "--target", "demo", "--out", str(tmp_path / "a"), *given]) == 2
-    assert "--set top_k means nothing beside --set recorded_answers=true" in capsys.readouterr().err
+    assert "--top-k means nothing beside --recorded-answers" in capsys.readouterr().err
 
 
 def test_a_whole_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The result beside the drafter, the report from it; the same folder is refused."""
-    assert run(command(folder, "--set", "held_out=0.2")) == 0
+    assert run(command(folder, "--held-out", "0.2")) == 0
     assert "expected tau" in capsys.readouterr().out.lower()
     result = json.loads((folder / "out" / "result.json").read_text())
     assert (result["kind"], result["recipe"], result["settings"]["rank"]) == ("train", "early-exit", 4)
@@ -63,21 +63,21 @@ def test_a_whole_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--set", "warmpu=0.1"], "Did you mean '--set warmup=VALUE'"),
-        (["--set", "lr"], "--set takes NAME=VALUE"),
+        (["--warmpu", "0.1"], "Did you mean '--warmup'"),
+        (["--lr"], "--lr: a value is needed"),
         (["--kind-option", "rnak=3"], "Did you mean 'rank'"),
         (["--out", "page.html"], "'outrider report FOLDER/result.json --out page.html'"),
-        (["--set", "feature_cache=2 apples"], "--set feature_cache takes bytes"),
+        (["--feature-cache", "2 apples"], "--feature-cache takes bytes"),
         (["--prompts", "demo"], "responses"),
-        (["--temperature", "0.5", "--set", "responses_per_prompt=2"], "--temperature, --set responses_per_prompt mean nothing"),
+        (["--temperature", "0.5", "--responses-per-prompt", "2"], "--temperature, --responses-per-prompt mean nothing"),
         (["--drafter", "suffix", "--draft", "x"], "--drafter, --draft mean nothing without --prompts or --from-traffic"),
         (["--from-traffic", "x.jsonl"], "texts come from one of"),
-        (["--set", "recorded_answers=true"], "--from-traffic"),
+        (["--recorded-answers"], "--from-traffic"),
         (["--resume"], "no run to resume"),
         (["--kind-option", "init_layers=2"], "no option 'init_layers'"),
-        (["--set", "held_out=2"], "held_out must be above 0 and below 1"),
-        (["--set", "betas=1"], "betas must be two numbers"),
-        (["--set", "precision=fp16"], "needs a CUDA device"),
+        (["--held-out", "2"], "held_out must be above 0 and below 1"),
+        (["--betas", "1"], "betas must be two numbers"),
+        (["--precision", "fp16"], "needs a CUDA device"),
         (["--init", "nowhere"], "no folder 'nowhere'"),
     ],
 )
@@ -117,9 +117,9 @@ def test_options_reach_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(training, "run_training", lambda spec, progress, command: seen.append(spec))
     arguments = [
         "train", "draft-model", "--target", "demo", "--prompts", "demo:5", "--limit", "3", "--out", str(folder / "demo"),
-        "--kind-option", "init_layers=2", "--kind-option", "loss=tv", "--set", "lr=0.01", "--seed", "7",
-        "--temperature", "0.5,1", "--set", "responses_per_prompt=2", "--set", "top_p=0.9", "--set", "feature_cache=1.5MB",
-        "--set", "measure_limit=3", "--set", "measure_temperature=1", "--set", "only_responses=true",
+        "--kind-option", "init_layers=2", "--kind-option", "loss=tv", "--lr", "0.01", "--seed", "7",
+        "--temperature", "0.5,1", "--responses-per-prompt", "2", "--top-p", "0.9", "--feature-cache", "1.5MB",
+        "--measure-limit", "3", "--measure-temperature", "1", "--only-responses",
     ]  # fmt: skip
     assert run(arguments) == 0
     (spec,) = seen

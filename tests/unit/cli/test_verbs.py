@@ -1,4 +1,4 @@
-"""How options are typed: few as flags, all others as settings, each checked and refused by the name that it is typed by."""
+"""How options are typed: every one as a flag, checked and refused by the name that it is typed by."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import typer.main
 
 from outrider.cli.app import VERBS, build_app, unknown_option
-from outrider.cli.verbs import FLAGS
 from outrider.foreign import ABSENT, FOREIGN
 
 MAX_SHOWN = 20  # --help itself is one of them
@@ -22,41 +21,46 @@ def commands() -> dict[str, Any]:
     return {verb: top.commands[verb] for verb in VERBS} | dict(top.commands["service"].commands)
 
 
-def test_help_shows_few_options_and_says_where_the_others_are(cli: Cli) -> None:
+def test_help_shows_few_options_and_says_how_to_see_the_others(cli: Cli) -> None:
     for name, command in commands().items():
-        shown = [one for one in command.params if one.param_type_name == "option" and not one.hidden]
-        settings = [one for one in command.params if one.opts[0].startswith("--set ")]
-        assert len(shown) < MAX_SHOWN, name
-        assert (command.epilog is not None) == bool(settings), name
-        assert not settings or f"{len(settings)} further options" in command.epilog, name
+        options = [one for one in command.params if one.param_type_name == "option" and one.name != "help_of"]
+        hidden = [one for one in options if one.hidden]
+        assert len(options) - len(hidden) < MAX_SHOWN, name
+        assert (command.epilog is not None) == bool(hidden), name
+        assert not hidden or f"{len(hidden)} further options: --help=all" in command.epilog, name
 
 
-def test_every_flag_is_one_of_some_verb() -> None:
-    names = {one.name for command in commands().values() for one in command.params if one.param_type_name == "option"}
-    assert FLAGS - names == set()
+def test_help_of_a_group(cli: Cli) -> None:
+    everything = cli("generate", "--help=all").out
+    assert all(name in everything for name in ("--top-k", "--runtime", "--drafter", "--logprobs"))
+    sampling = cli("generate", "--help=sampling").out
+    assert "--top-k" in sampling
+    assert "--runtime" not in sampling
+    assert cli("generate", "demo", "x", "--help=Sampling").out == sampling
+    wrong = cli("generate", "--help=samplign")
+    assert wrong.code == 2
+    assert "no such group of options. Did you mean 'sampling'?" in wrong.err
+    for command in commands().values():
+        for group in (command.epilog or "--help=").rpartition("--help=")[2].split("|"):
+            assert group == "" or group.isalpha()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--top-k", "3"], "'--top-k' is written --set top_k=VALUE"),
-        (["--set", "temperature=1"], "'--set temperature' is written --temperature"),
-        (["--set", "topk=3"], "Did you mean '--set top_k=VALUE'? See 'outrider generate --help-all'"),
-        (["--set", "top-k=3"], "'--set top-k' is written --set top_k=VALUE"),
-        (["--set", "top_k"], "--set takes NAME=VALUE, got 'top_k'"),
-        (["--set"], "--set takes NAME=VALUE, got ''"),
-        (["--set=top_k=few"], "--set top_k: a whole number is needed; got 'few'. See 'outrider generate --help-all'"),
-        (["--set", "lossy=perhaps"], "--set lossy: true or false is needed; got 'perhaps'"),
-        (["--temperature", "abc"], "--temperature: a number of at least 0 is needed; got 'abc'. See 'outrider generate --help'"),
+        (["--topk", "3"], "Did you mean '--top-k'? See 'outrider generate --help=all'"),
+        (["--top-k", "few"], "--top-k: a whole number is needed; got 'few'. See 'outrider generate --help=all'"),
+        (["--temperature", "abc"], "--temperature: a number of at least 0 is needed; got 'abc'. See 'outrider generate"),
         (["--temperature", "-1"], "--temperature: a number of at least 0 is needed; got '-1'"),
-        (["--set", "runtime=fast"], "--set runtime: one of auto, native, graphs, eager is needed; got 'fast'"),
+        (["--runtime", "fast"], "--runtime: one of auto, native, graphs, eager is needed; got 'fast'"),
         (["--seed"], "--seed: a value is needed"),
+        (["--set", "top_k=3"], "unknown option '--set'"),
         (["is", "blue"], "got 'is blue': a prompt of several words needs quotes around it"),
         (["--model", "x"], "unknown option '--model'. Did you mean 'TARGET without a name in front'?"),
         (["--target", "x"], "'--target' is written TARGET without a name in front"),
         (["--num-speculative-tokens", "5"], "unknown option '--num-speculative-tokens'. Did you mean '--num-draft-tokens'?"),
         (["--speculative-model", "x"], "Did you mean '--draft'?"),
-        (["--compile", "off"], "unknown option '--compile'. See 'outrider generate --help'"),
+        (["--compile", "off"], "unknown option '--compile'. See 'outrider generate --help=all'"),
     ],
 )
 def test_what_is_typed_otherwise(cli: Cli, fake: Any, arguments: list[str], message: str) -> None:
@@ -65,21 +69,21 @@ def test_what_is_typed_otherwise(cli: Cli, fake: Any, arguments: list[str], mess
     assert message in result.err
 
 
-def test_settings_are_read_behind_the_prompt_but_not_in_it(cli: Cli, fake: Any) -> None:
-    """Both ways to write one; behind -- words are words."""
+def test_options_are_read_after_the_prompt_but_not_in_it(cli: Cli, fake: Any) -> None:
+    """Both ways to write one; after -- words are words."""
     fake.has_chat_template = False
-    assert cli("generate", "demo", "x", "--set=top_k=3", "--set", "stop=a=b", "--set", "stop=c").code == 0
+    assert cli("generate", "demo", "x", "--top-k=3", "--stop", "a=b", "--stop", "c", "--no-stream").code == 0
     assert (fake.params[0].top_k, fake.params[0].stop) == (3, ["a=b", "c"])
-    assert cli("generate", "demo", "--", "--set").code == 0
-    assert fake.prompts == ["x", "--set"]
+    assert cli("generate", "demo", "--", "--help=all").code == 0
+    assert fake.prompts == ["x", "--help=all"]
 
 
 OTHERS = {  # verb -> an option of another engine, and what is said
     "serve": [
         ("--head", "Did you mean '--draft'?"), ("--draft-model", "Did you mean '--draft'?"), ("-np", "option '-n'"),
-        ("--max-model-len", "'--max-model-len' is written --set max_model_len=VALUE"), ("--tp", "runs a model on one device"),
+        ("--tp", "runs a model on one device"),
         ("--gpu-memory-utilization", "Did you mean '--kv-memory'?"), ("--batch-size", "Did you mean '--max-num-seqs'?"),
-        ("--ctx-size", "Did you mean '--set max_model_len=VALUE'?"), ("--speculative-config", "Did you mean '--drafter'?"),
+        ("--ctx-size", "Did you mean '--max-model-len'?"), ("--speculative-config", "Did you mean '--drafter'?"),
         ("--n-gpu-layers", "no layers are left out"),
     ],
     "bench": [("--max-num-seqs", "Did you mean '--batch-size'?"), ("--speculative-algorithm", "Did you mean '--drafters'?")],
@@ -102,7 +106,7 @@ def test_no_other_engines_option_is_guessed_by_its_letters() -> None:
 def test_the_table_of_other_engines_names_options_of_ours() -> None:
     """An entry of a name that no verb has any more, and one that no command line reaches."""
     known = [
-        {name.removeprefix("--set ").lstrip("-").replace("_", "-") for one in command.params for name in one.opts}
+        {name.lstrip("-").replace("_", "-") for one in command.params for name in one.opts}
         for command in commands().values()
     ]
     assert set(FOREIGN) <= set().union(*known)

@@ -300,7 +300,7 @@ def test_too_many_waiting_are_turned_away_with_a_time(engine_of: MakeEngine) -> 
 def test_room_is_asked_for_by_the_rule_of_the_queue(engine_of: MakeEngine) -> None:
     """What there is room for is taken to the last one; what there will never be room for is refused for good, not for now."""
     engine = engine_of(max_num_seqs=1, max_queue=3, start=False)
-    with pytest.raises(RequestError, match=r"4 answers .* at most 3 requests .*--set max_queue"):
+    with pytest.raises(RequestError, match=r"4 answers .* at most 3 requests .*--max-queue"):
         engine.check_room(4)
     engine.check_room(3)
     ask(engine, request(prompt(5), max_tokens=2))

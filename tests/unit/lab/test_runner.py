@@ -98,7 +98,7 @@ def test_open_is_a_fresh_start(runner: Runner) -> None:
         ("draft-model, ngram, draft-model k=2", False, False, r"need a draft model: draft-model, draft-model; give --draft"),
         ("ngram, suffix", True, False, "none of these configurations uses a draft model"),
         ("ngran", False, False, "Did you mean 'ngram'"),
-        ("ngram verifier=typical", False, False, "Allow it with --set lossy=true"),
+        ("ngram verifier=typical", False, False, "Allow it with --lossy"),
         ("ngram", False, True, "are lossless"), ("ngram verifier=typicall", False, True, "Did you mean 'typical'"),
     ],
 )  # fmt: skip

@@ -368,7 +368,7 @@ class TestModelsThatCannotBeRecorded:
 
     @pytest.mark.usefixtures("waiting")
     def test_graphs_refuses(self, folder: Path) -> None:
-        refused = r"does not run on runtime 'graphs': .*operation not permitted.*--set runtime=eager"
+        refused = r"does not run on runtime 'graphs': .*operation not permitted.*--runtime eager"
         with SimulatedCuda(), pytest.raises(CapabilityError, match=refused):
             build(options(folder, "graphs"))
 

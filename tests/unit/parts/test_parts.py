@@ -45,7 +45,7 @@ def test_a_tree_verifier_takes_chains() -> None:
 
 def test_lossy_verifiers_need_the_word() -> None:
     """Nothing may change what the model says unless it was asked for by name."""
-    with pytest.raises(ConfigError, match=r"'typical' is lossy: .* --set lossy=true \(lossy=True in Python\)"):
+    with pytest.raises(ConfigError, match=r"'typical' is lossy: .* --lossy \(lossy=True in Python\)"):
         choose(verifier="typical")
     assert not choose(verifier="typical", lossy=True).make_verifier().lossless
 

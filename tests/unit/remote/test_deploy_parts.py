@@ -20,7 +20,6 @@ import typer.main
 import yaml
 
 from outrider.cli.app import build_app
-from outrider.cli.verbs import join_settings
 from outrider.remote.coordinator.settings import parsed_targets
 from outrider.remote.endpoint import Endpoint
 from outrider.serve.observability.metrics_families import GAUGES
@@ -123,7 +122,7 @@ def test_every_part_is_started_by_both() -> None:
 def test_options_exist() -> None:
     for part, arguments, _ in commands():
         assert arguments[: 1 if part == "target" else 2] == (["serve"] if part == "target" else ["service", part])
-        given = {word.partition("=")[0] for word in join_settings(arguments) if word.startswith("--")}
+        given = {word.partition("=")[0] for word in arguments if word.startswith("--")}
         assert given <= options_of(part), part
     for probe in probes():
         assert probe[:3] == ["outrider", "service", "health"]
@@ -260,8 +259,8 @@ def test_with_tls_no_probe_and_no_address_stays_plain() -> None:
         assert "http://" not in text
         if part != "coordinator":
             assert all(set(inside[name]) & {"grpc", "httpGet"} == set() for name in inside if name.endswith("Probe"))
-            wants = {"draft": "tls_client_ca=/etc/outrider/tls/ca.crt", "target": "ssl_ca_certs=/etc/outrider/tls/ca.crt"}
-            assert wants[part] in inside["args"]
+            asks_callers = inside["args"].index({"draft": "--tls-client-ca", "target": "--ssl-ca-certs"}[part])
+            assert inside["args"][asks_callers + 1] == "/etc/outrider/tls/ca.crt"
         mounted = {mount["name"]: mount["mountPath"] for mount in inside["volumeMounts"]}
         files = [word for word in inside["args"] if "/etc/outrider/tls/" in word]
         assert files

@@ -188,7 +188,7 @@ def test_askers_are_bounded() -> None:
     """One without a stream makes room; connected ones stay."""
     desk = Desk(max_instances=2)
     gone, _ = desk.reader("a"), desk.reader("b")
-    with pytest.raises(ConfigError, match="--set max_instances"):
+    with pytest.raises(ConfigError, match="--max-instances"):
         desk.table.open("c", VOCAB)
     assert desk.tell(gone, 1, TEXT, sampling=GREEDY) is None
     desk.table.disconnect(gone)

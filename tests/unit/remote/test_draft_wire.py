@@ -308,7 +308,7 @@ def test_an_asker_that_does_not_read_is_cut_off() -> None:
 def test_the_process_serves_and_leaves(tmp_path: Path, number: signal.Signals) -> None:
     """From the command line: the demo's draft model, metrics, a signal, exit code 0."""
     command = [sys.executable, "-m", "outrider", "service", "draft", "--port", "0", "--metrics-port", "0"]
-    command += ["--set", "log_format=json"]
+    command += ["--log-format", "json"]
     environment = {**os.environ, "MODEL": "demo", "MAX_DRAFT_TOKENS": "3"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:

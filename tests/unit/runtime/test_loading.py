@@ -47,7 +47,7 @@ def test_a_model_that_cannot_be_lowered_runs_plainly_and_says_so(
     llm = LLM(folder, drafter="none", dtype="float32", threads=1)
     assert llm.config["runtime"] == "eager"
     assert any("runs eagerly, which is slower" in note for note in llm.notes)
-    with pytest.raises(CapabilityError, match=r"does not run on runtime 'native': .* Use --set runtime=eager"):
+    with pytest.raises(CapabilityError, match=r"does not run on runtime 'native': .* Use --runtime eager"):
         LLM(folder, drafter="none", dtype="float32", threads=1, runtime="native")
 
 
@@ -98,6 +98,6 @@ def test_no_library_and_no_compiler(model: Path, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(("runtime", "device"), [("graphs", "cpu")])
 def test_a_runtime_of_another_device_is_refused(model: Path, runtime: str, device: str) -> None:
-    """`--set runtime=graphs` must not silently mean another one."""
+    """`--runtime graphs` must not silently mean another one."""
     with pytest.raises(CapabilityError, match=f"runtime '{runtime}' runs on a CUDA device, and the device here is {device}"):
         LLM(model, drafter="none", device=device, runtime=runtime)

@@ -72,7 +72,7 @@ def test_an_engine_that_hangs_fails_health_and_ready_until_it_comes_round() -> N
             error = error_of(client.get(path), 503)
             assert error["code"] == "engine_hung"
             assert "'fake' has work and has not come round for 61 s; more than 60 s" in error["message"]
-            assert "--set hang_timeout" in error["message"]
+            assert "--hang-timeout" in error["message"]
             assert "other" not in error["message"]
         engine.turn_age_s = 0.0
         assert [client.get(path).status_code for path in ("/health", "/ready")] == [200, 200]

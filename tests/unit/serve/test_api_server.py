@@ -350,7 +350,7 @@ def test_command_drains_and_ends_with_code_0(tiny: Path) -> None:
         port = free.getsockname()[1]
     command = [
         sys.executable, "-m", "outrider", "serve", str(tiny), "--drafter", "ngram", "--threads", "1",
-        "--set", "max_model_len=512", "--port", str(port), "--kv-memory", "64MiB", "--served-model-name", "tiny",
+        "--max-model-len", "512", "--port", str(port), "--kv-memory", "64MiB", "--served-model-name", "tiny",
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     server = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, env=environment)

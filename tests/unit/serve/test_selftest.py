@@ -99,7 +99,7 @@ def test_draft_with_a_short_context_is_found_out(start: Start) -> None:
     """Such a draft is good on short probes; only its config reveals the limit."""
     result = self_test(start("short"), max_tokens=4)
     assert codes(result) == {"context-too-long"}
-    assert f"--set max_model_len={SHORT}" in next(one.message for one in result.warnings if one.code == "context-too-long")
+    assert f"--max-model-len {SHORT}" in next(one.message for one in result.warnings if one.code == "context-too-long")
     assert codes(self_test(start("short", max_model_len=SHORT), max_tokens=4)) == set()
 
 

@@ -68,7 +68,7 @@ def test_conversations_need_a_template() -> None:
 def test_requests_without_answers() -> None:
     """Catches prompts alone that count as texts, and a refusal that does not say which."""
     asked, answered = WorkloadRequest("asked", prompt="w1"), WorkloadRequest("answered", prompt="w1", answer="w2")
-    with pytest.raises(ConfigError, match=r"1 of 2 requests.*\n.*asked: has no answer\.\n.*--set on_bad=skip"):
+    with pytest.raises(ConfigError, match=r"1 of 2 requests.*\n.*asked: has no answer\.\n.*--on-bad skip"):
         read_log(workload(asked, answered), word_tokenizer(20))
     log = read_log(workload(asked, answered), word_tokenizer(20), on_bad="skip")
     assert [text.id for text in log.texts] == ["answered"]

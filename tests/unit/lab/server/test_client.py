@@ -306,7 +306,7 @@ def test_what_does_not_matter(fault: str) -> None:
 def test_the_key_is_sent_and_cut_out_of_errors() -> None:
     with Fake(key="sk-right", faults={0: "echo"}) as fake:
         assert model_of(fake.url, api_key="sk-right") == MODEL
-        with pytest.raises(ServerError, match=r"401.*--set api_key_env=NAME") as error:
+        with pytest.raises(ServerError, match=r"401.*--api-key-env NAME") as error:
             model_of(fake.url, api_key="sk-wrong")
         (failure,) = ask(fake.url, key="sk-secret")
     assert "sk-wrong" not in str(error.value)

@@ -128,7 +128,7 @@ def test_only_what_is_named() -> None:
 
 
 def test_naming_one_does_not_undo_another_wish() -> None:
-    """--set trees=false and --set own_weights=false would be ignored; what is left out is then refused by name."""
+    """--no-trees and --no-own-weights would be ignored; what is left out is then refused by name."""
     assert labels(drafters=frozenset({"recycling", "ngram"}), trees=False) == ["ngram"]
     assert labels(drafters=frozenset({"early-exit", "quantised", "ngram"}), own_weights=False, num_layers=8) == ["ngram"]
 

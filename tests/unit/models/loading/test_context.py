@@ -64,7 +64,7 @@ def test_yarn_stretches_what_the_config_names(tmp_path: Path) -> None:
 
 
 def test_the_command_line_refuses_it_before_loading(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.run(["generate", str(target), "w3", "--set", "max_model_len=9999", "--drafter", "none"]) == 2
+    assert app.run(["generate", str(target), "w3", "--max-model-len", "9999", "--drafter", "none"]) == 2
     errors = capsys.readouterr().err
     assert "max_model_len 9999 is more than" in errors
     assert "loading" not in errors
@@ -131,7 +131,7 @@ def test_a_draft_with_a_shorter_context_says_so_once(target: Path, draft: Path) 
     llm = LLM(target, draft=draft, **QUIET)
     note = (
         f"the draft '{draft}' holds 64 tokens, rows may have 256: beyond 64 nothing is drafted "
-        "(--set max_model_len=64, or a draft with a longer context)"
+        "(--max-model-len 64, or a draft with a longer context)"
     )
     assert llm.notes.count(note) == 1
     assert llm.generate([[3] * (DRAFT + 1)], SamplingParams(max_tokens=4))[0].stats.drafted == 0
@@ -141,7 +141,7 @@ def test_a_draft_with_a_shorter_context_says_so_once(target: Path, draft: Path) 
 
 def test_the_command_line_says_so_once_and_in_json(target: Path, draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["generate", str(target), "w3 w4", "--draft", str(draft), "--max-tokens", "2", "--json"]
-    arguments += ["--set", "runtime=eager"]
+    arguments += ["--runtime", "eager"]
     assert app.run(arguments) == 0
     found = capsys.readouterr()
     assert found.err.count("holds 64 tokens, rows may have 256") == 1
@@ -157,7 +157,7 @@ def test_bench_says_so_once(target: Path, draft: Path) -> None:
 def test_a_full_context_is_reported(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--max-tokens beyond the context ended as "the length limit", which nobody had asked for."""
     arguments = ["generate", str(target), "w3 w4", "--drafter", "none", "--json"]
-    arguments += ["--set", "runtime=eager", "--set", "max_model_len=9"]
+    arguments += ["--runtime", "eager", "--max-model-len", "9"]
     assert app.run([*arguments, "--max-tokens", "50"]) == 0
     found, note = capsys.readouterr(), "the context of 9 tokens is full: 7 of up to 50 new tokens behind 2 of the prompt"
     assert note in found.err

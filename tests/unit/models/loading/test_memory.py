@@ -133,7 +133,7 @@ def test_not_enough_memory_names_every_part_and_a_way_out(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("available", "advice"),
-    [((5 << 20) + 200_000, "--set max_model_len"), ((4 << 20) + 500_000, "--drafter ngram")],
+    [((5 << 20) + 200_000, "--max-model-len"), ((4 << 20) + 500_000, "--drafter ngram")],
 )
 def test_advice_fits_the_problem(tmp_path: Path, available: int, advice: str) -> None:
     """Too long a context, or a draft that does not fit beside the target."""
@@ -145,7 +145,7 @@ def test_advised_length_fits(tmp_path: Path) -> None:
     """Following the advice must work."""
     with pytest.raises(CapabilityError) as caught:
         estimate(tmp_path, (5 << 20) + 200_000)
-    length = int(str(caught.value).split("--set max_model_len=")[1].rstrip("."))
+    length = int(str(caught.value).split("--max-model-len ")[1].rstrip("."))
     again = tmp_path / "again"
     again.mkdir()
     assert estimate(again, (5 << 20) + 200_000, num_tokens=length).num_tokens == length

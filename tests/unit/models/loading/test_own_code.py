@@ -50,7 +50,7 @@ def test_a_model_that_only_its_own_code_knows(tmp_path: Path) -> None:
         LLM(folder, **QUIET)
     assert str(refused.value) == (
         f"the model of '{folder}' needs Python code of the checkpoint's own (configuration_mine.py, modeling_mine.py): "
-        "read it, then pass --set trust_remote_code=true (trust_remote_code=True in Python)."
+        "read it, then pass --trust-remote-code (trust_remote_code=True in Python)."
     )
     runs(folder, trust_remote_code=True)
 

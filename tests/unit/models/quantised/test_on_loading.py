@@ -1,4 +1,4 @@
-"""`--set quantise`: checkpoints whose linear layers are rounded on loading; which model that is, how large, what is refused."""
+"""`--quantise`: checkpoints whose linear layers are rounded on loading; which model that is, how large, what is refused."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_texts_do_not_depend_on_the_drafter(folder: Path, bits: int, runtime: st
     with LLM(folder, drafter="none", runtime=runtime, threads=1, quantise=bits) as plain:
         assert (plain.config["runtime"], plain.config["quantise"], plain.config["exact"]) == (runtime, bits, True)
         assert plain.config["dtype"] == "bfloat16"
-        (note,) = [note for note in plain.notes if "--set quantise" in note]
+        (note,) = [note for note in plain.notes if "--quantise" in note]
         assert f"rounded to {bits} bits" in note
         assert "another model than the checkpoint" in note
         assert "passes are in bfloat16, and activations rounded to 8 bits" in note
@@ -195,7 +195,7 @@ def test_layers_that_no_block_holds_stay_and_are_counted(tmp_path: Path) -> None
     assert quantise_linears(gpt2, 8, "it").left == 0
     with torch.inference_mode():
         torch.testing.assert_close(gpt2(tokens).logits, before(tokens).logits, rtol=0, atol=0.02)
-    with pytest.raises(CapabilityError, match="no linear layer that --set quantise could round"):
+    with pytest.raises(CapabilityError, match="no linear layer that --quantise could round"):
         quantise_linears(tiny_llama(96, hidden_size=24, intermediate_size=24), 4, "it")
 
 
@@ -219,8 +219,8 @@ def test_other_numbers_of_bits_are_refused(bits: Any) -> None:
 
 
 @pytest.mark.parametrize(("more", "message"), [
-    (["--set", "quantise=5"], "quantise must be 4 or 8 (bits of a weight), or left out; got 5"),
-    (["--set", "quantise=4"], "is quantised already (gptq). Leave --set quantise out"),
+    (["--quantise", "5"], "quantise must be 4 or 8 (bits of a weight), or left out; got 5"),
+    (["--quantise", "4"], "is quantised already (gptq). Leave --quantise out"),
 ])  # fmt: skip
 def test_refusals_are_one_line(more: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads((folder / "config.json").read_text())
@@ -262,15 +262,15 @@ def test_a_gguf_file_is_refused(tmp_path: Path) -> None:
 
 def test_services_that_have_no_target_refuse_it(capsys: pytest.CaptureFixture[str]) -> None:
     """An option that is accepted and ignored is a lie."""
-    assert run(["service", "draft", "demo", "--set", "quantise=4"]) == 2
+    assert run(["service", "draft", "demo", "--quantise", "4"]) == 2
     assert "a draft service has none: leave it out" in capsys.readouterr().err
 
 
 def test_training_refuses_it(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "answers.jsonl").write_text("{}")
-    out = ["--out", str(tmp_path / "head"), "--set", f"responses={tmp_path / 'answers.jsonl'}"]
-    assert run(["train", "medusa", "--target", str(folder), *out, "--set", "quantise=4"]) == 2
-    assert "leave --set quantise out" in capsys.readouterr().err
+    out = ["--out", str(tmp_path / "head"), "--responses", f"{tmp_path / 'answers.jsonl'}"]
+    assert run(["train", "medusa", "--target", str(folder), *out, "--quantise", "4"]) == 2
+    assert "leave --quantise out" in capsys.readouterr().err
 
 
 def test_every_verb_that_loads_a_target_has_it() -> None:
