@@ -72,7 +72,7 @@ ROTATION = 7  # positions by which the order of configurations moves on from pro
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a user would say after --drafter, --num-draft-tokens, --drafter-option and --verifier."""
+    """What a user would say after --drafter."""
 
     drafter: str
     num_draft_tokens: int | str | None = None

@@ -85,10 +85,10 @@ def train(
     """A head from the answers; on a CPU features of the target are kept on disk from the first epoch on."""
     if kind not in SETTINGS:
         raise typer.BadParameter(f"kind must be one of {', '.join(SETTINGS)}, got '{kind}'")
-    options = [word for setting in SETTINGS[kind] for word in ("--kind-option", setting)]
     _train(
-        kind, bf16_folder(_source()), out / kind, threads, "--responses", f"{out / 'answers' / 'responses.jsonl'}",
-        *options, "--epochs", str(epochs), "--batch-size", str(batch_size), "--lr", f"{lr}", "--precision", "bf16",
+        " ".join([kind, *SETTINGS[kind]]), bf16_folder(_source()), out / kind, threads,
+        "--responses", f"{out / 'answers' / 'responses.jsonl'}",
+        "--epochs", str(epochs), "--batch-size", str(batch_size), "--lr", f"{lr}", "--precision", "bf16",
         "--held-out", "0.03", "--max-length", "768", "--save-every-s", "120",
         "--measure-limit", "0", "--max-steps", f"{max_steps}", "--device", device,
         *(["--feature-cache", "20GB"] if device == "cpu" else []), *(["--init", str(init)] if init else []),

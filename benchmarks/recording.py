@@ -97,7 +97,7 @@ def main(
 ) -> None:
     """Measure, print a table, write the pairs."""
     from outrider.build import Options
-    from outrider.lab.configuration import parse_configurations
+    from outrider.configuration import parse_configurations
     from outrider.lab.runner import Runner
     from outrider.sampling.params import SamplingParams
 

@@ -24,7 +24,7 @@ from workload import PEERS, REPOSITORY, SHARED, console, model_name, model_pair,
 
 from outrider import SamplingParams
 from outrider.build import Options
-from outrider.lab.configuration import PLAIN, Configuration
+from outrider.configuration import PLAIN, Configuration
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress

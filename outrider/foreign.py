@@ -17,12 +17,14 @@ FOREIGN = {  # ours -> theirs
         "speculative-model speculative-draft-model-path assistant-model"
     ),
     "drafters": "drafter spec-type speculative-algorithm speculative-config speculative-method",
-    "drafter": "draft-type method spec-method spec-type speculative-algorithm speculative-config speculative-method",
+    "drafter": (
+        "draft-type method spec-method spec-type speculative-algorithm speculative-config speculative-method "
+        "draft-min draft-p-min prompt-lookup-max prompt-lookup-min speculative-eagle-topk"
+    ),
     "num-draft-tokens": (
         "gamma k draft-max draft-n num-assistant-tokens num-speculative-tokens spec-draft-n-max spec-tokens "
         "speculative-num-draft-tokens speculative-num-steps"
     ),
-    "drafter-option": "draft-min draft-p-min prompt-lookup-max prompt-lookup-min speculative-eagle-topk",
     "max-tokens": "n-predict predict max-completion-tokens max-new-tokens max-output-tokens",
     "max-model-len": "c ctx-size context-length context-size max-context-length max-length max-seq-len n-ctx",
     "kv-memory": "gpu-memory-utilization kv-cache-memory kv-cache-memory-bytes mem-fraction-static",

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
+from outrider.configuration import spelled_out
 from outrider.drafters.requirements import DraftsWithHead
 from outrider.errors import ConfigError
 from outrider.parts import Parts
@@ -28,7 +29,7 @@ class Options:
     """Everything that shapes a decoder; what `LLM(...)` and the command line fill in."""
 
     target: str
-    drafter: str = "auto"
+    drafter: str = "auto"  # a name, or in one text with options: "suffix k=auto:12 max_depth=32 verifier=gumbel"
     draft: str | None = None
     draft_endpoint: str | None = None  # of a draft service, which drafter 'remote' asks; "local": one that is started here
     num_draft_tokens: int | str | None = None  # nodes per row and step; "auto" or "auto:12"; None: the drafter's default
@@ -53,6 +54,9 @@ class Options:
                 fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
                 if not (fits or (value is None and is_open)):
                     raise ConfigError(f"{name} must be {called}, got {value!r:.80}")
+        if len(self.drafter.split()) > 1:
+            for name, value in spelled_out(vars(self)).items():
+                object.__setattr__(self, name, value)
         for name in ("target", "draft"):  # a shell expands ~ at the beginning of a word alone
             if isinstance(path := getattr(self, name), str) and path.startswith("~"):
                 object.__setattr__(self, name, os.path.expanduser(path))

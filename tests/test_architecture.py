@@ -25,7 +25,7 @@ FLOORS = {
     "kv": 2, "models": 2, "runtime": 2, "draft_length": 2,
     "rows": 2, "step": 2, "text": 2, "thoughts": 2, "trees": 2, "grammar": 2,
     "drafters": 3, "verifiers": 3,
-    "decode": 4, "run": 4, "parts": 4,
+    "decode": 4, "run": 4, "parts": 4, "configuration": 4,
     "options": 4, "loader": 5, "engine": 5, "build": 5, "admission": 5, "llm": 5, "settings_file": 5,
     "train": 6, "lab": 6,
     "report": 7, "serve": 7, "demo": 7, "integrations": 7,

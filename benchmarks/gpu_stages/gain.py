@@ -32,10 +32,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider import SamplingParams
 from outrider.build import Options, assemble
+from outrider.configuration import Configuration
 from outrider.demo import demo_heads, demo_paths
 from outrider.engine.warmup import calibrate_alone
 from outrider.errors import OutriderError
-from outrider.lab.configuration import Configuration
 from outrider.lab.runner import Contender, Runner, Trace
 from outrider.lab.workload.load import load_workload
 

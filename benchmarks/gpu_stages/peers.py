@@ -19,8 +19,8 @@ import transformers
 
 from gpu_stages.gain import opened, widened_target
 from outrider import SamplingParams
+from outrider.configuration import Configuration
 from outrider.demo import demo_paths
-from outrider.lab.configuration import Configuration
 from tools.demo_models.problems import problems
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ import torch
 from transformers.utils import logging
 
 from outrider.build import Options
+from outrider.configuration import Configuration
 from outrider.demo import demo_paths
 from outrider.demo.training import training_prompts
-from outrider.lab.configuration import Configuration
 from outrider.lab.progress import Progress
 from outrider.lab.runner import Runner
 from outrider.models.loading.load import load_config, load_module, load_tokenizer, own_dtype, resolve_dtype

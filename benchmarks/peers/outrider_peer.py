@@ -12,8 +12,8 @@ from protocol import serve
 
 from outrider import LLM, SamplingParams
 from outrider.build import Needs, Options, assemble, choose, load_models
+from outrider.configuration import Configuration
 from outrider.engine.warmup import calibrate_alone
-from outrider.lab.configuration import Configuration
 from outrider.options import replaced
 from outrider.parts import Parts
 

@@ -23,7 +23,7 @@ from typing import Any
 from workload import RESULTS, read_result
 
 from outrider.build import Options
-from outrider.lab.configuration import Configuration
+from outrider.configuration import Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.runner import Contender, Runner, Trace
 from outrider.machine import versions
@@ -53,15 +53,16 @@ class Workload:
     lengths: tuple[int, ...]
     max_nodes: int  # draft tokens of a rule
     thresholds: dict[str, tuple[float, ...]]  # by rule
-    training: tuple[object, ...]  # words of `outrider train acceptance`
+    epochs: int
+    settings: str  # of the kind
 
 
 PAIR_THRESHOLDS = {"entropy": (0.3,), "product": (0.5, 0.25), "acceptance": (0.5, 0.35, 0.2)}
 DEMO_THRESHOLDS = {"entropy": (0.5,), "product": (0.6, 0.3), "acceptance": (0.8, 0.6, 0.4, 0.2)}
-DEMO_TRAINING = ("--epochs", 3, "--kind-option", "fixed=8", "--kind-option", "depth=20")  # nearly always right: make them long
+DEMO_SETTINGS = "fixed=8 depth=20"  # nearly always right: make them long
 WORKLOADS = (
-    Workload("pair", PAIR, {"gsm8k": 12, "python": 12}, (1, 2, 3, 5, 8, 12), 12, PAIR_THRESHOLDS, ("--epochs", 4)),
-    Workload("demo", DEMO, {**demo_tasks(5), "gsm8k": 24}, (1, 2, 3, 5, 8, 12, 16), 16, DEMO_THRESHOLDS, DEMO_TRAINING),
+    Workload("pair", PAIR, {"gsm8k": 12, "python": 12}, (1, 2, 3, 5, 8, 12), 12, PAIR_THRESHOLDS, 4, ""),
+    Workload("demo", DEMO, {**demo_tasks(5), "gsm8k": 24}, (1, 2, 3, 5, 8, 12, 16), 16, DEMO_THRESHOLDS, 3, DEMO_SETTINGS),
 )
 
 
@@ -72,7 +73,7 @@ def run_acceptance(only: Sequence[str] = ()) -> None:
         if only and one.name not in only:
             continue
         head, result = trained_head(one)
-        _, plain = trained_head(one, "-without-table", "--kind-option", "token_size=0")
+        _, plain = trained_head(one, "-without-table", "token_size=0")
         found[one.name] = {
             "curve": curve(result), "laws_alone": [point.model_dump() for point in plain.curve], "tasks": one.tasks,
             "most": one.max_nodes, "rows": _rows(one, head),
@@ -88,13 +89,13 @@ def _newest() -> dict[str, Any]:
     return found
 
 
-def trained_head(one: Workload, suffix: str = "", *more: object) -> tuple[Path, Any]:
-    """The acceptance head for the workload's own draft model; `more`: words of the command."""
+def trained_head(one: Workload, suffix: str = "", more: str = "") -> tuple[Path, Any]:
+    """The acceptance head for the workload's own draft model; `more`: settings of the kind."""
     demo = one.pair == DEMO
     file = _demo_texts() if demo else domain_answers()["both"]
-    draft = f"draft={one.pair / 'draft'}"
-    words = ("--responses", f"{file}", "--kind-option", draft, *one.training, "--feature-cache", "3GB")
-    return train(f"acceptance-{one.name}{suffix}", "acceptance", "demo" if demo else PAIR / "target", *words, *more)
+    kind = f"acceptance draft={one.pair / 'draft'} {one.settings} {more}"
+    words = ("--responses", f"{file}", "--epochs", one.epochs, "--feature-cache", "3GB")
+    return train(f"acceptance-{one.name}{suffix}", kind, "demo" if demo else PAIR / "target", *words)
 
 
 def _demo_texts() -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.build import Options
-from outrider.lab.configuration import Configuration
+from outrider.configuration import Configuration
 from outrider.lab.explain.explain import Question, explain
 from outrider.lab.journal import Journal
 from outrider.lab.runner import Runner

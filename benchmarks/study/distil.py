@@ -39,22 +39,22 @@ def run_distil(parts: list[str]) -> None:
 def _thinned() -> dict[str, Any]:
     file = demo_answers()
     before = untrained("distil-thinned-before", "draft-model", DEMO / "target", THINNED, file)
-    layers = f"init_layers={THINNED['init_layers']}"
-    words = ("--kind-option", layers, "--limit", LIMIT, "--epochs", EPOCHS, "--feature-cache", "3GB")
-    after, result = train("distil-thinned", "draft-model", "demo", "--responses", f"{file}", *words)
+    kind = f"draft-model init_layers={THINNED['init_layers']}"
+    words = ("--limit", LIMIT, "--epochs", EPOCHS, "--feature-cache", "3GB")
+    after, result = train("distil-thinned", kind, "demo", "--responses", f"{file}", *words)
     return _measured(DEMO / "target", DEMO_TASKS, {"before": before, "after": after}, {"after": curve(result)})
 
 
 def _scratch() -> dict[str, Any]:
     file = demo_answers()
-    options = [word for name, value in SHAPE.items() for word in ("--kind-option", f"{name}={value}")]
+    shape = " ".join(f"{name}={value}" for name, value in SHAPE.items())
     words = (
-        "--responses", f"{file}", *options, "--limit", SCRATCH_LIMIT, "--epochs", SCRATCH_EPOCHS, "--lr", f"{SCRATCH_LR}",
+        "--responses", f"{file}", "--limit", SCRATCH_LIMIT, "--epochs", SCRATCH_EPOCHS, "--lr", f"{SCRATCH_LR}",
         "--feature-cache", "3GB",
     )  # fmt: skip
     plugin = hard_labels.installed(WORK / "plugin")
-    hard, hard_result = train("distil-scratch-hard", hard_labels.KIND, "demo", *words, plugin=plugin)
-    full, full_result = train("distil-scratch-full", "draft-model", "demo", *words)
+    hard, hard_result = train("distil-scratch-hard", f"{hard_labels.KIND} {shape}", "demo", *words, plugin=plugin)
+    full, full_result = train("distil-scratch-full", f"draft-model {shape}", "demo", *words)
     curves = {"hard": curve(hard_result), "full": curve(full_result)}
     return _measured(DEMO / "target", DEMO_TASKS, {"hard": hard, "full": full}, curves)
 

@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 
 from outrider.build import Options
+from outrider.configuration import Configuration
 from outrider.drafters.base import LARGE_TREE, SMALL_TREE
 from outrider.lab.bench.bench_result import BenchResult
 from outrider.lab.bench.plan import Plan
 from outrider.lab.bench.run import run_bench
-from outrider.lab.configuration import Configuration
 from outrider.lab.explain.explain import Question, explain
 from outrider.lab.explain.explain_result import LETTERS, ExplainResult, TextColumns
 from outrider.lab.intervals import ratio_of_sums

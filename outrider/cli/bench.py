@@ -18,8 +18,8 @@ from outrider.errors import ConfigError
 from outrider.extras import check_lab
 
 if TYPE_CHECKING:
+    from outrider.configuration import Configuration
     from outrider.lab.bench.plan import Plan
-    from outrider.lab.configuration import Configuration
     from outrider.lab.server.client import ServerEndpoint
 
 COMPARED, ENOUGH, SERVERS = "What is compared", "When it is enough", "For a server's URL"
@@ -51,8 +51,8 @@ class BenchOptions:
 
     def plan(self, target: str, machine: MachineOptions, prompts: PromptOptions, answers: AnswerOptions) -> Plan:
         """What the options ask to be measured. Raises ConfigError."""
+        from outrider.configuration import parse_configurations
         from outrider.lab.bench.plan import Plan, default_configurations
-        from outrider.lab.configuration import parse_configurations
 
         has_draft = machine.draft is not None or target == "demo"
         named = parse_configurations(self.drafters) if self.drafters else default_configurations(has_draft)
@@ -173,7 +173,7 @@ def _with_endpoint(named: list[Configuration], endpoint: str, *, is_named: bool)
     """The service's address for configurations that ask one; without a list of drafters, one such in addition. Raises ConfigError
     where none of a list asks a service."""
     from outrider import build
-    from outrider.lab.configuration import Configuration
+    from outrider.configuration import Configuration
 
     if not is_named:
         named = [*named, Configuration(build.REMOTE)]

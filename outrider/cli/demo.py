@@ -111,9 +111,9 @@ def _as_dict(prompt: str, completion: Completion) -> dict[str, Any]:
 def _measure(options: ModelOptions, limit: int, rounds: int) -> BenchResult:
     """Greedy, one problem at a time. Raises KeyboardInterrupt where nothing is known yet."""
     from outrider.build import Options
+    from outrider.configuration import parse_configurations
     from outrider.lab.bench.plan import Plan
     from outrider.lab.bench.run import run_bench
-    from outrider.lab.configuration import parse_configurations
     from outrider.lab.workload.load import load_workload
     from outrider.sampling.params import SamplingParams
 

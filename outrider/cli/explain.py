@@ -18,7 +18,7 @@ from outrider.extras import check_lab
 
 if TYPE_CHECKING:
     from outrider.build import Options
-    from outrider.lab.configuration import Configuration
+    from outrider.configuration import Configuration
     from outrider.lab.explain.explain import Question
     from outrider.lab.runner import Runner
     from outrider.lab.workload.types import Workload
@@ -75,7 +75,7 @@ def explain(
 def _chosen(target: str, model: ModelOptions) -> tuple[Options, Configuration]:
     """Models and configuration, with drafter 'auto' and --draft settled as in `outrider.LLM`."""
     from outrider.build import Options, choose
-    from outrider.lab.configuration import Configuration
+    from outrider.configuration import Configuration
 
     options, parts = choose(Options(target=target, **model.llm_arguments()))
     configuration = Configuration(

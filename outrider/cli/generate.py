@@ -46,7 +46,7 @@ Logprobs = Annotated[
     int | None,
     listed(ANSWER, "With --json: the target's log-probabilities, this many per token.", show_default=False),
 ]
-PREDICTING = ("parts=draft-model,prediction", "mode=best")  # a composite: where the prediction ends, a draft model goes on
+PREDICTING = "composite parts=draft-model+prediction mode=best"  # where the prediction ends, a draft model continues
 PredictionFile = Annotated[
     Path | None,
     listed(
@@ -113,7 +113,7 @@ def with_prediction(target: str, model: ModelOptions) -> ModelOptions:
     from outrider.build import Options, choose
 
     if model.drafter == "auto" and model.settings is None:
-        model = _beside_a_draft(model) if model.draft is not None else dataclasses.replace(model, drafter="prediction")
+        model = dataclasses.replace(model, drafter="prediction" if model.draft is None else PREDICTING)
     _, parts = choose(Options(target, **model.llm_arguments()))
     if not parts.requirements.prediction:
         raise ConfigError(
@@ -121,10 +121,6 @@ def with_prediction(target: str, model: ModelOptions) -> ModelOptions:
             "composite with it among the parts."
         )
     return model
-
-
-def _beside_a_draft(model: ModelOptions) -> ModelOptions:
-    return dataclasses.replace(model, drafter="composite", drafter_option=[*PREDICTING, *(model.drafter_option or [])])
 
 
 def full_context(completion: Completion, params: SamplingParams) -> list[str]:

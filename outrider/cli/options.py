@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from outrider.cli.verbs import given, listed, name_and_value, option, refuse_unused, written
+from outrider.cli.verbs import given, listed, option, refuse_unused, written
 from outrider.errors import ConfigError
 from outrider.settings_file import read_settings
 from outrider.wellformed import read_json, read_text
@@ -46,13 +46,6 @@ GENERATION_CONFIG = (
     "Where what is not given about sampling comes from: auto (the model's generation_config.json), none, or a folder with one."
 )
 GenerationConfig = Annotated[str, listed(SAMPLING, GENERATION_CONFIG, metavar="auto|none|FOLDER")]
-DrafterOption = Annotated[
-    list[str] | None,
-    listed(
-        DRAFTING, "A setting of the drafter ('outrider ls DRAFTER' lists them); may be given again.", metavar="NAME=VALUE",
-        show_default=False, common=True,
-    ),
-]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,33 +99,26 @@ class ModelOptions(MachineOptions):
     )
     drafter: str = option(
         "auto", DRAFTING,
-        "Who drafts: see 'outrider ls drafters'. auto: what drafts with --draft, else the head in the target's checkpoint "
-        "(mtp, block), else ngram.", common=True,
+        "Who drafts, with its options: suffix, \"suffix k=auto:12 max_depth=32\"; see 'outrider ls'. auto: what drafts with "
+        "--draft, else the head in the target's checkpoint (mtp, block), else ngram.",
+        common=True,
     )
     num_draft_tokens: str | None = option(
         None, DRAFTING,
         "Draft tokens per target pass: 5; auto, auto:12: as many as pay; 1:5,8:0: 5, and none from 8 requests on.",
         show_default="the drafter's", common=True,
     )  # fmt: skip
-    drafter_option: DrafterOption = None
     verifier: str = option(
         "auto", DRAFTING,
         "Acceptance rule: see 'outrider ls verifiers'. auto: block, for trees traversal; with a seed gumbel.", common=True,
     )
-    verifier_option: list[str] | None = option(
-        None, DRAFTING,
-        "A setting of the verifier ('outrider ls VERIFIER' lists them); may be given again.",
-        metavar="NAME=VALUE",
-    )  # fmt: skip
     lossy: bool = option(False, DRAFTING, "Allow a verifier that changes the text.")
 
     def llm_arguments(self) -> dict[str, Any]:
         """Keyword arguments of `outrider.LLM`. One prompt at a time. Raises ConfigError for a bad settings file."""
-        values = dict(vars(self))
-        for part in ("drafter", "verifier"):
-            values[f"{part}_options"] = dict(
-                name_and_value(written(f"{part}_option"), text) for text in values.pop(f"{part}_option") or []
-            )
+        from outrider.configuration import spelled_out
+
+        values = spelled_out(vars(self))
         chosen = self._with_file(values, values.pop("settings"))
         if chosen["drafter"] == "none":
             unused = [name for name in given(self) if name == "--num-draft-tokens"]
@@ -143,7 +129,9 @@ class ModelOptions(MachineOptions):
         """`values`, and from the file what was not given."""
         if file is None:
             return values
-        options = read_settings(file).options
+        from outrider.configuration import spelled_out
+
+        options = spelled_out(read_settings(file).options)
         if values["drafter"] not in ("auto", options.get("drafter")):
             raise ConfigError(
                 f"--drafter {values['drafter']} and --settings {file}, which is about '{options.get('drafter')}': leave one out"

@@ -15,7 +15,7 @@ from outrider.demo import demo_paths
 from outrider.extras import check_lab
 
 if TYPE_CHECKING:
-    from outrider.lab.configuration import Configuration
+    from outrider.configuration import Configuration
 
 LOG = "Log"
 DRAFTERS = "What is replayed"
@@ -91,7 +91,7 @@ def replay(workload: WorkloadName, tokenizer: Tokenizer, options: ReplayOptions,
 
 def _chosen(options: ReplayOptions) -> tuple[list[Configuration], list[str]]:
     """What is replayed, and a line about each drafter that is left out because it cannot be used."""
-    from outrider.lab.configuration import parse_configurations
+    from outrider.configuration import parse_configurations
     from outrider.lab.replay.replay import sort_drafters
 
     if options.drafters:

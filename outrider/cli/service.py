@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from outrider.cli.options import DRAFTING, MODEL, DrafterOption, MachineOptions
+from outrider.cli.options import DRAFTING, MODEL, MachineOptions
 from outrider.cli.serve import DoorOptions
 from outrider.cli.session import quieten_libraries, say
 from outrider.cli.typed import memory
-from outrider.cli.verbs import add_verb, name_and_value, option, with_groups
+from outrider.cli.verbs import add_verb, option, with_groups
 from outrider.errors import ConfigError
 from outrider.extras import check_installed
 
@@ -117,8 +117,9 @@ class CallOptions:
 class HostedOptions:
     """Which drafter is hosted."""
 
-    drafter: str = option("auto", DRAFTING, "Who drafts: see 'outrider ls drafters'. auto: draft-model.", common=True)
-    drafter_option: DrafterOption = None
+    drafter: str = option(
+        "auto", DRAFTING, "Who drafts, with its options ('outrider ls drafters'). auto: draft-model.", common=True
+    )
     model: str | None = option(
         None, MODEL,
         "The target whose tokens are drafted; only its tokenizer is read.",
@@ -160,13 +161,17 @@ def draft(
 ) -> int:
     """Guess tokens for targets in other processes: a draft model, or a look-up drafter."""
     check_installed("a draft service", "services")
+    from outrider.configuration import Configuration
     from outrider.remote.draft.hosted import HostedDrafterOptions, wants_draft
     from outrider.remote.draft.run import DraftServiceSettings, run_draft_service
 
     if machine.quantise is not None:
         raise ConfigError("--quantise rounds a target, and a draft service has none: leave it out")
-    options = dict(name_and_value("--drafter-option", text) for text in hosted.drafter_option or [])
-    drafter = "draft-model" if hosted.drafter == "auto" else hosted.drafter
+    asked = Configuration.parse(hosted.drafter)
+    if asked != Configuration(asked.drafter, drafter_options=asked.drafter_options):
+        raise ConfigError("a draft service drafts what targets ask for: leave k and verifier out of --drafter")
+    options = asked.drafter_options
+    drafter = "draft-model" if asked.drafter == "auto" else asked.drafter
     target, draft_model = hosted.model, machine.draft
     if model_or_target is not None and wants_draft(drafter, options):
         draft_model = _one("--draft", draft_model, model_or_target)

@@ -15,7 +15,7 @@ from outrider.cli.lab import INTERRUPTED, OUTPUT, REPORTS, OutputOptions, Resume
 from outrider.cli.options import MIN_P, SAMPLING, TOP_K, TOP_P, MachineOptions
 from outrider.cli.session import quieten_libraries
 from outrider.cli.typed import check_folder, memory, numbers
-from outrider.cli.verbs import given, listed, name_and_value, option, refuse_unused, with_groups
+from outrider.cli.verbs import given, listed, option, refuse_unused, with_groups
 from outrider.demo import demo_paths
 from outrider.errors import ConfigError
 from outrider.extras import check_installed
@@ -31,7 +31,9 @@ GENERATED = re.compile(r"demo:(\d+)")  # problems that the demo pair may train o
 Kind = Annotated[
     str,
     typer.Argument(
-        help="draft-model, medusa, eagle, eagle3, mtp, block, early-exit or acceptance.", show_default=False, metavar="KIND"
+        help="draft-model, medusa, eagle, eagle3, mtp, block, early-exit or acceptance, with settings: \"eagle3 unrolls=6\" "
+        "(docs/train.md lists them).",
+        show_default=False, metavar="KIND",
     ),
 ]
 TargetOption = Annotated[str, typer.Option(help="'demo', a local folder, or a hub id.", show_default=False)]
@@ -126,9 +128,6 @@ class KindOptions:
     """What is trained, from where on; how is in `TrainConfig`."""
 
     init: Path | None = option(None, TRAINING, "Go on from this drafter (draft-model: any model).", metavar="DIR", common=True)
-    kind_option: list[str] | None = option(
-        None, TRAINING, "A setting of the kind (docs/train.md lists them); may be given again.", metavar="NAME=VALUE", common=True
-    )
     feature_cache: str = option(
         "0", TRAINING, "Keep features of the target on disk, up to so much: 2GB.", metavar="BYTES"
     )
@@ -137,11 +136,6 @@ class KindOptions:
     def start(self) -> Path | None:
         """The drafter to go on from; 'demo' is the embedded pair's draft."""
         return None if self.init is None else Path(_draft(str(self.init)))
-
-    def settings(self) -> dict[str, str]:
-        """The settings of this kind of drafter. Raises ConfigError."""
-        found = dict(name_and_value("--kind-option", text) for text in self.kind_option or [])
-        return found if "draft" not in found else {**found, "draft": _draft(found["draft"])}
 
 
 def _draft(name: str) -> str:
@@ -183,7 +177,12 @@ def train(
     """Train a drafter for a target: its responses, its features, training, before and after."""
     check_installed("training", "train")
     from outrider import build
+    from outrider.configuration import name_and_options
     from outrider.train.run import TrainSpec, run_training
+
+    name, settings = name_and_options(kind, "KIND begins with the name of a kind, like eagle3 or 'eagle3 unrolls=6'")
+    if "draft" in settings:
+        settings["draft"] = _draft(settings["draft"])
 
     if out.suffix in REPORTS:
         raise ConfigError(f"--out is the run's folder; 'outrider report FOLDER/result.json --out {out.name}' makes pages")
@@ -197,8 +196,8 @@ def train(
     if target == build.DEMO:
         options = replace(options, target=str(demo_paths().target))
     spec = TrainSpec(
-        kind=kind, options=options, name=target, out=out, material=texts.material(out),
-        responses=answers.plan(training.seed), init=which.start, settings=which.settings(), config=training,
+        kind=name, options=options, name=target, out=out, material=texts.material(out),
+        responses=answers.plan(training.seed), init=which.start, settings=settings, config=training,
         feature_cache=memory("--feature-cache", which.feature_cache, or_none=True), measure=measuring.plan(training.seed),
         resume=resume, only_responses=only_responses,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 from dataclasses import dataclass, fields
@@ -130,11 +131,12 @@ def _serve(target: str, machine: TunedModels, result: TuneResult, settings: Path
 
 def _drafting(options: dict[str, Any]) -> list[str]:
     """Options of a settings file as they are typed, word by word."""
-    words = []
-    for name, value in options.items():
-        if isinstance(value, dict):
-            for key, one in value.items():
-                words += typed_words(name.removesuffix("s"), f"{key}={one}")
-        elif value != "auto":
-            words += typed_words(name, value)
+    from outrider.configuration import Configuration
+
+    others = dict(options)
+    names = [field.name for field in dataclasses.fields(Configuration)]
+    drafting = {name: others.pop(name) for name in names if name in others}
+    words = typed_words("drafter", Configuration(**drafting).label)
+    for name, value in others.items():
+        words += typed_words(name, value)
     return words

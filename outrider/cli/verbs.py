@@ -132,14 +132,6 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def name_and_value(option: str, text: str) -> tuple[str, str]:
-    """'NAME=VALUE' in two. Raises ConfigError."""
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise ConfigError(f"{option} takes NAME=VALUE, got '{text}'")
-    return name, value
-
-
 def spread_help(arguments: Sequence[str]) -> list[str]:
     """`--help=GROUP` as the parser reads it, where it takes a value; words after `--` are words."""
     end = arguments.index("--") if "--" in arguments else len(arguments)

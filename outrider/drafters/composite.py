@@ -79,7 +79,7 @@ class CompositeDrafter(Drafter):
         if strange := [name for name, (kind, _) in found.items() if not kind.keeps_costs]:
             raise ConfigError(
                 f"a composite cannot contain '{strange[0]}': have the service host the composite, like 'outrider service draft "
-                "--drafter composite --drafter-option parts=suffix,ngram --model TARGET'"
+                "--drafter \"composite parts=suffix+ngram\" --model TARGET'"
             )
         models = [name for name, part in found.items() if _is_model(*part)]
         if len(models) > 1:

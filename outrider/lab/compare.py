@@ -127,7 +127,8 @@ def _mover(old: tuple[float, ...], new: tuple[float, ...]) -> tuple[float, float
 
 
 def _level(old: float | Interval, new: float | Interval) -> float:
-    return max((one.level for one in (old, new) if isinstance(one, Interval)), default=0.95)
+    """The lower level of both: the ends of a wider interval hold at it, too."""
+    return min((one.level for one in (old, new) if isinstance(one, Interval)), default=0.95)
 
 
 def _change(old: Comparable, new: Comparable) -> Change:

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.build import DEMO, Built, Models, Needs, Options, assemble, choose, load_models
+from outrider.configuration import Configuration
 from outrider.engine.step_costs import Sweep
 from outrider.engine.warmup import step_seconds
 from outrider.errors import ConfigError
-from outrider.lab.configuration import Configuration
 from outrider.lab.disturbance import Disturbance
 from outrider.llm import LLM
 from outrider.outputs import Completion

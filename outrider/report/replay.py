@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from outrider.configuration import PLAIN
 from outrider.errors import counted
-from outrider.lab.configuration import PLAIN
 from outrider.lab.replay.replay_result import AcceptanceCounts, ReplayedConfiguration, ReplayResult
 from outrider.lab.result import Interval
 from outrider.report.document import Block, Column, Document, Fact, Paragraph, Table, Tone, curves, table

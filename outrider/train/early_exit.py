@@ -1,7 +1,7 @@
 """Kind `early-exit`: what the target's head needs to read the stream entering layer E: a scale and a low-rank correction.
 
 The target stays as it is; features are its own stream at layer E, so one target pass trains any exit. The head is loaded by
-`--drafter early-exit --drafter-option head=FOLDER`. Simpler than LayerSkip (2404.16710), which trains the layers themselves and
+`--drafter "early-exit head=FOLDER"`. Simpler than LayerSkip (2404.16710), which trains the layers themselves and
 thereby changes the target.
 """
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.build import Options
+from outrider.configuration import Configuration
 from outrider.errors import OutriderError
-from outrider.lab.configuration import Configuration
 from outrider.lab.progress import Progress
 from outrider.lab.runner import Runner
 from outrider.sampling.params import SamplingParams, usable_temperature

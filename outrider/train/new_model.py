@@ -55,7 +55,7 @@ def thinned_model(target: Any, text: str, owner: str) -> Any:
         few = ", ".join(differing[:3]) + (", ..." if len(differing) > 3 else "")
         raise CapabilityError(
             f"{owner}: layers of {target.config.model_type} cannot be copied as they are stored ({few}); begin with a model of "
-            "your own (--init), or with random weights (--kind-option hidden_size=...)"
+            "your own (--init), or with random weights (\"draft-model hidden_size=...\")"
         ) from error
     return module
 

@@ -100,7 +100,7 @@ class RecipeKind(Protocol):
     """What the registered class has beside `Recipe`."""
 
     Settings: ClassVar[type]  # frozen dataclass of `setting(default, help)` fields
-    drafter: ClassVar[str]  # who drafts with it, in the text form of lab/configuration.py; "{folder}" stands for the saved folder
+    drafter: ClassVar[str]  # who drafts with it, in the text form of configuration.py; "{folder}" stands for the saved folder
     uses_draft: ClassVar[bool]  # the drafter gets the folder with --draft
     default_lr: ClassVar[float | None]  # highest learning rate; None: by the target's size
 

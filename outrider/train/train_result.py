@@ -29,7 +29,7 @@ class HeldOutResult(Record):
     """The drafter at work, on held-out prompts of one task at one temperature."""
 
     label: str  # "before" (untrained, or --init) or "after"
-    configuration: str  # in the text form of lab/configuration.py, the drafter's folder left out
+    configuration: str  # in the text form of configuration.py, the drafter's folder left out
     temperature: float
     task: str
     num_prompts: int

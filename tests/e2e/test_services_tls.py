@@ -82,7 +82,7 @@ class Parts:
 
 def drafter_options(files: dict[str, Path]) -> list[str]:
     """Of drafter `remote`."""
-    return [word for name, file in files.items() for word in ("--drafter-option", f"{name}={file}")]
+    return ["--drafter", " ".join(["remote", *(f"{name}={file}" for name, file in files.items())])]
 
 
 def caller_options(files: dict[str, Path]) -> list[str]:

@@ -30,9 +30,9 @@ def environment() -> dict[str, str]:
 
 def training(folder: Path, out: str, *more: str) -> list[str]:
     return outrider(
-        "train", "draft-model", "--target", str(folder / "target"), "--responses", f"{folder / 'r.jsonl'}",
+        "train", "draft-model init_layers=1", "--target", str(folder / "target"), "--responses", f"{folder / 'r.jsonl'}",
         "--out", str(folder / out),
-        "--kind-option", "init_layers=1", "--epochs", "30", "--batch-size", "4", "--measure-limit", "0", "--device", "cpu",
+        "--epochs", "30", "--batch-size", "4", "--measure-limit", "0", "--device", "cpu",
         "--save-every-s", "0", "--held-out", "0.2", *more,
     )  # fmt: skip
 
@@ -87,8 +87,8 @@ def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
 def test_the_demo_target_from_prompts_to_a_draft(tmp_path: Path) -> None:
     """The recipe of docs/train.md, small: half of the demo target's layers learn enough of it for the expected tau to rise."""
     command = outrider(
-        "train", "draft-model", "--target", "demo", "--prompts", "demo:60", "--out", str(tmp_path / "run"),
-        "--runtime", "eager", "--max-tokens", "48", "--epochs", "4", "--kind-option", "init_layers=4",
+        "train", "draft-model init_layers=4", "--target", "demo", "--prompts", "demo:60", "--out", str(tmp_path / "run"),
+        "--runtime", "eager", "--max-tokens", "48", "--epochs", "4",
         "--batch-size", "4", "--measure-limit", "2", "--measure-tokens", "16",
     )  # fmt: skip
     subprocess.run(command, check=True, env=environment(), capture_output=True, timeout=500)

@@ -34,7 +34,7 @@ def test_options_of_the_file_are_used(file: Path) -> None:
 
 
 def test_options_given_win(file: Path) -> None:
-    arguments = ModelOptions(settings=file, num_draft_tokens="3", drafter_option=["max_depth=8", "alpha=2"]).llm_arguments()
+    arguments = ModelOptions(settings=file, num_draft_tokens="3", drafter="suffix max_depth=8 alpha=2").llm_arguments()
     assert arguments["num_draft_tokens"] == "3"
     assert arguments["drafter_options"] == {"max_depth": "8", "alpha": "2"}
 

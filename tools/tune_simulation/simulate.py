@@ -25,9 +25,9 @@ from unittest.mock import patch
 
 import numpy as np
 
+from outrider.configuration import PLAIN, Configuration
 from outrider.engine.step_costs import Sweep
 from outrider.lab.bench import stages
-from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 from outrider.lab.runner import Runner, Step, Trace

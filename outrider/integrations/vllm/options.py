@@ -26,7 +26,7 @@ REMOTE = "remote"  # the drafter that asks a draft service
 
 @dataclass(frozen=True)
 class Chosen:
-    """A drafter's name and its options, as `--drafter` and `--drafter-option` would give them."""
+    """A drafter's name and its options, as `--drafter` would give them."""
 
     drafter: str
     options: dict[str, Any]

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from outrider.configuration import PLAIN, Configuration
 from outrider.errors import ConfigError
 from outrider.lab.bench.bench_result import CellKey
-from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.workload.prompts import PreparedPrompt, prepare
 from outrider.lab.workload.types import OnBad, Workload
 from outrider.sampling.params import SamplingParams, usable_temperature

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from outrider.configuration import Configuration
 from outrider.errors import OutriderError
 from outrider.lab.bench.bench_result import CellKey, Ending
 from outrider.lab.bench.notes import RunNote, notes_of
 from outrider.lab.bench.plan import Material, Plan, baseline_of, groups
 from outrider.lab.bench.summary import samples, speedup
-from outrider.lab.configuration import Configuration
 from outrider.lab.disturbance import Repeats
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from outrider.build import Models, assemble
+from outrider.configuration import Configuration
 from outrider.draft_length.length import MAX_DRAFT_TOKENS
 from outrider.errors import OutriderError, counted
 from outrider.lab.certify.certify_result import SameTexts, Status, TextDifference, TextRun
 from outrider.lab.certify.subject import Subject, WatchedDecoder
 from outrider.lab.certify.ties import RowComparison, difference
-from outrider.lab.configuration import Configuration
 from outrider.lab.journal import Units
 from outrider.sampling.params import SamplingParams
 

@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 
 from outrider.build import model_source
+from outrider.configuration import Configuration
 from outrider.errors import ConfigError, OutriderError
 from outrider.lab.bench.bench_result import BenchResult, Cell, Measured
-from outrider.lab.configuration import Configuration
 from outrider.lab.estimate.estimate_result import EstimateResult, LengthEstimate, ModelSize
 from outrider.lab.predict import CostPoints, StepCosts, break_even, predict, predict_best, survival_of
 from outrider.lab.result import read_result

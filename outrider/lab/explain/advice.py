@@ -183,7 +183,7 @@ def _branch(result: ExplainResult) -> Iterator[Advice]:
     near = result.near_misses / rejections
     if near >= NEAR_MISS and _share(result, "draft") >= NOTABLE:
         yield Advice(
-            title="Let the draft branch: --drafter-option tree=best-first",
+            title="Let the draft branch: tree=best-first",
             evidence=f"in {near:.0%} of the rejections the text's token was the draft's second to eighth "
             "guess. A tree has room for several; it pays where a wider target pass is cheap. Measure "
             "with 'outrider bench'.",

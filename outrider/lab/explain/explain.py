@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from outrider.build import Options
+from outrider.configuration import Configuration
 from outrider.drafters.composite import CompositeDrafter
 from outrider.errors import CapabilityError, ConfigError
-from outrider.lab.configuration import Configuration
 from outrider.lab.explain.causes import account
 from outrider.lab.explain.distributions import FinishedText, forced_distributions
 from outrider.lab.explain.explain_result import ExplainResult

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outrider.configuration import PLAIN, Configuration
 from outrider.draft_length import FixedLength
 from outrider.drafters import DRAFTERS
 from outrider.drafters.composite import CompositeDrafter
 from outrider.drafters.requirements import Requirements
 from outrider.errors import CapabilityError, ConfigError, OutriderError, counted, in_words
-from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.intervals import ratio_of_sums
 from outrider.lab.predict import StepCosts
 from outrider.lab.progress import QUIET, Progress

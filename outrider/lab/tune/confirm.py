@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
+from outrider.configuration import Configuration
 from outrider.lab.bench.notes import RunNote
 from outrider.lab.bench.plan import Material, Plan
 from outrider.lab.bench.stages import Contenders, Rounds
 from outrider.lab.bench.summary import samples, speedup
-from outrider.lab.configuration import Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 from outrider.lab.result import Interval, Record

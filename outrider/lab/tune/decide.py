@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from outrider.configuration import PLAIN, Configuration
 from outrider.errors import counted
-from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.intervals import WORTH
 from outrider.lab.result import Interval
 from outrider.lab.tune.confirm import ALL

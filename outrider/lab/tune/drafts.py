@@ -21,7 +21,7 @@ from outrider.models.heads.mtp_files import num_mtp_layers
 from outrider.models.source import resolve
 
 MODEL = "draft-model"
-NO_NAME = " \t\n,+;"  # what no option's value can hold in a configuration's text form (lab/configuration.py)
+NO_NAME = " \t\n,+;"  # what no option's value can hold in a configuration's text form (configuration.py)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.lab.configuration import Configuration
+from outrider.configuration import Configuration
 from outrider.lab.tune.space import TrainedHead
 from outrider.lab.tune.tune_result import TuneResult
 from outrider.models.heads.kinds import EARLY_EXIT

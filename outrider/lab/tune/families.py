@@ -25,9 +25,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from outrider.configuration import PLAIN
 from outrider.drafters import DRAFTERS
 from outrider.drafters.base import LARGE_TREE, SMALL_TREE, Drafter
-from outrider.lab.configuration import PLAIN
 from outrider.lab.tune.space import Family, SpaceOptions, TrainedHead
 from outrider.models.heads.kinds import ACCEPTANCE, EARLY_EXIT
 from outrider.trees.plan import TreeSettings

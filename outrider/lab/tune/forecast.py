@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from outrider.lab.configuration import PLAIN
+from outrider.configuration import PLAIN
 from outrider.lab.intervals import WORTH
 from outrider.lab.predict import StepCosts, break_even
 from outrider.lab.result import Record

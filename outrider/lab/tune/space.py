@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outrider.lab.configuration import PLAIN, Configuration
+from outrider.configuration import PLAIN, Configuration
 from outrider.lab.result import Record
 
 

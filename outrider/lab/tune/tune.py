@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from outrider.configuration import PLAIN, Configuration
 from outrider.errors import OutriderError
 from outrider.lab.bench.bench_result import OtherProcesses
 from outrider.lab.bench.stages import Rounds
 from outrider.lab.bench.summary import others_during
-from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 from outrider.lab.runner import Runner

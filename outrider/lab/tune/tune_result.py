@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from outrider.configuration import PLAIN, Configuration
 from outrider.lab.bench.bench_result import OtherProcesses
-from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.result import Comparable, Interval, Record, Result
 from outrider.lab.tune.confirm import Confirmed
 from outrider.lab.tune.forecast import Forecast, LoadStep

@@ -114,7 +114,7 @@ class AcceptanceHead(nn.Module):
         if config.token_size and vocab_size not in (None, config.vocab_size):
             raise CheckpointError(
                 f"acceptance head '{folder}' was trained for draft model '{config.draft}' of {config.vocab_size} tokens, "
-                f"this one has {vocab_size}: train one for it (outrider train acceptance --kind-option draft=FOLDER)"
+                f"this one has {vocab_size}: train one for it (outrider train \"acceptance draft=FOLDER\")"
             )
         return head
 

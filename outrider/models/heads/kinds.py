@@ -58,9 +58,8 @@ def head_kind(source: ModelSource) -> str | None:
 def how_to_draft(kind: str, folder: str) -> str:
     """Options of the command line that use a head of this kind."""
     if kind == ACCEPTANCE:
-        option = f"stop={ACCEPTANCE} --drafter-option acceptance_head={folder}"
-        return f"--drafter draft-model --draft MODEL --drafter-option {option}"
-    return f"--drafter {kind} --drafter-option head={folder}" if kind == EARLY_EXIT else f"--drafter {kind} --draft {folder}"
+        return f'--draft MODEL --drafter "draft-model stop={ACCEPTANCE} acceptance_head={folder}"'
+    return f'--drafter "{kind} head={folder}"' if kind == EARLY_EXIT else f"--drafter {kind} --draft {folder}"
 
 
 def has_tokenizer(folder: Path) -> bool:

@@ -38,8 +38,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def test_every_option_reaches_the_library(cli: Cli, asked: list[dict[str, Any]], tmp_path: Path) -> None:
     found = cli(
-        "explain", "demo", "--drafter", "draft-model", "--draft", "demo", "--num-draft-tokens", "6",
-        "--drafter-option", "tree=2x2", "--verifier", "multi-round", "--temperature", "0.7",
+        "explain", "demo", "--drafter", "draft-model tree=2x2", "--draft", "demo", "--num-draft-tokens", "6",
+        "--verifier", "multi-round", "--temperature", "0.7",
         "--top-p", "0.9", "--seed", "4", "--max-tokens", "33",
         "--threads", "1", "--runtime", "eager", "--prompts", "demo", "--limit", "3", "--show-tokens", "77", "--resume",
         "--out", str(tmp_path / "e.json"),

@@ -32,7 +32,7 @@ def test_ls_json(cli: Callable[..., Any]) -> None:
 
 
 def test_ls_of_a_name_shows_its_settings(cli: Callable[..., Any]) -> None:
-    """Where a person finds what --drafter-option takes. Some names stand for a drafter and a verifier."""
+    """Where a person finds what --drafter takes after a name. Some names stand for a drafter and a verifier."""
     out = cli("ls", "block").out
     assert "settings of drafter block" in out
     assert "stop_below" in out

@@ -24,8 +24,8 @@ def folder(tmp_path: Path) -> Path:
 
 def command(folder: Path, *more: str) -> list[str]:
     return [
-        "train", "early-exit", "--target", str(folder / "target"), "--responses", f"{folder / 'r.jsonl'}",
-        "--out", str(folder / "out"), "--measure-limit", "0", "--epochs", "1", "--kind-option", "rank=4", *more,
+        "train", "early-exit rank=4", "--target", str(folder / "target"), "--responses", f"{folder / 'r.jsonl'}",
+        "--out", str(folder / "out"), "--measure-limit", "0", "--epochs", "1", *more,
     ]  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def test_demo_is_the_embedded_pair_s_draft(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(training, "run_training", lambda spec, *rest: seen.append(spec))
     more = ["--target", "demo", "--prompts", "demo", "--out", str(tmp_path / "out")]
     assert run(["train", "draft-model", "--init", "demo", *more]) == 0
-    assert run(["train", "acceptance", "--kind-option", "draft=demo", *more]) == 0
+    assert run(["train", "acceptance draft=demo", *more]) == 0
     assert seen[0].init == demo_paths().draft
     assert seen[1].settings == {"draft": str(demo_paths().draft)}
 
@@ -65,7 +65,6 @@ def test_a_whole_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--warmpu", "0.1"], "Did you mean '--warmup'"),
         (["--lr"], "--lr: a value is needed"),
-        (["--kind-option", "rnak=3"], "Did you mean 'rank'"),
         (["--out", "page.html"], "'outrider report FOLDER/result.json --out page.html'"),
         (["--feature-cache", "2 apples"], "--feature-cache takes bytes"),
         (["--prompts", "demo"], "responses"),
@@ -74,7 +73,6 @@ def test_a_whole_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--from-traffic", "x.jsonl"], "texts come from one of"),
         (["--recorded-answers"], "--from-traffic"),
         (["--resume"], "no run to resume"),
-        (["--kind-option", "init_layers=2"], "no option 'init_layers'"),
         (["--held-out", "2"], "held_out must be above 0 and below 1"),
         (["--betas", "1"], "betas must be two numbers"),
         (["--precision", "fp16"], "needs a CUDA device"),
@@ -91,10 +89,16 @@ def test_bad_input(folder: Path, capsys: pytest.CaptureFixture[str], more: list[
 
 
 def test_unknown_kind_and_missing_target(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The nearest kind; a target that is not there."""
+    """The nearest kind and setting; a target that is not there."""
     arguments = command(folder)
-    assert run(["train", "eagle33", *arguments[2:]]) == 2
-    assert "Did you mean 'eagle3'" in capsys.readouterr().err
+    for kind, message in (
+        ("eagle33", "Did you mean 'eagle3'"), ("early-exit rnak=3", "Did you mean 'rank'"),
+        ("early-exit init_layers=2", "no option 'init_layers'"),
+        ("early-exit rank", "'rank' in 'early-exit rank' is not NAME=VALUE"),
+        ("rank=4", "KIND begins with the name of a kind"), ("early-exit 'rank=4", "quotes that do not close"),
+    ):  # fmt: skip
+        assert run(["train", kind, *arguments[2:]]) == 2
+        assert message in capsys.readouterr().err
     arguments[3] = str(folder / "none")
     assert run(arguments) == 2
     assert "no model folder" in capsys.readouterr().err
@@ -116,8 +120,9 @@ def test_options_reach_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     seen: list[TrainSpec] = []
     monkeypatch.setattr(training, "run_training", lambda spec, progress, command: seen.append(spec))
     arguments = [
-        "train", "draft-model", "--target", "demo", "--prompts", "demo:5", "--limit", "3", "--out", str(folder / "demo"),
-        "--kind-option", "init_layers=2", "--kind-option", "loss=tv", "--lr", "0.01", "--seed", "7",
+        "train", "draft-model init_layers=2 loss=tv", "--target", "demo", "--prompts", "demo:5", "--limit", "3",
+        "--out", str(folder / "demo"),
+        "--lr", "0.01", "--seed", "7",
         "--temperature", "0.5,1", "--responses-per-prompt", "2", "--top-p", "0.9", "--feature-cache", "1.5MB",
         "--measure-limit", "3", "--measure-temperature", "1", "--only-responses",
     ]  # fmt: skip

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams
+from outrider.configuration import Configuration
 from outrider.draft_length import FixedLength
 from outrider.draft_length.length import DraftLength
 from outrider.errors import ConfigError
-from outrider.lab.configuration import Configuration
 from outrider.parts import choose_parts
 from tests.helpers import byte_tokenizer, save_checkpoint, tiny_llama
 

@@ -69,6 +69,11 @@ def test_a_difference_of_normal_means_has_the_textbook_interval() -> None:
     assert (found.value, found.low, found.high) == pytest.approx((2.0, 2 - 0.5 * z, 2 + 0.5 * z))
 
 
+def test_two_levels_are_claimed_as_the_lower_one() -> None:
+    """What holds at 99 % holds at 90 %; the other way about it would be more than was measured."""
+    assert difference(within(1.0, 0.3, 0.99), within(3.0, 0.4, 0.9)).level == 0.9
+
+
 def test_a_ratio_is_the_difference_of_logarithms() -> None:
     old = Interval(value=2.0, low=2 * math.exp(-0.3), high=2 * math.exp(0.1))
     new = Interval(value=3.0, low=3 * math.exp(-0.2), high=3 * math.exp(0.4))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.build import Options
-from outrider.lab.configuration import Configuration
+from outrider.configuration import Configuration
 from outrider.lab.runner import Contender, Runner, Step, Trace
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.build import Options
+from outrider.configuration import Configuration, parse_configurations
 from outrider.errors import CapabilityError, ConfigError
-from outrider.lab.configuration import Configuration, parse_configurations
 from outrider.lab.runner import Runner, Trace
 from outrider.llm import LLM
 from outrider.sampling.params import SamplingParams

@@ -7,8 +7,8 @@ import pytest
 from outrider.build import choose, with_endpoint
 from outrider.cli.bench import BenchOptions, _with_endpoint
 from outrider.cli.options import ModelOptions
+from outrider.configuration import Configuration
 from outrider.errors import ConfigError
-from outrider.lab.configuration import Configuration
 from outrider.options import Options
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+from outrider.configuration import Configuration
 from outrider.errors import CapabilityError, OutriderError
-from outrider.lab.configuration import Configuration
 from outrider.lab.runner import Step, Trace
 from outrider.outputs import Completion
 from outrider.sampling.params import SamplingParams

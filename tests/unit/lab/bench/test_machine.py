@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.configuration import Configuration
 from outrider.drafters.model.early_exit import EarlyExitDrafter
 from outrider.lab.bench.bench_result import TargetInfo
 from outrider.lab.bench.machine import added_memory, bandwidth, pass_bytes, roof_tokens_per_s
-from outrider.lab.configuration import Configuration
 from outrider.models.card import ModelCard, unknown_card
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.configuration import Configuration
 from outrider.errors import ConfigError
 from outrider.lab.bench.bench_result import CellKey
 from outrider.lab.bench.plan import Plan, filled, gather, groups, runnable_cells
-from outrider.lab.configuration import Configuration
 from outrider.lab.workload.prompts import PreparedPrompt
 from outrider.lab.workload.types import Workload, WorkloadRequest
 from outrider.sampling.params import SamplingParams

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from outrider.configuration import Configuration, parse_configurations
 from outrider.errors import ConfigError
 from outrider.lab.bench.bench_result import CellKey
 from outrider.lab.bench.plan import Plan, baseline_of, default_configurations
-from outrider.lab.configuration import Configuration, parse_configurations
 from outrider.sampling.params import SamplingParams
 
 

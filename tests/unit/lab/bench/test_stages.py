@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from outrider.configuration import Configuration
 from outrider.errors import CapabilityError, ConfigError
 from outrider.lab.bench import stages
 from outrider.lab.bench.plan import Plan, gather, runnable_cells
 from outrider.lab.bench.stages import CellState, Contenders, Rounds, order_of
-from outrider.lab.configuration import Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 from outrider.lab.workload.types import Workload, WorkloadRequest

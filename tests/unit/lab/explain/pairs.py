@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from outrider.build import Options
-from outrider.lab.configuration import Configuration
+from outrider.configuration import Configuration
 from outrider.lab.explain.distributions import FinishedText
 from outrider.lab.runner import Contender, Runner, Trace
 from outrider.sampling.params import SamplingParams

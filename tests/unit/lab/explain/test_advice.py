@@ -70,7 +70,7 @@ CASES = {
         "causes": causes(stopped=80), "has_draft_probs": False,
     },
     "A larger tree: more --num-draft-tokens": {"causes": causes(tree_budget=60), "is_chain": False},
-    "Let the draft branch: --drafter-option tree=best-first": {"causes": causes(draft=100), "near_misses": 150},
+    "Let the draft branch: tree=best-first": {"causes": causes(draft=100), "near_misses": 150},
     "The filters (top-k, top-p, min-p) set target and draft apart": {"causes": causes(filters=60)},
     "Few tests": {"tested": 100},
     "Doubt the times": {"other_cpu": 0.5},

@@ -136,7 +136,7 @@ def test_the_demo_pair(demo_contender: Contender) -> None:
 @pytest.fixture(scope="module")
 def demo_contender() -> Contender:
     from outrider.build import Options
-    from outrider.lab.configuration import Configuration
+    from outrider.configuration import Configuration
     from outrider.lab.runner import Runner
 
     threads = torch.get_num_threads()

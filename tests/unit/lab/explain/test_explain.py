@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from outrider.build import Options
+from outrider.configuration import Configuration
 from outrider.errors import CapabilityError, ConfigError
-from outrider.lab.configuration import Configuration
 from outrider.lab.explain import explain as explain_module
 from outrider.lab.explain.explain import Question, RecordedPrompt, check, explain, record
 from outrider.lab.explain.explain_result import LETTERS, ExplainResult

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from outrider.configuration import Configuration
 from outrider.demo import DEMO_PROMPTS
-from outrider.lab.configuration import Configuration
 from outrider.lab.replay.loop import text_target
 from outrider.lab.replay.replay import replay
 from outrider.lab.replay.texts import Text

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from outrider.configuration import Configuration
 from outrider.drafters import DRAFTERS
 from outrider.drafters.lookup.ngram import NgramDrafter
 from outrider.errors import CapabilityError, ConfigError, OutriderError
-from outrider.lab.configuration import Configuration
 from outrider.lab.replay.replay import replay, replayable_parts, sort_drafters
 from outrider.lab.replay.texts import Text
 from outrider.registry import Entry

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.lab.configuration import Configuration
+from outrider.configuration import Configuration
 from outrider.lab.predict import CostPoints, StepCosts
 from outrider.lab.replay.replay import MIN_BLOCKS, block_length, ratio_interval, replay, summarise
 from outrider.lab.replay.replay_result import ReplayResult

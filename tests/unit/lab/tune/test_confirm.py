@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from outrider.configuration import PLAIN, Configuration
 from outrider.errors import CapabilityError
 from outrider.lab.bench.bench_result import OtherProcesses
-from outrider.lab.configuration import PLAIN, Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 from outrider.lab.result import Interval

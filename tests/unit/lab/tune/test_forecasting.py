@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from outrider.lab.configuration import Configuration
+from outrider.configuration import Configuration
 from outrider.lab.tune.families import default_space
 from outrider.lab.tune.forecast import best_at, forecast, overall, plain_tokens_per_s, step_costs
 from outrider.lab.tune.probe import (

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from outrider.configuration import Configuration
 from outrider.lab.bench import stages
-from outrider.lab.configuration import Configuration
 from outrider.lab.journal import Journal
 from outrider.lab.progress import Progress
 from outrider.lab.tune import tune

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from outrider.cli import app
+from outrider.configuration import Configuration
 from outrider.engine.engine import make_engine
 from outrider.errors import ConfigError
-from outrider.lab.configuration import Configuration
 from outrider.lab.runner import Runner
 from outrider.llm import LLM
 from outrider.options import Options

@@ -8,12 +8,15 @@
     composite parts=draft-model+suffix verifier=traversal verifier.NAME=VALUE
 
 First the drafter, then NAME=VALUE: `k` is --num-draft-tokens, `verifier` is --verifier, `verifier.NAME` one of its options,
-everything else an option of the drafter. A list of configurations has commas between; a + stands for a comma inside a value.
+everything else an option of the drafter. Quotes keep a value with spaces together. A list of configurations has commas between;
+a + stands for a comma inside a value. `--drafter`, `LLM(drafter=...)`, settings files, `bench --drafters` and reports have this
+form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -25,7 +28,7 @@ PLAIN = "none"  # the drafter of plain decoding
 
 @dataclass(frozen=True)
 class Configuration:
-    """What stands behind --drafter, --num-draft-tokens, --drafter-option, --verifier and --verifier-option."""
+    """What `LLM` takes as drafter, num_draft_tokens, drafter_options, verifier and verifier_options."""
 
     drafter: str = PLAIN
     num_draft_tokens: int | str | None = None
@@ -36,15 +39,10 @@ class Configuration:
     @classmethod
     def parse(cls, text: str) -> Configuration:
         """From the text form. Raises ConfigError; names are checked by `parts`."""
-        drafter, *words = text.split() or [""]
-        if not drafter or "=" in drafter:
-            raise ConfigError(f"a configuration begins with a drafter's name, like 'draft-model k=5'; got '{text.strip()}'")
+        drafter, given = name_and_options(text, "a configuration begins with a drafter's name, like 'draft-model k=5'")
         values: dict[str, Any] = {"drafter": drafter, "drafter_options": {}, "verifier_options": {}}
-        for word in words:
-            name, equals, value = word.partition("=")
-            if not (name and equals and value):
-                raise ConfigError(f"'{word}' in '{text.strip()}' is not NAME=VALUE")
-            value = value.replace("+", ",")
+        for name, word in given.items():
+            value = word.replace("+", ",")
             if name == "k":
                 values["num_draft_tokens"] = int(value) if value.isdigit() else value
             elif name == "verifier":
@@ -56,6 +54,27 @@ class Configuration:
         if drafter == PLAIN and "num_draft_tokens" in values:
             raise ConfigError(f"plain decoding drafts nothing: leave k out of '{text.strip()}'")
         return cls(**values)
+
+    def with_more(
+        self, num_draft_tokens: int | str | None, drafter_options: Mapping[str, Any], verifier: str,
+        verifier_options: Mapping[str, Any],
+    ) -> Configuration:  # fmt: skip
+        """With what was given besides the text form. Raises ConfigError where both say the same thing."""
+        twice = sorted({*self.drafter_options} & {*drafter_options})
+        twice += sorted(f"verifier.{name}" for name in {*self.verifier_options} & {*verifier_options})
+        if self.num_draft_tokens is not None and num_draft_tokens is not None:
+            twice.append("k (num_draft_tokens)")
+        if self.verifier != "auto" and verifier != "auto":
+            twice.append("verifier")
+        if twice:
+            raise ConfigError(f"given twice, in drafter '{self.label}' and besides: {', '.join(twice)}; leave one out")
+        return Configuration(
+            self.drafter,
+            self.num_draft_tokens if num_draft_tokens is None else num_draft_tokens,
+            {**self.drafter_options, **drafter_options},
+            self.verifier if verifier == "auto" else verifier,
+            {**self.verifier_options, **verifier_options},
+        )
 
     @property
     def is_plain(self) -> bool:
@@ -96,6 +115,36 @@ class Configuration:
         return options
 
 
+def spelled_out(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `outrider.LLM`, what `drafter` says in one text under their own names. Raises ConfigError."""
+    if "drafter" not in options:
+        return dict(options)
+    configuration = Configuration.parse(str(options["drafter"])).with_more(
+        options.get("num_draft_tokens"), options.get("drafter_options", {}), options.get("verifier", "auto"),
+        options.get("verifier_options", {}),
+    )  # fmt: skip
+    return {**options, **configuration.as_dict()}
+
+
+def name_and_options(text: str, begins: str) -> tuple[str, dict[str, str]]:
+    """A name, then NAME=VALUE words. Raises ConfigError; `begins` says what a text begins with."""
+    try:
+        name, *words = shlex.split(text) or [""]
+    except ValueError as error:
+        raise ConfigError(f"'{text.strip()}' has quotes that do not close: {error}") from error
+    if not name or "=" in name:
+        raise ConfigError(f"{begins}; got '{text.strip()}'")
+    options: dict[str, str] = {}
+    for word in words:
+        option, equals, value = word.partition("=")
+        if not (option and equals and value):
+            raise ConfigError(f"'{word}' in '{text.strip()}' is not NAME=VALUE")
+        if option in options:
+            raise ConfigError(f"'{text.strip()}' has two values for '{option}': leave one out")
+        options[option] = value
+    return name, options
+
+
 def parse_configurations(texts: Sequence[str]) -> list[Configuration]:
     """The configurations in comma-separated texts, without duplicates. Raises ConfigError."""
     found = [Configuration.parse(part) for text in texts for part in text.split(",")]
@@ -103,4 +152,4 @@ def parse_configurations(texts: Sequence[str]) -> list[Configuration]:
 
 
 def _word(value: Any) -> str:
-    return str(value).replace(",", "+")
+    return shlex.quote(str(value).replace(",", "+"))

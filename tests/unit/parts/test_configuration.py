@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.configuration import Configuration, parse_configurations
 from outrider.errors import CapabilityError, ConfigError
-from outrider.lab.configuration import Configuration, parse_configurations
+from outrider.options import Options
 
 NAMES = st.sampled_from(["tree", "max_depth", "stop", "parts"])
 VALUES = st.text(st.characters(categories=("Ll", "Nd")), min_size=1, max_size=6)
@@ -71,3 +72,34 @@ def test_as_dict_holds_arguments_of_llm() -> None:
     assert Configuration.parse("ngram k=3 verifier=token").as_dict() == {
         "drafter": "ngram", "num_draft_tokens": 3, "drafter_options": {}, "verifier": "token", "verifier_options": {},
     }  # fmt: skip
+
+
+def test_what_is_given_besides_is_added() -> None:
+    """One text, and num_draft_tokens and the like for what it leaves open."""
+    found = Configuration.parse("suffix max_depth=32").with_more(6, {"alpha": 2}, "token", {})
+    assert found == Configuration("suffix", 6, {"max_depth": "32", "alpha": 2}, "token")
+    for more, message in (
+        ((5, {}, "auto", {}), r"k \(num_draft_tokens\)"), ((None, {"tree": "4"}, "auto", {}), "tree"),
+        ((None, {}, "block", {}), "verifier"), ((None, {}, "auto", {"epsilon": 1}), "verifier.epsilon"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"given twice, .* and besides: {message}; leave one out"):
+            Configuration.parse("draft-model k=3 tree=2 verifier=typical verifier.epsilon=0.2").with_more(*more)
+
+
+def test_values_with_spaces_are_quoted() -> None:
+    text = "retrieval 'corpus=/my texts/a.txt' k=4"
+    found = Configuration.parse(text)
+    assert found.drafter_options == {"corpus": "/my texts/a.txt"}
+    assert Configuration.parse(found.label) == found
+    for wrong, message in (("suffix 'x=1", "quotes that do not close"), ("suffix k=1 k=2", "two values for 'k'")):
+        with pytest.raises(ConfigError, match=message):
+            Configuration.parse(wrong)
+
+
+def test_options_take_the_text_form() -> None:
+    """Of Python, settings files and TOML alike."""
+    options = Options("demo", drafter="suffix k=auto:12 max_depth=32 verifier=token")
+    assert (options.drafter, options.num_draft_tokens, options.verifier) == ("suffix", "auto:12", "token")
+    assert options.drafter_options == {"max_depth": "32"}
+    with pytest.raises(ConfigError, match="given twice"):
+        Options("demo", drafter="suffix k=4 max_depth=32", num_draft_tokens=5)
