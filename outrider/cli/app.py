@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from outrider.cli.borrowed import ours
 from outrider.cli.verbs import ALL, add_verb, spread_help
 from outrider.errors import OutriderError
 from outrider.foreign import meant
@@ -105,7 +106,9 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns its exit code. Only a bug of ours leaves here as an exception."""
     try:
         only = arguments[0] if arguments and arguments[0] in (*VERBS, SERVICE) else None
-        return build_app(only)(args=spread_help(arguments), prog_name="outrider", standalone_mode=False) or 0
+        command: Any = typer.main.get_command(build_app(only))
+        words = _translated(command.commands[only], arguments) if only in VERBS else list(arguments)
+        return command(args=spread_help(words), prog_name="outrider", standalone_mode=False) or 0
     except OutriderError as error:
         return _fail(str(error), error.exit_code)
     except typer.TyperException as error:
@@ -114,6 +117,13 @@ def run(arguments: Sequence[str]) -> int:
         return int(left.code or 0)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
+
+
+def _translated(verb: Any, arguments: Sequence[str]) -> list[str]:
+    """The command line with our names for what other engines call by theirs."""
+    options = {name for parameter in verb.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    takes = {parameter.name for parameter in verb.params if parameter.param_type_name == "argument"}
+    return [arguments[0], *ours(arguments[1:], options, takes)]
 
 
 def main() -> None:

@@ -56,10 +56,8 @@ def test_help_of_a_group(cli: Cli) -> None:
         (["--seed"], "--seed: a value is needed"),
         (["--set", "top_k=3"], "unknown option '--set'"),
         (["is", "blue"], "got 'is blue': a prompt of several words needs quotes around it"),
-        (["--model", "x"], "unknown option '--model'. Did you mean 'TARGET without a name in front'?"),
         (["--target", "x"], "'--target' is written TARGET without a name in front"),
-        (["--num-speculative-tokens", "5"], "unknown option '--num-speculative-tokens'. Did you mean '--num-draft-tokens'?"),
-        (["--speculative-model", "x"], "Did you mean '--draft'?"),
+        (["--draft-max", "5"], "unknown option '--draft-max'. Did you mean '--num-draft-tokens'?"),
         (["--compile", "off"], "unknown option '--compile'. See 'outrider generate --help=all'"),
     ],
 )
@@ -80,10 +78,10 @@ def test_options_are_read_after_the_prompt_but_not_in_it(cli: Cli, fake: Any) ->
 
 OTHERS = {  # verb -> an option of another engine, and what is said
     "serve": [
-        ("--head", "Did you mean '--draft'?"), ("--draft-model", "Did you mean '--draft'?"), ("-np", "option '-n'"),
+        ("--head", "Did you mean '--draft'?"), ("--draft-model", "Did you mean '--draft'?"),
         ("--tp", "runs a model on one device"),
         ("--gpu-memory-utilization", "Did you mean '--kv-memory'?"), ("--batch-size", "Did you mean '--max-num-seqs'?"),
-        ("--ctx-size", "Did you mean '--max-model-len'?"), ("--speculative-config", "Did you mean '--drafter'?"),
+        ("--speculative-algorithm", "Did you mean '--drafter'?"),
         ("--n-gpu-layers", "no layers are left out"),
     ],
     "bench": [("--max-num-seqs", "Did you mean '--batch-size'?"), ("--speculative-algorithm", "Did you mean '--drafters'?")],
