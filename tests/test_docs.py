@@ -158,7 +158,7 @@ def _indented(page: Path) -> list[str]:
 def test_options_in_passing_exist(page: Path) -> None:
     """An option alone between backticks is one of some verb."""
     known = set().union(*known_options().values())
-    strangers = {"--num_processes", "--rehearse", "--additional-config", *SAME, SPECULATIVE}  # accelerate; benchmarks/tune.py; vLLM
+    strangers = {"--num_processes", "--rehearse", "--additional-config", *SAME, SPECULATIVE}  # of other programs
     named = {option for span in spans(page) if span.startswith("--") for option in OPTION.findall(span)}
     unknown = sorted(named - known - strangers)
     assert not unknown
@@ -182,7 +182,10 @@ def test_every_option_is_described() -> None:
 def test_options_that_messages_name_exist() -> None:
     """In strings, comments and docstrings of the package; other engines' options stand where they are written for."""
     known = set().union(*known_options().values(), {"--help=all", "--version"})
-    others = ("integrations", "lab/server", "cli/borrowed.py", "lab/tune/engine_advice.py", "lab/tune/launch_lines.py", "cli/verbs.py", "demo")
+    others = (
+        "integrations", "lab/server", "lab/tune/engine_advice.py", "lab/tune/launch_lines.py", "cli/borrowed.py", "cli/verbs.py",
+        "demo",
+    )  # fmt: skip
     unknown = {
         name_of(path): wrong
         for path in (ROOT / "outrider").rglob("*.py")
