@@ -174,9 +174,6 @@ class Engine:
             self._mailbox.enter(active)
             self._mailbox.put(lambda: self._loop.enqueue(active))
 
-    async def settle(self, request_id: str) -> None:
-        """Nothing: what `submit` took is taken. An engine that runs elsewhere may refuse later."""
-
     def cancel(self, request_id: str) -> None:
         """End a request as "abort". Unknown or finished ones are left alone."""
         with self._mailbox.lock:

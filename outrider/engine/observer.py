@@ -42,7 +42,6 @@ class EngineSnapshot:
     steps: int = 0
     draining: bool = False
     failed: str | None = None  # why the engine's thread died, if it did
-    away: str | None = None  # why it takes no requests for now, where it runs elsewhere
     turn_age_s: float = 0.0  # since its loop came round; 0 while there is nothing to do
     control: dict[str, Any] = field(default_factory=dict)  # the controller's own summary
     drafter: dict[str, float] = field(default_factory=dict)  # what drafters count themselves (`Drafter.counters`)

@@ -26,8 +26,6 @@ class Submits(Protocol):
 
     def submit(self, request: Request, listener: Listener) -> None: ...
 
-    async def settle(self, request_id: str) -> None: ...
-
     def cancel(self, request_id: str) -> None: ...
 
 
@@ -54,11 +52,6 @@ class Bridge:
                 self.cancel()
                 raise
             self._running[number] = request.id
-
-    async def settle(self) -> None:
-        """Wait until all are taken for good: engines that run elsewhere refuse later than `submit`. Raises the first refusal."""
-        for request_id in list(self._running.values()):
-            await self._engine.settle(request_id)
 
     def _listener(self, number: int) -> Listener:
         def listen(update: Update) -> None:

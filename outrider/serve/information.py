@@ -76,17 +76,15 @@ def information_routes(state: ServerState) -> APIRouter:
     async def health() -> Health:
         """200 while the process and every engine's thread live and come round; start a server again that fails this."""
         _check_alive(state)
-        return Health(status="ok", **_replicas(state))
+        return Health(status="ok")
 
     @router.get("/ready", responses=UNAVAILABLE, response_model_exclude_unset=True)
     async def ready() -> Ready:
         """200 while requests are taken: not while models load, not while running requests are finished before the end."""
         check_open(state)
         _check_alive(state)
-        if away := [f"'{name}': {reason}" for name, reason in state.away().items()]:
-            raise unavailable(f"nobody answers for {'; '.join(away)}", "no_replica")
         tests = {name: test.as_dict() for name, test in state.self_tests.items()}
-        return Ready(status="ready", self_tests=tests, **_replicas(state))
+        return Ready(status="ready", self_tests=tests)
 
     @router.get("/version")
     async def version() -> Version:
@@ -100,10 +98,6 @@ def information_routes(state: ServerState) -> APIRouter:
         return Response(page, headers={"Content-Type": content_type})
 
     return router
-
-
-def _replicas(state: ServerState) -> dict[str, Any]:
-    return {} if state.replicas is None else {"replicas": state.replicas()}
 
 
 def _check_alive(state: ServerState) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from outrider.admission import detokenizer_for
 from outrider.engine.observer import EngineSnapshot
@@ -43,9 +43,6 @@ class Serves(Tested, Protocol):
     def check_room(self, count: int) -> None: ...
 
     def prepare(self, params: SamplingParams) -> None: ...
-
-    async def settle(self, request_id: str) -> None:
-        """Wait until a submitted request is taken for good; raises what refused it."""
 
     def cancel(self, request_id: str) -> None: ...
 
@@ -103,7 +100,6 @@ class ServerState:
     self_tests: dict[str, SelfTest] = field(default_factory=dict)  # by model, of those that were made
     loading: bool = True
     draining: bool = False
-    replicas: Callable[[], dict[str, list[dict[str, Any]]]] | None = None  # by model, where engines run elsewhere
     ignored: IgnoredLog = field(init=False)
     responses: ResponseStore = field(init=False)
 
@@ -133,11 +129,6 @@ class ServerState:
         """Model -> why its engine is dead."""
         snapshots = {name: served.engine.snapshot() for name, served in self.models.items()}
         return {name: snapshot.failed for name, snapshot in snapshots.items() if snapshot.failed is not None}
-
-    def away(self) -> dict[str, str]:
-        """Model -> why its engine takes no requests for now."""
-        snapshots = {name: served.engine.snapshot() for name, served in self.models.items()}
-        return {name: snapshot.away for name, snapshot in snapshots.items() if snapshot.away is not None}
 
     def hung(self) -> dict[str, float]:
         """Model -> seconds since its engine's loop came round, where they are more than they may be."""

@@ -111,10 +111,6 @@ class CompletionRequest:
         """The marks of its stream."""
         return self._exchange.marks
 
-    async def settle(self) -> None:
-        """Wait until everything is taken for good. Raises what the engine raises for what it refuses."""
-        await self._exchange.settle()
-
     def cancel(self) -> None:
         """End what still runs."""
         self._exchange.cancel()

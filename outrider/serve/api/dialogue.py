@@ -136,10 +136,6 @@ class Dialogue:
         """(number of the answer, update), as they come. What the engine refuses is raised here, before the first of them."""
         return self.exchange.updates(self.exchange.launch())
 
-    async def settle(self) -> None:
-        """Wait until everything is taken for good. Raises what the engine raises for what it refuses."""
-        await self.exchange.settle()
-
     def cancel(self) -> None:
         """End what still runs."""
         self.exchange.cancel()
@@ -183,10 +179,6 @@ class Answering(ABC):
     def marks(self) -> Marks:
         """The marks of its stream."""
         return self._dialogue.exchange.marks
-
-    async def settle(self) -> None:
-        """Wait until everything is taken for good. Raises what the engine raises for what it refuses."""
-        await self._dialogue.settle()
 
     def cancel(self) -> None:
         """End what still runs."""

@@ -83,11 +83,6 @@ class Exchange:
         self._bridge.submit(self.requests, ended=self.marks.ended)
         return self._bridge
 
-    async def settle(self) -> None:
-        """Wait until the engine has taken everything for good. Raises the first refusal."""
-        if self._bridge is not None:
-            await self._bridge.settle()
-
     def cancel(self) -> None:
         """End what still runs."""
         if self._bridge is not None:
@@ -97,7 +92,6 @@ class Exchange:
         """Each as one update. Cancels what runs when it is cancelled itself. Raises ApiError where the engine gave one up."""
         found: list[list[Update]] = [[] for _ in self.requests]
         bridge = self.launch()
-        await bridge.settle()
         async for number, update in self.updates(bridge):
             found[number].append(update)
         return [Update.joined(updates) for updates in found]

@@ -116,13 +116,7 @@ async def _answer(
 ) -> Response:
     request.state.asked = asked  # for the log of requests
     if stream:
-        chunks = asked.chunks()
-        try:  # a refusal has a status of its own, which the first byte of a stream would decide
-            await unless_gone(request.receive, asked.settle())
-        except BaseException:
-            asked.cancel()
-            raise
-        return EventStream(chunks, asked.cancel, framing, asked.marks)
+        return EventStream(asked.chunks(), asked.cancel, framing, asked.marks)
     try:
         whole = await unless_gone(request.receive, asked.whole())
     finally:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +70,6 @@ class Monitoring:
             self.self_tests[engine.name] = result
         self.metrics.watch(engine)
         return engine if self._tracing is None else Traced(engine, self._tracing)
-
-    def span(self, name: str, headers: Mapping[str, str]) -> AbstractContextManager[Any]:
-        """A span around something that others asked for, in the trace their headers name; nothing where nobody traces."""
-        return nullcontext() if self._tracing is None else self._tracing.http_span(name, headers)
-
-    def trace_headers(self) -> dict[str, str]:
-        """W3C trace headers of the present span, for calls to other services; empty where tracing is off."""
-        return {} if self._tracing is None else self._tracing.headers()
 
     def around(self, app: ASGIApp) -> ASGIApp:
         """The application with what watches its requests."""

@@ -92,14 +92,6 @@ class Tracing:
                 span.set_status(Status(StatusCode.ERROR, without_values(error)))
                 raise
 
-    def headers(self) -> dict[str, str]:
-        """W3C trace headers of the present span."""
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        carrier: dict[str, str] = {}
-        TraceContextTextMapPropagator().inject(carrier)
-        return carrier
-
     def arrived(self, request: Request) -> None:
         """The request is about to be submitted within the current span; call `refused` when the engine does not take it."""
         from opentelemetry.context import get_current

@@ -235,10 +235,9 @@ class AnthropicModels(Answer):
 
 
 class Health(Answer):
-    """`replicas`: by model, where answers come from other processes."""
+    """The process and its engines live."""
 
     status: Literal["ok"] = "ok"
-    replicas: dict[str, list[dict[str, Any]]] | None = None
 
 
 class Ready(Answer):
@@ -246,7 +245,6 @@ class Ready(Answer):
 
     status: Literal["ready"] = "ready"
     self_tests: dict[str, dict[str, Any]]
-    replicas: dict[str, list[dict[str, Any]]] | None = None  # as in `Health`
 
 
 class Version(Answer):

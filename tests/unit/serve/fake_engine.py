@@ -51,7 +51,6 @@ class FakeEngine:
     prepared: list[tuple[list[str], threading.Thread]] = field(default_factory=list)  # bad words, and who looked for them
     drained: float | None = None
     stopped: bool = False
-    settles: OutriderError | None = None  # what refuses a request that was submitted
     late: bool = False  # requests run into their time limit after one step
 
     vocab_size: int = 257
@@ -84,10 +83,6 @@ class FakeEngine:
         self.seen.append(request)
         self._alive.add(request.id)
         self._queue.put((request, listener))
-
-    async def settle(self, request_id: str) -> None:
-        if self.settles is not None:
-            raise self.settles
 
     def cancel(self, request_id: str) -> None:
         if request_id in self._alive:

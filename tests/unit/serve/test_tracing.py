@@ -243,7 +243,7 @@ def test_spans_reach_a_collector(collector: Any) -> None:
 
 @pytest.mark.parametrize("endpoint", ["collector:4317", "ftp://a", "", "http://", "http://[", "grpc://h:1"])
 def test_endpoint_that_is_no_address_is_refused(endpoint: str) -> None:
-    with pytest.raises(ConfigError, match="otlp_endpoint"):
+    with pytest.raises(ConfigError, match="--otlp-endpoint"):
         trace_url(endpoint)
 
 

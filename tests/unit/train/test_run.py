@@ -372,7 +372,7 @@ def test_answers_that_the_context_cannot_hold_are_measured_shorter(tmp_path: Pat
     result = finished(spec)
     assert "after" in {one.label for one in result.measured}
     assert all(one.emitted > 0 for one in result.measured)
-    [note] = [note for note in result.notes if "measure_tokens" in note]
+    [note] = [note for note in result.notes if "--measure-tokens" in note]
     assert "half of the context, not 100000" in note
     short = finished(spec_for(tmp_path, "short", measure=MeasurePlan(prompts=1, temperatures=(0.0,), max_tokens=4)))
     assert not [note for note in short.notes if "measure_tokens" in note]

@@ -319,7 +319,7 @@ def test_models_are_chosen_only_where_there_is_no_choice() -> None:
         with pytest.raises(ConfigError, match="2 models"):
             model_of(fake.url)
         assert model_of(fake.url, model="base-lora") == "base-lora"
-    with Fake(models=()) as fake, pytest.raises(ConfigError, match="server_model"):
+    with Fake(models=()) as fake, pytest.raises(ConfigError, match="--server-model"):
         model_of(fake.url)
 
 
