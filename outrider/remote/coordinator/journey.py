@@ -28,6 +28,7 @@ from outrider.serve.api.resumption import MARK
 from outrider.serve.api.sse import dumped
 from outrider.serve.errors import SERVER, ApiError, unavailable
 from outrider.serve.schema.resumption import Mark
+from outrider.wellformed import parsed_json
 
 End = Callable[[], Awaitable[None]]
 log = logging.getLogger("outrider.service")
@@ -337,8 +338,8 @@ def _checked(mark: dict[str, Any]) -> dict[str, Any]:
 def _object(content: bytes) -> dict[str, Any] | None:
     """A JSON object; None for everything else."""
     try:
-        value = json.loads(content)
-    except (ValueError, RecursionError):
+        value = parsed_json(content.decode())
+    except ValueError:
         return None
     return value if isinstance(value, dict) else None
 

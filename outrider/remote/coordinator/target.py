@@ -22,6 +22,7 @@ import httpx2
 from outrider.errors import ServerError
 from outrider.remote.coordinator.identity import Facts, facts_of
 from outrider.remote.coordinator.settings import CoordinatorSettings, TargetAccess
+from outrider.wellformed import parsed_json
 
 log = logging.getLogger("outrider.service")
 Standing = Literal["away", "refused", "ready", "draining"]
@@ -155,8 +156,8 @@ class Target:
         async with self.request(method, path, {**headers, "content-type": "application/json"}, body) as response:
             content = await whole(response, MAX_PAGE)
         try:
-            answer = json.loads(content)
-        except (ValueError, RecursionError) as error:
+            answer = parsed_json(content.decode())
+        except ValueError as error:
             raise RefusedError(f"its {path} is not JSON") from error
         if not isinstance(answer, dict):
             raise RefusedError(f"its {path} is no JSON object")

@@ -359,7 +359,7 @@ def test_the_health_of_a_server_is_asked_like_a_services(capsys: pytest.CaptureF
         (["http://a:1/v1"], "http://HOST:PORT"), (["a:1", "--max-retries", "-1"], "max_retries"),
         (["a:1", "--stall-timeout", "0"], "stall_timeout"), (["a:1", "--max-queue", "0"], "max_queue"),
         (["a:1", "--tls-ca", "ca.pem"], "https://HOST:PORT"), (["a:1", "--tls-cert", "c.pem"], "--tls-key"),
-        (["a:1", "--ssl-ca-certs", "ca.pem"], "ssl_certfile"), (["a:1", "--port", "70000"], "port"),
+        (["a:1", "--ssl-ca-certs", "ca.pem"], "--ssl-certfile"), (["a:1", "--port", "70000"], "port"),
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_refused_in_one_line(

@@ -58,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
     engine = make_engine(options, EngineSettings(kv_memory=64 << 20), observer=monitoring.observer("tiny"), name="tiny")
     engine.start()
     state.serve([monitoring.ready(engine)], created=0)
-    app = monitoring.around(make_app(state), state)
+    app = monitoring.around(make_app(state))
     web = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None))
     thread = threading.Thread(target=web.run)
     thread.start()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 OURS = "outrider.runtime.gpu."
-NEEDS_TRITON = ("kernels", "state_kernels", "compiled", "products", "recurrent", "steps")
+NEEDS_TRITON = ("kernels", "state_kernels", "work", "products", "recurrent", "steps")
 
 
 @dataclass
