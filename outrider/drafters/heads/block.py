@@ -40,7 +40,7 @@ from outrider.models.loading.memory import head_memory
 from outrider.rows import Row, Rows
 from outrider.runtime.block import BlockRun
 from outrider.runtime.blocks import NotLoweredError
-from outrider.runtime.released import release_linears
+from outrider.runtime.layers import release_linears
 from outrider.runtime.run import NativeRun
 from outrider.sampling.confidence import ConfidenceSettings, StopRule
 from outrider.settings import setting

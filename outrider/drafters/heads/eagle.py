@@ -30,7 +30,7 @@ from outrider.models.loaded import LoadedModel, ModelMemory
 from outrider.models.loading.memory import head_memory
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.fed import FedChains, FedRun, FedTrees
-from outrider.runtime.released import release_linears
+from outrider.runtime.layers import release_linears
 from outrider.runtime.run import NativeRun
 from outrider.runtime.top_tokens import TopTokens
 from outrider.settings import setting

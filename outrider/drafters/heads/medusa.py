@@ -28,8 +28,8 @@ from outrider.models.loaded import ModelMemory
 from outrider.models.loading.memory import head_memory
 from outrider.rows import Rows
 from outrider.runtime.blocks import NotLoweredError
+from outrider.runtime.layers import release_linears
 from outrider.runtime.medusa import MedusaRun
-from outrider.runtime.released import release_linears
 from outrider.runtime.run import NativeRun
 from outrider.sampling.confidence import ConfidenceSettings
 from outrider.settings import setting

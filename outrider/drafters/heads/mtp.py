@@ -30,8 +30,7 @@ from outrider.models.source import resolve
 from outrider.runtime import block_packing
 from outrider.runtime.blocks import NotLoweredError
 from outrider.runtime.fed import FedChains, FedRun, FedTrees
-from outrider.runtime.layers import layer_kernels
-from outrider.runtime.released import release_linears
+from outrider.runtime.layers import layer_kernels, release_linears
 from outrider.runtime.run import NativeRun
 from outrider.runtime.top_tokens import TopTokens
 from outrider.settings import setting
