@@ -83,7 +83,7 @@ def test_an_interrupted_tuning_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
     kept = (tmp_path / "tune.unfinished.jsonl").read_text().splitlines()
     assert [json.loads(line)["key"].split(" / ")[0] for line in kept[1:]] == ["probe none", "probe draft-model"]
     result = tune(tmp_path, "--resume")
-    drafting = "--drafter none" if not result.recommendations[0].speculate else "--num-draft-tokens"
+    drafting = "--drafter none" if not result.recommendations[0].speculate else " k="
     assert result.next_command.startswith("outrider serve demo --threads 1 --runtime eager --drafter ")
     assert drafting in result.next_command, "without a settings file the command says everything itself"
     num_probes = len(result.families) + 1  # plain decoding

@@ -107,7 +107,7 @@ def options_of(part: str) -> frozenset[str]:
     """What `outrider service PART --help` lists; of a target `outrider serve --help`."""
     group: Any = typer.main.get_command(build_app())
     command = group.commands["serve"] if part == "target" else group.commands["service"].commands[part]
-    return frozenset(option for parameter in command.params for option in parameter.opts)
+    return frozenset(option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts))
 
 
 # ---------------------------------------------------------------- what is started
