@@ -276,7 +276,8 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a corpus that is not there": ({"drafter": "retrieval", "drafter_options": {"corpus": "/nowhere"}}, "/nowhere"),
     "two models in a composite": ({"drafter": "composite", "drafter_options": {"parts": "quantised,early-exit"}}, "one model"),
     "a draft service in a composite": (
-        {"drafter": "composite", "drafter_options": {"parts": "remote,suffix"}}, 'outrider service draft --drafter "composite parts=suffix',
+        {"drafter": "composite", "drafter_options": {"parts": "remote,suffix"}},
+        'outrider service draft --drafter "composite parts=suffix',
     ),
     "a length that is no number": ({"num_draft_tokens": "many"}, "auto:N"),
 }
