@@ -9,8 +9,8 @@
 
 First the drafter, then NAME=VALUE: `k` is --num-draft-tokens, `verifier` is --verifier, `verifier.NAME` one of its options,
 everything else an option of the drafter. Quotes keep a value with spaces together. A list of configurations has commas between;
-a + stands for a comma inside a value. `--drafter`, `LLM(drafter=...)`, settings files, `bench --drafters` and reports have this
-form.
+a + stands for a comma inside a value, but for paths (with a /). `--drafter`, `LLM(drafter=...)`, settings files,
+`bench --drafters` and reports have this form.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Configuration:
         drafter, given = name_and_options(text, "a configuration begins with a drafter's name, like 'draft-model k=5'")
         values: dict[str, Any] = {"drafter": drafter, "drafter_options": {}, "verifier_options": {}}
         for name, word in given.items():
-            value = word.replace("+", ",")
+            value = word if "/" in word else word.replace("+", ",")
             if name == "k":
                 values["num_draft_tokens"] = int(value) if value.isdigit() else value
             elif name == "verifier":
@@ -152,4 +152,5 @@ def parse_configurations(texts: Sequence[str]) -> list[Configuration]:
 
 
 def _word(value: Any) -> str:
-    return shlex.quote(str(value).replace(",", "+"))
+    text = str(value)
+    return shlex.quote(text if "/" in text else text.replace(",", "+"))

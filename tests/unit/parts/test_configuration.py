@@ -86,6 +86,13 @@ def test_what_is_given_besides_is_added() -> None:
             Configuration.parse("draft-model k=3 tree=2 verifier=typical verifier.epsilon=0.2").with_more(*more)
 
 
+def test_a_path_keeps_its_plus_and_its_comma() -> None:
+    """Catches a corpus in a folder c++ that is looked for in c,,."""
+    found = Configuration.parse("retrieval corpus=/code/c++/a,b.txt")
+    assert found.drafter_options == {"corpus": "/code/c++/a,b.txt"}
+    assert Configuration.parse(found.label) == found
+
+
 def test_values_with_spaces_are_quoted() -> None:
     text = "retrieval 'corpus=/my texts/a.txt' k=4"
     found = Configuration.parse(text)
