@@ -53,7 +53,7 @@ class MtpDrafter(FedTree):
 
     @classmethod
     def weigh_head(cls, head: str, target_config: Any, dtype: torch.dtype) -> ModelMemory:
-        return weigh_mtp(resolve(head, fetches=False), target_config, dtype)
+        return weigh_mtp(resolve(head), target_config, dtype)
 
     @classmethod
     def build(cls, setup: DraftSetup) -> Drafter:
