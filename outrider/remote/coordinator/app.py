@@ -29,13 +29,10 @@ from outrider.version import __version__
 
 LOOK_S = 0.05  # between two looks whether requests are over
 PASSED_ON = {
-    "GET": (
-        "/", "/openapi.json", "/v1/models", "/v1/models/{model:path}", "/v1/responses/{response_id}",
-        "/v1/responses/{response_id}/input_items",
-    ),
+    "GET": ("/", "/openapi.json", "/v1/models", "/v1/models/{model:path}", "/v1/responses/{response_id}"),
     "POST": (
-        "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/responses/input_tokens", "/v1/responses/compact",
-        "/v1/responses/{response_id}/cancel", "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/detokenize",
+        "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/responses/input_tokens", "/v1/messages",
+        "/v1/messages/count_tokens", "/tokenize", "/detokenize",
     ),
     "DELETE": ("/v1/responses/{response_id}",),
 }  # fmt: skip
