@@ -166,8 +166,9 @@ def _keep_tokenizer(tokenizer: Any) -> str | None:
     """The name of the file that holds it from now on."""
     if not isinstance(tokenizer, ModelTokenizer):
         return None
-    name = f"{hashlib.blake2b(repr(tokenizer.record).encode(), digest_size=16).hexdigest()}.json"
-    keep_json(_tokenizers() / name, tokenizer.record, max_files=MAX_TOKENIZERS)
+    record = tokenizer.record
+    name = f"{hashlib.blake2b(repr(record).encode(), digest_size=16).hexdigest()}.json"
+    keep_json(_tokenizers() / name, record, max_files=MAX_TOKENIZERS)
     return name
 
 

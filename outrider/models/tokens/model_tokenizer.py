@@ -37,7 +37,6 @@ class ModelTokenizer:
         values = record["values"]
         if values.keys() != set(VALUES):
             raise ValueError("values of another tokenizer")
-        self.record = record
         self.backend_tokenizer = Tokenizer.from_str(record["backend"])
         self.backend_tokenizer.encode_special_tokens = record["splits_special_tokens"]
         self.__dict__ |= values
@@ -68,6 +67,13 @@ class ModelTokenizer:
         own = cls(record, lambda: tokenizer)
         is_same = all(own(text)["input_ids"] == tokenizer(text)["input_ids"] for text in SAMPLES)
         return own if is_same else None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Plain data from which a later start makes it again."""
+        values = {name: getattr(self, name) for name in VALUES}
+        splits = self.backend_tokenizer.encode_special_tokens
+        return {"backend": self.backend_tokenizer.to_str(), "values": values, "splits_special_tokens": splits}
 
     @property
     def whole(self) -> Any:
